@@ -1,0 +1,56 @@
+"""penstock: a PyTorch data loader that never runs dry.
+
+::
+
+    index level (cheap, pure, in the consumer's process)     data level (parallel)              roof
+    Sampler ─► Cycler ─► Sharder ─► Batcher ─►               ParallelMapper ─► PinMemory ─►     Loader
+    order      epochs    ranks      batches of indices       dataset + collate  Prefetcher      epochs, state, len
+
+Everything random is a pure function of (seed, epoch, position), so a checkpoint is a position and resuming is a jump.
+"""
+
+from penstock._batch import Batcher
+from penstock._build import from_dataset as _from_dataset
+from penstock._cycle import Cycler
+from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, StateError, StateMismatch, WorkerDied
+from penstock._fetch import Fetch, sample
+from penstock._iterate import IterableSource
+from penstock._loader import Loader
+from penstock._map import Mapper, ParallelMapper
+from penstock._node import EndOfEpoch, Indices, Node
+from penstock._orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
+from penstock._pin import PinMemory
+from penstock._prefetch import Prefetcher
+from penstock._sample import Sampler
+from penstock._shard import Sharder
+
+Loader.from_dataset = staticmethod(_from_dataset)
+
+__all__ = [
+    "Batcher",
+    "ClosedError",
+    "Cycler",
+    "EndOfEpoch",
+    "Fetch",
+    "GraphError",
+    "Indices",
+    "IterableSource",
+    "Loader",
+    "Mapper",
+    "Node",
+    "ParallelMapper",
+    "PenstockError",
+    "PinMemory",
+    "Prefetcher",
+    "sample",
+    "SampleError",
+    "Sampler",
+    "SequentialOrder",
+    "Sharder",
+    "ShuffledOrder",
+    "StateError",
+    "StateMismatch",
+    "TorchOrder",
+    "WeightedOrder",
+    "WorkerDied",
+]

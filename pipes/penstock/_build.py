@@ -1,0 +1,198 @@
+"""The canonical graph, from `DataLoader`'s words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.utils.data import IterableDataset
+from penstock._node import BaseNode
+
+from penstock._batch import Batcher
+from penstock._cycle import Cycler
+from penstock._fetch import Fetch
+from penstock._iterate import IterableSource
+from penstock._loader import Loader
+from penstock._map import ParallelMapper
+from penstock._orders import SequentialOrder, ShuffledOrder
+from penstock._pin import PinMemory, can_pin
+from penstock._sample import Sampler
+from penstock._shard import Sharder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from multiprocessing.context import BaseContext
+
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from penstock._deal import Tail
+    from penstock._orders import Order
+
+
+def from_dataset(
+    dataset: Any,
+    *,
+    batch_size: int | None = 1,
+    shuffle: bool = False,
+    sampler: Iterable[Any] | None = None,
+    batch_sampler: Iterable[Any] | None = None,
+    order: Order | None = None,
+    seed: int = 0,
+    num_workers: int = 0,
+    method: Literal["thread", "process"] = "process",
+    collate_fn: Callable[[Any], Any] | None = None,
+    pin_memory: bool = False,
+    drop_last: bool = False,
+    prefetch_factor: int | None = None,
+    in_order: bool = True,
+    timeout: float = 0,
+    worker_init_fn: Callable[[int], None] | None = None,
+    multiprocessing_context: str | BaseContext | None = None,
+    generator: torch.Generator | None = None,
+    persistent_workers: bool = True,
+    rank: int | None = None,
+    world_size: int | None = None,
+    mesh: DeviceMesh | None = None,
+    split: Literal["items", "within"] = "items",
+    tail: Tail = "pad",
+    plan_ahead: bool = True,
+    rekey: bool = True,
+    run_ahead: bool = True,
+    max_restarts: int = 8,
+    endless: bool = False,
+    restart_on_stop_iteration: bool = True,
+) -> Loader[Any]:
+    """A `Loader` over the canonical graph of ``dataset``: order, epochs, ranks, batches, workers, pinned memory.
+
+    The words up to ``persistent_workers`` are those of ``torch.utils.data.DataLoader``, with its meanings; the others are ours.
+
+    Args:
+        dataset: Map-style; or an ``IterableDataset``, or a finite torchdata node, which every rank reads whole, in this process.
+        batch_size: Samples in a batch, on this rank; None: no batches.
+        shuffle: A new order every epoch, a pure function of (``seed``, epoch).
+        sampler: Any sampler of indices. A ``DistributedSampler`` is taken over: its seed, shuffle and drop_last are used here.
+        batch_sampler: Any sampler of lists of indices; whole batches are dealt to the ranks. Excludes ``batch_size`` and ``drop_last``.
+        order: A `SequentialOrder`, `ShuffledOrder`, `TorchOrder` or `WeightedOrder`; excludes ``shuffle`` and ``sampler``.
+        seed: Of everything random.
+        num_workers: Worker threads or processes; 0 loads in this thread.
+        method: ``"process"`` or ``"thread"``.
+        collate_fn: Makes a batch of a list of samples; default torch's ``default_collate``.
+        pin_memory: Copy batches to pinned memory, where there is an accelerator.
+        drop_last: Leave out the batch at an epoch's end that is not full.
+        prefetch_factor: Batches in work for each worker; default 2.
+        in_order: False hands batches out as they are done; see `ParallelMapper`.
+        timeout: Seconds to wait for a batch; 0 waits for ever.
+        worker_init_fn: Called with the worker's number in each worker process.
+        multiprocessing_context: A start method or context; default: multiprocessing's.
+        generator: Its initial seed becomes ``seed``. Nothing is drawn from it.
+        persistent_workers: Accepted for `DataLoader`'s sake: workers always live as long as the loader.
+        rank: See `Sharder`; looked up at the first batch where it is None.
+        world_size: See `Sharder`.
+        mesh: See `Sharder`.
+        split: See `Sharder`.
+        tail: See `Sharder`: ``"pad"``, ``"drop"`` or ``"exact"``.
+        plan_ahead: See `SamplerWrapper`.
+        rekey: See `ParallelMapper`.
+        run_ahead: Load the first batches of the next epoch before it is asked for.
+        max_restarts: See `ParallelMapper`.
+        endless: See `Loader`.
+        restart_on_stop_iteration: See `Loader`.
+
+    Raises:
+        ValueError: Arguments that exclude each other, or make no sense; an empty dataset.
+        TypeError: A dataset without a length where one is needed.
+        GraphError: A sampler that shards by itself.
+    """
+    if generator is not None:
+        seed = generator.initial_seed() % 2**63
+    _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail)
+    map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn)
+    if isinstance(dataset, IterableDataset | BaseNode):
+        source, map_fn = _read(dataset), _collate_only(collate_fn, batch_size)
+    elif (sharded := taken_over(sampler, batch_sampler)) is not None:
+        source, tail = Sampler(sharded.order), sharded.tail
+        if sharded.batch_size is not None:
+            batch_size, drop_last = sharded.batch_size, sharded.drop_last
+    elif sampler is not None:
+        source = SamplerWrapper(sampler, seed, plan_ahead=plan_ahead)
+    elif batch_sampler is not None:
+        source, batch_size = SamplerWrapper(batch_sampler, seed, plan_ahead=plan_ahead), None
+    else:
+        source = Sampler(order or _default_order(dataset, shuffle, seed))
+
+    node = Sharder(Cycler(source), rank, world_size, mesh=mesh, split=split, tail=tail)
+    if batch_size is not None:
+        node = Batcher(node, batch_size, drop_last)
+    node = ParallelMapper(
+        node,
+        map_fn,
+        num_workers,
+        in_order,
+        method,
+        multiprocessing_context,
+        prefetch_factor=2 if prefetch_factor is None else prefetch_factor,
+        timeout=_seconds(timeout),
+        worker_init_fn=worker_init_fn,
+        seed=seed,
+        rekey=rekey,
+        run_ahead=run_ahead,
+        max_restarts=max_restarts,
+    )
+    if pin_memory and can_pin():
+        node = PinMemory(node, run_ahead=run_ahead)
+    return Loader(node, endless=endless, restart_on_stop_iteration=restart_on_stop_iteration)
+
+
+def _read(dataset: Any) -> BaseNode[Any]:
+    return dataset if isinstance(dataset, BaseNode) else IterableSource(dataset)
+
+
+def _collate_only(collate_fn: Callable[[Any], Any] | None, batch_size: int | None) -> Callable[[Any], Any]:
+    fetch = Fetch(None, collate_fn)
+    return fetch.convert if batch_size is None else fetch.collate
+
+
+def _default_order(dataset: Any, shuffle: bool, seed: int) -> Order:
+    n = _length(dataset)
+    return ShuffledOrder(n, seed) if shuffle else SequentialOrder(n)
+
+
+def _length(dataset: Any) -> int:
+    try:
+        n = len(dataset)
+    except TypeError as exc:
+        raise TypeError(
+            f"{type(dataset).__name__} has no length, which its order is made of. Give it a __len__, or pass a sampler; "
+            f"a dataset that can only be iterated should be a torch.utils.data.IterableDataset."
+        ) from exc
+    return n
+
+
+def _seconds(timeout: float) -> float | None:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0:
+        raise ValueError(f"timeout={timeout!r} must be a number of seconds from 0; 0 waits for ever.")
+    return timeout or None
+
+
+def _check_together(
+    dataset: Any, batch_size: Any, shuffle: bool, sampler: Any, batch_sampler: Any, order: Any, drop_last: bool, tail: str
+) -> None:
+    """Refuse what makes no sense together, as `DataLoader` does."""
+    orders = [
+        name for name, given in (("shuffle=True", shuffle), ("sampler", sampler is not None), ("batch_sampler", batch_sampler is not None), ("order", order is not None)) if given
+    ]
+    if isinstance(dataset, IterableDataset | BaseNode):
+        if orders:
+            raise ValueError(f"{orders[0]} needs a dataset that is read by index, and {type(dataset).__name__} is read from its beginning. Leave {orders[0]} out.")
+    elif not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
+        raise TypeError(f"a dataset has __getitem__ (and __len__), or is an IterableDataset, and {type(dataset).__name__} is neither.")
+    elif hasattr(dataset, "__len__") and len(dataset) == 0:
+        raise ValueError(f"{type(dataset).__name__} is empty (its length is 0), so there is nothing to load. Look where its files are found.")
+    if len(orders) > 1:
+        raise ValueError(f"{' and '.join(orders)} exclude each other: each decides the order. Keep one of them.")
+    if batch_sampler is not None and (batch_size != 1 or drop_last):
+        raise ValueError(f"batch_sampler and batch_size={batch_size}, drop_last={drop_last} exclude each other: a batch sampler already makes the batches. Drop one of them.")
+    if batch_size is None and drop_last:
+        raise ValueError("drop_last=True needs batches, and batch_size=None makes none. Drop one of them.")
+    if drop_last and tail == "exact":
+        raise ValueError("drop_last=True leaves samples out, and tail='exact' promises all of them. Drop one of them.")

@@ -1,0 +1,427 @@
+"""Loader: the roof of a graph, and the only iterable.
+
+The graph below runs on from epoch to epoch. The loader cuts its stream into epochs, says where it stands (`state_dict`), and decides
+where a new iterator starts. It decides that at the iterator's first ``next`` and not before, because trainers call ``iter``,
+``load_state_dict`` and ``set_epoch`` in every order there is.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+from penstock._cycle import Cycler
+from penstock._errors import ClosedError, GraphError, StateError, StateMismatch
+from penstock._node import EndOfEpoch, Indices, Node, State, epoch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from penstock._node import BaseNode
+
+    from penstock._build import from_dataset as _from_dataset
+
+T = TypeVar("T", covariant=True)
+
+FORMAT = 1
+"""Of the saved state. It changes when an older state could no longer be read rightly."""
+
+KEY = "penstock"
+"""The one key of `Loader.state_dict`."""
+
+
+@final
+class Loader(Generic[T]):
+    """Iterate over a graph, epoch by epoch: ``for batch in loader`` is one epoch.
+
+    Nothing runs before the first batch is asked for. The workers then live until `close`, or until the loader is collected.
+
+    Args:
+        root: The last node of the graph. A finite graph gets a `Cycler` on top.
+        endless: ``for batch in loader`` goes on over all epochs, and ``len(loader)`` is unknown.
+        restart_on_stop_iteration: What a state saved after the last batch of an epoch resumes to: the start of the next epoch, or
+            (False) the empty remainder of the finished one. Which is right depends on how a trainer counts.
+
+    Attributes:
+        root: The last node of the graph.
+    """
+
+    def __init__(self, root: BaseNode[T], *, endless: bool = False, restart_on_stop_iteration: bool = True) -> None:
+        node = root if isinstance(root, Node) else Cycler(root)
+        self.root: Node[T] = node if node.endless else Cycler(node)
+        self._endless = endless
+        self._restart = restart_on_stop_iteration
+        self._settings: dict[str, Any] | None = None
+        self._state = self._start_of(0)  # behind the item that next() returned last
+        self._fresh = True  # nothing of its epoch was delivered since its start
+        self._loaded = False  # the state was loaded, and not used yet
+        self._requested: int | None = None  # by set_epoch
+        self._stands = False  # the graph stands at the state, or behind the mark after it
+        self._mark_read = False
+        self._pass_leading_mark = False
+        self._run = 0  # counts started iterators and loads: an iterator of an earlier run is dead
+        self._given_up = -1  # the run that end_epoch() ended
+        self._committed: State | None = None  # None: commit() was never called
+        self._uncommitted: deque[State] = deque()
+        self._closed = False
+
+    if TYPE_CHECKING:
+        from_dataset = staticmethod(_from_dataset)  # The front door hangs it in, because the roof knows no room.
+
+    # Iterating.
+
+    def __iter__(self) -> Iterator[T]:
+        """An iterator over one epoch. Does nothing else: where it starts is decided by its first ``next``."""
+        return _Epoch(self)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank.
+
+        Raises:
+            TypeError: That is not known, or the loader is endless.
+        """
+        batches = None if self._endless else self.root.batches_per_epoch()
+        if batches is None:
+            raise TypeError("this loader has no length: " + ("it is endless." if self._endless else "its source does not know how many items an epoch has."))
+        return batches
+
+    def __bool__(self) -> bool:
+        return True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Ask for ``epoch``. Moves nothing: the next iterator to be started starts there.
+
+        If the stream stands at its start already, as after the epoch before, nothing is dropped. A loaded state that stands inside
+        ``epoch`` continues.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch={epoch!r} must be a whole number from 0.")
+        self._requested = epoch
+
+    def end_epoch(self) -> None:
+        """Give up the rest of the epoch, in the state too; for epochs cut short by a limit. The iterator that runs it ends."""
+        self._check_open()
+        if self.root.remaining(self._state) == 0 or self._mark_read:
+            return
+        end = self.root.end_of(epoch_of(self._state))
+        assert end is not None
+        self._adopt(end, loaded=True)
+        self._given_up = self._run
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch delivered last; where none was since a load or a jump, that of the next one."""
+        epoch = epoch_of(self._state)
+        return epoch + 1 if self._loaded and self._restart and self.root.remaining(self._state) == 0 else epoch
+
+    @property
+    def remaining(self) -> int | None:
+        """Batches still to come in this epoch, behind the one delivered last; None where that is unknown."""
+        return self.root.remaining(self._state)
+
+    @property
+    def position(self) -> int | None:
+        """Batches of this epoch up to the one delivered last: ``len(loader) - loader.remaining``; None where that is unknown."""
+        batches, remaining = self.root.batches_per_epoch(), self.remaining
+        return None if batches is None or remaining is None else batches - remaining
+
+    @property
+    def is_last(self) -> bool | None:
+        """Whether the batch delivered last ends the epoch; None where that is unknown."""
+        remaining = self.remaining
+        return None if remaining is None else remaining == 0
+
+    # Saving and loading.
+
+    def state_dict(self) -> dict[str, str]:
+        """Where the loader stands, behind the last batch that ``next`` returned (or that was committed): one key, one JSON text.
+
+        The same on every rank, under 1 KB, and never changed afterwards. Starts nothing and asks nobody.
+        """
+        state = self._state if self._committed is None else self._committed
+        try:
+            return {KEY: json.dumps({"format": FORMAT, "settings": self._own_settings(), "state": state}, allow_nan=False)}
+        except (TypeError, ValueError) as exc:
+            raise StateError(f"the state of this graph is not JSON ({exc}): a node in it has a state of other types than dict, list, str, int, None.") from exc
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Go on where ``state_dict`` was taken, with the next iterator to be started. Right at any moment, and again.
+
+        Args:
+            state_dict: What `state_dict` returned, on any rank of any number of them.
+            strict: If False, a state of other settings (another dataset, say) is accepted with a warning, and the epoch after its own
+                is started: a position in another order means nothing.
+
+        Raises:
+            StateError: It is not a state of this library, or damaged. The loader stays as it was.
+            StateMismatch: It was saved under other settings; names each, with both values. The loader stays as it was.
+            ClosedError: After `close`.
+        """
+        self._check_open()
+        state = _parsed(state_dict)
+        differences = _differences(state["settings"], self._own_settings())
+        if differences and strict:
+            raise StateMismatch(
+                "this state was saved under other settings: " + "; ".join(differences) + ". Load it with the settings it was saved under, "
+                "or with strict=False to start the next epoch under the new ones."
+            )
+        if differences:
+            inner = self._start_of(_epoch_in(state["state"]) + 1)
+            _warn_of_start(differences, epoch_of(inner))
+        else:
+            inner = state["state"]
+            self.root.check(inner)
+        self._adopt(inner, loaded=True)
+
+    def commit(self, n: int = 1) -> None:
+        """Let `state_dict` mean the last *committed* batch, for trainers that look ahead or may fail in mid-step.
+
+        Args:
+            n: How many more of the delivered batches were trained, oldest first; 0 only switches this on.
+        """
+        if self._committed is None and n != 0:
+            raise ValueError("call commit(0) once before the first batch; from then on state_dict() means the last committed one.")
+        if self._committed is None:
+            self._committed = self._state
+        if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= len(self._uncommitted):
+            raise ValueError(f"commit({n!r}): {len(self._uncommitted)} batches were delivered and are not committed.")
+        for _ in range(n):
+            self._committed = self._uncommitted.popleft()
+
+    # Life.
+
+    def close(self) -> None:
+        """End the workers and give back all they held. `state_dict` still works. Again, does nothing."""
+        self._closed = True
+        self._run += 1
+        self.root.shutdown()
+
+    def __enter__(self) -> Loader[T]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def statistics(self) -> tuple[Any, ...]:
+        """One frozen object for each node that does work, from the source to the root."""
+        return self.root.statistics()
+
+    # What an iterator asks of its loader.
+
+    def _start(self) -> int:
+        """Stand where a new iterator starts; returns its run."""
+        self._check_open()
+        requested, self._requested = self._requested, None
+        if self._loaded:
+            self._start_from_loaded(requested)
+        else:
+            self._start_from_stream(requested)
+        self._run += 1
+        self._forget_uncommitted()
+        return self._run
+
+    def _start_from_loaded(self, requested: int | None) -> None:
+        epoch, complete = epoch_of(self._state), self.root.remaining(self._state) == 0
+        if requested == epoch:
+            self._jump(self._state)  # Also into an empty remainder, so that the end of the user's epoch runs.
+        elif requested is None or self._endless or self.root.batches_per_epoch() is None:
+            self._jump(self._state)
+            self._pass_leading_mark = self._restart
+        elif complete and requested == epoch + 1:
+            self._jump(self._start_of(requested))
+        else:
+            raise StateError(
+                f"set_epoch({requested}) was called, and the loaded state stands in epoch {self.epoch}. Start your loop at loader.epoch, "
+                f"or do not load the state."
+            )
+
+    def _start_from_stream(self, requested: int | None) -> None:
+        epoch, complete = epoch_of(self._state), self._mark_read or self.root.remaining(self._state) == 0
+        if not self._stands:
+            self._jump(self._state if requested is None else self._start_of(requested))
+        elif self._fresh and requested in (None, epoch):
+            pass
+        elif complete and not self._fresh and requested in (None, epoch + 1):
+            self._pass_mark()
+        elif requested is None and self._endless:
+            pass
+        else:
+            self._jump(self._start_of(epoch + 1 if requested is None else requested))
+
+    def _advance(self) -> T:
+        """The next item of this epoch; ``StopIteration`` at its end."""
+        if self._mark_read:
+            raise StopIteration
+        while True:
+            try:
+                item = self.root.next()
+            except BaseException as exc:
+                self._follow(delivered=False)
+                self._stands = self._stands and not self._fresh  # A new iterator tries the epoch's first batch again.
+                if isinstance(exc, StopIteration):
+                    raise GraphError("StopIteration came out of the graph: a node above the Cycler ended, or a function in one raised it.") from exc
+                raise
+            if not isinstance(item, EndOfEpoch):
+                self._follow(delivered=True)
+                return item.plain() if isinstance(item, Indices) else item
+            if item.epoch != epoch_of(self._state):
+                raise GraphError(f"{item} came in epoch {epoch_of(self._state)}: a node above the Cycler lost or mangled the mark before it.")
+            if not (self._pass_leading_mark or self._endless):
+                self._mark_read = True
+                raise StopIteration
+            if self._endless and self._fresh and not self._pass_leading_mark:
+                raise ValueError(f"epoch {item.epoch} has no batch on this rank, so an endless loader would spin. Use a larger dataset, or tail='pad'.")
+            self._behind_mark()
+
+    def _follow(self, *, delivered: bool) -> None:
+        """Let the state be the root's. One that the root has after an error is that of what came before."""
+        state = self.root.get_state()
+        if epoch_of(state) != epoch_of(self._state):
+            if not delivered:
+                return
+            raise GraphError(
+                f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch_of(self._state)}) did not: a node above the Cycler lost it. "
+                f"A node of your own must hand on marks; penstock.Node does."
+            )
+        self._state = state
+        if delivered:
+            self._fresh = self._pass_leading_mark = False
+            if self._committed is not None:
+                self._uncommitted.append(state)
+
+    def _pass_mark(self) -> None:
+        """Take the mark behind a finished epoch, if that has not been done, and stand at the start of the next one."""
+        if not self._mark_read:
+            item = self.root.next()
+            if item != EndOfEpoch(epoch_of(self._state)):
+                raise GraphError(
+                    f"EndOfEpoch({epoch_of(self._state)}) was due, and something else came: a node above the Cycler lost the mark, or len() is wrong."
+                )
+        self._behind_mark()
+
+    def _behind_mark(self) -> None:
+        self._state = self.root.get_state()
+        self._fresh = True
+        self._mark_read = self._pass_leading_mark = False
+
+    def _jump(self, state: State) -> None:
+        """Let the graph stand at ``state``; what is in flight is dropped, the workers stay."""
+        self._stands = False
+        self.root.reset(state)
+        self._adopt(state, loaded=False)
+        self._stands = True
+
+    def _adopt(self, state: State, *, loaded: bool) -> None:
+        """Take ``state`` for where the loader stands; a loaded one kills the iterators that were started."""
+        self._state = state
+        self._fresh = state == self._start_of(epoch_of(state))
+        self._loaded = loaded
+        self._mark_read = self._pass_leading_mark = False
+        self._run += loaded
+        self._forget_uncommitted()
+
+    def _forget_uncommitted(self) -> None:
+        self._uncommitted.clear()
+        if self._committed is not None:
+            self._committed = self._state
+
+    def _start_of(self, epoch: int) -> State:
+        state = self.root.start_of(epoch)
+        try:
+            assert state is not None and epoch_of(state) == epoch
+        except (AssertionError, KeyError, TypeError):
+            raise GraphError(f"{type(self.root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.") from None
+        return state
+
+    def _own_settings(self) -> dict[str, Any]:
+        if self._settings is None:
+            self._settings = json.loads(json.dumps(self.root.settings()))
+        return self._settings
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this loader was closed; build a new one.")
+
+
+class _Epoch(Generic[T]):
+    """One pass over an epoch of a `Loader`. Belongs to the loader's run that its first ``next`` began."""
+
+    __slots__ = ("_ended", "_loader", "_run")
+
+    def __init__(self, loader: Loader[T]) -> None:
+        self._loader = loader
+        self._run: int | None = None
+        self._ended = False
+
+    def __iter__(self) -> _Epoch[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._ended:
+            raise StopIteration
+        loader = self._loader
+        if self._run is None:
+            self._run = loader._start()
+        elif loader._given_up == loader._run and self._run == loader._run - 1:
+            self._ended = True
+            raise StopIteration
+        elif self._run != loader._run:
+            loader._check_open()
+            raise RuntimeError("this iterator has ended, because a newer one of the same loader was started, or a state was loaded. Iterate over the newer one.")
+        try:
+            return loader._advance()
+        except StopIteration:
+            self._ended = True
+            raise
+
+
+def _parsed(state_dict: Any) -> dict[str, Any]:
+    """The JSON of a saved state, with all that can be said about it without the graph."""
+    if not isinstance(state_dict, dict) or not isinstance(state_dict.get(KEY), str):
+        came = f"a dict with the keys {list(state_dict)!r:.200}" if isinstance(state_dict, dict) else type(state_dict).__name__
+        raise StateError(f"a state of penstock is a dict with the one key {KEY!r} and a JSON text, and {came} came. Save what loader.state_dict() returns.")
+    text = state_dict[KEY]
+    try:
+        state = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as exc:
+        raise StateError(f"the text of this state is not JSON ({exc}): {text!r:.80}. It is damaged; load an older one.") from exc
+    if not isinstance(state, dict) or state.get("format") != FORMAT or isinstance(state.get("format"), bool):
+        came = state.get("format") if isinstance(state, dict) else state
+        raise StateError(f"this state has the format {came!r:.80}, and this version of penstock reads format {FORMAT}.")
+    for key in ("settings", "state"):
+        if not isinstance(state.get(key), dict):
+            raise StateError(f"this state has no {key!r}: it is damaged; load an older one.")
+    return state
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _epoch_in(state: State) -> int:
+    try:
+        epoch = epoch_of(state)
+    except (KeyError, TypeError) as exc:
+        raise StateError("this state has no 'epoch': it is damaged; load an older one.") from exc
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**62:
+        raise StateError(f"'epoch' of a state must be a whole number from 0, and {epoch!r:.80} came.")
+    return epoch
+
+
+def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The settings that differ, in words."""
+    nothing = object()
+    return [
+        f"{key} was {saved.get(key, 'not there')!r:.80} and is {now.get(key, 'not there')!r:.80}"
+        for key in sorted({*saved, *now})
+        if saved.get(key, nothing) != now.get(key, nothing)
+    ]
+
+
+def _warn_of_start(differences: list[str], epoch: int) -> None:
+    warnings.warn(
+        f"strict=False: this state was saved under other settings ({'; '.join(differences)}), so loading starts at epoch {epoch}.", stacklevel=3
+    )

@@ -1,0 +1,311 @@
+"""Mapper and ParallelMapper: the data level, where items become data.
+
+The parallel one is a bounded FIFO. Each entry holds a job and the source's state after the pull, so the state of the item handed
+out is simply its entry's: no snapshots, no polling, nothing to reorder.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+
+from penstock._errors import GraphError, StateError, StateMismatch
+from penstock._fetch import Fetch, MapWork
+from penstock._node import EndOfEpoch, Node, State, fields
+from penstock._pool import Job, Pool
+from penstock._processes import ProcessPool
+from penstock._threads import ThreadPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.context import BaseContext
+
+    from penstock._node import BaseNode
+
+T = TypeVar("T", covariant=True)
+
+
+@final
+class Mapper(Node[T]):
+    """Apply ``map_fn`` to each item of ``source``, in the caller's thread. It is handed values, never a mark.
+
+    Args:
+        source: The items.
+        map_fn: One value in, one value out.
+    """
+
+    def __init__(self, source: BaseNode[Any], map_fn: Callable[[Any], T]) -> None:
+        super().__init__(source)
+        self.map_fn = map_fn
+
+    def transform(self, item: Any) -> Any:
+        return self.map_fn(item)
+
+
+class _Entry:
+    """What was pulled from the source: a job, or something that needs no worker (a mark, or an error)."""
+
+    __slots__ = ("delivered", "job", "state", "value")
+
+    def __init__(self, value: EndOfEpoch | BaseException | None, job: Job | None, state: State) -> None:
+        self.value = value
+        self.job = job
+        self.state = state
+        self.delivered = False
+
+    @property
+    def ready(self) -> bool:
+        return self.job is None or self.job.done
+
+
+@final
+class ParallelMapper(Node[T]):
+    """Apply ``map_fn`` to the items of ``source`` in parallel workers that live as long as the node.
+
+    Args:
+        source: The items; read in the thread that calls ``next``.
+        map_fn: A `Fetch`, or any callable of one value (for an index-level item: the index, or the list of them). Worker
+            processes get it once.
+        num_workers: How many threads or processes; 0 applies ``map_fn`` in the caller's thread.
+        in_order: Hand items out in the order of ``source``. If False, as they are done, but never one epoch before the end of
+            the other; such a state then belongs to this rank and this world size.
+        method: ``"thread"`` or ``"process"``.
+        multiprocessing_context: A start method or context; default: multiprocessing's.
+        max_concurrent: Items in work at once, at most; default ``num_workers * prefetch_factor``.
+        prefetch_factor: Items in work for each worker.
+        timeout: Seconds that ``next`` waits for an item before ``TimeoutError``; None waits for ever.
+        worker_init_fn: Called with the worker's number in each worker process as it starts.
+        seed: Of the random numbers of samples; default: that of the order.
+        rekey: Key the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
+            inline; in threads they are never touched.
+        run_ahead: Work on the next epoch before it is asked for.
+        max_restarts: How many worker processes may die and be replaced before `WorkerDied`.
+
+    Raises:
+        ValueError: An argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        source: BaseNode[Any],
+        map_fn: Callable[[Any], T],
+        num_workers: int,
+        in_order: bool = True,
+        method: Literal["thread", "process"] = "thread",
+        multiprocessing_context: str | BaseContext | None = None,
+        max_concurrent: int | None = None,
+        *,
+        prefetch_factor: int = 2,
+        timeout: float | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        seed: int | None = None,
+        rekey: bool = True,
+        run_ahead: bool = True,
+        max_restarts: int = 8,
+    ) -> None:
+        super().__init__(source)
+        if not callable(map_fn):
+            raise ValueError(f"map_fn must be callable, and {map_fn!r} is not. For a dataset write Fetch(dataset).")
+        _check_count("num_workers", num_workers, 0)
+        _check_count("prefetch_factor", prefetch_factor, 1)
+        if max_concurrent is not None:
+            _check_count("max_concurrent", max_concurrent, 1)
+        if method not in ("thread", "process"):
+            raise ValueError(f"method={method!r} is neither 'thread' nor 'process'.")
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout={timeout!r} must be a positive number of seconds, or None to wait for ever.")
+        seed = self.source.settings().get("seed", 0) if seed is None else seed
+        self.map_fn = map_fn
+        self.in_order = in_order
+        self.num_workers = num_workers
+        self._timeout = timeout
+        self._run_ahead = run_ahead
+        self._work = MapWork(map_fn, seed, rekey and not (method == "thread" and num_workers))
+        self._window = max_concurrent if max_concurrent is not None else num_workers * prefetch_factor
+        self._pool: Pool | None = None
+        if num_workers and method == "thread":
+            self._pool = ThreadPool(self._work, num_workers)
+        elif num_workers:
+            self._pool = ProcessPool(
+                self._work,
+                num_workers,
+                queue_size=prefetch_factor,
+                max_restarts=max_restarts,
+                multiprocessing_context=multiprocessing_context,
+                worker_init_fn=worker_init_fn,
+                seed=seed,
+            )
+        self._entries: deque[_Entry] = deque()
+        self._open = 0  # entries with a job that is not delivered; at most the window
+        self._pulled = 0  # entries since reset
+        self._skip: frozenset[int] = frozenset()  # which of them were delivered before the state was taken
+        self._base: State = {}  # the source's state before the oldest entry that is not delivered
+        self._state: State = {}
+        self._exhausted = False
+
+    def reset(self, initial_state: State | None = None) -> None:
+        super(Node, self).reset(initial_state)
+        delivered: list[int] = []
+        if initial_state is not None and "delivered" in initial_state:
+            self._check_rank(initial_state)
+            delivered, initial_state = initial_state["delivered"], initial_state["source"]
+        if self._pool is not None:
+            self._pool.discard()
+            self._pool.start()
+        self._entries.clear()
+        self._open = self._pulled = 0
+        self._exhausted = False
+        self._skip = frozenset(delivered)
+        self.source.reset(initial_state)
+        self._base = self.source.get_state()
+        self._settle()
+
+    def next(self) -> T:
+        self._settle()  # What raised last time counts as delivered from now on.
+        self._fill()
+        entry = self._finished()
+        if entry.job is not None:
+            self._open -= 1
+        entry.delivered = True
+        if isinstance(entry.value, BaseException):
+            raise entry.value
+        if entry.job is None:
+            self._settle()
+            return entry.value  # type: ignore[return-value]  # the mark
+        value: T = entry.job.result()
+        self._settle()
+        if self._pool is not None:
+            self._fill()  # Now, and not when the next batch is asked for: the workers go on while the caller trains.
+        return value
+
+    def take(self, n: int, *, every: int = 1, first: int = 0) -> Any:
+        raise GraphError("a ParallelMapper cannot be dealt or batched, because its items are done already. Put Sharder and Batcher below it.")
+
+    def get_state(self) -> State:
+        return self._state
+
+    def start_of(self, epoch: int) -> State | None:
+        return self.source.start_of(epoch)
+
+    def remaining(self, state: State | None = None) -> int | None:
+        state = self._state if state is None else state
+        if "delivered" not in state:
+            return self.source.remaining(state)
+        left = self.source.remaining(state["source"])
+        return None if left is None else left - len(state["delivered"])
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), **(self.map_fn.settings() if isinstance(self.map_fn, Fetch) else {})}
+
+    def check(self, state: Any) -> None:
+        if not isinstance(state, dict) or "delivered" not in state:
+            return super().check(state)
+        delivered = fields(state, source=dict, delivered=list, rank=int, world_size=int)["delivered"]
+        if not all(isinstance(k, int) and 0 < k <= _FARTHEST for k in delivered) or delivered != sorted(set(delivered)):
+            raise StateError(f"'delivered' of a state must be rising whole numbers from 1 to {_FARTHEST}, and {delivered!r:.80} came.")
+        self.source.check(state["source"])
+
+    def interrupt(self) -> None:
+        if self._pool is not None:
+            self._pool.interrupt()
+        self.source.interrupt()
+
+    def shutdown(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._entries.clear()
+        self.source.shutdown()
+
+    def statistics(self) -> tuple[Any, ...]:
+        return (*self.source.statistics(), *(() if self._pool is None else (self._pool.statistics(),)))
+
+    def _fill(self) -> None:
+        """Pull from the source and hand to the workers until the window is full."""
+        while self._open < max(1, self._window) and len(self._entries) < 4 * self._window + 4 and not self._blocked():
+            try:
+                item = next(self.source)
+            except StopIteration:
+                self._exhausted = True
+                return
+            except Exception as exc:  # noqa: BLE001 - it is raised in its turn, behind the items before it
+                entry = _Entry(exc, None, self.source.get_state())
+            else:
+                entry = self._begun(item)
+            self._entries.append(entry)
+            self._pulled += 1
+
+    def _begun(self, item: Any) -> _Entry:
+        state = self.source.get_state()
+        if isinstance(item, EndOfEpoch):
+            return _Entry(item, None, state)
+        if self._pulled in self._skip:
+            entry = _Entry(None, None, state)
+            entry.delivered = True
+            return entry
+        self._open += 1
+        return _Entry(None, Job(item) if self._pool is None else self._pool.submit(item), state)
+
+    def _blocked(self) -> bool:
+        """Whether nothing may be pulled before the newest entry is delivered."""
+        if self._exhausted or not self._entries:
+            return self._exhausted
+        last = self._entries[-1].value
+        return isinstance(last, BaseException) or (last is not None and not self._run_ahead)
+
+    def _finished(self) -> _Entry:
+        """The entry to hand out next, once it is ready: the oldest one, or out of order any before the next mark."""
+        choice: list[_Entry] = []
+        for entry in self._entries:
+            if entry.delivered:
+                continue
+            if entry.job is None:
+                if not choice:
+                    return entry
+                break
+            if entry.job.done:
+                return entry
+            choice.append(entry)
+            if self.in_order:
+                break
+        if not choice:
+            raise StopIteration
+        if self._pool is None:
+            job = choice[0].job
+            assert job is not None
+            try:
+                job.value = self._work.inline(job.task)
+            except (Exception, SystemExit, GeneratorExit) as exc:  # noqa: BLE001 - raised by `Job.result`; Ctrl-C is the caller's own
+                job.error = exc
+            return choice[0]
+        self._pool.wait([entry.job for entry in choice if entry.job is not None], self._timeout)
+        return next(entry for entry in choice if entry.ready)
+
+    def _settle(self) -> None:
+        """Let the state follow what was delivered."""
+        while self._entries and self._entries[0].delivered:
+            self._base = self._entries.popleft().state
+        ahead = [place for place, entry in enumerate(self._entries) if entry.delivered] if not self.in_order or self._skip else []
+        oldest = self._pulled - len(self._entries)
+        ahead += [place - oldest for place in sorted(self._skip) if place >= self._pulled]
+        if ahead:
+            rank, world_size = self.ranks()
+            self._state = {"source": self._base, "delivered": ahead, "rank": rank, "world_size": world_size}
+        else:
+            self._state = self._base
+
+    def _check_rank(self, state: State) -> None:
+        saved, now = (state["rank"], state["world_size"]), self.ranks()
+        if saved != now:
+            raise StateMismatch(
+                f"this state was taken with in_order=False by rank {saved[0]} of {saved[1]}, and says what that rank had delivered; "
+                f"this is rank {now[0]} of {now[1]}. Load that rank's own state at the same world size, or train with in_order=True."
+            )
+
+
+_FARTHEST = 2**16
+"""How far ahead of the oldest item out-of-order delivery may be; the window bounds it, and states come from files."""
+
+
+def _check_count(name: str, count: int, least: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise ValueError(f"{name}={count!r} must be a whole number of at least {least}.")

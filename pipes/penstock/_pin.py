@@ -1,0 +1,103 @@
+"""PinMemory: batches in page-locked memory, from where a copy to the device needs no detour."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from penstock._node import Node, State, is_mark
+from penstock._pump import Pump
+
+if TYPE_CHECKING:
+    from penstock._node import BaseNode
+
+T = TypeVar("T", covariant=True)
+
+
+@final
+class PinMemory(Node[T]):
+    """Copy batches into page-locked ("pinned") memory in one background thread, as ``DataLoader(pin_memory=True)`` does.
+
+    Without an accelerator that has such memory there is nothing to pin for: items pass through unchanged, with one warning and no thread.
+
+    Args:
+        source: Batches: tensors, containers of them, and objects with a ``pin_memory()`` method.
+        prefetch_factor: Batches kept ready.
+        run_ahead: Read into the next epoch before it is asked for.
+    """
+
+    def __init__(self, source: BaseNode[T], prefetch_factor: int = 1, *, run_ahead: bool = True) -> None:
+        super().__init__(source)
+        self._pump: Pump | None = None
+        if can_pin():
+            self._pump = Pump(
+                self.source,
+                convert=_Pin(torch.accelerator.current_device_index()),
+                holds=None if run_ahead else is_mark,
+                depth=prefetch_factor,
+                name="penstock-pin",
+            )
+        else:
+            warnings.warn("PinMemory: there is no accelerator to pin memory for, so batches pass through unchanged.", stacklevel=2)
+
+    def reset(self, initial_state: State | None = None) -> None:
+        super(Node, self).reset(initial_state)
+        if self._pump is not None:
+            self._pump.reset(initial_state)
+        else:
+            self.source.reset(initial_state)
+
+    def next(self) -> T:
+        item: T = next(self.source) if self._pump is None else self._pump.next()
+        return item
+
+    def get_state(self) -> State:
+        return self.source.get_state() if self._pump is None else self._pump.state
+
+    def start_of(self, epoch: int) -> State | None:
+        return self.source.start_of(epoch)
+
+    def remaining(self, state: State | None = None) -> int | None:
+        return self.source.remaining(self.get_state() if state is None else state)
+
+    def interrupt(self) -> None:
+        if self._pump is None:
+            self.source.interrupt()
+        else:
+            self._pump.interrupt()
+
+    def shutdown(self) -> None:
+        if self._pump is not None:
+            self._pump.shutdown()
+        self.source.shutdown()
+
+    def statistics(self) -> tuple[Any, ...]:
+        return (*self.source.statistics(), *(() if self._pump is None else (self._pump.statistics(),)))
+
+
+def can_pin() -> bool:
+    """Whether there is an accelerator whose copies gain from pinned memory."""
+    if not hasattr(torch, "accelerator"):
+        return torch.cuda.is_available()
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type != "mps" and torch.accelerator.is_available()
+
+
+class _Pin:
+    """Pins a batch; the first time, on the device that the consumer had chosen."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.ready = False
+
+    def __call__(self, item: Any) -> Any:
+        if is_mark(item):
+            return item
+        if not self.ready:
+            torch.accelerator.set_device_index(self.device)
+            torch.set_num_threads(1)
+            self.ready = True
+        return pin_memory(item)

@@ -1,0 +1,343 @@
+"""Memory that two processes share, and how a value travels in it.
+
+A worker's answer lies in a *slot*: a segment that the worker made and the consumer maps too. The worker pickles the answer with
+its large buffers out of band (PEP 574), so that they are copied once, into the slot; the consumer builds arrays and tensors that
+are *views* of it. What a loader pays for is page faults, not copying, so slots are used again and again. The life of a slot::
+
+    worker: SlotMaker.take ──answer──► consumer: Slots.view ──last view gone──► Slots.lend ──next task──► worker
+
+Invariant: a slot is lent to at most one task, and only while no array or tensor views it. Nobody waits for a slot: a task that
+is lent none, or one too small, is answered in a new one. The memory itself is given back when the last of (worker's mapping,
+consumer's mapping, consumer's views) is gone, so a batch that the user keeps outlives the worker and the pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import errno
+import io
+import os
+import pickle
+import struct
+import tempfile
+import traceback
+import weakref
+from collections import ChainMap, deque
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from penstock._errors import SampleError
+
+NO_SLOT = -1
+_ALIGN = 64  # bytes: a cache line, and what vector instructions and `torch` like
+_PAGE = 65536  # bytes: slots grow in these steps
+_HEAD = struct.Struct("<QQ")  # bytes of pickle, number of buffers; the buffers' lengths follow
+
+
+# Segments.
+
+
+def create(nbytes: int) -> int:
+    """A file descriptor of ``nbytes`` of new shared memory that has no name, so nothing can be left behind.
+
+    The memory is reserved now: without that, a shortage would be a SIGBUS at some later write.
+
+    Raises:
+        OSError: There is not so much memory.
+    """
+    try:
+        fd = os.memfd_create("penstock", os.MFD_CLOEXEC)  # not bounded by the size of /dev/shm, which containers keep at 64 MB
+    except (AttributeError, OSError):
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, nbytes)
+        _reserve(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _reserve(fd: int, nbytes: int) -> None:
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot reserve
+            raise
+
+
+def attach(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
+    """Map ``nbytes`` of ``fd``, which the caller may then close; unmapped when the last view is gone.
+
+    By `torch.from_file`, because ``mmap.mmap`` keeps a file descriptor for each mapping (up to Python 3.12), and a user who
+    keeps a thousand batches would run out of them. ``private`` maps copy-on-write.
+    """
+    return memoryview(torch.from_file(f"/dev/fd/{fd}", shared=not private, size=nbytes, dtype=torch.uint8).numpy())
+
+
+# Values.
+
+
+class Parcel:
+    """A value, pickled and ready to be written into ``nbytes`` of memory.
+
+    Args:
+        value: Plain CPU tensors and contiguous arrays in it go out of band; everything else is pickled as ever.
+        tensors: False pickles tensors as ever too, which keeps two views of one storage views of one storage.
+
+    Raises:
+        Exception: Whatever pickling raises.
+    """
+
+    __slots__ = ("_body", "_buffers", "_start", "nbytes")
+
+    def __init__(self, value: Any, *, tensors: bool = True) -> None:
+        pickled = io.BytesIO()
+        buffers: list[pickle.PickleBuffer] = []
+        pickler = pickle.Pickler(pickled, 5, buffer_callback=buffers.append)
+        if tensors:
+            pickler.dispatch_table = _REDUCERS
+        pickler.dump(value)
+        self._body = pickled.getbuffer()
+        self._buffers = [buffer.raw() for buffer in buffers]
+        self._start = _HEAD.size + 8 * len(buffers)
+        self.nbytes = _aligned(self._start + len(self._body)) + sum(_aligned(raw.nbytes) for raw in self._buffers)
+
+    def write(self, memory: memoryview) -> None:
+        """Copy everything into ``memory``, of at least ``nbytes`` bytes."""
+        lengths = [raw.nbytes for raw in self._buffers]
+        struct.pack_into(f"<QQ{len(lengths)}Q", memory, 0, len(self._body), len(lengths), *lengths)
+        end = self._start + len(self._body)
+        memory[self._start : end] = self._body
+        for raw, nbytes in zip(self._buffers, lengths, strict=True):
+            start = _aligned(end)
+            end = start + nbytes
+            memory[start:end] = raw
+
+
+def unpack(memory: np.ndarray) -> Any:
+    """The value that a `Parcel` wrote into ``memory`` (uint8); its arrays and tensors are views of ``memory`` and keep it alive.
+
+    Raises:
+        Exception: Whatever unpickling raises.
+    """
+    body, count = _HEAD.unpack_from(memory)
+    lengths = struct.unpack_from(f"<{count}Q", memory, _HEAD.size)
+    begin = _HEAD.size + 8 * count
+    end = begin + body
+    buffers = []
+    for nbytes in lengths:
+        start = _aligned(end)
+        end = start + nbytes
+        buffers.append(memory[start:end])
+    return pickle.loads(memory[begin : begin + body], buffers=buffers)
+
+
+def _aligned(nbytes: int) -> int:
+    return (nbytes + _ALIGN - 1) & -_ALIGN
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    """Plain CPU memory out of band; whatever is more than that (gradients, sparse, quantized, attributes) as torch does it."""
+    more = tensor.requires_grad or tensor.is_quantized or tensor.__dict__
+    if more or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+    try:
+        flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except RuntimeError:  # a dtype without bytes of its own, a tensor without storage
+        return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+    return _build_tensor, (pickle.PickleBuffer(flat), str(tensor.dtype)[6:], tuple(tensor.shape))
+
+
+def _build_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    # Shaped in NumPy where it has the type, because a tensor made by `view` would answer `_is_view()` with yes.
+    if dtype in _IN_NUMPY:
+        return torch.from_numpy(np.ndarray(shape, _IN_NUMPY[dtype], buffer))
+    flat = np.frombuffer(buffer, np.uint8) if len(buffer) else np.empty(0, np.uint8)
+    return torch.from_numpy(flat).view(getattr(torch, dtype)).reshape(shape)
+
+
+_REDUCERS = ChainMap[type, Any]({torch.Tensor: _reduce_tensor}, copyreg.dispatch_table)
+_IN_NUMPY = {
+    name: np.dtype(name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
+}
+
+
+# Errors.
+
+
+class WorkerTraceback(Exception):  # noqa: N818  (what it shows is not an error of its own)
+    """The cause of an error that came from a worker: shows where in the worker it was raised."""
+
+    def __str__(self) -> str:
+        return f"\nOriginal traceback in {self.args[0]}:\n{self.args[1]}"
+
+
+class Failure(NamedTuple):
+    """An exception on its way: itself where it survives pickling, and in words."""
+
+    pickled: bytes | None
+    kind: str
+    message: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe ``error``; pickled only if it also comes back as what it was."""
+        pickled = None
+        with contextlib.suppress(Exception):
+            body = pickle.dumps(error)
+            again = pickle.loads(body)  # fails where the constructor takes other arguments
+            if type(again) is type(error) and str(again) == str(error):
+                pickled = body
+        try:
+            message = str(error)
+        except Exception:
+            message = "(its message cannot be shown)"
+        return cls(pickled, type(error).__qualname__, message, "".join(traceback.format_exception(error)))
+
+    def short(self, nbytes: int) -> Failure:
+        """The same in words alone, of about ``nbytes`` at most."""
+        room = nbytes // 8  # up to 4 bytes a character, two texts
+        return Failure(None, self.kind[:200], self.message[:room], self.trace[-room:])
+
+    def rebuilt(self, where: str, what: str) -> BaseException:
+        """The exception to raise in the consumer.
+
+        Exceptions that mean something to the machinery that they pass (``StopIteration``, ``KeyboardInterrupt``, ``SystemExit``)
+        come inside a `SampleError`: raised raw they would end the user's loop in silence.
+        """
+        cause = WorkerTraceback(where, self.trace)
+        error: BaseException | None = None
+        if self.pickled is not None:
+            with contextlib.suppress(Exception):  # its class may be known to the worker only
+                error = cast(BaseException, pickle.loads(self.pickled))
+        if error is None:
+            error = SampleError(f"{self.kind}: {self.message} (while doing {what} in {where}; this exception cannot be pickled, so it comes in words)")
+        error.__cause__ = cause
+        if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+            return error
+        wrapped = SampleError(f"{self.kind} was raised while doing {what} in {where}: {self.message}")
+        wrapped.__cause__ = error
+        return wrapped
+
+
+# Slots, as the worker sees them.
+
+
+class SlotMaker:
+    """The slots that this worker has made. Which of them are free, the consumer knows."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, memoryview] = {}
+        self._made = 0
+
+    def take(self, nbytes: int, lent: int) -> tuple[int, memoryview, int | None]:
+        """A slot of at least ``nbytes``: its number, its memory, and for a new one the file descriptor, to be sent and closed.
+
+        Raises:
+            MemoryError: A new slot was needed, and there is no memory for it.
+        """
+        memory = self._mapped.get(lent)
+        if memory is not None and len(memory) >= nbytes:
+            return lent, memory, None
+        size = -(-(nbytes + nbytes // 8) // _PAGE) * _PAGE  # an eighth more, for batches that grow a little
+        try:
+            fd = create(size)
+        except OSError as error:
+            raise MemoryError(
+                f"no shared memory for a result of {nbytes} bytes ({error}). Keep fewer batches, prefetch less, use smaller batches or "
+                f"fewer workers, or give the machine (or its container) more memory."
+            ) from error
+        memory = attach(fd, size)
+        number, self._made = self._made, self._made + 1
+        self._mapped[number] = memory
+        return number, memory, fd
+
+    def drop(self, numbers: list[int]) -> None:
+        """Unmap slots that will not be lent again."""
+        for number in numbers:
+            self._mapped.pop(number, None)
+
+
+# Slots, as the consumer sees them.
+
+
+class SlotView(np.ndarray):
+    """The one array from which every array and tensor over a slot descends; gone when the last of them is.
+
+    A subclass made straight over a buffer, because NumPy shortens the chain of bases across arrays of the same type, and
+    would leave this one out.
+    """
+
+
+class Slots:
+    """Who holds the slots of one worker: the user (by views), a task (lent), or nobody (idle).
+
+    The consumer thread calls every method. A view may die in any thread, under any lock, or in a forked child: all that
+    happens then is one ``deque.append``, in C, on that process's own deque.
+
+    Args:
+        keep: Idle slots to keep; more than the worker can have tasks would never be used.
+    """
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self._mapped: dict[int, memoryview] = {}
+        self._watches: dict[int, weakref.KeyedRef[int, SlotView]] = {}
+        self._freed: deque[weakref.KeyedRef[int, SlotView]] = deque()
+        self._idle: list[int] = []
+        self._dropped: deque[int] = deque()
+
+    def add(self, number: int, fd: int, nbytes: int) -> None:
+        """Map a slot that the worker has made."""
+        self._mapped[number] = attach(fd, nbytes)
+
+    def view(self, number: int) -> SlotView:
+        """The slot's memory (uint8), held until the last view of it is gone."""
+        memory = self._mapped[number]
+        base = cast(SlotView, np.ndarray.__new__(SlotView, (len(memory),), np.dtype(np.uint8), cast(Any, memory)))
+        self._watches[number] = weakref.KeyedRef(base, self._freed.append, number)
+        return base
+
+    def lend(self) -> int:
+        """An idle slot for the next task, the most recently used; `NO_SLOT` where there is none."""
+        self._collect()
+        return self._idle.pop() if self._idle else NO_SLOT
+
+    def give_back(self, number: int, *, useful: bool = True) -> None:
+        """A slot that was lent and holds nothing; not ``useful`` where it was too small."""
+        if number == NO_SLOT:
+            return
+        self._idle.append(number)
+        if not useful:
+            self._drop(number)
+
+    def dropped(self, at_most: int) -> list[int]:
+        """Slots that the worker must be told to unmap, once."""
+        return [self._dropped.popleft() for _ in range(min(at_most, len(self._dropped)))]
+
+    def count(self) -> tuple[int, int]:
+        """Slots and bytes that are mapped here for this worker."""
+        self._collect()
+        return len(self._mapped), sum(map(len, self._mapped.values()))
+
+    def _collect(self) -> None:
+        while self._freed:
+            number = self._freed.popleft().key
+            del self._watches[number]
+            self._idle.append(number)
+        while len(self._idle) > self._keep:
+            self._drop(self._idle[0])
+
+    def _drop(self, number: int) -> None:
+        self._idle.remove(number)
+        del self._mapped[number]
+        self._dropped.append(number)

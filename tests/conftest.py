@@ -1,0 +1,89 @@
+"""What every test shares: nothing may be left behind; and scripts are run as a user would run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+
+from leaks import no_leaks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+    from pathlib import Path
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(no_leaks())
+        yield
+        if request.node.stash.get(FAILED, False):
+            stack.pop_all()  # the traceback keeps what the test held alive, and one failure is enough
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="there is no accelerator"))
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Callable[..., str]:
+    """Run a Python file in ``tmp_path``, in a session of its own; its output, once it has ended well and left no process."""
+
+    def run(script: Path, *arguments: str, timeout_s: float) -> str:
+        output = tmp_path / "output.txt"
+        with output.open("w") as sink:
+            process = subprocess.Popen(
+                [sys.executable, str(script), *arguments],
+                cwd=tmp_path,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            code = process.wait(timeout_s)
+            _, left = psutil.wait_procs(session(process.pid), timeout=5)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{script.name} has not ended after {timeout_s} s. It said:\n{output.read_text()}") from None
+        finally:
+            for straggler in session(process.pid):
+                os.kill(straggler.pid, signal.SIGKILL)
+            process.wait()
+        assert code == 0, f"{script.name} ended with {code}:\n{output.read_text()}"
+        assert not left, f"{script.name} left processes behind: {left}"
+        return output.read_text()
+
+    return run
+
+
+def session(leader: int) -> list[psutil.Process]:
+    """The live processes of the session that process ``leader`` began."""
+
+    def belongs(process: psutil.Process) -> bool:
+        try:
+            return os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            return False
+
+    return [process for process in psutil.process_iter() if belongs(process)]

@@ -1,0 +1,117 @@
+"""What a piece of code left behind: threads, processes, shared memory, open files."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHARED_MEMORY = Path("/dev/shm")
+OPEN_FILES = Path("/proc/self/fd")
+
+
+@contextmanager
+def no_leaks(grace_s: float = 2.0) -> Iterator[None]:
+    """Fail if the body leaves behind what was not there before it.
+
+    Counted are threads of this process, its child processes and theirs (also zombies), entries of ``/dev/shm``, and open
+    file descriptors. The two helper processes that `multiprocessing` keeps for the life of a program are not. What is being
+    taken down while the body ends has ``grace_s`` to be gone; garbage is collected first.
+
+    Args:
+        grace_s: How long to wait for things that are on their way out, in seconds. A clean body waits not at all.
+
+    Raises:
+        AssertionError: Something is left; every thing is named.
+    """
+    before = _Inventory.taken()
+    yield
+    left = _Inventory.taken().added_since(before)
+    deadline = time.monotonic() + grace_s
+    while left and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+        left = _Inventory.taken().added_since(before)
+    if left:
+        raise AssertionError("left behind:\n" + "\n".join(f"  {thing}" for thing in left))
+
+
+@dataclass(frozen=True)
+class _Inventory:
+    threads: frozenset[threading.Thread]
+    processes: frozenset[psutil.Process]
+    segments: frozenset[str]
+    files: dict[int, str]
+
+    @classmethod
+    def taken(cls) -> _Inventory:
+        helpers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}  # type: ignore[attr-defined]
+        return cls(
+            threads=frozenset(
+                thread for thread in threading.enumerate() if type(thread).__name__ != "TMonitor"
+            ),  # tqdm's, one for a program
+            processes=frozenset(child for child in psutil.Process().children(recursive=True) if child.pid not in helpers),
+            segments=frozenset(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else frozenset(),
+            files=_open_files(),
+        )
+
+    def added_since(self, before: _Inventory) -> list[str]:
+        threads = [f"thread {thread.name!r}" for thread in self.threads - before.threads]
+        processes = [text for child in self.processes - before.processes if (text := _described(child)) is not None]
+        segments = [f"shared memory {SHARED_MEMORY / name}" for name in self.segments - before.segments if not _held_elsewhere(name)]
+        files: list[str] = []
+        if len(self.files) > len(before.files):
+            files = [f"open file {fd}: {target}" for fd, target in self.files.items() if before.files.get(fd) != target]
+        return sorted(threads) + sorted(processes) + sorted(segments) + files
+
+
+def _open_files() -> dict[int, str]:
+    """What every file descriptor of this process points to, without those that live as long as the program does."""
+    kept: set[Any] = {resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}  # type: ignore[attr-defined]
+    files = {}
+    for name in os.listdir(OPEN_FILES) if OPEN_FILES.is_dir() else ():
+        try:
+            target = os.readlink(OPEN_FILES / name)
+        except FileNotFoundError:  # the descriptor of this very listing
+            continue
+        if int(name) not in kept and not target.startswith("/dev/nvidia"):
+            files[int(name)] = target
+    return files
+
+
+def _described(process: psutil.Process) -> str | None:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return f"process {process.pid} (zombie: it ended, and nobody has waited for it)"
+        return f"process {process.pid}: {' '.join(process.cmdline()) or process.name()}"
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _held_elsewhere(name: str) -> bool:
+    """Whether a shared memory entry is in use, and only by processes that are none of ours: another program made it."""
+    path = str(SHARED_MEMORY / name)
+    me = psutil.Process()
+    ours = {me.pid, *(child.pid for child in me.children(recursive=True))}
+    holders = {process.pid for process in psutil.process_iter() if _holds(process.pid, path)}
+    return bool(holders) and not holders & ours
+
+
+def _holds(pid: int, path: str) -> bool:
+    try:
+        if path in Path(f"/proc/{pid}/maps").read_text():
+            return True
+        return any(os.readlink(entry) == path for entry in os.scandir(f"/proc/{pid}/fd"))
+    except OSError:  # gone, or not ours to look into
+        return False
