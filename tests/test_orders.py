@@ -69,7 +69,9 @@ class TestShuffledOrderIsAPermutation:
 
     @pytest.mark.parametrize("n", [10**9 + 7, 10**12, 2**48, 2**48 + 1, LONGEST])
     def test_of_huge_lengths_as_far_as_one_can_look(self, n):
-        positions = np.unique(np.concatenate([np.arange(20_000), np.arange(n - 20_000, n), np.random.default_rng(0).integers(0, n, 20_000)]))
+        positions = np.unique(
+            np.concatenate([np.arange(20_000), np.arange(n - 20_000, n), np.random.default_rng(0).integers(0, n, 20_000)])
+        )
         values = ShuffledOrder(n, 1).indices(2, positions)
         assert values.min() >= 0
         assert values.max() < n

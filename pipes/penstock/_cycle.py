@@ -69,8 +69,6 @@ class Cycler(Node[T]):
             return []
         block: Sequence[T] = self.source.take(n, every=every, first=first)
         self._fresh = self._fresh and len(block) == 0
-        # A source that cannot count its items has ended where it gave fewer; one that can says so by its position.
-        self._ended = len(block) < n and self.source.remaining() is None
         return block
 
     def remaining(self, state: State | None = None) -> int | None:

@@ -42,12 +42,15 @@ class IterableSource(Node[Indices]):
         super().reset(state)
         self._epoch = state["epoch"]
         self._position = 0
-        self._ended = False
+        self._ended = state["ended"]
         if hasattr(self.iterable, "set_epoch"):
             self.iterable.set_epoch(self._epoch)
         if self._stateful and state["iterable"] is not None:
             self.iterable.load_state_dict(copy.deepcopy(state["iterable"]))  # type: ignore[attr-defined]
             self._position = state["position"]
+        if self._ended:
+            self._position = state["position"]
+            return
         self._iterator = iter(self.iterable)
         if self._position < state["position"]:
             self._read_again(state["position"])
@@ -70,7 +73,7 @@ class IterableSource(Node[Indices]):
         raise GraphError(f"{type(self.iterable).__name__} cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'.")
 
     def remaining(self, state: State | None = None) -> int | None:
-        return None
+        return 0 if (self._ended if state is None else state["ended"]) else None
 
     def batches_per_epoch(self) -> int | None:
         return None
@@ -80,13 +83,13 @@ class IterableSource(Node[Indices]):
 
     def get_state(self) -> State:
         inner = copy.deepcopy(self.iterable.state_dict()) if self._stateful else None  # type: ignore[attr-defined]
-        return {"epoch": self._epoch, "position": self._position, "iterable": inner}
+        return {"epoch": self._epoch, "position": self._position, "ended": self._ended, "iterable": inner}
 
     def start_of(self, epoch: int) -> State:
-        return {"epoch": epoch, "position": 0, "iterable": None}
+        return {"epoch": epoch, "position": 0, "ended": False, "iterable": None}
 
     def check(self, state: Any) -> None:
-        inner = fields(state, epoch=int, position=int, iterable=object)["iterable"]
+        inner = fields(state, epoch=int, position=int, ended=bool, iterable=object)["iterable"]
         if inner is not None and not isinstance(inner, dict):
             raise StateError(f"the state of {type(self.iterable).__name__} must be a dict or null, and {inner!r:.80} came.")
 

@@ -104,7 +104,7 @@ class Loader(Generic[T]):
     def end_epoch(self) -> None:
         """Give up the rest of the epoch, in the state too; for epochs cut short by a limit. The iterator that runs it ends."""
         self._check_open()
-        if self.root.remaining(self._state) == 0 or self._mark_read:
+        if self.remaining == 0:
             return
         end = self.root.end_of(epoch_of(self._state))
         assert end is not None
@@ -115,12 +115,12 @@ class Loader(Generic[T]):
     def epoch(self) -> int:
         """The epoch of the batch delivered last; where none was since a load or a jump, that of the next one."""
         epoch = epoch_of(self._state)
-        return epoch + 1 if self._loaded and self._restart and self.root.remaining(self._state) == 0 else epoch
+        return epoch + 1 if self._loaded and self._restart and self.remaining == 0 else epoch
 
     @property
     def remaining(self) -> int | None:
         """Batches still to come in this epoch, behind the one delivered last; None where that is unknown."""
-        return self.root.remaining(self._state)
+        return 0 if self._mark_read else self.root.remaining(self._state)
 
     @property
     def position(self) -> int | None:
@@ -224,7 +224,7 @@ class Loader(Generic[T]):
         return self._run
 
     def _start_from_loaded(self, requested: int | None) -> None:
-        epoch, complete = epoch_of(self._state), self.root.remaining(self._state) == 0
+        epoch, complete = epoch_of(self._state), self.remaining == 0
         if requested == epoch:
             self._jump(self._state)  # Also into an empty remainder, so that the end of the user's epoch runs.
         elif requested is None or self._endless or self.root.batches_per_epoch() is None:
@@ -239,7 +239,7 @@ class Loader(Generic[T]):
             )
 
     def _start_from_stream(self, requested: int | None) -> None:
-        epoch, complete = epoch_of(self._state), self._mark_read or self.root.remaining(self._state) == 0
+        epoch, complete = epoch_of(self._state), self.remaining == 0
         if not self._stands:
             self._jump(self._state if requested is None else self._start_of(requested))
         elif self._fresh and requested in (None, epoch):

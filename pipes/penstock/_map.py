@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch import Fetch, MapWork
-from penstock._node import EndOfEpoch, Node, State, fields
+from penstock._node import EndOfEpoch, Node, State, fields, is_mark
 from penstock._pool import Job, Pool
 from penstock._processes import ProcessPool
 from penstock._threads import ThreadPool
@@ -27,19 +27,28 @@ T = TypeVar("T", covariant=True)
 
 @final
 class Mapper(Node[T]):
-    """Apply ``map_fn`` to each item of ``source``, in the caller's thread. It is handed values, never a mark.
+    """Apply ``map_fn`` to each item of ``source``, in the caller's thread: a `ParallelMapper` without workers or a window.
 
     Args:
         source: The items.
-        map_fn: One value in, one value out.
+        map_fn: A `Fetch`, or any callable of one value; never called for a mark.
+        seed: Of the random numbers of samples; default: that of the order.
+        rekey: Key the global generators of ``random``, ``numpy.random`` and torch for each sample; the caller's are restored.
     """
 
-    def __init__(self, source: BaseNode[Any], map_fn: Callable[[Any], T]) -> None:
+    def __init__(self, source: BaseNode[Any], map_fn: Callable[[Any], T], *, seed: int | None = None, rekey: bool = True) -> None:
         super().__init__(source)
         self.map_fn = map_fn
+        self._work = MapWork(map_fn, self.source.settings().get("seed", 0) if seed is None else seed, rekey)
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), **(self.map_fn.settings() if isinstance(self.map_fn, Fetch) else {})}
 
     def transform(self, item: Any) -> Any:
-        return self.map_fn(item)
+        return self._work.inline(item)
+
+    def _transformed(self, item: Any) -> Any:
+        return item if is_mark(item) else self.transform(item)
 
 
 class _Entry:

@@ -6,6 +6,7 @@ batches. `EndOfEpoch` travels in the stream, through every node, in order. This 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -311,8 +312,11 @@ class Foreign(Node[Indices]):
             initial_state = self.start_of(0)
         self._epoch = initial_state["epoch"]
         self._position = initial_state["position"]
-        self._ended = False
+        self._ended = initial_state["ended"]
         self.node.reset(copy.deepcopy(initial_state["node"]))
+        if self._ended:
+            with contextlib.suppress(StopIteration):
+                next(self.node)  # A node that counts its epochs must see the end of this one again.
 
     def next(self) -> Indices:
         if self._ended:
@@ -334,7 +338,7 @@ class Foreign(Node[Indices]):
         raise GraphError(f"{type(self.node).__name__} cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'.")
 
     def remaining(self, state: State | None = None) -> int | None:
-        return None
+        return 0 if (self._ended if state is None else state["ended"]) else None
 
     def batches_per_epoch(self) -> int | None:
         return None
@@ -343,13 +347,13 @@ class Foreign(Node[Indices]):
         return {"source": type(self.node).__name__}
 
     def get_state(self) -> State:
-        return {"epoch": self._epoch, "position": self._position, "node": copy.deepcopy(self.node.state_dict())}
+        return {"epoch": self._epoch, "position": self._position, "ended": self._ended, "node": copy.deepcopy(self.node.state_dict())}
 
     def start_of(self, epoch: int) -> State:
-        return {"epoch": epoch, "position": 0, "node": None}
+        return {"epoch": epoch, "position": 0, "ended": False, "node": None}
 
     def check(self, state: Any) -> None:
-        counts = fields(state, epoch=int, position=int, node=object)
+        counts = fields(state, epoch=int, position=int, ended=bool, node=object)
         if counts["node"] is not None and not isinstance(counts["node"], dict):
             raise StateError(f"the state of {type(self.node).__name__} must be a dict or null, not {counts['node']!r}.")
 

@@ -86,7 +86,7 @@ class ShuffledOrder:
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self._n = _length(n)
-        self._seed = _seed(seed)
+        self._seed = checked_seed(seed)
         self._keyed = self._under(0)
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class TorchOrder:
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self._n = _length(n)
-        self._seed = _seed(seed, least=-(2**63))
+        self._seed = checked_seed(seed, least=-(2**63))
         self._kept: tuple[int, Permutation] | None = None
         if n > 10**7:
             warnings.warn(
@@ -179,7 +179,7 @@ class WeightedOrder:
 
     def __init__(self, weights: npt.ArrayLike, num_samples: int, seed: int = 0) -> None:
         self._n = _length(num_samples, "num_samples")
-        self._seed = _seed(seed)
+        self._seed = checked_seed(seed)
         checked = _weights(weights)
         self._checksum = hashlib.blake2b(checked.astype("<f8").tobytes(), digest_size=8).hexdigest()
         # Scaled first, because a sum of finite weights need not be finite. The last bound is the total: nothing is drawn beyond.
@@ -294,7 +294,8 @@ def _length(n: int, name: str = "n") -> int:
     return _int(n, name, 0, LONGEST + 1, "Pass the number of items, as len(dataset).")
 
 
-def _seed(seed: int, least: int = 0) -> int:
+def checked_seed(seed: int, least: int = 0) -> int:
+    """``seed``, if it is an int from ``least`` to 2**63 - 1."""
     return _int(seed, "seed", least, 2**63, "A larger one can be folded: seed % 2**63.")
 
 
@@ -311,7 +312,7 @@ def _int(value: int, name: str, least: int, bound: int, remedy: str) -> int:
 
 
 def _weights(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    checked = np.array(weights, dtype=np.float64)
+    checked = np.asarray(weights, dtype=np.float64)
     if checked.ndim != 1 or not checked.size:
         raise ValueError(f"weights have shape {checked.shape}, but there must be one for each item of the dataset: shape (n,), n > 0.")
     wrong = np.flatnonzero(~(np.isfinite(checked) & (checked >= 0)))

@@ -45,9 +45,7 @@ from penstock._zygote import (
     BORN,
     DROPS,
     ENDED,
-    ERROR,
     HELLO,
-    NOT_BORN,
     ORDER,
     READY,
     REFUSED,
@@ -59,6 +57,7 @@ from penstock._zygote import (
     Setup,
     buried,
     fork_zygote,
+    no_ctrl_c,
     receive,
     watch,
     worker_main,
@@ -147,6 +146,8 @@ class _Seat:
 
 
 class _Launcher(Protocol):
+    late: list[tuple[int, int]]  # deaths that came while a start was awaited; the poller does not show them again
+
     def launch(self, seat: _Seat, channel: socket.socket) -> int: ...
     def greeting(self) -> tuple[int, list[int]]: ...
     def deaths(self) -> Iterator[tuple[int, int]]: ...
@@ -164,8 +165,9 @@ class _ByZygote:
                 stream.flush()
         with warnings.catch_warnings():  # Python 3.12 warns of threads in this process; the zygote touches nothing that they may hold
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._pid, self._control = fork_zygote(setup)
-        self._ended: list[tuple[int, int]] = []
+            with no_ctrl_c():
+                self._pid, self._control = fork_zygote(setup)
+        self.late: list[tuple[int, int]] = []
         poller.register(self._control, select.POLLIN)
 
     def greeting(self) -> tuple[int, list[int]]:
@@ -179,19 +181,20 @@ class _ByZygote:
         while True:
             serial, what, value = self._report(0)
             if what == ENDED:
-                self._ended.append((serial, value))
-            elif what == BORN:
+                self.late.append((serial, value))
+            elif serial == seat.serial and what == BORN:
                 return value
-            elif what == NOT_BORN:
+            elif serial == seat.serial:
                 raise OSError(value, f"worker process {seat.worker} could not be forked: {os.strerror(value)}")
 
     def deaths(self) -> Iterator[tuple[int, int]]:
         with contextlib.suppress(BlockingIOError):
             while True:
-                serial, _, code = self._report(socket.MSG_DONTWAIT)
-                self._ended.append((serial, code))
-        ended, self._ended = self._ended, []
-        yield from ended
+                serial, what, code = self._report(socket.MSG_DONTWAIT)
+                if what == ENDED:
+                    self.late.append((serial, code))
+        while self.late:
+            yield self.late.pop(0)
 
     def join(self, timeout: float) -> bool:
         with contextlib.suppress(OSError):
@@ -240,6 +243,7 @@ class _ByContext:
                 f'{context.get_start_method()!r} need: {type(error).__name__}: {error}. Use method="thread" or multiprocessing_context="fork", or '
                 f"make it picklable: functions and classes at the top of a module, files and locks opened in the worker."
             ) from error
+        self.late: list[tuple[int, int]] = []
         self._context = context
         self._poller = poller
         self._name = setup.name
@@ -320,10 +324,7 @@ class _Engine:
         self._restarts = 0
         self._poller = select.poll()
         self._launcher: _Launcher | None = None
-        self._wake_r, self._wake_w = (os.fdopen(fd, mode, buffering=0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
-        os.set_blocking(self._wake_w.fileno(), False)
-        self._poller.register(self._wake_r, select.POLLIN)
-        _engines.add(self)
+        self._wake: tuple[socket.socket, socket.socket] | None = None  # read here, written by `interrupt`
 
     # Start and end.
 
@@ -333,14 +334,25 @@ class _Engine:
         self.check_usable()
         if multiprocessing.current_process().daemon:
             raise RuntimeError('a daemonic process cannot have worker processes of its own. Use method="thread" or num_workers=0 here.')
-        context: Any = multiprocessing.get_context(self._context) if self._context is None or isinstance(self._context, str) else self._context
+        context: Any = (
+            multiprocessing.get_context(self._context) if self._context is None or isinstance(self._context, str) else self._context
+        )
         method = context.get_start_method()
         if method == "forkserver":
             _preload()
         self._launcher = _ByZygote(self.setup, self._poller) if method == "fork" else _ByContext(self.setup, context, self._poller)
+        _engines.add(self)
+        try:
+            self._wake = socket.socketpair()
+            for end in self._wake:
+                end.setblocking(False)
+            self._poller.register(self._wake[0], select.POLLIN)
+            for worker in range(self.setup.num_workers):
+                self._launch(worker)
+        except BaseException:
+            self._stop_workers(time.monotonic())
+            raise
         self.started = True
-        for worker in range(self.setup.num_workers):
-            self._launch(worker)
 
     def shutdown(self, timeout: float) -> None:
         if self.closed or os.getpid() != self.owner:
@@ -352,15 +364,19 @@ class _Engine:
             if self.closed:
                 return
             self.closed = True
-            self._end(deadline)
+            self._stop_workers(deadline)
+            self._fail(lambda: ClosedError("the loader was closed while this was being loaded."))
         finally:
             if got:
                 self.lock.release()
 
-    def _end(self, deadline: float) -> None:
+    def _stop_workers(self, deadline: float) -> None:
+        """By end-of-file; in the second half of the time left, by force."""
         seats = list(self._seats.values())
         for seat in seats:
             seat.area.cells[Area.WANTED] = self._next_number
+            with contextlib.suppress(KeyError):
+                self._poller.unregister(seat.channel)
             seat.close()
         if self._launcher is not None:
             patience = max(0.0, deadline - time.monotonic())
@@ -369,10 +385,10 @@ class _Engine:
                 seat.kill()
             if not ended and not self._launcher.join(patience / 2):
                 self._launcher.kill()
-        self._fail(lambda: ClosedError("the loader was closed while this was being loaded."))
+        self._launcher = None
         self._seats.clear()
-        self._wake_r.close()
-        self._wake_w.close()
+        for end in self._wake or ():
+            end.close()
         _engines.discard(self)
 
     def disown(self) -> None:
@@ -380,10 +396,11 @@ class _Engine:
         for seat in list(self._seats.values()):
             seat.close()
             seat.kill()  # closes this copy of the lifeline; the parent's holds
+        self._seats.clear()  # and unmaps the slots
         if self._launcher is not None:
             self._launcher.disown()
-        self._wake_r.close()
-        self._wake_w.close()
+        for end in self._wake or ():
+            end.close()
 
     def check_usable(self) -> None:
         if os.getpid() != self.owner:
@@ -407,6 +424,8 @@ class _Engine:
         return job
 
     def wait(self, jobs: list[Job], timeout: float | None) -> None:
+        if not self.started:
+            raise RuntimeError("these workers have not been started.")
         deadline = None if timeout is None else time.monotonic() + timeout
         patience: float | None = 0.0
         while True:
@@ -421,17 +440,22 @@ class _Engine:
 
     def discard(self) -> None:
         self.interrupted = False
-        with contextlib.suppress(ValueError), self._changing():
-            while select.select([self._wake_r], [], [], 0)[0]:
-                self._wake_r.read(64)
+        with self._changing():
+            self._drain_wake()
             self._fail_jobs(lambda: ClosedError("this was discarded after a jump."))
             for seat in self._seats.values():
                 seat.area.cells[Area.WANTED] = self._next_number
 
     def interrupt(self) -> None:
         self.interrupted = True
-        with contextlib.suppress(ValueError, OSError):  # closed, or full: then it wakes anyway
-            self._wake_w.write(b"!")
+        if self._wake is not None:
+            with contextlib.suppress(OSError):  # closed, or full: then it wakes anyway
+                self._wake[1].send(b"!")
+
+    def _drain_wake(self) -> None:
+        if self._wake is not None:
+            with contextlib.suppress(BlockingIOError):
+                self._wake[0].recv(65536)
 
     def pids(self) -> tuple[int, ...]:
         return tuple(seat.pid for seat in sorted(self._seats.values(), key=lambda seat: seat.worker))
@@ -463,21 +487,23 @@ class _Engine:
         """Wait up to ``patience`` seconds (None: for ever) for anything to happen, and deal with all that has."""
         if self._torn:
             self._mend()
-        ready = self._poller.poll(None if patience is None else max(0.0, patience) * 1000)
+        late = self._launcher is not None and bool(self._launcher.late)
+        ready = self._poller.poll(0 if late else None if patience is None else max(0.0, patience) * 1000)
         self.check_usable()
         if self.interrupted:
             raise ClosedError("the loader was closed, or moved elsewhere, while a batch was being waited for.")
-        if not ready:
+        if not ready and not late:
             return
         with self._changing():
-            others = False
             for fd, _ in ready:
                 seat = self._seats.get(fd)
-                if seat is None:
-                    others = True
+                if self._wake is not None and fd == self._wake[0].fileno():
+                    self._drain_wake()  # of an interrupt that a `discard` has overtaken
+                elif seat is None:
+                    late = True
                 elif not self._receive(seat):
                     self._poller.unregister(fd)  # its death is on the way
-            if others and self._failure is None:
+            if late and self._failure is None:
                 self._bury()
             self._feed()
 
@@ -496,15 +522,19 @@ class _Engine:
             entry.job.worker = seat.worker
         drops = seat.slots.dropped(DROPS)
         message = TASK.pack(entry.number, entry.place, len(entry.body), entry.lent, *drops, *[NO_SLOT] * (DROPS - len(drops)))
+        fds = []
+        if len(entry.body) <= Area.PLACE:
+            seat.area.places[entry.place][: len(entry.body)] = entry.body
+        else:
+            fds.append(create(len(entry.body)))
+            attach(fds[0], len(entry.body))[:] = entry.body
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: its death brings the task back
-            if len(entry.body) <= Area.PLACE:
-                seat.area.places[entry.place][: len(entry.body)] = entry.body
-                seat.channel.sendall(message)
+            if fds:
+                socket.send_fds(seat.channel, [message], fds)
             else:
-                fd = create(len(entry.body))
-                attach(fd, len(entry.body))[:] = entry.body
-                socket.send_fds(seat.channel, [message], [fd])
-                os.close(fd)
+                seat.channel.sendall(message)
+        for fd in fds:
+            os.close(fd)
 
     def _receive(self, seat: _Seat) -> bool:
         """Deal with one message of a worker; False where there is none (any more)."""
@@ -521,17 +551,16 @@ class _Engine:
         if status == READY:
             seat.ready = True
         elif status == REFUSED:
-            memory = self._memory(seat, 0, slot)
-            failure = Failure(*unpack(memory))
+            failure = Failure(*unpack(self._memory(seat, 0, slot, nbytes)))
             where = self._where(seat)
             self._fail(lambda: failure.rebuilt(where, "starting the worker"))
         else:
             entry = seat.held.popleft()
             assert entry.number == number, "a worker answers in the order in which it was asked"
-            self._settle(seat, entry, status, slot)
+            self._settle(seat, entry, status, slot, nbytes)
         return True
 
-    def _settle(self, seat: _Seat, entry: _Entry, status: int, slot: int) -> None:
+    def _settle(self, seat: _Seat, entry: _Entry, status: int, slot: int, nbytes: int) -> None:
         """Take in the answer to ``entry``, and with it the place and the slot that were lent."""
         seat.places.append(entry.place)
         if slot != entry.lent:
@@ -540,25 +569,25 @@ class _Engine:
         if job is None or status == SKIPPED:
             seat.slots.give_back(slot)
             return
-        del self._entries[entry.number]
-        self._tasks += 1
         try:
-            value = unpack(self._memory(seat, entry.place, slot))
+            value = unpack(self._memory(seat, entry.place, slot, nbytes))
         except Exception as error:
-            job.error = SampleError(f"{self._named(seat, entry, IDLE)}: the result could not be rebuilt here: {type(error).__name__}: {error}")
+            job.error = SampleError(f"{self._named(entry, IDLE)}: the result could not be rebuilt here: {type(error).__name__}: {error}")
             job.error.__cause__ = error
         else:
             if status == VALUE:
                 job.value = value
             else:
-                job.error = Failure(*value).rebuilt(self._where(seat), self._named(seat, entry, IDLE))
+                job.error = Failure(*value).rebuilt(self._where(seat), self._named(entry, IDLE))
         job.done = True
+        del self._entries[entry.number]
+        self._tasks += 1
 
-    def _memory(self, seat: _Seat, place: int, slot: int) -> np.ndarray:
+    def _memory(self, seat: _Seat, place: int, slot: int, nbytes: int) -> np.ndarray:
         """Where an answer lies: the slot itself, or a copy of the place, which the next task needs."""
         if slot != NO_SLOT:
             return seat.slots.view(slot)
-        return np.frombuffer(seat.area.places[place], np.uint8).copy()
+        return np.frombuffer(seat.area.places[place][:nbytes], np.uint8).copy()
 
     # Deaths.
 
@@ -581,22 +610,34 @@ class _Engine:
         blamed = next((entry for entry in seat.held if entry.number == seat.area.cells[Area.DOING]), None)
         row = seat.area.cells[Area.ROW]
         how = _cause(code)
-        doing = "while it started" if not seat.ready else "while it was idle" if blamed is None else f"while loading {self._named(seat, blamed, row)}"
+        doing = (
+            "while it started" if not seat.ready else "while it was idle" if blamed is None else f"while loading {self._named(blamed, row)}"
+        )
         what = f"{self._where(seat)} died {doing}: {how}"
         if not seat.ready and code >= 0:
-            self._fail(lambda: WorkerDied(f"{what}. What it wrote to stderr says more; a script that spawns workers needs `if __name__ == '__main__':`."))
+            self._fail(
+                lambda: WorkerDied(
+                    f"{what}. What it wrote to stderr says more; a script that spawns workers needs `if __name__ == '__main__':`."
+                )
+            )
             return
         if self._restarts >= self._max_restarts:
-            self._fail(lambda: WorkerDied(f"{what}. Workers were replaced {self._restarts} times, and max_restarts={self._max_restarts} allows no more."))
+            self._fail(
+                lambda: WorkerDied(
+                    f"{what}. Workers were replaced {self._restarts} times, and max_restarts={self._max_restarts} allows no more."
+                )
+            )
             return
         self._restarts += 1
-        _logger.warning("%s. It is replaced, and what it had not finished is done again (%d of %d).", what, self._restarts, self._max_restarts)
+        _logger.warning(
+            "%s. It is replaced, and what it had not finished is done again (%d of %d).", what, self._restarts, self._max_restarts
+        )
         unfinished = [entry for entry in seat.held if entry.job is not None]
         if blamed is not None and blamed.job is not None:
             if row in blamed.fatal_rows:
                 unfinished.remove(blamed)
                 del self._entries[blamed.number]
-                blamed.job.error = SampleError(f"{self._named(seat, blamed, row)} has killed two workers; the last of them: {how}")
+                blamed.job.error = SampleError(f"{self._named(blamed, row)} has killed two workers; the last of them: {how}")
                 blamed.job.done = True
             blamed.fatal_rows.add(row)
         self._backlog.extendleft(reversed(unfinished))
@@ -622,12 +663,13 @@ class _Engine:
                 channel=ours,
                 lifeline=os.fdopen(lifeline, "wb", buffering=0),
                 area=area,
-                slots=Slots(keep=self._queue_size),
+                slots=Slots(),
                 places=list(range(self._queue_size)),
             )
             self._seats[ours.fileno()] = seat
             socket.send_fds(ours, [HELLO.pack(nbytes, setup_bytes)], [memory, end, *setup_fds])
-            seat.pid = self._launcher.launch(seat, theirs)
+            with no_ctrl_c():
+                seat.pid = self._launcher.launch(seat, theirs)
             self._poller.register(ours, select.POLLIN)
 
     def _remove(self, seat: _Seat) -> None:
@@ -645,7 +687,8 @@ class _Engine:
             return
         for seat in list(self._seats.values()):
             self._remove(seat)
-            self._launch(seat.worker)
+        for worker in range(self.setup.num_workers):
+            self._launch(worker)
         self._entries = {number: entry for number, entry in self._entries.items() if entry.job is not None and not entry.job.done}
         self._backlog = deque(self._entries.values())
 
@@ -671,10 +714,13 @@ class _Engine:
                     doing = entry.number == seat.area.cells[Area.DOING]
                     row = seat.area.cells[Area.ROW] if doing else IDLE
                     line = "" if doing else ", where it has not begun"
-                    return TimeoutError(f"waited {timeout} s for {self._named(seat, entry, row)}, in {self._where(seat)}{line}.")
-        return TimeoutError(f"waited {timeout} s for {self.setup.work.name(job.task, IDLE)}, which no worker process has begun.")
+                    return TimeoutError(f"waited {timeout} s for {self._named(entry, row)}, in {self._where(seat)}{line}.")
+        waiting = next((entry for entry in self._backlog if entry.job is job), None)
+        return TimeoutError(
+            f"waited {timeout} s for {'a job' if waiting is None else self._named(waiting, IDLE)}, which no worker process has begun."
+        )
 
-    def _named(self, seat: _Seat, entry: _Entry, row: int) -> str:
+    def _named(self, entry: _Entry, row: int) -> str:
         try:
             return self.setup.work.name(entry.job.task if entry.job is not None else pickle.loads(entry.body), row)
         except Exception:  # a name that cannot be made must not hide what happened
@@ -760,7 +806,9 @@ class ProcessPool:
         if isinstance(multiprocessing_context, str):
             multiprocessing.get_context(multiprocessing_context)  # refuses a name that it does not know
         if not hasattr(socket, "send_fds"):
-            raise RuntimeError('worker processes need Unix sockets that pass file descriptors, which this platform has not. Use method="thread".')
+            raise RuntimeError(
+                'worker processes need Unix sockets that pass file descriptors, which this platform has not. Use method="thread".'
+            )
         setup = Setup(work, num_workers, seed, worker_init_fn, name)
         self._engine = _Engine(setup, queue_size, max_restarts, multiprocessing_context)
         self._finalizer = weakref.finalize(self, self._engine.shutdown, 2.0)

@@ -78,7 +78,8 @@ def attach(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
     By `torch.from_file`, because ``mmap.mmap`` keeps a file descriptor for each mapping (up to Python 3.12), and a user who
     keeps a thousand batches would run out of them. ``private`` maps copy-on-write.
     """
-    return memoryview(torch.from_file(f"/dev/fd/{fd}", shared=not private, size=nbytes, dtype=torch.uint8).numpy())
+    mapped: Any = torch.from_file(f"/dev/fd/{fd}", shared=not private, size=nbytes, dtype=torch.uint8).numpy()
+    return memoryview(mapped)
 
 
 # Values.
@@ -121,8 +122,8 @@ class Parcel:
             memory[start:end] = raw
 
 
-def unpack(memory: np.ndarray) -> Any:
-    """The value that a `Parcel` wrote into ``memory`` (uint8); its arrays and tensors are views of ``memory`` and keep it alive.
+def unpack(memory: Any) -> Any:
+    """The value that a `Parcel` wrote into ``memory`` (an array of uint8); its arrays and tensors are views of ``memory`` and keep it alive.
 
     Raises:
         Exception: Whatever unpickling raises.
@@ -152,7 +153,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
     except RuntimeError:  # a dtype without bytes of its own, a tensor without storage
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-    return _build_tensor, (pickle.PickleBuffer(flat), str(tensor.dtype)[6:], tuple(tensor.shape))
+    return _build_tensor, (pickle.PickleBuffer(cast("Any", flat)), str(tensor.dtype)[6:], tuple(tensor.shape))
 
 
 def _build_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -173,7 +174,7 @@ _IN_NUMPY = {
 # Errors.
 
 
-class WorkerTraceback(Exception):  # noqa: N818  (what it shows is not an error of its own)
+class WorkerTraceback(Exception):
     """The cause of an error that came from a worker: shows where in the worker it was raised."""
 
     def __str__(self) -> str:
@@ -187,6 +188,7 @@ class Failure(NamedTuple):
     kind: str
     message: str
     trace: str
+    notes: tuple[str, ...]
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -201,12 +203,13 @@ class Failure(NamedTuple):
             message = str(error)
         except Exception:
             message = "(its message cannot be shown)"
-        return cls(pickled, type(error).__qualname__, message, "".join(traceback.format_exception(error)))
+        notes = tuple(map(str, getattr(error, "__notes__", ())))
+        return cls(pickled, type(error).__qualname__, message, "".join(traceback.format_exception(error)), notes)
 
     def short(self, nbytes: int) -> Failure:
         """The same in words alone, of about ``nbytes`` at most."""
         room = nbytes // 8  # up to 4 bytes a character, two texts
-        return Failure(None, self.kind[:200], self.message[:room], self.trace[-room:])
+        return Failure(None, self.kind[:200], self.message[:room], self.trace[-room:], ())
 
     def rebuilt(self, where: str, what: str) -> BaseException:
         """The exception to raise in the consumer.
@@ -214,19 +217,23 @@ class Failure(NamedTuple):
         Exceptions that mean something to the machinery that they pass (``StopIteration``, ``KeyboardInterrupt``, ``SystemExit``)
         come inside a `SampleError`: raised raw they would end the user's loop in silence.
         """
-        cause = WorkerTraceback(where, self.trace)
         error: BaseException | None = None
         if self.pickled is not None:
             with contextlib.suppress(Exception):  # its class may be known to the worker only
-                error = cast(BaseException, pickle.loads(self.pickled))
+                error = cast("BaseException", pickle.loads(self.pickled))
         if error is None:
-            error = SampleError(f"{self.kind}: {self.message} (while doing {what} in {where}; this exception cannot be pickled, so it comes in words)")
-        error.__cause__ = cause
-        if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-            return error
-        wrapped = SampleError(f"{self.kind} was raised while doing {what} in {where}: {self.message}")
-        wrapped.__cause__ = error
-        return wrapped
+            error = SampleError(
+                f"{self.kind}: {self.message} (while doing {what} in {where}; this exception cannot be pickled, so it comes in words)"
+            )
+        error.__cause__ = WorkerTraceback(where, self.trace)
+        if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
+            wrapped = SampleError(f"{self.kind} was raised while doing {what} in {where}: {self.message}")
+            wrapped.__cause__ = error
+            error = wrapped
+        if not hasattr(error, "__notes__"):
+            for note in self.notes:
+                error.add_note(note)
+        return error
 
 
 # Slots, as the worker sees them.
@@ -281,15 +288,17 @@ class SlotView(np.ndarray):
 class Slots:
     """Who holds the slots of one worker: the user (by views), a task (lent), or nobody (idle).
 
-    The consumer thread calls every method. A view may die in any thread, under any lock, or in a forked child: all that
+    The consumer thread calls every method but `count`. A view may die in any thread, under any lock, or in a forked child: all that
     happens then is one ``deque.append``, in C, on that process's own deque.
 
-    Args:
-        keep: Idle slots to keep; more than the worker can have tasks would never be used.
+    Idle slots that `_PERIOD` tasks in a row could do without are dropped, so that a burst of kept batches is given back.
     """
 
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
+    _PERIOD = 16
+
+    def __init__(self) -> None:
+        self._spare = 0  # the fewest slots that were idle since the last look
+        self._until_look = self._PERIOD
         self._mapped: dict[int, memoryview] = {}
         self._watches: dict[int, weakref.KeyedRef[int, SlotView]] = {}
         self._freed: deque[weakref.KeyedRef[int, SlotView]] = deque()
@@ -303,14 +312,24 @@ class Slots:
     def view(self, number: int) -> SlotView:
         """The slot's memory (uint8), held until the last view of it is gone."""
         memory = self._mapped[number]
-        base = cast(SlotView, np.ndarray.__new__(SlotView, (len(memory),), np.dtype(np.uint8), cast(Any, memory)))
+        base = np.ndarray.__new__(SlotView, (len(memory),), np.dtype(np.uint8), cast("Any", memory))
         self._watches[number] = weakref.KeyedRef(base, self._freed.append, number)
         return base
 
     def lend(self) -> int:
         """An idle slot for the next task, the most recently used; `NO_SLOT` where there is none."""
-        self._collect()
-        return self._idle.pop() if self._idle else NO_SLOT
+        while self._freed:
+            number = self._freed.popleft().key
+            del self._watches[number]
+            self._idle.append(number)
+        lent = self._idle.pop() if self._idle else NO_SLOT
+        self._spare = min(self._spare, len(self._idle))
+        self._until_look -= 1
+        if not self._until_look:
+            for number in self._idle[: self._spare]:
+                self._drop(number)
+            self._spare, self._until_look = len(self._idle), self._PERIOD
+        return lent
 
     def give_back(self, number: int, *, useful: bool = True) -> None:
         """A slot that was lent and holds nothing; not ``useful`` where it was too small."""
@@ -325,17 +344,9 @@ class Slots:
         return [self._dropped.popleft() for _ in range(min(at_most, len(self._dropped)))]
 
     def count(self) -> tuple[int, int]:
-        """Slots and bytes that are mapped here for this worker."""
-        self._collect()
-        return len(self._mapped), sum(map(len, self._mapped.values()))
-
-    def _collect(self) -> None:
-        while self._freed:
-            number = self._freed.popleft().key
-            del self._watches[number]
-            self._idle.append(number)
-        while len(self._idle) > self._keep:
-            self._drop(self._idle[0])
+        """Slots and bytes that are mapped here for this worker; from any thread."""
+        mapped = list(self._mapped.values())
+        return len(mapped), sum(map(len, mapped))
 
     def _drop(self, number: int) -> None:
         self._idle.remove(number)

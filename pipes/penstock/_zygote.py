@@ -40,15 +40,17 @@ from penstock._pool import IDLE, Work
 from penstock._segments import NO_SLOT, Failure, Parcel, SlotMaker, attach, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from multiprocessing.process import BaseProcess
 
 DROPS = 8
 """Slots that one task message can tell the worker to drop."""
 
 HELLO = struct.Struct("<2q")  # bytes of the area, bytes of the pickled setup or 0; with their fds and the lifeline's
-TASK = struct.Struct(f"<4q{DROPS}q")  # number, place, bytes (of a segment of its own, if an fd comes along), slot lent or NO_SLOT; slots to drop
-ANSWER = struct.Struct("<4q")  # task number, status, slot or NO_SLOT (then it lies in the task's place), bytes of a new slot (with an fd)
+TASK = struct.Struct(
+    f"<4q{DROPS}q"
+)  # number, place, bytes (of a segment of its own, if an fd comes along), slot lent or NO_SLOT; slots to drop
+ANSWER = struct.Struct("<4q")  # task number, status, a new slot's size (with an fd); or NO_SLOT, bytes in the task's place
 ORDER = struct.Struct("<2q")  # to the zygote: serial, worker; with the worker's end of its socket pair
 REPORT = struct.Struct("<3q")  # from the zygote: serial, what, pid or exit code or errno
 
@@ -86,7 +88,7 @@ class Area:
 
     def __init__(self, memory: memoryview) -> None:
         self.cells = memory[: self.HEAD].cast("q")
-        self.row = self.cells[self.ROW : self.ROW + 1]
+        self.row: Any = self.cells[self.ROW : self.ROW + 1]
         self.places = [memory[start : start + self.PLACE] for start in range(self.HEAD, len(memory), self.PLACE)]
 
     @classmethod
@@ -114,8 +116,7 @@ def receive(channel: socket.socket, nbytes: int, flags: int = 0) -> tuple[bytes,
 
 def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None) -> None:
     """Answer tasks until end-of-file. ``setup`` comes by fork, or else over the channel, pickled."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the consumer decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _set_signals()
     hello, fds = receive(channel, HELLO.size)
     if not hello:
         return
@@ -128,7 +129,7 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
         if setup is None:
             setup = _load(fds[2], setup_bytes)
         _prepare(setup, worker)
-    except BaseException as error:  # noqa: BLE001  (user code: the consumer must see whatever it raises)
+    except BaseException as error:  # user code: the consumer must see whatever it raises
         server.refuse(error)
         return
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -199,13 +200,13 @@ class _Server:
     def _do(self, work: Work, body: memoryview) -> tuple[int, Parcel]:
         try:
             value = work(pickle.loads(body), self._area.row)
-        except BaseException as error:  # noqa: BLE001  (SystemExit and the like are errors of user code too)
+        except BaseException as error:  # SystemExit and the like are errors of user code too
             return ERROR, _failure(error)
         finally:
             self._area.row[0] = IDLE
         try:
             return VALUE, Parcel(value)
-        except BaseException as error:  # noqa: BLE001  (a user's __reduce__ may raise anything)
+        except BaseException as error:  # a user's __reduce__ may raise anything
             kind = type(value)
             refused = SampleError(
                 f"the result, a {kind.__module__}.{kind.__qualname__}, cannot be pickled, so it cannot leave {self._where}: {type(error).__name__}: "
@@ -217,7 +218,7 @@ class _Server:
     def _answer(self, number: int, status: int, parcel: Parcel, place: int, lent: int) -> None:
         if parcel.nbytes <= Area.PLACE:
             parcel.write(self._area.places[place])
-            self._channel.sendall(ANSWER.pack(number, status, NO_SLOT, 0))
+            self._channel.sendall(ANSWER.pack(number, status, NO_SLOT, parcel.nbytes))
             return
         try:
             slot, memory, fd = self._slots.take(parcel.nbytes, lent)
@@ -235,6 +236,23 @@ class _Server:
 def _failure(error: BaseException, room: int | None = None) -> Parcel:
     failure = Failure.of(error)
     return Parcel(tuple(failure if room is None else failure.short(room)))
+
+
+def _set_signals() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the consumer decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+
+@contextlib.contextmanager
+def no_ctrl_c() -> Iterator[None]:
+    """Hold Ctrl-C back, here and in processes started meanwhile, until `_set_signals` has told them to ignore it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with(lifeline: int) -> None:
@@ -284,9 +302,7 @@ def buried(process: BaseProcess, watched: int) -> int:
 
 def zygote_main(control: socket.socket, setup: Setup) -> None:
     """Fork workers to order and report their ends, until end-of-file and the last worker's end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
+    _set_signals()
     gc.freeze()  # collections in the workers then touch no page of the dataset
     children: dict[int, tuple[int, BaseProcess]] = {}
     poller = select.poll()
@@ -349,7 +365,7 @@ def fork_zygote(setup: Setup) -> tuple[int, socket.socket]:
             ours.close()
             zygote_main(theirs, setup)
             code = 0
-        except BaseException:  # noqa: BLE001  (nothing may return into a copy of the consumer's stack)
+        except BaseException:  # nothing may return into a copy of the consumer's stack
             traceback.print_exc()
         finally:
             os._exit(code)

@@ -1,0 +1,38 @@
+"""A plain training loop over scikit-learn's digits: the loader is the only thing that is not PyTorch's own.
+
+    python plain_loop.py        # needs: pip install 'penstock[examples]'
+"""
+
+from __future__ import annotations
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import penstock
+
+
+def main() -> None:
+    """Train for five epochs."""
+    torch.manual_seed(0)
+    images, labels = load_digits(return_X_y=True)
+    digits = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    with penstock.Loader.from_dataset(digits, batch_size=64, shuffle=True, num_workers=2) as loader:
+        for epoch in range(5):
+            right = 0
+            for x, y in loader:
+                guess = model(x)
+                optimizer.zero_grad()
+                cross_entropy(guess, y).backward()
+                optimizer.step()
+                right += int((guess.argmax(dim=1) == y).sum())
+            print(f"epoch {epoch}: {len(loader)} batches, {right / len(digits):.1%} right while training")
+
+
+if __name__ == "__main__":
+    main()
