@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -12,7 +13,7 @@ from penstock._errors import GraphError, StateError
 from penstock._node import Indices, Node, State, fields, take_by_next
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 
 @final
@@ -28,7 +29,7 @@ class IterableSource(Node[Indices]):
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         super().__init__()
-        if iter(iterable) is iterable:
+        if isinstance(iterable, Iterator):
             raise GraphError(f"{type(iterable).__name__} is an iterator, which can be read only once; an epoch needs an iterable that can be read again.")
         self.iterable = iterable
         self._stateful = hasattr(iterable, "state_dict") and hasattr(iterable, "load_state_dict")

@@ -165,7 +165,7 @@ class Node(BaseNode[T], Generic[T]):
     # What the contract adds to it.
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
-        """Advance by ``n * every`` items and return those at ``first``, ``first + every``, …
+        """Advance by ``n * every`` items and return those at ``first``, ``first + every``, …; for a node that was reset.
 
         A short answer means that the epoch ends here; the mark itself is left for `next`.
         """

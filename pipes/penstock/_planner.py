@@ -81,8 +81,8 @@ class Plan:
 
     def same_as(self, other: Plan) -> bool:
         """Whether both name the same samples in the same batches."""
-        lengths = [plan.starts if plan.starts is not None else len(plan) for plan in (self, other)]
-        return np.array_equal(*lengths) and self.checksum(0, len(self)) == other.checksum(0, len(other))
+        bounds, others = (plan.starts if plan.starts is not None else np.array(len(plan)) for plan in (self, other))
+        return np.array_equal(bounds, others) and self.checksum(0, len(self)) == other.checksum(0, len(other))
 
 
 def wrapped(sampler: Any) -> list[Any]:
@@ -387,10 +387,11 @@ class Helper:
         context = multiprocessing.get_context()
         forks = context.get_start_method() == "fork"
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(  # type: ignore[attr-defined]
+        self._process = context.Process(
             target=_serve, args=(theirs, make if forks else pickle.dumps(make), os.getpid()), name="penstock-plan", daemon=True
         )
         self._process.start()
+        assert self._process.pid is not None
         theirs.close()
         # Other processes may hold copies of a pipe's or a sentinel's end; nobody can hold up a pidfd.
         self._death = self._process.sentinel

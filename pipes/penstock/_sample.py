@@ -358,7 +358,7 @@ def refuse_sharded(sampler: Any) -> None:
     for one in wrapped(sampler):
         if any(hasattr(one, name) for name in ("rank", "num_replicas", "process_index")):
             name = type(one).__name__
-            if type(one).__iter__ is DistributedSampler.__iter__:
+            if getattr(type(one), "__iter__", None) is DistributedSampler.__iter__:
                 remedy = "Give it to from_dataset, which takes it over, or use Sampler(TorchOrder(n, seed))"
             else:
                 remedy = "Give the sampler that it shards, or one whose __iter__ yields the indices of all ranks"

@@ -1,0 +1,70 @@
+"""Cycler: epochs without end."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+import torchdata.nodes
+
+from penstock import Batcher, Cycler, EndOfEpoch, IterableSource, Loader, Sampler, SequentialOrder, ShuffledOrder
+
+
+def test_a_mark_after_each_epoch_and_take_leaves_it():
+    node = Cycler(Sampler(SequentialOrder(3)))
+    node.reset()
+    assert node.take(2).plain() == [0, 1]
+    assert node.take(2).plain() == [2]
+    assert list(node.take(2)) == []
+    assert next(node) == EndOfEpoch(0)
+    assert node.take(9).plain() == [0, 1, 2]
+    assert next(node) == EndOfEpoch(1)
+
+
+def test_each_epoch_has_its_own_order():
+    node = Cycler(Sampler(ShuffledOrder(50)))
+    node.reset()
+    epochs = [[node.take(50).plain(), next(node)] for _ in range(3)]
+    assert [sorted(values) for values, _ in epochs] == [list(range(50))] * 3
+    assert len({tuple(values) for values, _ in epochs}) == 3
+    assert [mark.epoch for _, mark in epochs] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("source", [lambda: torchdata.nodes.IterableWrapper([]), lambda: IterableSource([]), lambda: Sampler(SequentialOrder(0))])
+def test_an_empty_epoch_raises_instead_of_spinning(source):
+    """Seen to hang, endless, without the check."""
+    for node in (Cycler(source()), Batcher(Cycler(source()), 2)):
+        with pytest.raises(ValueError, match="epoch 0 has no items"):
+            next(node)
+    with pytest.raises(ValueError, match="no items"):
+        next(iter(Loader(source(), endless=True)))
+
+
+def test_a_source_that_runs_dry_later_raises_then():
+    once = iter(range(3))
+
+    class Once:
+        def __iter__(self):
+            return once
+
+    node = Cycler(IterableSource(Once()))
+    assert [getattr(item, "values", item) for item in islice(node, 4)] == [0, 1, 2, EndOfEpoch(0)]
+    with pytest.raises(ValueError, match="epoch 1 has no items"):
+        next(node)
+
+
+def test_an_iterator_is_refused_at_once():
+    with pytest.raises(TypeError, match="can be read only once"):
+        IterableSource(iter(range(3)))
+
+
+def test_the_epoch_reaches_an_iterable_with_set_epoch():
+    class Told:
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter(range(1000 * self.epoch, 1000 * self.epoch + 2))
+
+    with Loader(IterableSource(Told())) as loader:
+        assert [list(loader) for _ in range(3)] == [[0, 1], [1000, 1001], [2000, 2001]]
