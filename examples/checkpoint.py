@@ -1,6 +1,6 @@
 """Stop in the middle of an epoch, and go on in another process's stead: with other workers, at the exact sample.
 
-    python checkpoint.py
+python checkpoint.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import tempfile
 from pathlib import Path
 
-import numpy as np
 from torch.utils.data import Dataset
 
 import penstock

@@ -1,6 +1,6 @@
 """The whole graph, box by box, and the same thing in one call.
 
-    python graph.py
+python graph.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A plain training loop over scikit-learn's digits: the loader is the only thing that is not PyTorch's own.
 
-    python plain_loop.py        # needs: pip install 'penstock[examples]'
+python plain_loop.py        # needs: pip install 'penstock[examples]'
 """
 
 from __future__ import annotations

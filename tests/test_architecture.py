@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CONTRACT, GROUND),
     **dict.fromkeys(QUIET_ROOMS, CONTRACT | GROUND | RULES),
     **dict.fromkeys(BUSY_ROOMS, CONTRACT | GROUND | RULES | ENGINE_ROOM),
-    "_loader": CONTRACT | GROUND | {"_cycle"},
+    "_loader": CONTRACT | GROUND | {"_cycle", "_build"},  # _build for type checkers only: the front door hangs from_dataset in
     "_build": BUILD,
     "": BUILD | {"_build"},  # the front door, penstock/__init__.py
     "testing": {""},
@@ -47,7 +47,7 @@ MAY_IMPORT |= {name: {""} for name in INTEGRATIONS} | {"integrations": set()}
 
 CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subprocess", "threading", "torch.multiprocessing")
 ONLY_IN = {
-    **dict.fromkeys(CONCURRENCY, ENGINE_ROOM | {"testing"}),
+    **dict.fromkeys(CONCURRENCY, ENGINE_ROOM | {"testing", "_pool"}),
     "torchdata": CONTRACT,
     "torch.distributed": {"_build", "_shard"},
     "accelerate": {"integrations.accelerate"},

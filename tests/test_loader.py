@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 
 import penstock
-from penstock import Batcher, Cycler, EndOfEpoch, Loader, Node, ParallelMapper, SequentialOrder, Sampler
+from penstock import Batcher, Cycler, EndOfEpoch, Loader, Node, ParallelMapper, Sampler, SequentialOrder
 from penstock.testing import Tagged
 
 N, B = 10, 3  # four batches an epoch, the last one short
@@ -22,6 +22,10 @@ def loader(**options) -> Loader:
 
 def values(batches) -> list[list[int]]:
     return [batch.tolist() for batch in batches]
+
+
+def flattened(batches) -> list[int]:
+    return [value for batch in batches for value in batch.tolist()]
 
 
 def epoch(e: int, start: int = 0) -> list[list[int]]:
@@ -561,17 +565,17 @@ def test_another_dataset_is_a_mismatch_unless_not_strict():
         with pytest.warns(UserWarning, match="starts at epoch 1"):
             batches.load_state_dict(saved(), strict=False)
         assert batches.epoch == 1
-        assert sorted(sum(values(batches), [])) == [1000 + i for i in range(N + 1)]
+        assert sorted(flattened(batches)) == [1000 + i for i in range(N + 1)]
 
 
 @pytest.mark.parametrize("other", [{"num_workers": 2, "method": "thread"}, {"batch_size": 5}, {"prefetch_factor": 7}, {"in_order": False}, {"tail": "drop"}])
 def test_what_may_change_between_save_and_load(other):
     state = saved()
     with loader(shuffle=True, seed=1) as batches:
-        whole = sum(values(batches), [])
+        whole = flattened(batches)
     with Loader.from_dataset(Tagged(N), **{"batch_size": B, "shuffle": True, "seed": 1, **other}) as batches:
         batches.load_state_dict(state)
-        assert sum(values(batches), []) == whole[B:]
+        assert flattened(batches) == whole[B:]
 
 
 # Ends.
@@ -706,10 +710,9 @@ class Mangler(Node):
 
 @pytest.mark.parametrize(("bad", "words"), [(Swallower, "lost it"), (Mangler, "lost or mangled")])
 def test_a_lost_or_mangled_mark_is_named(bad, words):
-    with Loader(bad(Batcher(Cycler(Sampler(SequentialOrder(N))), B))) as batches:
-        with pytest.raises(penstock.GraphError, match=words):
-            for _ in range(2):
-                list(batches)
+    with Loader(bad(Batcher(Cycler(Sampler(SequentialOrder(N))), B))) as batches, pytest.raises(penstock.GraphError, match=words):
+        for _ in range(2):
+            list(batches)
 
 
 def test_the_callers_random_numbers_are_left_alone():

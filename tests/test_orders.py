@@ -122,11 +122,11 @@ class TestShuffledOrderIsRandom:
         for lag in (1, 2, 64, int(n**0.5), int(n**0.5) + 1):
             assert abs(np.corrcoef(read[:-lag], read[lag:])[0, 1]) < SOUND / np.sqrt(n)
 
-    @pytest.mark.parametrize(("rounds", "sound"), [(4, False), (6, False), (8, True), (10, True)])
+    @pytest.mark.parametrize(("rounds", "sound"), [(4, False), (8, True), (10, True)])
     def test_pairs_of_the_network_at_101_need_eight_rounds(self, monkeypatch, rounds, sound):
         """The reason for `rounds`: four fail by hundreds of standard deviations."""
         monkeypatch.setattr(_orders, "rounds", lambda n: rounds)
-        read = np.array([_orders._Feistel(epoch, 7, 101)(np.arange(101)) for epoch in range(1500 if rounds != 6 else 10_000)])
+        read = np.array([_orders._Feistel(epoch, 7, 101)(np.arange(101)) for epoch in range(1200)])
         assert (steps(read[:, :-1], read[:, 1:], 101) < SOUND) == sound
 
     @pytest.mark.parametrize("n", [10**6, 10**9, 10**12, 2**48])
@@ -160,12 +160,19 @@ def test_shuffled_order_is_frozen(n, seed, epoch, values):
 
 
 class TestTorchOrder:
-    @pytest.mark.parametrize("drop_last", [False, True])
-    @pytest.mark.parametrize(("n", "world_size"), [(1, 1), (10, 1), (10, 2), (10, 3), (11, 4), (64, 8), (3, 5), (1, 4), (1000, 7)])
+    @pytest.mark.parametrize(
+        ("n", "world_size", "drop_last"),
+        [
+            *(
+                (n, world_size, drop)
+                for n, world_size in [(1, 1), (10, 1), (10, 2), (10, 3), (11, 4), (64, 8), (1000, 7)]
+                for drop in (False, True)
+            ),
+            *((n, world_size, False) for n, world_size in [(3, 5), (1, 4)]),  # DistributedSampler itself fails there with drop_last
+        ],
+    )
     def test_is_distributed_sampler_bit_for_bit(self, n, world_size, drop_last):
         """Seen red with ``seed ^ epoch`` for ``seed + epoch``."""
-        if drop_last and n < world_size:
-            pytest.skip("DistributedSampler itself fails there")
         order = TorchOrder(n, seed=42)
         rounds = n // world_size if drop_last else -(-n // world_size)
         for epoch in (0, 1, 5):
@@ -202,7 +209,6 @@ class TestTorchOrder:
 
 class TestWeightedOrder:
     def test_draws_by_weight(self):
-        """Seen red with ``side="left"`` and weights of 0: nothing but a rare tie would show that, hence also the exact bounds below."""
         weights = np.array([0, 1, 2, 0, 3.5, 0.5, 0])
         order = WeightedOrder(weights, 60_000, seed=3)
         for epoch in (0, 1):
@@ -213,6 +219,7 @@ class TestWeightedOrder:
 
     @pytest.mark.parametrize("word", [0, 2**64 - 1])
     def test_never_draws_a_weight_of_zero(self, monkeypatch, word):
+        """At both ends of the uniform numbers. Seen red with ``side="left"``."""
         monkeypatch.setattr(_orders, "_splitmix64", lambda counter, *_: np.full_like(counter, word))
         for weights in ([0, 0.1, 0.2, 0], [0, 1e-300, 0], [0, 0, 1e308, 1e308, 0]):
             drawn = WeightedOrder(weights, 3).indices(0, np.arange(3))

@@ -21,7 +21,7 @@ from penstock._node import EndOfEpoch, Indices, Node
 from penstock._orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
 from penstock._pin import PinMemory
 from penstock._prefetch import Prefetcher
-from penstock._sample import Sampler
+from penstock._sample import Sampler, SamplerWrapper
 from penstock._shard import Sharder
 
 Loader.from_dataset = staticmethod(_from_dataset)
@@ -42,9 +42,9 @@ __all__ = [
     "PenstockError",
     "PinMemory",
     "Prefetcher",
-    "sample",
     "SampleError",
     "Sampler",
+    "SamplerWrapper",
     "SequentialOrder",
     "Sharder",
     "ShuffledOrder",
@@ -53,4 +53,5 @@ __all__ = [
     "TorchOrder",
     "WeightedOrder",
     "WorkerDied",
+    "sample",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset
-from penstock._node import BaseNode
 
 from penstock._batch import Batcher
 from penstock._cycle import Cycler
@@ -13,20 +12,21 @@ from penstock._fetch import Fetch
 from penstock._iterate import IterableSource
 from penstock._loader import Loader
 from penstock._map import ParallelMapper
+from penstock._node import BaseNode, Node
 from penstock._orders import SequentialOrder, ShuffledOrder
 from penstock._pin import PinMemory, can_pin
-from penstock._sample import Sampler
+from penstock._sample import Sampler, SamplerWrapper, taken_over
 from penstock._shard import Sharder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from multiprocessing.context import BaseContext
 
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     from penstock._deal import Tail
     from penstock._orders import Order
+    from penstock._pool import StartMethod
 
 
 def from_dataset(
@@ -47,7 +47,7 @@ def from_dataset(
     in_order: bool = True,
     timeout: float = 0,
     worker_init_fn: Callable[[int], None] | None = None,
-    multiprocessing_context: str | BaseContext | None = None,
+    multiprocessing_context: StartMethod | None = None,
     generator: torch.Generator | None = None,
     persistent_workers: bool = True,
     rank: int | None = None,
@@ -111,6 +111,8 @@ def from_dataset(
         source, map_fn = _read(dataset), _collate_only(collate_fn, batch_size)
     elif (sharded := taken_over(sampler, batch_sampler)) is not None:
         source, tail = Sampler(sharded.order), sharded.tail
+        if rank is None and mesh is None:
+            rank, world_size = sharded.rank, sharded.world_size
         if sharded.batch_size is not None:
             batch_size, drop_last = sharded.batch_size, sharded.drop_last
     elif sampler is not None:
@@ -120,7 +122,7 @@ def from_dataset(
     else:
         source = Sampler(order or _default_order(dataset, shuffle, seed))
 
-    node = Sharder(Cycler(source), rank, world_size, mesh=mesh, split=split, tail=tail)
+    node: Node[Any] = Sharder(Cycler(source), rank, world_size, mesh=mesh, split=split, tail=tail)
     if batch_size is not None:
         node = Batcher(node, batch_size, drop_last)
     node = ParallelMapper(

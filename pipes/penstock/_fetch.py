@@ -105,7 +105,7 @@ class Fetch:
 
     def convert(self, one: Any) -> Any:
         """A sample that is not batched."""
-        return default_convert(one) if self.collate_fn is None else self.collate_fn(one)
+        return (self.collate_fn or default_convert)(one)
 
     def settings(self) -> dict[str, Any]:
         """The length of the dataset, where it has one."""

@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
-
 from penstock._errors import GraphError, StateError
 from penstock._node import Indices, Node, State, fields, take_by_next
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    import numpy as np
 
 
 @final

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from penstock._node import BaseNode
-
     from penstock._build import from_dataset as _from_dataset
+    from penstock._node import BaseNode
 
 T = TypeVar("T", covariant=True)
 
@@ -330,10 +329,8 @@ class Loader(Generic[T]):
 
     def _start_of(self, epoch: int) -> State:
         state = self.root.start_of(epoch)
-        try:
-            assert state is not None and epoch_of(state) == epoch
-        except (AssertionError, KeyError, TypeError):
-            raise GraphError(f"{type(self.root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.") from None
+        if not isinstance(state, dict) or _epoch_in(state) != epoch:
+            raise GraphError(f"{type(self.root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.")
         return state
 
     def _own_settings(self) -> dict[str, Any]:
@@ -389,8 +386,8 @@ def _parsed(state_dict: Any) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         raise StateError(f"the text of this state is not JSON ({exc}): {text!r:.80}. It is damaged; load an older one.") from exc
     if not isinstance(state, dict) or state.get("format") != FORMAT or isinstance(state.get("format"), bool):
-        came = state.get("format") if isinstance(state, dict) else state
-        raise StateError(f"this state has the format {came!r:.80}, and this version of penstock reads format {FORMAT}.")
+        number = state.get("format") if isinstance(state, dict) else state
+        raise StateError(f"this state has the format {number!r:.80}, and this version of penstock reads format {FORMAT}.")
     for key in ("settings", "state"):
         if not isinstance(state.get(key), dict):
             raise StateError(f"this state has no {key!r}: it is damaged; load an older one.")

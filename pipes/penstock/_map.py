@@ -18,9 +18,9 @@ from penstock._threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from multiprocessing.context import BaseContext
 
     from penstock._node import BaseNode
+    from penstock._pool import StartMethod
 
 T = TypeVar("T", covariant=True)
 
@@ -101,7 +101,7 @@ class ParallelMapper(Node[T]):
         num_workers: int,
         in_order: bool = True,
         method: Literal["thread", "process"] = "thread",
-        multiprocessing_context: str | BaseContext | None = None,
+        multiprocessing_context: StartMethod | None = None,
         max_concurrent: int | None = None,
         *,
         prefetch_factor: int = 2,
@@ -170,18 +170,19 @@ class ParallelMapper(Node[T]):
         self._settle()
 
     def next(self) -> T:
-        self._settle()  # What raised last time counts as delivered from now on.
+        if self._entries and self._entries[0].delivered:
+            self._settle()  # What raised last time counts as delivered from now on.
         self._fill()
         entry = self._finished()
-        if entry.job is not None:
-            self._open -= 1
         entry.delivered = True
-        if isinstance(entry.value, BaseException):
-            raise entry.value
-        if entry.job is None:
+        job = entry.job
+        if job is None:
+            if isinstance(entry.value, BaseException):
+                raise entry.value
             self._settle()
             return entry.value  # type: ignore[return-value]  # the mark
-        value: T = entry.job.result()
+        self._open -= 1
+        value: T = job.result()
         self._settle()
         if self._pool is not None:
             self._fill()  # Now, and not when the next batch is asked for: the workers go on while the caller trains.
@@ -236,7 +237,7 @@ class ParallelMapper(Node[T]):
             except StopIteration:
                 self._exhausted = True
                 return
-            except Exception as exc:  # noqa: BLE001 - it is raised in its turn, behind the items before it
+            except Exception as exc:
                 entry = _Entry(exc, None, self.source.get_state())
             else:
                 entry = self._begun(item)
@@ -283,7 +284,7 @@ class ParallelMapper(Node[T]):
             assert job is not None
             try:
                 job.value = self._work.inline(job.task)
-            except (Exception, SystemExit, GeneratorExit) as exc:  # noqa: BLE001 - raised by `Job.result`; Ctrl-C is the caller's own
+            except (Exception, SystemExit, GeneratorExit) as exc:
                 job.error = exc
             return choice[0]
         self._pool.wait([entry.job for entry in choice if entry.job is not None], self._timeout)
@@ -293,7 +294,10 @@ class ParallelMapper(Node[T]):
         """Let the state follow what was delivered."""
         while self._entries and self._entries[0].delivered:
             self._base = self._entries.popleft().state
-        ahead = [place for place, entry in enumerate(self._entries) if entry.delivered] if not self.in_order or self._skip else []
+        if self.in_order and not self._skip:
+            self._state = self._base
+            return
+        ahead = [place for place, entry in enumerate(self._entries) if entry.delivered]
         oldest = self._pulled - len(self._entries)
         ahead += [place - oldest for place in sorted(self._skip) if place >= self._pulled]
         if ahead:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast, final
 
 import numpy as np
-from torchdata.nodes import BaseNode
+from torchdata.nodes import BaseNode as BaseNode  # type: ignore[import-untyped]
 
 from penstock._errors import GraphError, StateError
 
@@ -111,7 +111,7 @@ def pack(items: Sequence[Any]) -> Any:
     )
 
 
-class Node(BaseNode[T], Generic[T]):
+class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no types
     """A box of the graph. To write one that changes items, override `transform`; nothing else is needed.
 
     ``transform`` sees values, never a mark and never an address, and the state of such a node is that of its source. A node
@@ -156,7 +156,8 @@ class Node(BaseNode[T], Generic[T]):
 
     def next(self) -> T:
         """The next item, or an `EndOfEpoch`; ``StopIteration`` only from a finite graph."""
-        return self._transformed(next(self.source))
+        item: T = self._transformed(next(self.source))
+        return item
 
     def get_state(self) -> State:
         """Where this node stands, after the item it handed out last; a new dict, of JSON types."""
@@ -269,8 +270,9 @@ def fields(state: Any, **kinds: type) -> dict[str, Any]:
         came = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
         raise StateError(f"a state with the keys {sorted(kinds)} was expected here, and {came} came: it is damaged, or of another graph.")
     for key, kind in kinds.items():
-        value = state[key]
-        if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or not 0 <= value < 2**63)):
+        value: Any = state[key]
+        in_bounds = kind is not int or (not isinstance(value, bool) and isinstance(value, int) and 0 <= value < 2**63)
+        if not isinstance(value, kind) or not in_bounds:
             raise StateError(f"{key!r} of a state must be {'a whole number from 0' if kind is int else kind.__name__}, and {value!r:.80} came.")
     return state
 
@@ -279,7 +281,7 @@ def epoch_of(state: State) -> int:
     """The epoch that a state stands in: the Cycler's, which every other node nests under ``"source"``."""
     while "epoch" not in state:
         state = state["source"]
-    return cast(int, state["epoch"])
+    return cast("int", state["epoch"])
 
 
 @final

@@ -194,9 +194,9 @@ class WeightedOrder:
         _check_positions(positions, self._n)
         words = _splitmix64(positions.astype(np.uint64), *_words(self._seed, epoch, _WEIGHTED, 2))
         uniform = (words >> np.uint64(11)) * 2.0**-53  # [0, 1): the upper 53 bits, which a double holds exactly
-        drawn = np.searchsorted(self._bounds, uniform * self._bounds[-1], side="right")
+        drawn: Int64s = np.searchsorted(self._bounds, uniform * self._bounds[-1], side="right").astype(np.int64, copy=False)
         drawn[drawn > self._last] = self._last  # a product that was rounded up to the total is the last item's
-        return drawn.astype(np.int64, copy=False)
+        return drawn
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""

@@ -100,4 +100,4 @@ class _Pin:
             torch.accelerator.set_device_index(self.device)
             torch.set_num_threads(1)
             self.ready = True
-        return pin_memory(item)
+        return pin_memory(item)  # type: ignore[no-untyped-call]

@@ -235,7 +235,7 @@ def _read(sampler: Any) -> tuple[npt.NDArray[np.int64] | list[Any], npt.NDArray[
         if kinds != {in_batches}:
             raise ValueError(f"{type(sampler).__name__} yields single indices and batches of them in one epoch. Let it yield one kind.")
         read += len(chunk)
-        if expected is not None and read > 2 * expected + 16 * CHUNK:
+        if expected is not None and read > 2 * expected + CHUNK:
             raise ValueError(
                 f"{type(sampler).__name__} has a length of {expected}, and did not end after {read} items. An epoch must end: stop after its length."
             )
@@ -290,6 +290,7 @@ class _Desk(Generic[P]):
             with self.changed:
                 self.changed.wait_for(lambda: self.stopped or (self.key is not None and self.answer is None))
                 if self.stopped:
+                    del self.make  # and with it a helper's open files, although the planner may be kept
                     return
                 key, task = self.key, self.task
             answer: tuple[P | None, BaseException | None]

@@ -12,6 +12,9 @@ from penstock._errors import SampleError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, MutableSequence
+    from multiprocessing.context import BaseContext
+
+    StartMethod = str | BaseContext
 
 IDLE = -1
 """What a worker's cell holds while it loads no sample."""

@@ -331,7 +331,6 @@ class _Engine:
     def start(self) -> None:
         if self.started:
             return
-        self.check_usable()
         if multiprocessing.current_process().daemon:
             raise RuntimeError('a daemonic process cannot have worker processes of its own. Use method="thread" or num_workers=0 here.')
         context: Any = (
@@ -820,6 +819,7 @@ class ProcessPool:
             TypeError: The start method pickles ``work``, and it cannot be pickled.
             ClosedError: After `shutdown`, or in a fork of the process that made the pool.
         """
+        self._engine.check_usable()
         with self._engine.lock:
             self._engine.start()
 

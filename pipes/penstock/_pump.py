@@ -14,11 +14,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from penstock._errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Readable(Protocol):
@@ -101,7 +103,7 @@ class _Core:
             if self.convert is not None:
                 value = self.convert(value)
             return _Parcel(value, None, self.source.get_state(), self.holds is not None and self.holds(value))
-        except BaseException as exc:  # noqa: BLE001 - the consumer raises it; a reader that died would be a hang
+        except BaseException as exc:
             return _Parcel(None, exc, self.source.get_state(), True)
 
     def stop(self) -> None:

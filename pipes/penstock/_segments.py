@@ -160,8 +160,9 @@ def _build_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tens
     # Shaped in NumPy where it has the type, because a tensor made by `view` would answer `_is_view()` with yes.
     if dtype in _IN_NUMPY:
         return torch.from_numpy(np.ndarray(shape, _IN_NUMPY[dtype], buffer))
-    flat = np.frombuffer(buffer, np.uint8) if len(buffer) else np.empty(0, np.uint8)
-    return torch.from_numpy(flat).view(getattr(torch, dtype)).reshape(shape)
+    if not len(buffer):
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.from_numpy(np.frombuffer(buffer, np.uint8)).view(getattr(torch, dtype)).reshape(shape)
 
 
 _REDUCERS = ChainMap[type, Any]({torch.Tensor: _reduce_tensor}, copyreg.dispatch_table)
@@ -207,9 +208,10 @@ class Failure(NamedTuple):
         return cls(pickled, type(error).__qualname__, message, "".join(traceback.format_exception(error)), notes)
 
     def short(self, nbytes: int) -> Failure:
-        """The same in words alone, of about ``nbytes`` at most."""
-        room = nbytes // 8  # up to 4 bytes a character, two texts
-        return Failure(None, self.kind[:200], self.message[:room], self.trace[-room:], ())
+        """The same, cut to fit ``nbytes`` in any case."""
+        room = nbytes // 16  # up to 4 bytes a character, two texts
+        pickled = self.pickled if self.pickled is not None and len(self.pickled) <= nbytes // 4 else None
+        return Failure(pickled, self.kind[:200], self.message[:room], self.trace[-room:], ())
 
     def rebuilt(self, where: str, what: str) -> BaseException:
         """The exception to raise in the consumer.

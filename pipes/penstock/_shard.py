@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+
     from penstock._node import BaseNode
 
 T = TypeVar("T", covariant=True)

@@ -71,7 +71,7 @@ def _run(core: _Core, number: int, cells: list[list[int]]) -> None:
         job.worker = number
         try:
             job.value = core.work(job.task, cells[number])
-        except BaseException as exc:  # noqa: BLE001 - whatever user code raises is the consumer's to see, never this thread's end
+        except BaseException as exc:
             job.error = exc
         cells[number][0] = IDLE
         core.finish(job)

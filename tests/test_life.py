@@ -1,0 +1,112 @@
+"""The life law: workers live as long as the loader, and not a moment longer."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import psutil
+import pytest
+import torch
+
+import penstock
+from penstock import Loader, Prefetcher
+from penstock.testing import Tagged
+
+
+class Who(Tagged):
+    """Says who loaded each sample: process and thread."""
+
+    def __getitem__(self, index):
+        return torch.tensor([super().__getitem__(index), os.getpid(), threading.get_ident()])
+
+
+METHODS = [
+    {"method": "thread"},
+    {"method": "process", "multiprocessing_context": "fork"},
+    pytest.param({"method": "process", "multiprocessing_context": "forkserver"}, marks=pytest.mark.slow),
+    pytest.param({"method": "process", "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("options", METHODS)
+def test_the_same_workers_across_epochs_jumps_and_loads(options):
+    """20 epochs, an abandoned one, set_epoch, load_state_dict: seen to fail when reset rebuilt the pool."""
+    with Loader.from_dataset(Who(6), batch_size=1, num_workers=2, **options) as loader:
+
+        def workers(batches):
+            return {(int(batch[0, 1]), int(batch[0, 2])) for batch in batches}
+
+        def engaged():
+            threads = {thread.ident for thread in threading.enumerate() if thread.name.startswith("penstock-map")}
+            return threads or set(loader.root._pool.pids)
+
+        seen = workers(loader)
+        first = engaged()
+        for _ in range(20):
+            seen |= workers(loader)
+        for _ in loader:
+            state = loader.state_dict()
+            break
+        seen |= workers(loader)
+        loader.set_epoch(3)
+        seen |= workers(loader)
+        loader.load_state_dict(state)
+        seen |= workers(loader)
+        assert len(first) == 2
+        assert engaged() == first
+        assert {thread if options["method"] == "thread" else pid for pid, thread in seen} <= first
+
+
+@pytest.mark.parametrize("options", METHODS)
+def test_an_abandoned_loader_leaves_nothing(options):
+    """Without close(); the leak fixture looks after the test."""
+    loader = Loader.from_dataset(Who(6), batch_size=1, num_workers=2, **options)
+    next(iter(loader))
+    del loader
+    gc.collect()
+
+
+@pytest.mark.parametrize("options", METHODS[:2])
+def test_an_exception_in_the_loop_leaves_nothing(options):
+    with pytest.raises(RuntimeError, match="out of memory"):
+        for _ in Loader.from_dataset(Who(6), batch_size=1, num_workers=2, **options):
+            raise RuntimeError("out of memory")
+    gc.collect()
+
+
+def test_a_loader_under_a_prefetcher_leaves_nothing():
+    loader = Loader(Prefetcher(Loader.from_dataset(Who(6), batch_size=1, num_workers=2, method="thread").root))
+    next(iter(loader))
+    del loader
+    gc.collect()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["thread", "process"])
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"])
+def test_a_program_that_ends_with_a_loader_alive_prints_nothing_and_leaves_nothing(method, end, tmp_path):
+    program = textwrap.dedent(f"""
+        import penstock
+        from penstock.testing import Tagged
+        loader = penstock.Loader.from_dataset(Tagged(500), batch_size=2, num_workers=2, method={method!r})
+        iterator = iter(loader)
+        next(iterator)
+        print([child.pid for child in __import__("psutil").Process().children(recursive=True)], flush=True)
+        {end}
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False, cwd=tmp_path)
+    assert done.stderr == ""
+    assert done.returncode == (-15 if "SIGTERM" in end else 0)
+    workers = [psutil.Process(pid) for pid in json.loads(done.stdout) if psutil.pid_exists(pid)]
+    assert not psutil.wait_procs(workers, timeout=2)[1]
+
+
+def test_penstock_has_no_thread_without_a_loader():
+    assert penstock.__all__
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
