@@ -53,9 +53,10 @@ class Digits(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int, int]:
-        ink = np.random.uniform(0.7, 1.3)  # NumPy's global generator: penstock keys it to (seed, epoch, position)
+        shift = np.random.randint(-1, 2)  # NumPy's global generator: penstock keys it to (seed, epoch, position)
         noise = np.random.normal(0, 0.1, (1, 8, 8))
-        return (ink * self.images[index] + noise).astype(np.float32), int(self.labels[index]), index
+        image = np.roll(self.images[index], shift, axis=2) + noise
+        return image.astype(np.float32), int(self.labels[index]), index
 
 
 class Training:
@@ -65,9 +66,11 @@ class Training:
         torch.manual_seed(0)
         torch.set_num_threads(1)
         self.model = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 36, 64), nn.ReLU(), nn.Linear(64, 10)
-        )  # fmt: skip
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+            *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU()),
+            *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+            nn.Linear(64 * 4 * 4, 10),
+        )
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-3)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         self.optimizer.zero_grad()
@@ -105,12 +108,8 @@ def train(folder: Path, name: str, kill_at: int | None) -> None:
 
 def save(file: Path, training: Training, loader: penstock.Loader, seen: list[list[int]]) -> None:
     """Everything that a resumed run needs, written whole or not at all."""
-    state = {
-        "model": training.model.state_dict(),
-        "optimizer": training.optimizer.state_dict(),
-        "loader": loader.state_dict(),
-        "seen": seen,
-    }
+    model, optimizer = training.model.state_dict(), training.optimizer.state_dict()
+    state = {"model": model, "optimizer": optimizer, "loader": loader.state_dict(), "seen": seen}
     torch.save(state, file.with_suffix(".new"))
     os.replace(file.with_suffix(".new"), file)
 
@@ -171,7 +170,9 @@ def draw(measured: dict[str, list[list[float]]], file: Path) -> None:
         for boundary in range(length, length * len(epochs), length):
             axes.axvline(boundary, color="#c8c8c8", linewidth=1, zorder=0)
         axes.plot([1000 * wait for epoch in epochs for wait in epoch], ".", color="#8a97a6", markersize=4, label="any other batch")
-        axes.plot(range(0, length * len(epochs), length), [1000 * epoch[0] for epoch in epochs], "o", color="#d1495b", markersize=8, label="first batch of an epoch")  # fmt: skip
+        firsts = [1000 * epoch[0] for epoch in epochs]
+        axes.plot(range(0, length * len(epochs), length), firsts, "o", color="#d1495b", markersize=8, label="first batch of an epoch")
+        axes.annotate("workers start", (0, firsts[0]), (9, 0), textcoords="offset points", va="center", color="#d1495b")
         axes.set_title(name, loc="left", fontsize=12, weight="bold")
         axes.set_title(f"median: first batch {first:.2f} ms, others {other:.2f} ms", loc="right", fontsize=11, color="#444444")
         axes.set_yscale("log")
@@ -188,10 +189,8 @@ def main() -> str | None:
         folder = Path(name)
         if run(folder / "whole", "undisturbed") != 0 or run(folder / "cut", "killed", KILL_AT) != -signal.SIGKILL:
             return "a training run did not end as it should"
-        print(
-            f"\n  killed by SIGKILL at step {KILL_AT}; the last checkpoint is of step {KILL_AT - KILL_AT % CHECKPOINT_EVERY}",
-            file=sys.stderr,
-        )
+        kept = KILL_AT - KILL_AT % CHECKPOINT_EVERY
+        print(f"\n  killed by SIGKILL at step {KILL_AT}, last checkpoint at step {kept}", file=sys.stderr)
         if run(folder / "cut", "resumed") != 0:
             return "the resumed run did not end as it should"
         whole, cut = (torch.load(folder / part / "result.pt") for part in ("whole", "cut"))

@@ -698,6 +698,7 @@ def test_shutdown_from_another_thread_ends_a_wait(pools: Any, fifo: Path) -> Non
     thread.join()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind_by_starting_often() -> None:
     with no_leaks():
         for _ in range(20):
@@ -708,6 +709,7 @@ def test_nothing_is_left_behind_by_starting_often() -> None:
             pool.shutdown()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind_by_healing_often(pools: Any) -> None:
     """Seen to fail: `_remove` without `close`."""
     pool = pools(1, max_restarts=100)

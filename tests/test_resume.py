@@ -8,7 +8,14 @@ from itertools import islice
 import pytest
 import torch
 import torchdata.nodes
-from torch.utils.data import IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 import penstock
 from penstock import (
@@ -141,6 +148,44 @@ def test_thread_mapper_resumes_everywhere(in_order, workers):
     """Out of order, one worker at a time, so that the order of delivery repeats; any order: test_map."""
     workers = min(workers, 1) if not in_order else workers
     assert_resumes_everywhere(lambda: ParallelMapper(Batcher(graph(), 4), Fetch(Tagged(N)), workers, in_order), steps=11)
+
+
+SAMPLERS = {
+    "SequentialSampler": lambda: SequentialSampler(range(N)),
+    "RandomSampler": lambda: RandomSampler(range(N)),
+    "RandomSampler with replacement": lambda: RandomSampler(range(N), replacement=True, num_samples=8),
+    "RandomSampler with a generator": lambda: RandomSampler(range(N), generator=torch.Generator().manual_seed(5)),
+    "SubsetRandomSampler": lambda: SubsetRandomSampler([1, 3, 5, 7, 9]),
+    "WeightedRandomSampler": lambda: WeightedRandomSampler(range(1, N + 1), 9),
+    "a list": lambda: [3, 1, 4, 1, 5],
+}
+BATCH_SAMPLERS = {
+    "BatchSampler": lambda: BatchSampler(RandomSampler(range(N)), 4, False),
+    "BatchSampler that drops": lambda: BatchSampler(SequentialSampler(range(N)), 4, True),
+    "lists of other lengths": lambda: [[1, 2], [3], [4, 5, 6], [0]],
+}
+
+
+@pytest.mark.parametrize("method", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_of_torchs_resumes_everywhere(sampler, method):
+    options = {"num_workers": 2, "method": method} if method != "inline" else {}
+    assert_resumes_everywhere(lambda: Loader.from_dataset(Tagged(N), batch_size=4, sampler=SAMPLERS[sampler](), **options), steps=8)
+
+
+@pytest.mark.parametrize("method", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sampler", BATCH_SAMPLERS)
+def test_every_batch_sampler_resumes_everywhere(sampler, method):
+    options = {"num_workers": 2, "method": method} if method != "inline" else {}
+    assert_resumes_everywhere(lambda: Loader.from_dataset(Tagged(N), batch_sampler=BATCH_SAMPLERS[sampler](), **options), steps=9)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+def test_batch_samplers_under_ranks_resume_everywhere(rank, tail):
+    options = {"rank": rank, "world_size": 2, "tail": tail}
+    for sampler in BATCH_SAMPLERS.values():
+        assert_resumes_everywhere(lambda: Loader.from_dataset(Tagged(N), batch_sampler=sampler(), **options), steps=6)
 
 
 def canonical(**options) -> Loader:

@@ -182,9 +182,8 @@ class WeightedOrder:
         self._seed = checked_seed(seed)
         checked = _weights(weights)
         self._checksum = hashlib.blake2b(checked.astype("<f8").tobytes(), digest_size=8).hexdigest()
-        # Scaled first, because a sum of finite weights need not be finite. The last bound is the total: nothing is drawn beyond.
+        # Scaled first, because a sum of finite weights need not be finite. The last bound is the total.
         self._bounds = np.cumsum(checked / checked.max())
-        self._last = int(np.flatnonzero(checked)[-1])
 
     def __len__(self) -> int:
         return self._n
@@ -194,8 +193,8 @@ class WeightedOrder:
         _check_positions(positions, self._n)
         words = _splitmix64(positions.astype(np.uint64), *_words(self._seed, epoch, _WEIGHTED, 2))
         uniform = (words >> np.uint64(11)) * 2.0**-53  # [0, 1): the upper 53 bits, which a double holds exactly
+        # The largest uniform number times the total still rounds to less than the total, so there is always a bound above it.
         drawn: Int64s = np.searchsorted(self._bounds, uniform * self._bounds[-1], side="right").astype(np.int64, copy=False)
-        drawn[drawn > self._last] = self._last  # a product that was rounded up to the total is the last item's
         return drawn
 
     def settings(self) -> dict[str, Any]:
