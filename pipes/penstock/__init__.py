@@ -42,6 +42,7 @@ __all__ = [
     "PenstockError",
     "PinMemory",
     "Prefetcher",
+    "sample",
     "SampleError",
     "Sampler",
     "SamplerWrapper",
@@ -53,5 +54,4 @@ __all__ = [
     "TorchOrder",
     "WeightedOrder",
     "WorkerDied",
-    "sample",
 ]

@@ -58,7 +58,7 @@ def from_dataset(
     plan_ahead: bool = True,
     rekey: bool = True,
     run_ahead: bool = True,
-    max_restarts: int = 8,
+    max_restarts: int | None = None,
     endless: bool = False,
     restart_on_stop_iteration: bool = True,
 ) -> Loader[Any]:

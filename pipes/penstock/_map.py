@@ -88,7 +88,8 @@ class ParallelMapper(Node[T]):
         rekey: Key the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
             inline; in threads they are never touched.
         run_ahead: Work on the next epoch before it is asked for.
-        max_restarts: How many worker processes may die and be replaced before `WorkerDied`.
+        max_restarts: How many worker processes may die and be replaced before `WorkerDied`, all of them together; default 8, or
+            twice the number of workers where that is more.
 
     Raises:
         ValueError: An argument makes no sense.
@@ -110,7 +111,7 @@ class ParallelMapper(Node[T]):
         seed: int | None = None,
         rekey: bool = True,
         run_ahead: bool = True,
-        max_restarts: int = 8,
+        max_restarts: int | None = None,
     ) -> None:
         super().__init__(source)
         if not callable(map_fn):
@@ -139,7 +140,7 @@ class ParallelMapper(Node[T]):
                 self._work,
                 num_workers,
                 queue_size=prefetch_factor,
-                max_restarts=max_restarts,
+                max_restarts=max(8, 2 * num_workers) if max_restarts is None else max_restarts,
                 multiprocessing_context=multiprocessing_context,
                 worker_init_fn=worker_init_fn,
                 seed=seed,
