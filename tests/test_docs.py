@@ -70,14 +70,15 @@ def missing(words: list[str]) -> str | None:
     return next((word for word in words if word.startswith(("examples/", "tests/", "docs/")) and not (ROOT / word).exists()), None)
 
 
+RUNNABLE = [page for page in PAGES if script(page.read_text())]
+
+
 @pytest.mark.slow
-@pages
+@pytest.mark.parametrize("page", RUNNABLE, ids=[str(page.relative_to(ROOT)) for page in RUNNABLE])
 def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_script: Callable[..., str]) -> None:
-    code = script(page.read_text())
-    if not code:
-        pytest.skip("no Python on this page")
-    (tmp_path / f"{page.name}.py").write_text(code)
-    run_script(tmp_path / f"{page.name}.py", timeout_s=50)
+    file = tmp_path / f"{page.name}.py"
+    file.write_text(script(page.read_text()))
+    run_script(file, timeout_s=50)
 
 
 @pages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import select
@@ -132,6 +133,20 @@ class Fatal(TorchSampler):
     def __iter__(self):
         os.kill(os.getpid(), signal.SIGKILL)
         yield 0
+
+
+class Stuck(OfEpoch):
+    """Says that it is at epoch 1, and stays there for ever."""
+
+    def __init__(self, says):
+        super().__init__()
+        self.says = says
+
+    def __iter__(self):
+        if self.epoch:
+            os.write(self.says, b".")
+            signal.pause()
+        return super().__iter__()
 
 
 class WithStop(TorchSampler):
@@ -710,6 +725,16 @@ class TestLife:
             node = SamplerWrapper(sampler)
             next(node)
             del node
+
+    @pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="the helper says something through a file of its parent's")
+    def test_a_sampler_that_is_stuck_is_ended_and_leaves_nothing_open(self, wrap):
+        """Seen red with the answer kept of a plan that failed because of the shutdown: it held the helper's files."""
+        ours, theirs = os.pipe()
+        node = wrap(Stuck(theirs))
+        next(node)
+        assert os.read(ours, 1) == b"."
+        node.shutdown()
+        os.close(ours), os.close(theirs)
 
     @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="without it, a process waits for the end of its pipe")
     def test_the_helper_dies_with_its_parent(self):

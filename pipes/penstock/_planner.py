@@ -299,7 +299,7 @@ class _Desk(Generic[P]):
             except BaseException as exc:
                 answer = None, exc
             with self.changed:
-                if self.key == key and self.task is task:
+                if self.key == key and self.task is task and not self.stopped:
                     self.answer = answer
                 self.changed.notify_all()
             del answer

@@ -1,0 +1,119 @@
+"""What an epoch boundary costs: the wait for the first batch of an epoch against the wait for any other.
+
+    python benchmark_epoch_gap.py [--epochs 20] [--repeats 3] [--step-ms 1]
+
+Tiny samples (32 float32), batches of 64, 50 batches an epoch, 2 workers. The consumer computes for ``--step-ms`` per batch, outside of
+Python's lock, as a training step does, and a little longer or shorter each time, because two workers in step with each other finish in
+pairs, and 50 is even. Loaders take turns. The peers are set up as their documentation recommends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+import torchdata.nodes as tn
+from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
+
+import penstock
+
+BATCHES, BATCH_SIZE, WORKERS = 50, 64, 2
+
+
+class Rows(Dataset):
+    """Tiny samples."""
+
+    def __init__(self) -> None:
+        self.rows = np.random.default_rng(0).random((BATCHES * BATCH_SIZE, 32), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.rows[index]
+
+
+def nodes(dataset: Rows) -> tn.Loader:
+    """torchdata.nodes with process workers that make whole batches."""
+    batches = tn.Batcher(tn.SamplerWrapper(RandomSampler(dataset)), BATCH_SIZE)
+    return tn.Loader(tn.ParallelMapper(batches, Collated(dataset), num_workers=WORKERS, method="process", multiprocessing_context="fork"))
+
+
+class Collated:
+    """Indices to a batch."""
+
+    def __init__(self, dataset: Rows) -> None:
+        self.dataset = dataset
+
+    def __call__(self, indices: list[int]) -> torch.Tensor:
+        return default_collate([self.dataset[index] for index in indices])
+
+
+def waits(loader: Iterable[torch.Tensor], epochs: int, step: Callable[[], None]) -> tuple[list[float], list[float]]:
+    """Seconds waited for the first batch of each epoch but the very first, and for every other batch."""
+    first, other = [], []
+    start = time.perf_counter()
+    for _ in range(epochs):
+        times = []
+        for _ in loader:
+            times.append(time.perf_counter() - start)
+            step()
+            start = time.perf_counter()
+        first.append(times[0])
+        other += times[1:]
+    return first[1:], other
+
+
+def main() -> None:
+    """Measure in turns, and tell."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--step-ms", type=float, default=1)
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    dataset, work = Rows(), torch.rand(256, 256)
+    start = time.perf_counter()
+    for _ in range(100):
+        work @ work
+    products = round(options.step_ms / 1000 / ((time.perf_counter() - start) / 100))
+
+    jitter = random.Random(0)
+
+    def step() -> None:
+        for _ in range(round(products * jitter.uniform(0.5, 1.5))):
+            work @ work
+
+    shared = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": WORKERS}
+    builds: dict[str, tuple[int, Callable[[], Iterable[torch.Tensor]]]] = {
+        "penstock, threads": (options.epochs, lambda: penstock.Loader.from_dataset(dataset, method="thread", **shared)),
+        "penstock, processes": (options.epochs, lambda: penstock.Loader.from_dataset(dataset, **shared)),
+        "DataLoader": (4, lambda: DataLoader(dataset, **shared)),
+        "DataLoader, persistent": (options.epochs, lambda: DataLoader(dataset, persistent_workers=True, **shared)),
+        "torchdata.nodes, processes": (4, lambda: nodes(dataset)),
+    }
+    firsts: dict[str, list[float]] = {name: [] for name in builds}
+    others: dict[str, list[float]] = {name: [] for name in builds}
+    for _ in range(options.repeats):
+        for name, (epochs, build) in builds.items():
+            first, other = waits(build(), epochs, step)
+            firsts[name] += first
+            others[name] += other
+    print(f"wait for a batch in ms, {options.step_ms} ms of work for each")
+    print(f"{'':28}{'median: first':>14}{'other':>9}{'ratio':>8}{'mean: first':>14}{'other':>9}{'ratio':>8}")
+    for name in builds:
+        columns = ""
+        for average in (statistics.median, statistics.mean):
+            first, other = average(firsts[name]), average(others[name])
+            columns += f"{1000 * first:14.3f}{1000 * other:9.3f}{first / other:8.2f}"
+        print(f"{name:28}{columns}")
+
+
+if __name__ == "__main__":
+    main()
