@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(penstock.__file__).parent
 
 GROUND = {"_errors", "_pool", "_stats"}
-RULES = {"_deal", "_fetch", "_keys", "_layout", "_orders"}
+RULES = {"_deal", "_fetch", "_keys", "_layout", "_orders", "_plans", "_takeover"}
 ENGINE_ROOM = {"_planner", "_processes", "_pump", "_segments", "_threads", "_zygote"}
 CONTRACT = {"_node"}
 QUIET_ROOMS = {"_batch", "_cycle", "_iterate", "_shard"}
@@ -32,6 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(GROUND, GROUND),
     "_errors": set(),
     **dict.fromkeys(RULES, GROUND),
+    "_plans": GROUND | {"_keys"},
+    "_takeover": GROUND | {"_orders", "_plans"},
     "_fetch": GROUND | RULES | CONTRACT,  # a task is an `Indices`
     **dict.fromkeys(ENGINE_ROOM, GROUND | RULES | ENGINE_ROOM),
     **dict.fromkeys(CONTRACT, GROUND),

@@ -23,8 +23,10 @@ from torchdata.nodes import Loader
 from penstock._errors import ClosedError, GraphError, StateError, StateMismatch, WorkerDied
 from penstock._node import Indices, pack
 from penstock._orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
-from penstock._planner import Helper, Planner, can_be_pickled, owns_its_randomness, wrapped
-from penstock._sample import Sampler, SamplerWrapper, refuse_sharded, taken_over
+from penstock._planner import Helper, Planner
+from penstock._plans import can_be_pickled, owns_its_randomness, wrapped
+from penstock._sample import Sampler, SamplerWrapper
+from penstock._takeover import refuse_sharded, taken_over
 
 N = 11
 

@@ -15,8 +15,9 @@ from penstock._map import ParallelMapper
 from penstock._node import BaseNode, Node
 from penstock._orders import SequentialOrder, ShuffledOrder
 from penstock._pin import PinMemory, can_pin
-from penstock._sample import Sampler, SamplerWrapper, taken_over
+from penstock._sample import Sampler, SamplerWrapper
 from penstock._shard import Sharder
+from penstock._takeover import taken_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

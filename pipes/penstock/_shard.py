@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
@@ -10,7 +11,7 @@ import torch.distributed
 
 from penstock._deal import Tail, check_tail, share
 from penstock._errors import GraphError
-from penstock._node import Indices, Node, State
+from penstock._node import Indices, Node, State, epoch_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,13 +21,15 @@ if TYPE_CHECKING:
     from penstock._node import BaseNode
 
 T = TypeVar("T", covariant=True)
+log = logging.getLogger("penstock")
 
 
 @final
 class Sharder(Node[T]):
     """Deal the items of ``source`` to the ranks, round by round.
 
-    Its state is its source's at the end of a round, so it is the same on every rank and loads on any number of them.
+    Its state is its source's at the end of a round, so it is the same on every rank and loads on any number of them. Only under
+    ``tail="exact"`` a rank that ran out before others stands at the epoch's end before them; rank 0 is never early.
 
     Args:
         source: The global sequence, the same on every rank: samples, or whole batches of a batch sampler.
@@ -39,9 +42,10 @@ class Sharder(Node[T]):
             ``DistributedSampler`` does; ``"drop"`` leaves it out; ``"exact"`` deals it as it is, so that ranks may differ by one.
 
     Raises:
-        ValueError: On construction or at the first item: numbers that make no sense, or an epoch with less than one round.
-        GraphError: At the first item: ``tail="pad"`` over a source that cannot be read by position, or a process group that
-            does not agree with the rank found before it existed.
+        ValueError: On construction or at the first item: numbers that make no sense, or an epoch with less than one round under
+            ``tail="drop"``. On every rank alike.
+        GraphError: At the first item, on every rank alike: ``tail="pad"`` over a source that cannot be read by position or does not
+            know its length. At any item: a process group that does not agree with the rank found before it existed.
     """
 
     def __init__(
@@ -69,23 +73,25 @@ class Sharder(Node[T]):
         self._given = None if rank is None or world_size is None else (rank, world_size)
         self._mesh = mesh
         self._pinned: tuple[int, int] | None = None
-        self._group_seen = False
+        self._opened = False  # in this epoch: what _open looks at was found good
+        self._dealt = False  # in this epoch: an item
+        self._said = False
 
     def reset(self, initial_state: State | None = None) -> None:
         self._pinned = self.ranks()
         super().reset(initial_state)
-        world_size = self._pinned[1]
-        if world_size == 1 or self.split == "within":
-            return
-        items = self.source.batches_per_epoch()
-        if self.tail == "pad" and items is None:
-            self.source.at(np.arange(0))  # Refuses by itself where it cannot be read by position.
-        if self.tail == "drop" and items is not None and items < world_size:
-            raise ValueError(f"tail='drop' leaves nothing: an epoch has {items} items for {world_size} ranks. Use tail='pad', or fewer ranks.")
+        self._opened = False
+        self._dealt = initial_state is not None and initial_state != self.start_of(epoch_of(initial_state))
+        if self.split == "items" and self.tail == "drop":
+            self._check_round(self.source.batches_per_epoch())
 
     def next(self) -> T:
         block = self.take(1)
-        return block[0] if len(block) else next(self.source)
+        if len(block):
+            return block[0]
+        mark: T = next(self.source)
+        self._opened = self._dealt = False
+        return mark
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
         if every != 1:
@@ -95,13 +101,15 @@ class Sharder(Node[T]):
             return self.source.take(n)
         if self.split == "within":
             return [self._places(batch) for batch in self.source.take(n)]
+        if not self._opened:
+            self._open()
         left = self.source.remaining()
         if left is None:
             return self._dealt_by_reading(n)
         block = self.source.take(min(n, share(left, 0, world_size, self.tail)), every=world_size, first=rank)
         rest = self.source.remaining()
-        if self.tail == "drop" and rest is not None and rest < world_size:
-            self.source.take(1, every=rest or 1, first=rest)  # Passed over, by all ranks alike: the epoch is over.
+        if rest and share(rest, rank, world_size, self.tail) == 0:
+            self.source.take(1, every=rest, first=rest)  # Passed over: here the epoch is over. Under "drop" on all ranks alike.
         if self.tail == "pad" and len(block) < min(n, share(left, rank, world_size, "pad")):
             block = self._padded(block, left)
         return block
@@ -135,9 +143,8 @@ class Sharder(Node[T]):
     def _agreed(self) -> tuple[int, int]:
         """The pinned numbers, unless a process group that came up later says otherwise."""
         assert self._pinned is not None
-        if not self._group_seen and self._given is None and self._mesh is None:
-            group = _process_group()
-            self._group_seen = group is not None
+        if self._given is None and self._mesh is None:
+            group = _process_group()  # Asked each time: it may come, go and come again. 2 us.
             if group is not None and group != self._pinned:
                 raise GraphError(
                     f"this loader began as rank {self._pinned[0]} of {self._pinned[1]}, and torch.distributed now says rank {group[0]} of {group[1]}. "
@@ -149,6 +156,23 @@ class Sharder(Node[T]):
         if items is None or self.split == "within":
             return items
         return share(items, *self.ranks(), self.tail)
+
+    def _open(self) -> None:
+        """What has to be known before an epoch is dealt, so that no rank alone runs into it at the epoch's end."""
+        self.source.take(0)  # A sampler makes its plan now, and knows its length from then on.
+        if self.tail == "pad":
+            self.source.at(np.arange(0))  # Refuses by itself where it cannot be read by position.
+            if self.source.batches_per_epoch() is None:
+                raise GraphError("tail='pad' needs to know how many items an epoch has, and the source does not. Use tail='drop' or tail='exact'.")
+        if self.tail == "exact" and not self._said:
+            log.info("tail='exact' on %d ranks: states differ between ranks where some have ended an epoch before others. Save rank 0's.", self.ranks()[1])
+            self._said = True
+        self._opened = True
+
+    def _check_round(self, items: int | None) -> None:
+        world_size = self.ranks()[1]
+        if items is not None and 0 < items < world_size:
+            raise ValueError(f"tail='drop' leaves nothing: an epoch has {items} items for {world_size} ranks. Use tail='pad', or fewer ranks.")
 
     def _padded(self, block: Sequence[T], left: int) -> Sequence[T]:
         """``block`` and the one item that this rank lacks to a full last round, from the epoch's start."""
@@ -166,10 +190,15 @@ class Sharder(Node[T]):
         """This rank's part of the next ``n`` rounds, where every rank has to read all of them."""
         rank, world_size = self._agreed()
         block = self.source.take(n * world_size)
+        if self.tail == "drop" and not self._dealt:
+            self._check_round(len(block))
+        self._dealt = self._dealt or len(block) > 0
         return block[rank :: world_size][: share(len(block), rank, world_size, self.tail)]
 
     def _places(self, batch: Any) -> Any:
         rank, world_size = self._agreed()
+        if isinstance(batch, Indices) and not batch.is_batch:
+            raise GraphError("split='within' deals the places of a batch, and single items came. Give a batch_sampler, or put the Batcher below the Sharder.")
         if len(batch) % world_size:
             raise ValueError(f"split='within' needs batches that divide: one of {len(batch)} places came for {world_size} ranks. Use split='items'.")
         return batch[rank::world_size]
