@@ -265,11 +265,14 @@ def test_it_cannot_be_dealt():
         next(Batcher(ParallelMapper(source(), ten, 0), 2))
 
 
-def test_states_are_not_shared_with_what_goes_on():
-    node = ParallelMapper(source(), ten, 2, in_order=False)
+def test_a_state_never_changes_after_it_was_taken():
+    """Seen to fail when one dict was updated from batch to batch."""
+    gates = Gates(6)
+    node = ParallelMapper(source(6), gates, 6, in_order=False)
     states = []
-    for _ in range(10):
-        next(node)
+    for value in (3, 1, 0, 5, 2, 4):
+        gates.open(value)
+        assert next(node) == value
         states.append((node.get_state(), json.dumps(node.get_state())))
     assert [json.dumps(state) for state, _ in states] == [text for _, text in states]
     node.shutdown()

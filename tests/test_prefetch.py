@@ -60,10 +60,15 @@ def test_one_thread_for_life():
 
 def test_a_reset_steals_no_item():
     """torchdata's old reader takes an item of the new run. Seen to fail without waiting for the reader to leave the source."""
-    node = Prefetcher(source(50), 4)
-    for start in range(0, 45, 5):
-        node.reset({"epoch": 0, "source": {"epoch": 0, "position": start}})
-        assert [item.values for item in islice(node, 3)] == [start, start + 1, start + 2]
+    gate, asked = threading.Semaphore(0), threading.Semaphore(0)
+    node = Prefetcher(Gated(source(50), gate, asked), 4)
+    node.reset()
+    assert asked.acquire(timeout=20)  # the reader is inside the source, with item 0
+    mover = threading.Thread(target=node.reset, args=({"epoch": 0, "source": {"epoch": 0, "position": 30}},))
+    mover.start()
+    gate.release(50)
+    mover.join(20)
+    assert [item.values for item in islice(node, 3)] == [30, 31, 32]
     node.shutdown()
 
 
