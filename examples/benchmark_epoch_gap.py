@@ -13,7 +13,7 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ import torchdata.nodes as tn
 from torch.utils.data import DataLoader, Dataset, RandomSampler, default_collate
 
 import penstock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 BATCHES, BATCH_SIZE, WORKERS = 50, 64, 2
 

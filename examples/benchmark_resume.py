@@ -15,8 +15,8 @@ import json
 import resource
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import torchdata.nodes as tn
@@ -24,6 +24,9 @@ from torch.utils.data import RandomSampler, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import penstock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -74,7 +77,7 @@ def time_penstock(n: int, method: str) -> Callable[[float], float]:
 
 
 def time_stateful_dataloader(n: int) -> Callable[[float], float]:
-    """torchdata's StatefulDataLoader. Its state is made by hand too: running there would take hours."""
+    """StatefulDataLoader of torchdata. Its state is made by hand too: running there would take hours."""
     loader = StatefulDataLoader(Virtual(n), batch_size=BATCH_SIZE, shuffle=True, num_workers=0)
     iterator = iter(loader)
     next(iterator)
@@ -101,7 +104,9 @@ def time_nodes(n: int) -> Callable[[float], float]:
     """torchdata.nodes, with batches made in the workers."""
     dataset = Virtual(n)
     node = tn.Batcher(tn.SamplerWrapper(RandomSampler(range(n))), BATCH_SIZE)
-    loader = tn.Loader(tn.ParallelMapper(node, lambda indices: default_collate([dataset[i] for i in indices]), num_workers=WORKERS, method="thread"))
+    loader = tn.Loader(
+        tn.ParallelMapper(node, lambda indices: default_collate([dataset[i] for i in indices]), num_workers=WORKERS, method="thread")
+    )
     next(iter(loader))
 
     def with_count(state: object, count: int) -> object:
@@ -144,7 +149,15 @@ def draw(results: dict[str, dict[tuple[int, float], float]], file: Path) -> None
     for name, times in results.items():
         for place, style in zip(PLACES, (":", "--", "-"), strict=True):
             sizes = sorted({n for n, at in times if at == place})
-            axes.plot(sizes, [1000 * times[n, place] for n in sizes], style, color=colors[name], marker="o", markersize=4, label=f"{name}, at {place:.0%}")
+            axes.plot(
+                sizes,
+                [1000 * times[n, place] for n in sizes],
+                style,
+                color=colors[name],
+                marker="o",
+                markersize=4,
+                label=f"{name}, at {place:.0%}",
+            )
     axes.set(xscale="log", yscale="log", xlabel="samples in the dataset", ylabel="from load_state_dict to the first batch (ms)")
     axes.set_title("Resuming a shuffled epoch", loc="left", weight="bold")
     axes.spines[["top", "right"]].set_visible(False)
@@ -171,7 +184,9 @@ def main() -> None:
         start = time.perf_counter()
         for _ in range(1000):
             state = loader.state_dict()
-        print(f"\nstate_dict(): {1000 * (time.perf_counter() - start):.0f} us; state: {len(json.dumps(state))} bytes at n = {options.largest:.0e}")
+        print(
+            f"\nstate_dict(): {1000 * (time.perf_counter() - start):.0f} us; state: {len(json.dumps(state))} bytes at n = {options.largest:.0e}"
+        )
     print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB, peers included")
     draw(results, Path("benchmark_resume.png"))
 

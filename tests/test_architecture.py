@@ -21,8 +21,22 @@ if TYPE_CHECKING:
 PACKAGE = Path(penstock.__file__).parent
 
 GROUND = {"_errors", "_pool", "_stats"}
-RULES = {"_deal", "_fetch", "_keys", "_layout", "_orders", "_plans", "_takeover"}
-ENGINE_ROOM = {"_planner", "_processes", "_pump", "_segments", "_threads", "_zygote"}
+RULES = {"_deal", "_fetch", "_keys", "_layout", "_orders", "_tolerance", "_plans", "_takeover"}
+ENGINE_ROOM = {
+    "_crew",
+    "_engine",
+    "_failure",
+    "_launch",
+    "_planner",
+    "_processes",
+    "_pump",
+    "_seat",
+    "_segments",
+    "_threads",
+    "_wire",
+    "_worker",
+    "_zygote",
+}
 CONTRACT = {"_node"}
 QUIET_ROOMS = {"_batch", "_cycle", "_iterate", "_shard"}
 BUSY_ROOMS = {"_device", "_map", "_pin", "_prefetch", "_sample"}
@@ -41,7 +55,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BUSY_ROOMS, CONTRACT | GROUND | RULES | ENGINE_ROOM),
     "_loader": CONTRACT | GROUND | {"_cycle", "_build"},  # _build for type checkers only: the front door hangs from_dataset in
     "_build": BUILD,
-    "": BUILD | {"_build"},  # the front door, penstock/__init__.py
+    "_ranks": CONTRACT | GROUND | {"_loader"},
+    "": BUILD | {"_build", "_ranks"},  # the front door, penstock/__init__.py
     "testing": {""},
 }
 INTEGRATIONS = {"integrations.accelerate", "integrations.lightning", "integrations.transformers"}
@@ -51,7 +66,7 @@ CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subproces
 ONLY_IN = {
     **dict.fromkeys(CONCURRENCY, ENGINE_ROOM | {"testing", "_pool"}),
     "torchdata": CONTRACT,
-    "torch.distributed": {"_build", "_shard"},
+    "torch.distributed": {"_build", "_ranks", "_shard"},
     "accelerate": {"integrations.accelerate"},
     "lightning": {"integrations.lightning"},
     "pytorch_lightning": {"integrations.lightning"},

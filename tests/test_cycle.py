@@ -30,7 +30,9 @@ def test_each_epoch_has_its_own_order():
     assert [mark.epoch for _, mark in epochs] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("source", [lambda: torchdata.nodes.IterableWrapper([]), lambda: IterableSource([]), lambda: Sampler(SequentialOrder(0))])
+@pytest.mark.parametrize(
+    "source", [lambda: torchdata.nodes.IterableWrapper([]), lambda: IterableSource([]), lambda: Sampler(SequentialOrder(0))]
+)
 def test_an_empty_epoch_raises_instead_of_spinning(source):
     """Seen to hang, endless, without the check."""
     for node in (Cycler(source()), Batcher(Cycler(source()), 2)):

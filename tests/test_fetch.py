@@ -43,7 +43,9 @@ def same(ours, theirs):
     return ours == theirs
 
 
-@pytest.mark.parametrize("dataset", [Numbers(), Gathered(), Subset(Numbers(), range(5, 20)), TensorDataset(torch.arange(20.0), torch.arange(20))])
+@pytest.mark.parametrize(
+    "dataset", [Numbers(), Gathered(), Subset(Numbers(), range(5, 20)), TensorDataset(torch.arange(20.0), torch.arange(20))]
+)
 @pytest.mark.parametrize("batch_size", [3, None])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_dataloaders(dataset, batch_size, workers):

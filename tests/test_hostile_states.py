@@ -34,7 +34,10 @@ def loaders():
         list(islice(loader, 2))
         texts[name] = loader.state_dict()["penstock"]
     texts["unordered"] = json.dumps(
-        {**json.loads(texts["unordered"]), "state": {"source": {"epoch": 0, "source": {"epoch": 0, "position": 2}}, "delivered": [2, 4], "rank": 0, "world_size": 1}}
+        {
+            **json.loads(texts["unordered"]),
+            "state": {"source": {"epoch": 0, "source": {"epoch": 0, "position": 2}}, "delivered": [2, 4], "rank": 0, "world_size": 1},
+        }
     )
     yield made, texts
     for loader in made.values():
@@ -43,7 +46,9 @@ def loaders():
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.integers(0, 12) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["epoch", "position", "source", "delivered", "x"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["epoch", "position", "source", "delivered", "x"]), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
@@ -84,7 +89,9 @@ def mutated(text: str, draw) -> object:
             parent = parent[key]
         del parent[path[-1]]
         return {"penstock": json.dumps(tree)}
-    return draw(values | st.dictionaries(st.just("penstock"), values) | st.sampled_from([{"penstock": "[" * 9999}, {"penstock": "9" * 9999}]))
+    return draw(
+        values | st.dictionaries(st.just("penstock"), values) | st.sampled_from([{"penstock": "[" * 9999}, {"penstock": "9" * 9999}])
+    )
 
 
 def attempt(loader, state, strict, sound) -> bool:

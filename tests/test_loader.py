@@ -575,7 +575,9 @@ def test_another_dataset_is_a_mismatch_unless_not_strict():
         assert sorted(flattened(batches)) == [1000 + i for i in range(N + 1)]
 
 
-@pytest.mark.parametrize("other", [{"num_workers": 2, "method": "thread"}, {"batch_size": 5}, {"prefetch_factor": 7}, {"in_order": False}, {"tail": "drop"}])
+@pytest.mark.parametrize(
+    "other", [{"num_workers": 2, "method": "thread"}, {"batch_size": 5}, {"prefetch_factor": 7}, {"in_order": False}, {"tail": "drop"}]
+)
 def test_what_may_change_between_save_and_load(other):
     state = saved()
     with loader(shuffle=True, seed=1) as batches:
@@ -654,11 +656,11 @@ def test_a_first_batch_that_failed_is_tried_again_by_a_new_iterator():
         def __getitem__(self, index):
             if fail[0]:
                 fail[0] = False
-                raise OSError
+                raise OSError("disk")
             return super().__getitem__(index)
 
     with Loader.from_dataset(Once(N), batch_size=B) as batches:
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="disk"):
             next(iter(batches))
         assert values(batches) == epoch(0)
 

@@ -203,7 +203,7 @@ def test_a_timeout_names_what_was_waited_for():
         next(node)
     gates.open(0, 1, 2)
     node._timeout = 20
-    assert next(node) == 0
+    assert next(node) == 1
     node.shutdown()
 
 

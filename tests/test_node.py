@@ -138,7 +138,9 @@ def test_our_finite_nodes_under_torchdatas_loader():
     assert list(resumed) == [[2, 3], [4]]
 
 
-@pytest.mark.parametrize("state", [None, [], {}, {"a": 1}, {"a": 1, "b": "x", "c": 0}, {"a": -1, "b": ""}, {"a": True, "b": ""}, {"a": 1.0, "b": ""}])
+@pytest.mark.parametrize(
+    "state", [None, [], {}, {"a": 1}, {"a": 1, "b": "x", "c": 0}, {"a": -1, "b": ""}, {"a": True, "b": ""}, {"a": 1.0, "b": ""}]
+)
 def test_fields_refuses(state):
     with pytest.raises(StateError):
         fields(state, a=int, b=str)

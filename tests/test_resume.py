@@ -185,7 +185,7 @@ def test_every_batch_sampler_resumes_everywhere(sampler, method):
 def test_batch_samplers_under_ranks_resume_everywhere(rank, tail):
     options = {"rank": rank, "world_size": 2, "tail": tail}
     for sampler in BATCH_SAMPLERS.values():
-        assert_resumes_everywhere(lambda: Loader.from_dataset(Tagged(N), batch_sampler=sampler(), **options), steps=6)
+        assert_resumes_everywhere(lambda make=sampler: Loader.from_dataset(Tagged(N), batch_sampler=make(), **options), steps=6)
 
 
 def canonical(**options) -> Loader:
@@ -343,7 +343,9 @@ def test_all_ranks_have_the_same_state_at_every_step(tail, world_size, drop_last
     """Seen to fail when a rank that got a short last batch alone noted the end of the source."""
 
     def states(rank):
-        with Loader.from_dataset(Tagged(23), batch_size=2, shuffle=True, rank=rank, world_size=world_size, tail=tail, drop_last=drop_last) as batches:
+        with Loader.from_dataset(
+            Tagged(23), batch_size=2, shuffle=True, rank=rank, world_size=world_size, tail=tail, drop_last=drop_last
+        ) as batches:
             return [batches.state_dict()] + [batches.state_dict() for _ in range(3) for _ in batches]
 
     assert [states(rank) for rank in range(world_size)] == [states(0)] * world_size
@@ -356,7 +358,8 @@ def test_a_change_of_world_size_goes_on_with_the_same_sequence(chain):
 
     def run(world_size, state, steps):
         loaders = [
-            Loader.from_dataset(Tagged(n), batch_size=12 // world_size, shuffle=True, rank=rank, world_size=world_size) for rank in range(world_size)
+            Loader.from_dataset(Tagged(n), batch_size=12 // world_size, shuffle=True, rank=rank, world_size=world_size)
+            for rank in range(world_size)
         ]
         out = []
         for one in loaders:

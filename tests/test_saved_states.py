@@ -25,7 +25,9 @@ BUILDS = {
     "weighted": lambda: Loader.from_dataset(Tagged(N), batch_size=4, order=WeightedOrder(list(range(1, N + 1)), N, seed=5)),
     "sampler": lambda: Loader.from_dataset(Tagged(N), batch_size=4, sampler=RandomSampler(range(N)), seed=5),
     "batch sampler": lambda: Loader.from_dataset(Tagged(N), batch_sampler=BatchSampler(RandomSampler(range(N)), 4, False), seed=5),
-    "within": lambda: Loader.from_dataset(Tagged(N), batch_sampler=BatchSampler(RandomSampler(range(N)), 4, True), split="within", seed=5, rank=1, world_size=2),
+    "within": lambda: Loader.from_dataset(
+        Tagged(N), batch_sampler=BatchSampler(RandomSampler(range(N)), 4, True), split="within", seed=5, rank=1, world_size=2
+    ),
     "large": lambda: Loader.from_dataset(range(10**12), batch_size=4, shuffle=True, seed=2**62),
     "iterated": lambda: Loader(IterableSource(range(N))),
     "threads": lambda: Loader.from_dataset(Tagged(N), batch_size=4, shuffle=True, seed=5, num_workers=2, method="thread"),
@@ -52,7 +54,9 @@ def record(name: str, stop: int) -> dict:
 
 
 @pytest.mark.filterwarnings("ignore:range has no state_dict")
-@pytest.mark.parametrize("saved", json.loads(FILE.read_text()) if FILE.exists() else [], ids=lambda saved: f"{saved['name']}-{saved['stop']}")
+@pytest.mark.parametrize(
+    "saved", json.loads(FILE.read_text()) if FILE.exists() else [], ids=lambda saved: f"{saved['name']}-{saved['stop']}"
+)
 def test_a_saved_state_loads_for_ever(saved):
     with BUILDS[saved["name"]]() as loader:
         loader.load_state_dict(saved["state"])

@@ -23,6 +23,7 @@ from penstock._pin import PinMemory
 from penstock._prefetch import Prefetcher
 from penstock._sample import Sampler, SamplerWrapper
 from penstock._shard import Sharder
+from penstock._tolerance import SKIP
 
 Loader.from_dataset = staticmethod(_from_dataset)
 
@@ -49,6 +50,7 @@ __all__ = [
     "SequentialOrder",
     "Sharder",
     "ShuffledOrder",
+    "SKIP",
     "StateError",
     "StateMismatch",
     "TorchOrder",

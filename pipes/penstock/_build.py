@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock._deal import Tail
     from penstock._orders import Order
     from penstock._pool import StartMethod
+    from penstock._tolerance import OnError
 
 
 def from_dataset(
@@ -60,6 +61,8 @@ def from_dataset(
     rekey: bool = True,
     run_ahead: bool = True,
     max_restarts: int | None = None,
+    on_error: OnError = "raise",
+    max_errors: float | None = None,
     endless: bool = False,
     restart_on_stop_iteration: bool = True,
 ) -> Loader[Any]:
@@ -96,6 +99,8 @@ def from_dataset(
         rekey: See `ParallelMapper`.
         run_ahead: Load the first batches of the next epoch before it is asked for.
         max_restarts: See `ParallelMapper`.
+        on_error: See `ParallelMapper`: ``"raise"``, ``"skip"`` or a function.
+        max_errors: See `ParallelMapper`.
         endless: See `Loader`.
         restart_on_stop_iteration: See `Loader`.
 
@@ -140,6 +145,8 @@ def from_dataset(
         rekey=rekey,
         run_ahead=run_ahead,
         max_restarts=max_restarts,
+        on_error=on_error,
+        max_errors=max_errors,
     )
     if pin_memory and can_pin():
         node = PinMemory(node, run_ahead=run_ahead)
@@ -182,19 +189,32 @@ def _check_together(
 ) -> None:
     """Refuse what makes no sense together, as `DataLoader` does."""
     orders = [
-        name for name, given in (("shuffle=True", shuffle), ("sampler", sampler is not None), ("batch_sampler", batch_sampler is not None), ("order", order is not None)) if given
+        name
+        for name, given in (
+            ("shuffle=True", shuffle),
+            ("sampler", sampler is not None),
+            ("batch_sampler", batch_sampler is not None),
+            ("order", order is not None),
+        )
+        if given
     ]
     if isinstance(dataset, IterableDataset | BaseNode):
         if orders:
-            raise ValueError(f"{orders[0]} needs a dataset that is read by index, and {type(dataset).__name__} is read from its beginning. Leave {orders[0]} out.")
+            raise ValueError(
+                f"{orders[0]} needs a dataset that is read by index, and {type(dataset).__name__} is read from its beginning. Leave {orders[0]} out."
+            )
     elif not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
         raise TypeError(f"a dataset has __getitem__ (and __len__), or is an IterableDataset, and {type(dataset).__name__} is neither.")
     elif hasattr(dataset, "__len__") and len(dataset) == 0:
-        raise ValueError(f"{type(dataset).__name__} is empty (its length is 0), so there is nothing to load. Look where its files are found.")
+        raise ValueError(
+            f"{type(dataset).__name__} is empty (its length is 0), so there is nothing to load. Look where its files are found."
+        )
     if len(orders) > 1:
         raise ValueError(f"{' and '.join(orders)} exclude each other: each decides the order. Keep one of them.")
     if batch_sampler is not None and (batch_size != 1 or drop_last):
-        raise ValueError(f"batch_sampler and batch_size={batch_size}, drop_last={drop_last} exclude each other: a batch sampler already makes the batches. Drop one of them.")
+        raise ValueError(
+            f"batch_sampler and batch_size={batch_size}, drop_last={drop_last} exclude each other: a batch sampler already makes the batches. Drop one of them."
+        )
     if batch_size is None and drop_last:
         raise ValueError("drop_last=True needs batches, and batch_size=None makes none. Drop one of them.")
     if drop_last and tail == "exact":

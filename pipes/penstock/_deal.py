@@ -14,7 +14,9 @@ Tail = Literal["pad", "drop", "exact"]
 def check_tail(tail: str) -> None:
     """Refuse what is not a `Tail`."""
     if tail not in get_args(Tail):
-        raise ValueError(f"tail={tail!r} is none of {get_args(Tail)}: pad the last round from the epoch's start, drop it, or deal it out as it is.")
+        raise ValueError(
+            f"tail={tail!r} is none of {get_args(Tail)}: pad the last round from the epoch's start, drop it, or deal it out as it is."
+        )
 
 
 def share(items: int, rank: int, world_size: int, tail: Tail) -> int:

@@ -12,18 +12,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 import torch.utils.data._utils.worker as torch_worker
-from torch.utils.data import Subset, default_collate, default_convert
+from torch.utils.data import ConcatDataset, Subset, default_collate, default_convert
 
 from penstock._errors import GraphError
 from penstock._keys import global_rngs_kept, numpy_generator, rekey_globals, torch_generator
 from penstock._node import Indices
 from penstock._pool import IDLE
+from penstock._tolerance import SKIP, Fault, Marred
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, MutableSequence
+    from collections.abc import Callable, Iterable, MutableSequence
 
     import numpy as np
     import torch
+
+    from penstock._tolerance import OnError
 
 
 @final
@@ -123,12 +126,20 @@ class MapWork:
         map_fn: A `Fetch`, or any callable: it is handed plain values, without their address.
         seed: Of the random numbers of the samples.
         rekey: Key the global generators of ``random``, ``numpy.random`` and torch anew for each sample.
+        on_error: What becomes of a sample that raises an ``Exception``, where ``map_fn`` is a `Fetch`.
+
+    Attributes:
+        changing: The datasets that want to be told of an epoch: their ``set_epoch`` is called when a task is of another one than
+            the task before.
     """
 
-    def __init__(self, map_fn: Callable[[Any], Any], seed: int, rekey: bool) -> None:
+    def __init__(self, map_fn: Callable[[Any], Any], seed: int, rekey: bool, on_error: OnError = "raise") -> None:
         self.map_fn = map_fn
         self.seed = seed
         self.rekey = rekey
+        self.on_error = on_error
+        self.changing = _changing(self.dataset)
+        self._epoch: int | None = None  # that `changing` were told last, in this process
 
     @property
     def dataset(self) -> Any:
@@ -136,16 +147,20 @@ class MapWork:
         return self.map_fn.dataset if isinstance(self.map_fn, Fetch) else None
 
     def __call__(self, task: Any, cell: MutableSequence[int]) -> Any:
-        if isinstance(self.map_fn, Fetch):
-            if not isinstance(task, Indices):
-                raise GraphError(f"Fetch loads samples by index, and {type(task).__name__} came: put a Sampler at the source, or map with a plain function.")
-            return self._fetched(self.map_fn, task, cell)
-        with self._noted(task, cell):
+        token = _current.set(None)
+        try:
+            if isinstance(self.map_fn, Fetch):
+                return self._fetched(self.map_fn, task, cell)
             if not isinstance(task, Indices):
                 return self.map_fn(task)
             position = int(task.positions[0]) if task.is_batch else task.positions
-            with self._loading(task.epoch, position, task.plain()):
-                return self.map_fn(task.plain())
+            self._begin(task.epoch, position, task.plain())
+            return self.map_fn(task.plain())
+        except BaseException as exc:
+            annotate(exc, f"while loading {self.name(task, cell[0])}")
+            raise
+        finally:
+            _current.reset(token)
 
     def inline(self, task: Any) -> Any:
         """The task done in the caller's own process, whose global generators are left as they were."""
@@ -164,40 +179,98 @@ class MapWork:
             return f"the batch of dataset indices {shown} (epoch {task.epoch}, positions {task.positions[0]} to {task.positions[-1]})"
         return f"dataset index {task.values} (epoch {task.epoch}, position {task.positions})"
 
-    def _fetched(self, fetch: Fetch, task: Indices, cell: MutableSequence[int]) -> Any:
-        with self._noted(task, cell):
-            if not task.is_batch:
-                with self._loading(task.epoch, task.positions, task.values):
-                    return fetch.convert(fetch.dataset[task.values])
-            indices = task.plain()
-            if fetch._gathers:
-                with self._loading(task.epoch, int(task.positions[0]), indices):
-                    return fetch.collate(fetch.dataset.__getitems__(indices))
-            samples = []
-            for row, (position, index) in enumerate(zip(task.positions.tolist(), indices, strict=True)):
-                cell[0] = row
-                with self._loading(task.epoch, position, index):
-                    samples.append(fetch.dataset[index])
+    def _fetched(self, fetch: Fetch, task: Any, cell: MutableSequence[int]) -> Any:
+        if not isinstance(task, Indices):
+            raise GraphError(
+                f"Fetch loads samples by index, and {type(task).__name__} came: put a Sampler at the source, or map with a plain function."
+            )
+        if self.changing and task.epoch != self._epoch:
+            self._tell(task.epoch)
+        faults: list[Fault] = []
+        if task.is_batch:
+            samples = self._samples(fetch, task, cell, faults)
             cell[0] = IDLE
-            return fetch.collate(samples)
+        else:
+            samples = self._by_row(fetch.dataset.__getitem__, [(task.positions, task.values)], task, [IDLE], faults)
+        _current.set(None)
+        value = None if faults and not samples else fetch.collate(samples) if task.is_batch else fetch.convert(samples[0])
+        return Marred(value, faults, len(samples)) if faults else value
 
-    @contextlib.contextmanager
-    def _loading(self, epoch: int, position: int, index: Any) -> Iterator[None]:
+    def _samples(self, fetch: Fetch, task: Indices, cell: MutableSequence[int], faults: list[Fault]) -> list[Any]:
+        """The samples of a batch; those that could not be loaded are in ``faults``."""
+        indices = task.plain()
+        load = fetch.dataset.__getitem__ if not fetch._gathers else None
+        if load is None:
+            self._begin(task.epoch, int(task.positions[0]), indices)
+            try:
+                samples: list[Any] = fetch.dataset.__getitems__(indices)
+            except Exception:
+                if self.on_error == "raise":
+                    raise
+                load = _gather_one(fetch.dataset)  # once more, one by one, to find out which
+            else:
+                return samples
+        return self._by_row(load, zip(task.positions.tolist(), indices, strict=True), task, cell, faults)
+
+    def _by_row(
+        self, load: Callable[[Any], Any], rows: Iterable[tuple[int, Any]], task: Indices, cell: MutableSequence[int], faults: list[Fault]
+    ) -> list[Any]:
+        samples = []
+        for row, (position, index) in enumerate(rows):
+            cell[0] = row
+            self._begin(task.epoch, position, index)
+            try:
+                samples.append(load(index))
+            except Exception as exc:
+                if self.on_error == "raise":
+                    raise
+                substitute = SKIP if self.on_error == "skip" else self._substitute(exc, index, task.epoch, position)
+                faults.append(Fault(row, self.name(task, row), in_words(exc), substitute is SKIP))
+                if substitute is not SKIP:
+                    samples.append(substitute)
+        return samples
+
+    def _substitute(self, exc: Exception, index: Any, epoch: int, position: int) -> Any:
+        self._begin(epoch, position, index)  # its random numbers do not depend on where the sample failed
+        assert callable(self.on_error)
+        return self.on_error(exc, index, epoch, position)
+
+    def _begin(self, epoch: int, position: int, index: Any) -> None:
         if self.rekey:
             rekey_globals(self.seed, epoch, position)
-        token = _current.set(Sample(self.seed, epoch, position, index))
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        _current.set(Sample(self.seed, epoch, position, index))
 
-    @contextlib.contextmanager
-    def _noted(self, task: Any, cell: MutableSequence[int]) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as exc:
-            exc.add_note(f"while loading {self.name(task, cell[0])}")
-            raise
+    def _tell(self, epoch: int) -> None:
+        self._epoch = None
+        for dataset in self.changing:
+            dataset.set_epoch(epoch)
+        self._epoch = epoch
+
+
+def annotate(exc: BaseException, note: str) -> None:
+    """Add a note, where the exception can bear one (a frozen dataclass cannot)."""
+    with contextlib.suppress(Exception):
+        exc.add_note(note)
+
+
+def in_words(exc: BaseException) -> str:
+    """Type and message, whatever the message may raise."""
+    try:
+        return f"{type(exc).__name__}: {exc}"
+    except Exception:
+        return f"{type(exc).__name__}, whose message cannot be shown"
+
+
+def _gather_one(dataset: Any) -> Callable[[Any], Any]:
+    return lambda index: dataset.__getitems__([index])[0]
+
+
+def _changing(dataset: Any) -> list[Any]:
+    """What in ``dataset`` has a ``set_epoch``: itself, or what torch's own wrappers hold."""
+    if callable(getattr(dataset, "set_epoch", None)):
+        return [dataset]
+    inside = [dataset.dataset] if isinstance(dataset, Subset) else dataset.datasets if isinstance(dataset, ConcatDataset) else []
+    return [found for one in inside for found in _changing(one)]
 
 
 def _gathers(dataset: Any) -> bool:

@@ -30,7 +30,9 @@ class IterableSource(Node[Indices]):
     def __init__(self, iterable: Iterable[Any]) -> None:
         super().__init__()
         if isinstance(iterable, Iterator):
-            raise GraphError(f"{type(iterable).__name__} is an iterator, which can be read only once; an epoch needs an iterable that can be read again.")
+            raise GraphError(
+                f"{type(iterable).__name__} is an iterator, which can be read only once; an epoch needs an iterable that can be read again."
+            )
         self.iterable = iterable
         self._stateful = hasattr(iterable, "state_dict") and hasattr(iterable, "load_state_dict")
         self._iterator: Iterator[Any] = iter(())
@@ -71,7 +73,9 @@ class IterableSource(Node[Indices]):
         return take_by_next(self, n, every=every, first=first)
 
     def at(self, positions: np.ndarray) -> Sequence[Indices]:
-        raise GraphError(f"{type(self.iterable).__name__} cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'.")
+        raise GraphError(
+            f"{type(self.iterable).__name__} cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'."
+        )
 
     def remaining(self, state: State | None = None) -> int | None:
         return 0 if (self._ended if state is None else state["ended"]) else None

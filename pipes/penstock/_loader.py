@@ -12,9 +12,12 @@ import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
+from torch.utils.data import IterableDataset, get_worker_info
+
 from penstock._cycle import Cycler
 from penstock._errors import ClosedError, GraphError, StateError, StateMismatch
 from penstock._node import EndOfEpoch, Indices, Node, State, epoch_of
+from penstock._pool import PATIENCE_S, closing_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +92,11 @@ class Loader(Generic[T]):
 
     def __bool__(self) -> bool:
         return True
+
+    @property
+    def endless(self) -> bool:
+        """Whether ``for batch in loader`` goes on over all epochs."""
+        return self._endless
 
     def set_epoch(self, epoch: int) -> None:
         """Ask for ``epoch``. Moves nothing: the next iterator to be started starts there.
@@ -192,11 +200,31 @@ class Loader(Generic[T]):
 
     # Life.
 
-    def close(self) -> None:
-        """End the workers and give back all they held. `state_dict` still works. Again, does nothing."""
+    def refresh(self) -> None:
+        """Hand the dataset to the workers anew, after it was changed in this process; its length must stay.
+
+        Worker processes are ended, and new ones start with the next batch. What was loaded ahead is loaded again; the place in the
+        epoch, the state and the iterator that runs stay as they are.
+        """
+        self._check_open()
+        node: Any = self.root
+        while node is not None:
+            if callable(anew := getattr(node, "refresh", None)):
+                anew()
+            node = node._source
+        if self._stands:
+            self.root.reset(self._state)
+            self._mark_read = False
+
+    def close(self, timeout: float = PATIENCE_S) -> None:
+        """End the workers and give back all they held, within ``timeout`` seconds. `state_dict` still works. Again, does nothing.
+
+        A thread that is stuck in user code cannot be stopped: it is named in the log and left behind, and its result is dropped.
+        """
         self._closed = True
         self._run += 1
-        self.root.shutdown()
+        with closing_within(timeout):
+            self.root.shutdown()
 
     def __enter__(self) -> Loader[T]:
         return self
@@ -213,6 +241,12 @@ class Loader(Generic[T]):
     def _start(self) -> int:
         """Stand where a new iterator starts; returns its run."""
         self._check_open()
+        worker, (rank, world_size) = get_worker_info(), self.root.ranks()
+        if worker is not None and isinstance(worker.dataset, IterableDataset) and (world_size % worker.num_workers or rank % worker.num_workers != worker.id):
+            raise GraphError(
+                f"this loader is read inside a DataLoader, and each of its {worker.num_workers} workers would deliver every batch. A Loader takes the DataLoader's "
+                f"place: iterate over it directly, and give it the workers."
+            )
         requested, self._requested = self._requested, None
         if self._loaded:
             self._start_from_loaded(requested)

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch import Fetch, MapWork
 from penstock._node import EndOfEpoch, Node, State, fields, is_mark
-from penstock._pool import Job, Pool
+from penstock._pool import IDLE, Job, Pool
 from penstock._processes import ProcessPool
 from penstock._threads import ThreadPool
+from penstock._tolerance import Tolerance, check_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock._node import BaseNode
     from penstock._pool import StartMethod
+    from penstock._tolerance import OnError
 
 T = TypeVar("T", covariant=True)
 
@@ -82,7 +84,9 @@ class ParallelMapper(Node[T]):
         multiprocessing_context: A start method or context; default: multiprocessing's.
         max_concurrent: Items in work at once, at most; default ``num_workers * prefetch_factor``.
         prefetch_factor: Items in work for each worker.
-        timeout: Seconds that ``next`` waits for an item before ``TimeoutError``; None waits for ever.
+        timeout: Seconds that ``next`` waits for an item before ``TimeoutError``; None waits for ever, and inline there is nothing to
+            wait for. The item is lost, and the next one comes next. A worker process that was in the middle of it is killed and
+            replaced (which counts for ``max_restarts``); a thread cannot be stopped, and is left to itself.
         worker_init_fn: Called with the worker's number in each worker process as it starts.
         seed: Of the random numbers of samples; default: that of the order.
         rekey: Key the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
@@ -90,9 +94,15 @@ class ParallelMapper(Node[T]):
         run_ahead: Work on the next epoch before it is asked for.
         max_restarts: How many worker processes may die and be replaced before `WorkerDied`, all of them together; default 8, or
             twice the number of workers where that is more.
+        on_error: What becomes of a sample whose loading raises an ``Exception``; ``map_fn`` must be a `Fetch` for all but the first.
+            ``"raise"``: the batch is lost, and ``next`` raises it. ``"skip"``: it is left out, and its batch is shorter. A function
+            ``(exception, index, epoch, position)``, called where the sample was loaded: what it returns takes the sample's place, or
+            leaves it out if that is `SKIP`. A batch of which nothing is left raises `SampleError`.
+        max_errors: How many samples may fail before ``next`` raises `SampleError`: an ``int`` in all, a ``float`` that share of any
+            1000 samples in a row; None: any number.
 
     Raises:
-        ValueError: An argument makes no sense.
+        ValueError: An argument makes no sense; or the dataset has a ``set_epoch``, which threads would call under one another.
     """
 
     def __init__(
@@ -112,6 +122,8 @@ class ParallelMapper(Node[T]):
         rekey: bool = True,
         run_ahead: bool = True,
         max_restarts: int | None = None,
+        on_error: OnError = "raise",
+        max_errors: float | None = None,
     ) -> None:
         super().__init__(source)
         if not callable(map_fn):
@@ -124,20 +136,28 @@ class ParallelMapper(Node[T]):
             raise ValueError(f"method={method!r} is neither 'thread' nor 'process'.")
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout={timeout!r} must be a positive number of seconds, or None to wait for ever.")
+        check_policy(on_error, max_errors)
+        if on_error != "raise" and not isinstance(map_fn, Fetch):
+            raise ValueError(
+                "on_error looks at each sample of a batch, and only a Fetch(dataset) loads them one by one; your own function can catch what it raises. Leave on_error out."
+            )
         seed = self.source.settings().get("seed", 0) if seed is None else seed
         self.map_fn = map_fn
         self.in_order = in_order
         self.num_workers = num_workers
         self._timeout = timeout
         self._run_ahead = run_ahead
-        self._work = MapWork(map_fn, seed, rekey and not (method == "thread" and num_workers))
+        self._tolerance = None if on_error == "raise" else Tolerance(max_errors)
+        work = self._work = MapWork(map_fn, seed, rekey and not (method == "thread" and num_workers), on_error)
         self._window = max_concurrent if max_concurrent is not None else num_workers * prefetch_factor
-        self._pool: Pool | None = None
-        if num_workers and method == "thread":
-            self._pool = ThreadPool(self._work, num_workers)
-        elif num_workers:
-            self._pool = ProcessPool(
-                self._work,
+
+        def pool() -> Pool | None:
+            if not num_workers:
+                return None
+            if method == "thread":
+                return ThreadPool(work, num_workers)
+            return ProcessPool(
+                work,
                 num_workers,
                 queue_size=prefetch_factor,
                 max_restarts=max(8, 2 * num_workers) if max_restarts is None else max_restarts,
@@ -145,6 +165,15 @@ class ParallelMapper(Node[T]):
                 worker_init_fn=worker_init_fn,
                 seed=seed,
             )
+
+        if work.changing and num_workers and method == "thread":
+            raise ValueError(
+                f"{type(work.changing[0]).__name__}.set_epoch would be called while other threads load samples of another epoch. Use "
+                f'method="process", or have the dataset read penstock.sample().epoch and rename its set_epoch.'
+            )
+        self._new_pool = pool
+        self._pool = pool()
+        self._stale = False
         self._entries: deque[_Entry] = deque()
         self._open = 0  # entries with a job that is not delivered; at most the window
         self._pulled = 0  # entries since reset
@@ -159,6 +188,10 @@ class ParallelMapper(Node[T]):
         if initial_state is not None and "delivered" in initial_state:
             self._check_rank(initial_state)
             delivered, initial_state = initial_state["delivered"], initial_state["source"]
+        if self._stale and self._pool is not None:
+            self._pool.shutdown()
+            self._pool = self._new_pool()
+        self._stale = False
         if self._pool is not None:
             self._pool.discard()
             self._pool.start()
@@ -184,13 +217,18 @@ class ParallelMapper(Node[T]):
             return entry.value  # type: ignore[return-value]  # the mark
         self._open -= 1
         value: T = job.result()
+        if self._tolerance is not None:
+            samples = len(job.task) if job.task.is_batch else 1
+            value = self._tolerance.passed(samples, value, "" if job.worker == IDLE else f" in worker {job.worker}")
         self._settle()
         if self._pool is not None:
             self._fill()  # Now, and not when the next batch is asked for: the workers go on while the caller trains.
         return value
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Any:
-        raise GraphError("a ParallelMapper cannot be dealt or batched, because its items are done already. Put Sharder and Batcher below it.")
+        raise GraphError(
+            "a ParallelMapper cannot be dealt or batched, because its items are done already. Put Sharder and Batcher below it."
+        )
 
     def get_state(self) -> State:
         return self._state
@@ -228,7 +266,11 @@ class ParallelMapper(Node[T]):
         self.source.shutdown()
 
     def statistics(self) -> tuple[Any, ...]:
-        return (*self.source.statistics(), *(() if self._pool is None else (self._pool.statistics(),)))
+        return (*self.source.statistics(), *(own.statistics() for own in (self._pool, self._tolerance) if own is not None))
+
+    def refresh(self) -> None:
+        """Hand the dataset to new workers at the next `reset`: for what was changed in it, in this process. Starts nothing by itself."""
+        self._stale = True
 
     def _fill(self) -> None:
         """Pull from the source and hand to the workers until the window is full."""
@@ -285,7 +327,7 @@ class ParallelMapper(Node[T]):
             assert job is not None
             try:
                 job.value = self._work.inline(job.task)
-            except (Exception, SystemExit, GeneratorExit) as exc:
+            except (Exception, SystemExit, GeneratorExit) as exc:  # Ctrl-C is not the item's fault: it is done again
                 job.error = exc
             return choice[0]
         self._pool.wait([entry.job for entry in choice if entry.job is not None], self._timeout)

@@ -273,7 +273,9 @@ def fields(state: Any, **kinds: type) -> dict[str, Any]:
         value: Any = state[key]
         in_bounds = kind is not int or (not isinstance(value, bool) and isinstance(value, int) and 0 <= value < 2**63)
         if not isinstance(value, kind) or not in_bounds:
-            raise StateError(f"{key!r} of a state must be {'a whole number from 0' if kind is int else kind.__name__}, and {value!r:.80} came.")
+            raise StateError(
+                f"{key!r} of a state must be {'a whole number from 0' if kind is int else kind.__name__}, and {value!r:.80} came."
+            )
     return state
 
 
@@ -295,7 +297,9 @@ class Foreign(Node[Indices]):
     def __init__(self, node: BaseNode[Any]) -> None:
         super().__init__()
         if not isinstance(node, BaseNode):
-            raise GraphError(f"a source must be a torchdata.nodes.BaseNode, not {type(node).__name__}; wrap an iterable in torchdata.nodes.IterableWrapper.")
+            raise GraphError(
+                f"a source must be a torchdata.nodes.BaseNode, not {type(node).__name__}; wrap an iterable in torchdata.nodes.IterableWrapper."
+            )
         below: Any = node
         while (below := getattr(below, "source", None)) is not None:
             if isinstance(below, Node) and below.endless:
@@ -329,7 +333,9 @@ class Foreign(Node[Indices]):
             self._ended = True
             raise
         if isinstance(item, EndOfEpoch):
-            raise GraphError(f"{type(self.node).__name__} handed on {item}: it stands above a Cycler. Put it below, or write a penstock.Node.")
+            raise GraphError(
+                f"{type(self.node).__name__} handed on {item}: it stands above a Cycler. Put it below, or write a penstock.Node."
+            )
         self._position += 1
         return Indices(self._epoch, self._position - 1, item)
 

@@ -6,18 +6,41 @@ thread may make is `Pool.interrupt`.
 
 from __future__ import annotations
 
+import contextlib
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._errors import SampleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableSequence
+    from collections.abc import Iterable, Iterator, MutableSequence
     from multiprocessing.context import BaseContext
 
     StartMethod = str | BaseContext
 
 IDLE = -1
 """What a worker's cell holds while it loads no sample."""
+
+
+PATIENCE_S = 2.0
+"""How long a shutdown may take, unless `closing_within` says otherwise."""
+
+_patience_s: ContextVar[float] = ContextVar("penstock_patience_s", default=PATIENCE_S)
+
+
+@contextlib.contextmanager
+def closing_within(timeout: float) -> Iterator[None]:
+    """Let every `Pool.shutdown` in the body that is not told a time take ``timeout`` seconds; nodes hand no arguments down."""
+    token = _patience_s.set(timeout)
+    try:
+        yield
+    finally:
+        _patience_s.reset(token)
+
+
+def patience_s(timeout: float | None) -> float:
+    """``timeout``, or that of `closing_within`."""
+    return _patience_s.get() if timeout is None else timeout
 
 
 class Work(Protocol):
@@ -68,7 +91,11 @@ class Pool(Protocol):
         ...
 
     def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
-        """Until one of ``jobs`` is done; `TimeoutError` after ``timeout`` seconds, `ClosedError` after `interrupt`."""
+        """Until one of ``jobs`` is done; `ClosedError` after `interrupt`.
+
+        After ``timeout`` seconds a job that a worker is in the middle of is done with a `TimeoutError` of its own, and its worker is
+        given up; where none of ``jobs`` has been begun, `wait` raises it, and they are still to come.
+        """
 
     def discard(self) -> None:
         """Forget every job in flight, after a jump; the workers live on, and finish or skip what they have."""
@@ -76,8 +103,8 @@ class Pool(Protocol):
     def interrupt(self) -> None:
         """Wake whoever is in `wait` with `ClosedError`; from any thread."""
 
-    def shutdown(self, timeout: float = 2.0) -> None:
-        """End the workers and give back all they held; again, does nothing."""
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the workers within ``timeout`` seconds (see `closing_within`) and give back all they held; again, does nothing."""
 
     def statistics(self) -> Any:
         """A frozen object that counts what the pool has done."""

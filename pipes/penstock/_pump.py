@@ -63,9 +63,7 @@ class _Parcel:
 class _Core:
     """What the reader thread and the pump share. The thread must not hold the pump, or an abandoned one would never end."""
 
-    def __init__(
-        self, source: Readable, depth: int, convert: Callable[[Any], Any] | None, holds: Callable[[Any], bool] | None
-    ) -> None:
+    def __init__(self, source: Readable, depth: int, convert: Callable[[Any], Any] | None, holds: Callable[[Any], bool] | None) -> None:
         self.source = source
         self.convert = convert
         self.holds = holds

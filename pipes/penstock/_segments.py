@@ -13,7 +13,6 @@ consumer's mapping, consumer's views) is gone, so a batch that the user keeps ou
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
 import errno
 import io
@@ -21,15 +20,12 @@ import os
 import pickle
 import struct
 import tempfile
-import traceback
 import weakref
 from collections import ChainMap, deque
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-
-from penstock._errors import SampleError
 
 NO_SLOT = -1
 _ALIGN = 64  # bytes: a cache line, and what vector instructions and `torch` like
@@ -77,8 +73,14 @@ def attach(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
 
     By `torch.from_file`, because ``mmap.mmap`` keeps a file descriptor for each mapping (up to Python 3.12), and a user who
     keeps a thousand batches would run out of them. ``private`` maps copy-on-write.
+
+    Raises:
+        OSError: No memory, or no file descriptor, for it.
     """
-    mapped: Any = torch.from_file(f"/dev/fd/{fd}", shared=not private, size=nbytes, dtype=torch.uint8).numpy()
+    try:
+        mapped: Any = torch.from_file(f"/dev/fd/{fd}", shared=not private, size=nbytes, dtype=torch.uint8).numpy()
+    except RuntimeError as error:
+        raise OSError(errno.EMFILE if f"({errno.EMFILE})" in str(error) else errno.ENOMEM, str(error)) from error
     return memoryview(mapped)
 
 
@@ -172,72 +174,6 @@ _IN_NUMPY = {
 }
 
 
-# Errors.
-
-
-class WorkerTraceback(Exception):
-    """The cause of an error that came from a worker: shows where in the worker it was raised."""
-
-    def __str__(self) -> str:
-        return f"\nOriginal traceback in {self.args[0]}:\n{self.args[1]}"
-
-
-class Failure(NamedTuple):
-    """An exception on its way: itself where it survives pickling, and in words."""
-
-    pickled: bytes | None
-    kind: str
-    message: str
-    trace: str
-    notes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """Describe ``error``; pickled only if it also comes back as what it was."""
-        pickled = None
-        with contextlib.suppress(Exception):
-            body = pickle.dumps(error)
-            again = pickle.loads(body)  # fails where the constructor takes other arguments
-            if type(again) is type(error) and str(again) == str(error):
-                pickled = body
-        try:
-            message = str(error)
-        except Exception:
-            message = "(its message cannot be shown)"
-        notes = tuple(map(str, getattr(error, "__notes__", ())))
-        return cls(pickled, type(error).__qualname__, message, "".join(traceback.format_exception(error)), notes)
-
-    def short(self, nbytes: int) -> Failure:
-        """The same, cut to fit ``nbytes`` in any case."""
-        room = nbytes // 16  # up to 4 bytes a character, two texts
-        pickled = self.pickled if self.pickled is not None and len(self.pickled) <= nbytes // 4 else None
-        return Failure(pickled, self.kind[:200], self.message[:room], self.trace[-room:], ())
-
-    def rebuilt(self, where: str, what: str) -> BaseException:
-        """The exception to raise in the consumer.
-
-        Exceptions that mean something to the machinery that they pass (``StopIteration``, ``KeyboardInterrupt``, ``SystemExit``)
-        come inside a `SampleError`: raised raw they would end the user's loop in silence.
-        """
-        error: BaseException | None = None
-        if self.pickled is not None:
-            with contextlib.suppress(Exception):  # its class may be known to the worker only
-                error = cast("BaseException", pickle.loads(self.pickled))
-        if error is None:
-            error = SampleError(
-                f"{self.kind}: {self.message} (while doing {what} in {where}; this exception cannot be pickled, so it comes in words)"
-            )
-        error.__cause__ = WorkerTraceback(where, self.trace)
-        if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
-            wrapped = SampleError(f"{self.kind} was raised while doing {what} in {where}: {self.message}")
-            wrapped.__cause__ = error
-            error = wrapped
-        if not hasattr(error, "__notes__"):
-            for note in self.notes:
-                error.add_note(note)
-        return error
-
-
 # Slots, as the worker sees them.
 
 
@@ -253,6 +189,7 @@ class SlotMaker:
 
         Raises:
             MemoryError: A new slot was needed, and there is no memory for it.
+            OSError: ... and no file descriptor for it.
         """
         memory = self._mapped.get(lent)
         if memory is not None and len(memory) >= nbytes:
@@ -261,6 +198,8 @@ class SlotMaker:
         try:
             fd = create(size)
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
             raise MemoryError(
                 f"no shared memory for a result of {nbytes} bytes ({error}). Keep fewer batches, prefetch less, use smaller batches or "
                 f"fewer workers, or give the machine (or its container) more memory."
@@ -307,9 +246,22 @@ class Slots:
         self._idle: list[int] = []
         self._dropped: deque[int] = deque()
 
-    def add(self, number: int, fd: int, nbytes: int) -> None:
-        """Map a slot that the worker has made."""
-        self._mapped[number] = attach(fd, nbytes)
+    def add(self, number: int, fds: list[int], nbytes: int) -> None:
+        """Map a slot that the worker has made; where that fails, the worker is told to drop it.
+
+        Raises:
+            OSError: No memory, or no file descriptor: then ``fds`` may be empty, because the kernel drops those that find no place.
+        """
+        try:
+            if not fds:
+                raise OSError(
+                    errno.EMFILE,
+                    "too many open files in this process, so no result can come in. Close some, or raise the limit (ulimit -n)",
+                )
+            self._mapped[number] = attach(fds[0], nbytes)
+        except OSError:
+            self._dropped.append(number)
+            raise
 
     def view(self, number: int) -> SlotView:
         """The slot's memory (uint8), held until the last view of it is gone."""

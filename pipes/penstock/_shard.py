@@ -65,7 +65,9 @@ class Sharder(Node[T]):
         if (rank is None) != (world_size is None):
             raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together: give both, or neither to have them looked up.")
         if mesh is not None and (rank is not None or mesh.ndim != 1):
-            raise ValueError(f"mesh must be one dimension, such as mesh['dp'], and excludes rank: it has {mesh.ndim} dimensions, rank={rank!r}.")
+            raise ValueError(
+                f"mesh must be one dimension, such as mesh['dp'], and excludes rank: it has {mesh.ndim} dimensions, rank={rank!r}."
+            )
         if rank is not None and world_size is not None:
             _check_rank(rank, world_size, "the arguments")
         self.split = split
@@ -75,7 +77,6 @@ class Sharder(Node[T]):
         self._pinned: tuple[int, int] | None = None
         self._opened = False  # in this epoch: what _open looks at was found good
         self._dealt = False  # in this epoch: an item
-        self._said = False
 
     def reset(self, initial_state: State | None = None) -> None:
         self._pinned = self.ranks()
@@ -84,6 +85,8 @@ class Sharder(Node[T]):
         self._dealt = initial_state is not None and initial_state != self.start_of(epoch_of(initial_state))
         if self.split == "items" and self.tail == "drop":
             self._check_round(self.source.batches_per_epoch())
+        if self.split == "items" and self.tail == "exact" and self._pinned[1] > 1:
+            log.info("tail='exact' on several ranks: a rank that ran out says in its state that the epoch is over. Save rank 0's.")
 
     def next(self) -> T:
         block = self.take(1)
@@ -163,16 +166,15 @@ class Sharder(Node[T]):
         if self.tail == "pad":
             self.source.at(np.arange(0))  # Refuses by itself where it cannot be read by position.
             if self.source.batches_per_epoch() is None:
-                raise GraphError("tail='pad' needs to know how many items an epoch has, and the source does not. Use tail='drop' or tail='exact'.")
-        if self.tail == "exact" and not self._said:
-            log.info("tail='exact' on %d ranks: states differ between ranks where some have ended an epoch before others. Save rank 0's.", self.ranks()[1])
-            self._said = True
+                raise GraphError("tail='pad' needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'.")
         self._opened = True
 
     def _check_round(self, items: int | None) -> None:
         world_size = self.ranks()[1]
         if items is not None and 0 < items < world_size:
-            raise ValueError(f"tail='drop' leaves nothing: an epoch has {items} items for {world_size} ranks. Use tail='pad', or fewer ranks.")
+            raise ValueError(
+                f"tail='drop' leaves nothing: an epoch has {items} items for {world_size} ranks. Use tail='pad', or fewer ranks."
+            )
 
     def _padded(self, block: Sequence[T], left: int) -> Sequence[T]:
         """``block`` and the one item that this rank lacks to a full last round, from the epoch's start."""
@@ -183,7 +185,11 @@ class Sharder(Node[T]):
         more = self.source.at(np.array([missing]))
         if isinstance(block, Indices) and isinstance(more, Indices):
             values = [*block.plain(), *more.plain()]
-            return Indices(block.epoch, np.append(block.positions, more.positions), np.array(values) if isinstance(block.values, np.ndarray) else values)
+            return Indices(
+                block.epoch,
+                np.append(block.positions, more.positions),
+                np.array(values) if isinstance(block.values, np.ndarray) else values,
+            )
         return [*block, *more]
 
     def _dealt_by_reading(self, n: int) -> Sequence[T]:
@@ -193,14 +199,18 @@ class Sharder(Node[T]):
         if self.tail == "drop" and not self._dealt:
             self._check_round(len(block))
         self._dealt = self._dealt or len(block) > 0
-        return block[rank :: world_size][: share(len(block), rank, world_size, self.tail)]
+        return block[rank::world_size][: share(len(block), rank, world_size, self.tail)]
 
     def _places(self, batch: Any) -> Any:
         rank, world_size = self._agreed()
         if isinstance(batch, Indices) and not batch.is_batch:
-            raise GraphError("split='within' deals the places of a batch, and single items came. Give a batch_sampler, or put the Batcher below the Sharder.")
+            raise GraphError(
+                "split='within' deals the places of a batch, and single items came. Give a batch_sampler, or put the Batcher below the Sharder."
+            )
         if len(batch) % world_size:
-            raise ValueError(f"split='within' needs batches that divide: one of {len(batch)} places came for {world_size} ranks. Use split='items'.")
+            raise ValueError(
+                f"split='within' needs batches that divide: one of {len(batch)} places came for {world_size} ranks. Use split='items'."
+            )
         return batch[rank::world_size]
 
 

@@ -1,7 +1,10 @@
 """Worker threads.
 
-Who touches what: the consumer thread submits, waits and discards; each worker thread takes one job at a time from the inbox, writes
-the job's outcome, then sets ``done`` under the condition. `interrupt` may come from any thread.
+Who touches what: the consumer thread submits, waits and discards; each worker thread takes one job at a time from the inbox, and
+writes its outcome. All of that under the condition; `interrupt` may come from any thread.
+
+A thread cannot be stopped. One that is in the middle of a job longer than ``timeout`` is given up: the job is done, with a
+`TimeoutError`, and what comes of it after all is dropped. The thread itself takes jobs again if it ever comes back.
 
 The threads hold the `_Core` and never the pool, so that an abandoned pool is collected and its finalizer ends them. They are
 daemons only so that a thread stuck in user code cannot hold up the interpreter's exit.
@@ -9,16 +12,17 @@ daemons only so that a thread stuck in user code cannot hold up the interpreter'
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import ClosedError
-from penstock._pool import IDLE, Job, Work
+from penstock._pool import IDLE, PATIENCE_S, Job, Work, patience_s
+from penstock._stats import ThreadStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,24 +30,16 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("penstock")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ThreadStatistics:
-    """What a `ThreadPool` has done: ``workers`` threads, ``tasks`` finished, ``waiting`` for a thread now."""
-
-    workers: int
-    tasks: int
-    waiting: int
-
-
 class _Core:
     """What the threads share."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, num_workers: int) -> None:
         self.work = work
+        self.cells = [[IDLE] for _ in range(num_workers)]  # each written by its thread
         self.changed = threading.Condition()
         # All below is read and written under `changed` only.
         self.inbox: deque[Job] = deque()
+        self.doing: list[Job | None] = [None] * num_workers
         self.tasks = 0
         self.interrupted = False
         self.stopped = False
@@ -54,28 +50,62 @@ class _Core:
             self.inbox.clear()
             self.changed.notify_all()
 
-    def take(self) -> Job | None:
+    def take(self, number: int) -> Job | None:
         with self.changed:
             self.changed.wait_for(lambda: self.stopped or self.inbox)
-            return None if self.stopped else self.inbox.popleft()
+            if self.stopped:
+                return None
+            job = self.doing[number] = self.inbox.popleft()
+            job.worker = number
+            return job
 
-    def finish(self, job: Job) -> None:
+    def finish(self, number: int, job: Job, value: Any, error: BaseException | None) -> None:
         with self.changed:
-            job.done = True
-            self.tasks += 1
+            self.cells[number][0] = IDLE
+            self.doing[number] = None
+            if not job.done:  # or it was given up
+                job.value, job.error = value, error
+                job.done = True
+                self.tasks += 1
             self.changed.notify_all()
 
+    def give_up(self, jobs: list[Job], timeout: float | None) -> None:
+        """End one of ``jobs`` that a thread has begun; call it under `changed`."""
+        job = next((job for job in jobs if job.worker != IDLE), None)
+        if job is not None:
+            what = self.work.name(job.task, self.cells[job.worker][0])
+            job.error = TimeoutError(
+                f"waited {timeout} s for {what}, in worker thread {job.worker}, which cannot be stopped: it is left to itself, and its result dropped."
+            )
+            job.done = True
+            self.tasks += 1
+            return
+        why = "which no worker thread has begun"
+        if stuck := self.stuck():
+            why += f"; {len(stuck)} of {len(self.doing)} are stuck: " + "; ".join(stuck)
+        raise TimeoutError(f"waited {timeout} s for {self.work.name(jobs[0].task, IDLE)}, {why}.")
 
-def _run(core: _Core, number: int, cells: list[list[int]]) -> None:
-    while (job := core.take()) is not None:
-        job.worker = number
+    def stuck(self) -> list[str]:
+        """The threads that were given up, and what they are at; call it under `changed`."""
+        return [
+            f"worker thread {number} in {self.work.name(job.task, self.cells[number][0])}"
+            for number, job in enumerate(self.doing)
+            if job is not None and job.done
+        ]
+
+
+def _run(core: _Core, number: int) -> None:
+    name = threading.current_thread().name
+    while (job := core.take(number)) is not None:
+        value, error = None, None
         try:
-            job.value = core.work(job.task, cells[number])
+            value = core.work(job.task, core.cells[number])
         except BaseException as exc:
-            job.error = exc
-        cells[number][0] = IDLE
-        core.finish(job)
-        del job  # This frame must not keep a batch alive while it waits for the next.
+            with contextlib.suppress(Exception):  # an exception that is frozen bears no note
+                exc.add_note(f"in worker thread {number} ({name})")
+            error = exc
+        core.finish(number, job, value, error)
+        del job, value, error  # This frame must not keep a batch alive while it waits for the next.
 
 
 @final
@@ -89,13 +119,12 @@ class ThreadPool:
     """
 
     def __init__(self, work: Work, num_workers: int, *, name: str = "penstock-map") -> None:
-        self._core = _Core(work)
-        self._cells = [[IDLE] for _ in range(num_workers)]
+        self._core = _Core(work, num_workers)
         self._threads = [
-            threading.Thread(target=_run, args=(self._core, number, self._cells), name=f"{name}-{number}", daemon=True) for number in range(num_workers)
+            threading.Thread(target=_run, args=(self._core, number), name=f"{name}-{number}", daemon=True) for number in range(num_workers)
         ]
         self._started = False
-        self._finalizer = weakref.finalize(self, _end, self._core, self._threads, 2.0)
+        self._finalizer = weakref.finalize(self, _end, self._core, self._threads, PATIENCE_S)
 
     def start(self) -> None:
         if self._core.stopped:
@@ -123,11 +152,8 @@ class ThreadPool:
             in_time = core.changed.wait_for(over, timeout)
             if core.interrupted or core.stopped:
                 raise ClosedError("the loader was closed, or moved elsewhere, while a batch was being waited for.")
-        if not in_time:
-            job = jobs[0]
-            row = self._cells[job.worker][0] if job.worker != IDLE else IDLE
-            where = f"in worker thread {job.worker}" if job.worker != IDLE else "which no worker thread has begun"
-            raise TimeoutError(f"waited {timeout} s for {core.work.name(job.task, row)}, {where}.")
+            if not in_time:
+                core.give_up(jobs, timeout)
 
     def discard(self) -> None:
         with self._core.changed:
@@ -139,20 +165,27 @@ class ThreadPool:
             self._core.interrupted = True
             self._core.changed.notify_all()
 
-    def shutdown(self, timeout: float = 2.0) -> None:
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the threads; one that is stuck in user code is named in the log and left behind, as a daemon."""
         self._finalizer.detach()
-        _end(self._core, self._threads, timeout)
+        if self._core.stopped:
+            return
+        for thread in _end(self._core, self._threads, patience_s(timeout)):
+            _logger.warning(
+                "thread %s is stuck in user code and cannot be stopped; it is left behind, and its result dropped.", thread.name
+            )
 
     def statistics(self) -> ThreadStatistics:
-        with self._core.changed:
-            return ThreadStatistics(workers=len(self._threads), tasks=self._core.tasks, waiting=len(self._core.inbox))
+        core = self._core
+        with core.changed:
+            return ThreadStatistics(workers=len(self._threads), tasks=core.tasks, waiting=len(core.inbox), stuck=len(core.stuck()))
 
 
-def _end(core: _Core, threads: list[threading.Thread], timeout: float) -> None:
+def _end(core: _Core, threads: list[threading.Thread], timeout: float) -> list[threading.Thread]:
+    """The threads that did not end in time."""
     core.stop()
     deadline = time.monotonic() + timeout
     for thread in threads:
         if thread.is_alive() and thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                _logger.warning("thread %s is stuck in user code and cannot be stopped; it is left behind, and its result dropped.", thread.name)
+    return [thread for thread in threads if thread.is_alive() and thread is not threading.current_thread()]

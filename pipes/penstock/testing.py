@@ -79,11 +79,15 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
         resumed = make(build())
         try:
             resumed.load(state)
-            assert resumed.state() == state, f"a graph reset to the state after {stop} steps has another one at once: {resumed.state()} and not {state}"
+            assert resumed.state() == state, (
+                f"a graph reset to the state after {stop} steps has another one at once: {resumed.state()} and not {state}"
+            )
             for step in range(stop, steps):
                 item = plain(resumed.step())
                 assert item == items[step], f"resumed after {stop} steps, step {step} gave {item} and not {items[step]}"
-                assert resumed.state() == states[step + 1], f"resumed after {stop} steps, the state after step {step} differs: {resumed.state()} and not {states[step + 1]}"
+                assert resumed.state() == states[step + 1], (
+                    f"resumed after {stop} steps, the state after step {step} differs: {resumed.state()} and not {states[step + 1]}"
+                )
         finally:
             resumed.close()
 

@@ -1,0 +1,207 @@
+"""Starting worker processes and hearing of their deaths: by a zygote of our own, or by multiprocessing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock._errors import WorkerDied
+from penstock._segments import Parcel, attach, create
+from penstock._wire import BORN, ENDED, NO_DESCRIPTORS, ORDER, REPORT, Setup, receive
+from penstock._worker import no_ctrl_c, worker_main
+from penstock._zygote import buried, fork_zygote, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.process import BaseProcess
+
+_LIKELY = {
+    "SIGKILL": "possibly out of memory (the kernel's OOM killer; see dmesg), or killed by hand",
+    "SIGSEGV": "a crash in native code",
+    "SIGABRT": "native code gave up",
+    "SIGBUS": "memory or a mapped file that is not there, for instance a full disk or a truncated file",
+    "SIGFPE": "a crash in native code",
+    "SIGILL": "native code built for another processor",
+    "SIGTERM": "it was asked to end, for instance by a job scheduler",
+}
+
+
+class Launcher(Protocol):
+    late: list[tuple[int, int]]  # deaths that came while a start was awaited; the poller does not show them again
+
+    def launch(self, serial: int, worker: int, channel: socket.socket) -> int: ...
+    def greeting(self) -> tuple[int, list[int]]: ...
+    def deaths(self) -> Iterator[tuple[int, int]]: ...
+    def join(self, timeout: float) -> bool: ...
+    def kill(self) -> None: ...
+    def disown(self) -> None: ...
+
+
+class ByZygote:
+    """Workers by fork, from a process without threads."""
+
+    def __init__(self, setup: Setup, poller: select.poll) -> None:
+        for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered once more
+            with contextlib.suppress(AttributeError, ValueError, OSError):
+                stream.flush()
+        with warnings.catch_warnings():  # Python 3.12 warns of threads in this process; the zygote touches nothing that they may hold
+            warnings.simplefilter("ignore", DeprecationWarning)
+            with no_ctrl_c():
+                self._pid, self._control = fork_zygote(setup)
+        self.late: list[tuple[int, int]] = []
+        poller.register(self._control, select.POLLIN)
+
+    def greeting(self) -> tuple[int, list[int]]:
+        return 0, []
+
+    def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
+        try:
+            socket.send_fds(self._control, [ORDER.pack(serial, worker)], [channel.fileno()])
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._lost() from None
+        while True:
+            serial, what, value = self._report(0)
+            if what == ENDED:
+                self.late.append((serial, value))
+            elif serial == serial and what == BORN:
+                return value
+            elif serial == serial:
+                raise OSError(value, f"worker process {worker} could not be forked: {os.strerror(value)}")
+
+    def deaths(self) -> Iterator[tuple[int, int]]:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                serial, what, code = self._report(socket.MSG_DONTWAIT)
+                if what == ENDED:
+                    self.late.append((serial, code))
+        while self.late:
+            yield self.late.pop(0)
+
+    def join(self, timeout: float) -> bool:
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        deadline = time.monotonic() + timeout
+        while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if not receive(self._control, REPORT.size)[0]:
+                self._reap()
+                return True
+        return False
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        self._reap()
+
+    def disown(self) -> None:
+        self._control.close()
+
+    def _reap(self) -> None:
+        self._control.close()
+        with contextlib.suppress(ChildProcessError):  # someone else's waitpid(-1) was quicker
+            os.waitpid(self._pid, 0)
+
+    def _report(self, flags: int) -> tuple[int, int, int]:
+        message, _ = receive(self._control, REPORT.size, flags)
+        if not message:
+            raise self._lost()
+        serial, what, value = REPORT.unpack(message)
+        return serial, what, value
+
+    def _lost(self) -> WorkerDied:
+        return WorkerDied(f"the process that forks the workers (pid {self._pid}) has died, {_LIKELY['SIGKILL']}. Build a new loader.")
+
+
+class ByContext:
+    """Workers by ``multiprocessing``'s forkserver or spawn, which get the setup pickled, once for all of them."""
+
+    def __init__(self, setup: Setup, context: Any, poller: select.poll) -> None:
+        try:
+            parcel = Parcel(setup, tensors=False)
+        except Exception as error:
+            raise TypeError(
+                f"the dataset (or map_fn, collate_fn, worker_init_fn, on_error) cannot be pickled, which worker processes started by "
+                f'{context.get_start_method()!r} need: {type(error).__name__}: {error}. Use method="thread" or multiprocessing_context="fork", or '
+                f"make it picklable: functions and classes at the top of a module, files and locks opened in the worker."
+            ) from error
+        self.late: list[tuple[int, int]] = []
+        self._context = context
+        self._poller = poller
+        self._name = setup.name
+        self._processes: dict[int, tuple[int, BaseProcess]] = {}
+        self._nbytes = parcel.nbytes
+        self._fd = create(parcel.nbytes)
+        parcel.write(attach(self._fd, parcel.nbytes))
+
+    def greeting(self) -> tuple[int, list[int]]:
+        return self._nbytes, [self._fd]
+
+    def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
+        process = self._context.Process(target=worker_main, args=(worker, channel), name=f"{self._name}-{worker}", daemon=True)
+        process.start()
+        watched = watch(process, owned=self._context.get_start_method() != "forkserver")
+        self._processes[watched] = (serial, process)
+        self._poller.register(watched, select.POLLIN)
+        return int(process.pid)
+
+    def deaths(self) -> Iterator[tuple[int, int]]:
+        for watched in self._ended(0.0):
+            self._poller.unregister(watched)
+            serial, process = self._processes.pop(watched)
+            yield serial, buried(process, watched)
+
+    def join(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while self._processes and (ended := self._ended(max(0.0, deadline - time.monotonic()))):
+            for watched in ended:
+                buried(self._processes.pop(watched)[1], watched)
+        if self._processes:
+            return False
+        os.close(self._fd)
+        return True
+
+    def kill(self) -> None:
+        for _, process in self._processes.values():
+            process.kill()
+        self.join(1.0)
+
+    def disown(self) -> None:
+        for watched, (_, process) in self._processes.items():
+            if watched != process.sentinel:
+                os.close(watched)
+        os.close(self._fd)
+
+    def _ended(self, timeout: float) -> list[int]:
+        poller = select.poll()
+        for watched in self._processes:
+            poller.register(watched, select.POLLIN)
+        return [watched for watched, _ in poller.poll(timeout * 1000)]
+
+
+def cause_of(code: int) -> str:
+    """How a worker ended, in words, from its exit code (negative: a signal)."""
+    if code == NO_DESCRIPTORS:
+        return "its file descriptors were exhausted; user code in it opens files and does not close them"
+    if code >= 0:
+        return f"exit code {code}, so it ended itself (os._exit, or native code that calls exit)"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+    return f"signal {name}, {_LIKELY.get(name, 'sent by another process or by itself')}"
+
+
+def preload() -> None:
+    """Have the fork server import torch and the worker's code once, unless the user has chosen what it imports."""
+    from multiprocessing import forkserver
+
+    server = getattr(forkserver, "_forkserver", None)
+    if getattr(server, "_preload_modules", None) == ["__main__"]:
+        forkserver.set_forkserver_preload(["__main__", "torch", "penstock._worker"])

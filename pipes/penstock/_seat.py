@@ -1,0 +1,137 @@
+"""One worker process, as the engine sees it, and the tasks that it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock._pool import IDLE, Job
+from penstock._segments import NO_SLOT, Slots, attach, create
+from penstock._wire import ANSWER, DROPS, HELLO, TASK, Area, receive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_HELD = 64
+"""Tasks that a worker may hold: their messages must fit the buffer of its socket, so that a send never blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A task on its way. ``job`` is None once it was discarded; ``fatal_rows`` are those on which a worker died."""
+
+    job: Job | None
+    number: int
+    body: bytes
+    place: int = 0
+    lent: int = NO_SLOT
+    fatal_rows: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One worker process, as the engine sees it."""
+
+    serial: int
+    worker: int
+    channel: socket.socket
+    lifeline: Any
+    area: Area
+    slots: Slots
+    places: list[int]
+    pid: int = 0
+    ready: bool = False
+    held: deque[Entry] = field(default_factory=deque)
+    stuck: str = ""  # why the engine has killed it
+
+    @classmethod
+    @contextlib.contextmanager
+    def taken(cls, serial: int, worker: int, places: int, setup_bytes: int, setup_fds: list[int]) -> Iterator[tuple[Seat, socket.socket]]:
+        """A seat for a new worker, with the greeting in its channel, and the worker's end of that, to be passed on in the body."""
+        nbytes = Area.size(places)
+        with contextlib.ExitStack() as passing, contextlib.ExitStack() as undo:
+            ours, theirs = socket.socketpair()
+            passing.enter_context(theirs)
+            undo.enter_context(ours)
+            end, other = os.pipe()
+            passing.callback(os.close, end)
+            lifeline = undo.enter_context(os.fdopen(other, "wb", buffering=0))
+            memory = create(nbytes)
+            passing.callback(os.close, memory)
+            area = Area(attach(memory, nbytes))
+            area.cells[Area.ROW], area.cells[Area.DOING] = IDLE, -1
+            seat = cls(serial, worker, ours, lifeline, area, Slots(), list(range(places)))
+            socket.send_fds(ours, [HELLO.pack(nbytes, setup_bytes)], [memory, end, *setup_fds])
+            yield seat, theirs
+            undo.pop_all()
+
+    @property
+    def where(self) -> str:
+        """The worker in words."""
+        return f"worker process {self.worker} (pid {self.pid})"
+
+    def doing(self) -> Entry | None:
+        """The task that the worker is in the middle of."""
+        number = self.area.cells[Area.DOING]
+        return next((entry for entry in self.held if entry.number == number), None)
+
+    def hand(self, entry: Entry) -> None:
+        """Send the worker a task; never blocks."""
+        fds = []
+        if len(entry.body) > Area.PLACE:
+            fds.append(create(len(entry.body)))
+            attach(fds[0], len(entry.body))[:] = entry.body
+        entry.place, entry.lent = self.places.pop(), self.slots.lend()
+        self.held.append(entry)
+        if entry.job is not None:
+            entry.job.worker = self.worker
+        if not fds:
+            self.area.places[entry.place][: len(entry.body)] = entry.body
+        drops = self.slots.dropped(DROPS)
+        message = TASK.pack(entry.number, entry.place, len(entry.body), entry.lent, *drops, *[NO_SLOT] * (DROPS - len(drops)))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: its death brings the task back
+            if fds:
+                socket.send_fds(self.channel, [message], fds)
+            else:
+                self.channel.sendall(message)
+        for fd in fds:
+            os.close(fd)
+
+    def answer(self) -> tuple[int, int, int, int, OSError | None] | None:
+        """One message of the worker: number, status, slot, bytes, and what has kept its slot from being mapped here; None for no message."""
+        try:
+            message, fds = receive(self.channel, ANSWER.size, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        if not message:
+            return None
+        number, status, slot, nbytes = ANSWER.unpack(message)
+        trouble = None
+        if slot != NO_SLOT and nbytes:  # a new one
+            try:
+                self.slots.add(slot, fds, nbytes)
+            except OSError as error:
+                trouble = error
+        for fd in fds:
+            os.close(fd)
+        return number, status, slot, nbytes, trouble
+
+    def memory(self, place: int, slot: int, nbytes: int) -> np.ndarray:
+        """Where an answer lies: the slot itself, or a copy of the place, which the next task needs."""
+        if slot != NO_SLOT:
+            return self.slots.view(slot)
+        return np.frombuffer(self.area.places[place][:nbytes], np.uint8).copy()
+
+    def close(self) -> None:
+        """End-of-file for the worker."""
+        self.channel.close()
+
+    def kill(self) -> None:
+        """SIGKILL from the kernel, which cannot hit a process that has come to bear the same pid."""
+        self.lifeline.close()

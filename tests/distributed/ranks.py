@@ -1,0 +1,53 @@
+"""What the scripts of this folder share. They run under torchrun; one check is one function, run on all ranks together."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def gathered(mine: Any) -> list[Any]:
+    """What each rank said, in the order of the ranks."""
+    everyones: list[Any] = [None] * WORLD_SIZE
+    dist.all_gather_object(everyones, mine)
+    return everyones
+
+
+def flat(batches: Iterable[torch.Tensor]) -> list[int]:
+    return [value for batch in batches for value in batch.tolist()]
+
+
+def in_order(hands: list[list[int]]) -> list[int]:
+    """The global sequence, from what each rank was dealt: place k of it lies at place ``k // world_size`` of rank ``k % world_size``."""
+    return [hands[k % len(hands)][k // len(hands)] for k in range(sum(map(len, hands)))]
+
+
+def error(action: Callable[[], Any]) -> str:
+    """The error that ``action`` ends with, in words; to be compared over the ranks."""
+    try:
+        action()
+    except Exception as exc:
+        return f"{type(exc).__name__}: {exc}"
+    return "no error"
+
+
+def run(checks: Iterable[Callable[[], None]]) -> None:
+    """Every check, on all ranks at once; rank 0 says which were good."""
+    for check in checks:
+        try:
+            check()
+        except Exception as exc:
+            exc.add_note(f"in {check.__name__} on rank {RANK} of {WORLD_SIZE}")
+            raise
+        dist.barrier()
+        if RANK == 0:
+            print("good:", check.__name__, flush=True)
+    dist.destroy_process_group()

@@ -1,0 +1,72 @@
+"""Many ranks, as real processes under torchrun and gloo. What is checked stands in the scripts beside this file."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from penstock import Loader
+from penstock.testing import Tagged
+from torchrun import torchrun
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parent.parent / "examples"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_the_laws_hold_on(world_size: int, tmp_path: Path) -> None:
+    """Each law is a function of laws.py. Of those, seen to fail: see the docstrings there."""
+    said = torchrun(tmp_path, world_size, HERE / "laws.py")
+    good = re.findall(r"^good: (\w+)$", said, re.MULTILINE)
+    functions = {node.name for node in ast.parse((HERE / "laws.py").read_text()).body if isinstance(node, ast.FunctionDef)}
+    assert set(good) <= functions
+    assert len(good) == {1: 15, 2: 18, 3: 19, 4: 20}[world_size]
+
+
+def test_a_chain_of_world_sizes_goes_on_with_the_same_sequence(tmp_path: Path) -> None:
+    """1 -> 2 -> 4 -> 3 -> 1 ranks over three ends of an epoch, through torch.distributed.checkpoint.
+
+    Seen to fail when a copy of the Sharder took its state in mid-round (behind the rank's own item instead of the round's last):
+    the ranks' states differed at the first step; with that comparison out, the sequence did after the first change.
+    """
+    chain = [(1, 3), (2, 4), (4, 2), (3, 5), (1, 4)]
+    links = [tmp_path / f"link{k}" for k in range(len(chain))]
+    for k, (world_size, steps) in enumerate(chain):
+        looked_at = [links[1]] if k > 2 else []  # what 2 ranks saved, on 3 and on 1
+        torchrun(tmp_path, world_size, HERE / "chain.py", links[k], steps, links[k - 1] if k else "-", *looked_at)
+    pieces = [json.loads((link / "sequence.json").read_text()) for link in links]
+    assert [len(piece) for piece in pieces] == [12 * steps for _, steps in chain]
+    with Loader.from_dataset(Tagged(62), batch_size=12, shuffle=True, seed=5, drop_last=True) as uninterrupted:
+        whole = [value for _ in range(4) for batch in uninterrupted for value in batch.tolist()]
+    assert [value for piece in pieces for value in piece] == whole[: sum(map(len, pieces))]
+    for link, following in pairwise(links):
+        assert json.loads((following / "sequence.json").read_text())[:12] == json.loads((link / "next.json").read_text())
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_two_streams_are_divided_over_the_ranks(world_size: int, tmp_path: Path) -> None:
+    said = torchrun(tmp_path, world_size, EXAMPLES / "two_stream.py")
+    assert f"{world_size} ranks: every labelled index exactly once in each of 3 epochs: True" in said
+    assert f"{world_size} ranks: every batch of P x K has P classes with K samples of each: True" in said
+
+
+def test_a_failing_rank_is_seen_and_leaves_nothing(tmp_path: Path) -> None:
+    """The tool itself; that nothing is left is what every test ends with."""
+    script = tmp_path / "fails.py"
+    script.write_text("import os, signal\nif os.environ['RANK'] == '1': raise SystemExit('rank 1 says no')\nsignal.pause()")
+    with pytest.raises(AssertionError, match="rank 1 says no"):
+        torchrun(tmp_path, 2, script)
+
+
+def test_a_rank_that_hangs_is_ended(tmp_path: Path) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text("import signal\nprint('here I stay', flush=True)\nsignal.pause()")
+    with pytest.raises(AssertionError, match="has not ended after 5 s"):
+        torchrun(tmp_path, 2, script, timeout_s=5)

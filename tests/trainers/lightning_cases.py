@@ -1,0 +1,413 @@
+"""Lightning's Trainer, run to its end and resumed from one of its own checkpoints, in every way in which it makes them.
+
+Imported by the tests, where it runs in one process; as a script it runs the same cases on two, which Lightning starts itself:
+
+    python lightning_cases.py FOLDER
+
+Every rank writes what it saw to FOLDER/rank<r>.json; the judge is `exact`, in the test. Nothing here imitates Lightning.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import penstock
+from penstock.integrations.lightning import PenstockCallback
+from penstock.testing import Tagged
+
+N, B = 48, 4
+WITHOUT, WITH, DATALOADER, STATEFUL = KINDS = ("penstock", "penstock + callback", "DataLoader", "StatefulDataLoader")
+PEERS = KINDS[2:]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of checkpoint. Steps are counted in steps of an epoch, so that they mean the same on any number of ranks.
+
+    Attributes:
+        name: As it stands in the table of the guide.
+        checkpoint: What `ModelCheckpoint` is told; ``every`` (in epochs) becomes its ``every_n_train_steps``.
+        resume: Batches trained when the checkpoint to resume from was made, in epochs.
+        trainer: What `Trainer` is told; ``max_epochs=3`` where it does not say.
+        loader: ``"sized"``, ``"unsized"`` or ``"endless"``.
+        estimated: ``configure_optimizers`` asks for ``trainer.estimated_stepping_batches``.
+        hook: The loader is made by ``train_dataloader`` and not passed to ``fit``.
+        fails: The step that raises in the first run, in epochs.
+        validated: There is a validation loader.
+        alone: Exact without the callback.
+        possible: False where Lightning itself does not resume rightly, whatever the loader.
+    """
+
+    name: str
+    checkpoint: dict[str, Any]
+    resume: float
+    trainer: dict[str, Any] = field(default_factory=dict)
+    loader: str = "sized"
+    estimated: bool = False
+    hook: bool = False
+    fails: float | None = None
+    validated: bool = False
+    alone: bool = False
+    possible: bool = True
+
+
+MID = {"every": 1.5}
+EDGE = {"every": 2.0}
+EPOCH_END: dict[str, Any] = {}
+VALIDATION_END = {"save_on_train_epoch_end": False}
+EXCEPTION = {"every": 99.0, "save_on_exception": True}
+
+CASES = [
+    Case("mid-epoch", MID, 1.5, alone=True),
+    Case("last batch", EDGE, 2, alone=True),
+    Case("epoch end (the default)", EPOCH_END, 2),
+    Case("validation end", VALIDATION_END, 2, validated=True, alone=True),
+    Case("validation end, in mid-epoch", VALIDATION_END, 1.5, {"val_check_interval": 0.5}, validated=True, alone=True),
+    Case("exception", EXCEPTION, 1.5, fails=1.5),
+    Case("mid-epoch, `estimated_stepping_batches`", MID, 1.5, estimated=True),
+    Case("epoch end, `estimated_stepping_batches`", EPOCH_END, 2, estimated=True),
+    Case("mid-epoch, `reload_dataloaders_every_n_epochs`", MID, 1.5, {"reload_dataloaders_every_n_epochs": 1}, hook=True),
+    Case("last batch, `reload_dataloaders_every_n_epochs`", EDGE, 2, {"reload_dataloaders_every_n_epochs": 1}, hook=True),
+    Case("epoch end, `reload_dataloaders_every_n_epochs`", EPOCH_END, 2, {"reload_dataloaders_every_n_epochs": 1}, hook=True),
+    Case("mid-epoch, `limit_train_batches`", {"every": 0.75}, 0.75, {"limit_train_batches": 0.5}, alone=True),
+    Case("last batch, `limit_train_batches`", {"every": 1.0}, 1, {"limit_train_batches": 0.5}),
+    Case("epoch end, `limit_train_batches`", EPOCH_END, 1, {"limit_train_batches": 0.5}),
+    Case("mid-epoch, `max_steps`", MID, 1.5, {"max_steps": 2.5}, alone=True),
+    Case("last batch, `max_steps`", EDGE, 2, {"max_steps": 2.5}, alone=True),
+    Case("epoch end, `max_steps`", EPOCH_END, 1, {"max_steps": 2.5}, possible=False),
+    Case("un-sized, mid-epoch", MID, 1.5, loader="unsized"),
+    Case("un-sized, last batch", EDGE, 2, loader="unsized", alone=True),
+    Case("un-sized, epoch end", EPOCH_END, 2, loader="unsized"),
+    Case("un-sized, exception", EXCEPTION, 1.5, loader="unsized", fails=1.5),
+    Case("un-sized, mid-epoch, `estimated_stepping_batches`", MID, 1.5, {"max_steps": 2.5}, loader="unsized", estimated=True),
+    Case("un-sized, mid-epoch, reloaded", MID, 1.5, {"reload_dataloaders_every_n_epochs": 1}, loader="unsized", hook=True),
+    Case("un-sized, last batch of `limit_train_batches`", {"every": 1.0}, 1, {"limit_train_batches": 0.5}, loader="unsized"),
+    Case("endless, `max_steps`", MID, 1.5, {"max_steps": 2.5}, loader="endless"),
+    Case("endless, `limit_train_batches`, last batch", {"every": 0.75}, 0.75, {"limit_train_batches": 0.75}, loader="endless", alone=True),
+    Case("endless, `limit_train_batches`, epoch end", EPOCH_END, 0.75, {"limit_train_batches": 0.75}, loader="endless"),
+]
+
+CHANGES = [
+    Case("mid-epoch", MID, 1.5, validated=True),
+    Case("last batch", EDGE, 2, validated=True, alone=True),
+    Case("epoch end (the default)", EPOCH_END, 2),
+    Case("validation end, in mid-epoch", VALIDATION_END, 1.5, {"val_check_interval": 0.5}, validated=True),
+    Case("exception", EXCEPTION, 1.5, fails=1.5),
+    Case("un-sized, mid-epoch", MID, 1.5, loader="unsized"),
+]
+"""Those that are also resumed on another number of ranks."""
+
+
+class Counted(IterableDataset):
+    """The numbers below N, tagged by the epoch, in an order of their own each epoch; its length is not known."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(1000 * self.epoch + (i * 5 + self.epoch) % N for i in range(N))
+
+
+class Dealt(IterableDataset):
+    """What `Counted` is, for a DataLoader: it counts its epochs and takes its rank's share by itself."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size, self.epoch = rank, world_size, -1
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter([1000 * self.epoch + (i * 5 + self.epoch) % N for i in range(N)][self.rank :: self.world_size])
+
+
+def new_loader(kind: str, case: Case, rank: int, world_size: int) -> Any:
+    """The loader of a case; all take the same samples in the same order from a seed, so that none is inexact by its shuffle alone."""
+    if kind in PEERS:
+        make = DataLoader if kind == DATALOADER else StatefulDataLoader
+        if case.loader == "unsized":
+            return make(Dealt(rank, world_size), batch_size=B)
+        if world_size > 1 or kind == STATEFUL:  # Lightning puts in a DistributedSampler, where there are ranks.
+            return make(range(N), batch_size=B, shuffle=True, generator=torch.Generator().manual_seed(3))
+        return make(range(N), batch_size=B, sampler=DistributedSampler(range(N), num_replicas=1, rank=0, seed=3))
+    if case.loader == "unsized":
+        return penstock.Loader.from_dataset(Counted(), batch_size=B, tail="drop")
+    return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, endless=case.loader == "endless")
+
+
+class Model(LightningModule):
+    """One weight, and a log of every batch it was trained on."""
+
+    def __init__(self, case: Case, make: Any, fails: int | None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.case, self.make, self.fails = case, make, fails
+        self.seen: list[list[int]] = []
+        self.validated = 0
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        if len(self.seen) == self.fails:
+            raise RuntimeError("as planned")
+        self.seen.append(batch.tolist())
+        return self.layer(batch.float().unsqueeze(1)).mean() / 1000
+
+    def validation_step(self, batch: torch.Tensor) -> None:
+        self.validated += 1
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1e-6)
+        if self.case.estimated:
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-6, total_steps=int(self.trainer.estimated_stepping_batches))
+        return optimizer
+
+
+class HookedModel(Model):
+    def train_dataloader(self) -> Any:
+        return self.make()
+
+
+def fit(case: Case, kind: str, folder: Path, *, ranks: int = 1, resume: Path | None = None, fails: int | None = None) -> Model:
+    """One run of a case, to its end."""
+    epoch = N // B // ranks
+    rank = int(os.environ.get("LOCAL_RANK", 0)) if ranks > 1 else 0
+    made = new_loader(kind, case, rank, ranks)
+    model = (HookedModel if case.hook else Model)(case, lambda: new_loader(kind, case, rank, ranks), fails)
+    options = {"max_epochs": 3} | case.trainer
+    if "max_steps" in options:
+        options |= {"max_steps": int(options["max_steps"] * epoch), "max_epochs": -1}
+    if "limit_train_batches" in options:
+        options["limit_train_batches"] = max(1, int(options["limit_train_batches"] * epoch))
+    checkpoint = dict(case.checkpoint)
+    if "every" in checkpoint:
+        checkpoint["every_n_train_steps"] = max(1, int(checkpoint.pop("every") * epoch))
+    saver = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, **checkpoint)
+    trainer = new_trainer(ranks, [saver, *([PenstockCallback()] if kind == WITH else [])], num_sanity_val_steps=1, limit_val_batches=1, **options)
+    try:
+        trainer.fit(model, None if case.hook else made, DataLoader([0, 1]) if case.validated else None, ckpt_path=resume)
+    except RuntimeError as exc:
+        if str(exc) != "as planned":
+            raise
+    finally:
+        if isinstance(made, penstock.Loader):
+            made.close()
+    return model
+
+
+def new_trainer(ranks: int, callbacks: list[Callback], **options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy="ddp" if ranks > 1 else "auto",
+        callbacks=callbacks,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+def run(case: Case, kind: str, folder: Path, *, ranks: int = 1) -> dict[str, Any]:
+    """Both runs of a case, as this rank saw them: what was trained in one go, and from the checkpoint on."""
+    epoch = N // B // ranks
+    place = place_of(case, kind, folder, ranks)
+    if case.fails is not None:
+        fit(case, kind, place, ranks=ranks, fails=int(case.fails * epoch))
+        whole = fit(case, kind, place / "whole", ranks=ranks)
+    else:
+        whole = fit(case, kind, place, ranks=ranks)
+    resumed = again(case, kind, place, folder / "again", steps=int(case.resume * epoch), ranks=ranks)
+    return {"whole": whole.seen, **resumed}
+
+
+def again(case: Case, kind: str, place: Path, folder: Path, *, steps: int, ranks: int) -> dict[str, Any]:
+    """What is trained from the checkpoint in ``place`` on that was made after ``steps`` steps."""
+    (file,) = [file for file in place.glob("*.ckpt") if f"step={steps}" in file.stem]
+    try:
+        model = fit(case, kind, folder / place.name, ranks=ranks, resume=file)
+    except Exception as exc:
+        if kind not in PEERS:
+            raise
+        return {"resumed": [[f"{type(exc).__name__}: {exc}"]], "validated": 0}
+    return {"resumed": model.seen, "validated": model.validated}
+
+
+def place_of(case: Case, kind: str, folder: Path, ranks: int) -> Path:
+    return folder / f"{case.name} {kind} {ranks}".replace("/", "-")
+
+
+def right(case: Case, rank: int, ranks: int) -> list[list[int]]:
+    """What one run must train on: a plain loop over a loader of our own, cut as the trainer is told to."""
+    epoch = N // B // ranks
+    limit = max(1, int(case.trainer.get("limit_train_batches", 1) * epoch))
+    steps = int(case.trainer.get("max_steps", 3) * epoch)
+    made = penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, endless=case.loader == "endless", rank=rank, world_size=ranks)
+    if case.loader == "unsized":
+        made = penstock.Loader.from_dataset(Counted(), batch_size=B, tail="drop", rank=rank, world_size=ranks)
+    with made:
+        return [batch.tolist() for _ in range(3) for batch in islice(made, limit)][:steps]
+
+
+def exact(case: Case, kind: str, result: dict[str, Any], rank: int = 0, ranks: int = 1) -> bool:
+    """What was trained from the checkpoint on is, in order and by value, what one run trained after it; and that run was right."""
+    at = int(case.resume * (N // B // ranks))
+    return result["whole"][at:] == result["resumed"] and (kind in PEERS or result["whole"] == right(case, rank, ranks))
+
+
+def sequence(results: list[list[list[int]]]) -> list[int]:
+    """The samples of all ranks, dealt back into one global sequence."""
+    return [value for batches in zip(*results, strict=True) for round_ in zip(*batches, strict=True) for value in round_]
+
+
+# Two streams, and P classes by K samples, on ranks that Lightning made.
+
+
+class TwoStreamBatchSampler(Sampler):
+    """Batches of ``primary`` indices, each once an epoch, filled up with ``secondary`` ones, over and over."""
+
+    def __init__(self, primary: range, secondary: range, primary_size: int, secondary_size: int) -> None:
+        self.primary, self.secondary = primary, secondary
+        self.primary_size, self.secondary_size = primary_size, secondary_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.primary) // self.primary_size
+
+    def __iter__(self):
+        rng = np.random.default_rng((7, self.epoch))
+        primary = rng.permutation(self.primary)
+        secondary = np.concatenate([rng.permutation(self.secondary) for _ in range(1 + len(self) * self.secondary_size // len(self.secondary))])
+        for k in range(len(self)):
+            yield [
+                *primary[k * self.primary_size : (k + 1) * self.primary_size].tolist(),
+                *secondary[k * self.secondary_size : (k + 1) * self.secondary_size].tolist(),
+            ]
+
+
+class PKSampler(Sampler):
+    """Batches of P classes by K samples; each class once an epoch. Draws from NumPy's global generator, as many such samplers do."""
+
+    def __init__(self, labels: list[int], p: int, k: int) -> None:
+        self.of = {label: [i for i, other in enumerate(labels) if other == label] for label in sorted(set(labels))}
+        self.p, self.k = p, k
+
+    def __len__(self) -> int:
+        return len(self.of) // self.p
+
+    def __iter__(self):
+        labels = np.random.permutation(list(self.of))
+        for first in range(0, len(self) * self.p, self.p):
+            yield [int(i) for label in labels[first : first + self.p] for i in np.random.choice(self.of[label], self.k, replace=False)]
+
+
+LABELS = [i % 12 for i in range(N)]
+STREAMS: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "divides": (lambda: TwoStreamBatchSampler(range(20), range(20, N), 2, 2), {}, 7),
+    "within": (lambda: TwoStreamBatchSampler(range(20), range(20, N), 2, 2), {"split": "within"}, 14),
+    "drop": (lambda: TwoStreamBatchSampler(range(18), range(18, N), 2, 2), {"tail": "drop"}, 7),
+    "exact": (lambda: TwoStreamBatchSampler(range(20), range(20, N), 2, 2), {"tail": "exact"}, 7),
+    "pad": (lambda: TwoStreamBatchSampler(range(18), range(18, N), 2, 2), {"tail": "pad"}, 7),
+    "classes": (lambda: PKSampler(LABELS, 2, 2), {"tail": "drop"}, 4),
+}
+"""What makes the sampler, what the loader is told, and the step of the second epoch from which it is resumed."""
+
+
+def run_stream(name: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
+    """Two epochs over a batch sampler of the user's, in one go and from the middle of the second on."""
+    make, options, at = STREAMS[name]
+
+    def once(resume: Path | None, place: Path) -> list[list[int]]:
+        case = Case(name, MID, 1.5)
+        model = Model(case, None, None)
+        with penstock.Loader.from_dataset(Tagged(N), batch_sampler=make(), seed=5, **options) as loader:
+            saver = ModelCheckpoint(dirpath=place, filename="{step}", save_top_k=-1, every_n_train_steps=at)
+            new_trainer(ranks, [saver, PenstockCallback()], max_epochs=2).fit(model, loader, ckpt_path=resume)
+        return model.seen
+
+    whole = once(None, folder / name)
+    (file,) = (folder / name).glob("*.ckpt")
+    return {"whole": whole, "resumed": once(file, folder / name / "resumed"), "at": at}
+
+
+def what_dataloader_does() -> dict[str, str | int]:
+    """The same sampler in a DataLoader: what Lightning says, and, where it is told to keep its hands off, how many primaries this rank trains."""
+    said: dict[str, str | int] = {}
+    for injected in (True, False):
+        model = Model(Case("", {}, 0), None, None)
+        trainer = new_trainer(2, [], max_epochs=1, use_distributed_sampler=injected, enable_checkpointing=False)
+        try:
+            trainer.fit(model, DataLoader(range(N), batch_sampler=TwoStreamBatchSampler(range(20), range(20, N), 2, 2)))
+            said[f"{injected}"] = sum(i < 20 for batch in model.seen for i in batch)
+        except TypeError as exc:
+            said[f"{injected}"] = str(exc)
+    return said
+
+
+def refusals() -> dict[str, str]:
+    """What ends in an error before the first step: ranks of unequal length, and a loader inside a DataLoader."""
+
+    class Wrapped(IterableDataset):
+        def __init__(self, loader):
+            self.loader = loader
+
+        def __iter__(self):
+            return iter(self.loader)
+
+    said = {}
+    for name in ("unequal", "wrapped"):
+        with penstock.Loader.from_dataset(Tagged(N - 3), batch_size=B, tail="exact") as loader:
+            model = Model(Case("", {}, 0), None, None)
+            try:
+                new_trainer(2, [PenstockCallback()], max_epochs=1, enable_checkpointing=False).fit(
+                    model, loader if name == "unequal" else DataLoader(Wrapped(loader), batch_size=None)
+                )
+            except (penstock.GraphError, TypeError) as exc:
+                said[name] = f"{len(model.seen)} steps: {exc}"
+    return said
+
+
+def quiet() -> None:
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.seed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+
+
+def main(folder: Path, peers: bool) -> None:
+    """All of it, on this rank of two; what was seen goes to a file of its own."""
+    quiet()
+    seen: dict[str, Any] = {"cases": {}, "changes": {}, "streams": {}}
+    for case in CASES:
+        kinds = [WITH, *([] if case.hook else [WITHOUT]), *(PEERS if peers and case.loader != "endless" else [])]
+        seen["cases"][case.name] = {kind: run(case, kind, folder, ranks=2) for kind in kinds}
+    for case in CHANGES:
+        for kind in (WITH, WITHOUT):
+            place = place_of(case, kind, folder / "alone", 1)  # made by one rank, before this script
+            steps = int(case.resume * (N // B))
+            seen["changes"][f"{case.name} {kind}"] = again(case, kind, place, folder / "changed", steps=steps, ranks=2)
+            fit(case, kind, place_of(case, kind, folder / "from two", 2), ranks=2, fails=None if case.fails is None else int(case.fails * N // B / 2))
+    for name in STREAMS:
+        seen["streams"][name] = run_stream(name, folder)
+    seen["dataloader"] = what_dataloader_does()
+    seen["refusals"] = refusals()
+    (folder / f"rank{os.environ['LOCAL_RANK']}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), "peers" in sys.argv)
