@@ -173,6 +173,8 @@ class Empty(Tagged):
         (DATA, {"sampler": [1], "order": penstock.SequentialOrder(3)}, ValueError, "sampler and order exclude"),
         (DATA, {"batch_size": None, "drop_last": True}, ValueError, "drop_last=True needs batches"),
         (DATA, {"drop_last": True, "tail": "exact"}, ValueError, "tail='exact' promises all"),
+        (DATA, {"endless": True, "tail": "exact"}, ValueError, "endless=True never does"),
+        (DATA, {"split": "within"}, ValueError, "there is no batch_sampler"),
         (DATA, {"num_workers": -1}, ValueError, "num_workers=-1"),
         (DATA, {"num_workers": 1.5}, ValueError, "num_workers=1.5"),
         (DATA, {"prefetch_factor": 0}, ValueError, "prefetch_factor=0"),

@@ -554,7 +554,6 @@ def test_a_state_out_of_bounds_is_refused(inner):
     [
         ({"shuffle": True, "seed": 2}, "seed was 1 and is 2"),
         ({"shuffle": False}, "order was 'shuffled' and is 'sequential'"),
-        ({"shuffle": True, "seed": 1, "split": "within"}, "split was 'items' and is 'within'"),
         ({"shuffle": True, "seed": 1, "batch_size": None}, "batches_of was 'samples' and is 'not there'"),
     ],
 )

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(30)
 METHODS = ["fork", pytest.param("forkserver", marks=pytest.mark.slow), pytest.param("spawn", marks=pytest.mark.slow)]
+HEAP = multiprocessing.RawValue("i")  # `multiprocessing` keeps the memory of its first value for the life of the program
 BIG = 100_000  # float32: does not fit a place, so it travels in a slot
 
 
@@ -593,6 +594,49 @@ def test_a_dataset_that_cannot_be_pickled_is_refused(method: str) -> None:
             pool.start()
     assert pool.pids == ()
     pool.shutdown()
+
+
+class Sharing(Work):
+    """A dataset with a lock, a value, a queue and an event of `multiprocessing`'s own."""
+
+    def __init__(self, method: str) -> None:
+        context = multiprocessing.get_context(method)
+        self.lock, self.value, self.queue, self.event = context.Lock(), context.Value("i", 3), context.SimpleQueue(), context.Event()
+        self.array = context.Array("d", [1.0, 2.0])
+
+    def __call__(self, task: Any, cell: Any) -> Any:
+        if task == "die":
+            return once(cell, *self.flag)
+        with self.lock:
+            self.value.value += task
+            self.array[0] += task
+        self.queue.put(os.getpid())
+        self.event.set()
+        return task
+
+    flag: Any = None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_dataset_may_hold_locks_values_and_queues(pools: Any, method: str, tmp_path: Path) -> None:
+    """As with `DataLoader`, and its replaced workers too. Seen to fail: descriptors that are closed behind the first hello."""
+    work = Sharing(method)
+    work.flag = (tmp_path / "flag", kill_myself, None)
+    pool = pools(2, method=method, work=work)
+    for task in (2, "die", 2):
+        results = [result(pool, pool.submit(task)) for _ in range(4)]
+        assert results == [task if task == 2 else None] * 4
+    assert (work.value.value, work.array[0], work.event.is_set()) == (19, 17.0, True)
+    assert all([work.queue.get() for _ in range(8)])
+    assert pool.statistics().restarts == 1
+    pool.shutdown()
+    work.queue.close()
+
+
+@pytest.mark.slow
+def test_a_lock_of_another_start_method_is_refused(pools: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be pickled.*fork context"):
+        pools(1, method="spawn", work=Sharing("fork"))
 
 
 # Life.

@@ -38,7 +38,7 @@ WRITING = os.environ.get("PENSTOCK_WRITE_DOCS") == "1"
 
 N, BATCH, BAD, READ_BEFORE = 40, 4, 13, 3
 TIMEOUT_S = 1.0
-LIMIT_S = 15.0  # for a peer's whole run, its start included
+LIMIT_S = 10.0  # for a peer's whole run, its start included
 METHODS = ["thread", "fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))]
 PEERS = ["DataLoader", "nodes process", "nodes thread"]
 

@@ -21,6 +21,7 @@ from penstock._node import EndOfEpoch, Indices, Node
 from penstock._orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
 from penstock._pin import PinMemory
 from penstock._prefetch import Prefetcher
+from penstock._ranks import check_ranks
 from penstock._sample import Sampler, SamplerWrapper
 from penstock._shard import Sharder
 from penstock._tolerance import SKIP
@@ -29,6 +30,7 @@ Loader.from_dataset = staticmethod(_from_dataset)
 
 __all__ = [
     "Batcher",
+    "check_ranks",
     "ClosedError",
     "Cycler",
     "EndOfEpoch",

@@ -30,6 +30,8 @@ class Batcher(Node[Any]):
         super().__init__(source)
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r} must be a whole number of at least 1.")
+        if drop_last and getattr(source, "tail", None) == "exact":
+            raise ValueError("drop_last=True leaves samples out, and tail='exact' promises all of them. Drop one of them.")
         self.batch_size = batch_size
         self.drop_last = drop_last
 

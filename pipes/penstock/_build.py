@@ -111,7 +111,7 @@ def from_dataset(
     """
     if generator is not None:
         seed = generator.initial_seed() % 2**63
-    _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail)
+    _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, endless)
     map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn)
     if isinstance(dataset, IterableDataset | BaseNode):
         source, map_fn = _read(dataset), _collate_only(collate_fn, batch_size)
@@ -185,7 +185,16 @@ def _seconds(timeout: float) -> float | None:
 
 
 def _check_together(
-    dataset: Any, batch_size: Any, shuffle: bool, sampler: Any, batch_sampler: Any, order: Any, drop_last: bool, tail: str
+    dataset: Any,
+    batch_size: Any,
+    shuffle: bool,
+    sampler: Any,
+    batch_sampler: Any,
+    order: Any,
+    drop_last: bool,
+    tail: str,
+    split: str,
+    endless: bool,
 ) -> None:
     """Refuse what makes no sense together, as `DataLoader` does."""
     orders = [
@@ -219,3 +228,9 @@ def _check_together(
         raise ValueError("drop_last=True needs batches, and batch_size=None makes none. Drop one of them.")
     if drop_last and tail == "exact":
         raise ValueError("drop_last=True leaves samples out, and tail='exact' promises all of them. Drop one of them.")
+    if endless and tail == "exact":
+        raise ValueError("tail='exact' lets ranks run out, and endless=True never does. Use tail='pad' or tail='drop'.")
+    if split == "within" and batch_sampler is None:
+        raise ValueError(
+            "split='within' deals the places of a batch sampler's batches, and there is no batch_sampler. Give one, or leave split out."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import os
 import select
 import signal
@@ -10,11 +11,13 @@ import socket
 import sys
 import time
 import warnings
+from multiprocessing.context import set_spawning_popen  # type: ignore[attr-defined,unused-ignore]
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._errors import WorkerDied
 from penstock._segments import Parcel, attach, create
-from penstock._wire import BORN, ENDED, NO_DESCRIPTORS, ORDER, REPORT, Setup, receive
+from penstock._wire import BORN, ENDED, MOST_FDS, NO_DESCRIPTORS, ORDER, REPORT, PassedFd, Setup, receive
 from penstock._worker import no_ctrl_c, worker_main
 from penstock._zygote import buried, fork_zygote, watch
 
@@ -123,9 +126,12 @@ class ByContext:
     """Workers by ``multiprocessing``'s forkserver or spawn, which get the setup pickled, once for all of them."""
 
     def __init__(self, setup: Setup, context: Any, poller: select.poll) -> None:
+        passing = _Passing()
         try:
-            parcel = Parcel(setup, tensors=False)
+            with passing:
+                parcel = Parcel(setup, reducers=_reducers())
         except Exception as error:
+            passing.close()
             raise TypeError(
                 f"the dataset (or map_fn, collate_fn, worker_init_fn, on_error) cannot be pickled, which worker processes started by "
                 f'{context.get_start_method()!r} need: {type(error).__name__}: {error}. Use method="thread" or multiprocessing_context="fork", or '
@@ -137,11 +143,12 @@ class ByContext:
         self._name = setup.name
         self._processes: dict[int, tuple[int, BaseProcess]] = {}
         self._nbytes = parcel.nbytes
+        self._passing = passing
         self._fd = create(parcel.nbytes)
         parcel.write(attach(self._fd, parcel.nbytes))
 
     def greeting(self) -> tuple[int, list[int]]:
-        return self._nbytes, [self._fd]
+        return self._nbytes, [self._fd, *self._passing.fds]
 
     def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
         process = self._context.Process(target=worker_main, args=(worker, channel), name=f"{self._name}-{worker}", daemon=True)
@@ -164,6 +171,7 @@ class ByContext:
                 buried(self._processes.pop(watched)[1], watched)
         if self._processes:
             return False
+        self._passing.close()
         os.close(self._fd)
         return True
 
@@ -176,6 +184,7 @@ class ByContext:
         for watched, (_, process) in self._processes.items():
             if watched != process.sentinel:
                 os.close(watched)
+        self._passing.close()
         os.close(self._fd)
 
     def _ended(self, timeout: float) -> list[int]:
@@ -183,6 +192,39 @@ class ByContext:
         for watched in self._processes:
             poller.register(watched, select.POLLIN)
         return [watched for watched, _ in poller.poll(timeout * 1000)]
+
+
+class _Passing:
+    """Stands in for the process that `multiprocessing` starts, while locks, queues and values of its are pickled; keeps their descriptors."""
+
+    DupFd = PassedFd
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    def __enter__(self) -> None:
+        set_spawning_popen(self)  # type: ignore[arg-type,unused-ignore]
+
+    def __exit__(self, *_: object) -> None:
+        set_spawning_popen(None)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """The place of ``fd`` in the hello."""
+        if len(self.fds) == MOST_FDS - 3:
+            raise ValueError(f"more than {len(self.fds)} file descriptors in queues and values")
+        self.fds.append(os.dup(fd))
+        return len(self.fds) - 1
+
+    def close(self) -> None:
+        """Close them, when no worker will be started any more."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def _reducers() -> dict[type, Any]:
+    """As `multiprocessing` pickles for a process that it starts; but tensors by value, into memory that all workers map."""
+    more = getattr(ForkingPickler, "_extra_reducers", {})
+    return {**copyreg.dispatch_table, **{kind: how for kind, how in more.items() if not how.__module__.startswith("torch")}}
 
 
 def cause_of(code: int) -> str:

@@ -183,8 +183,10 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
         """The items of the current epoch at ``positions`` (int64, shape ``(n,)``), going nowhere; past the end they wrap around.
 
         Raises:
-            GraphError: The source is not indexed.
+            GraphError: The source is not indexed, or this node reads by a ``next`` of its own.
         """
+        if type(self).next is not Node.next and type(self).at is Node.at and type(self).__module__.partition(".")[0] != "penstock":
+            raise GraphError(f"{type(self).__name__} has a next of its own, so tail='pad' also needs its own at.")
         block = self.source.at(positions)
         return [self._transformed(item) for item in block] if type(self).transform is not Node.transform else block
 

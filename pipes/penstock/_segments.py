@@ -22,10 +22,13 @@ import struct
 import tempfile
 import weakref
 from collections import ChainMap, deque
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NO_SLOT = -1
 _ALIGN = 64  # bytes: a cache line, and what vector instructions and `torch` like
@@ -46,7 +49,9 @@ def create(nbytes: int) -> int:
     """
     try:
         fd = os.memfd_create("penstock", os.MFD_CLOEXEC)  # not bounded by the size of /dev/shm, which containers keep at 64 MB
-    except (AttributeError, OSError):
+    except (AttributeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     try:
@@ -92,7 +97,7 @@ class Parcel:
 
     Args:
         value: Plain CPU tensors and contiguous arrays in it go out of band; everything else is pickled as ever.
-        tensors: False pickles tensors as ever too, which keeps two views of one storage views of one storage.
+        reducers: How to pickle which types; default: as ever, but plain tensors out of band.
 
     Raises:
         Exception: Whatever pickling raises.
@@ -100,12 +105,11 @@ class Parcel:
 
     __slots__ = ("_body", "_buffers", "_start", "nbytes")
 
-    def __init__(self, value: Any, *, tensors: bool = True) -> None:
+    def __init__(self, value: Any, *, reducers: Mapping[type, Any] | None = None) -> None:
         pickled = io.BytesIO()
         buffers: list[pickle.PickleBuffer] = []
         pickler = pickle.Pickler(pickled, 5, buffer_callback=buffers.append)
-        if tensors:
-            pickler.dispatch_table = _REDUCERS
+        pickler.dispatch_table = _REDUCERS if reducers is None else reducers
         pickler.dump(value)
         self._body = pickled.getbuffer()
         self._buffers = [buffer.raw() for buffer in buffers]

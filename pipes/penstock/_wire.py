@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ BORN, ENDED, NOT_BORN = range(3)  # what a REPORT says
 NO_DESCRIPTORS = 117
 """Exit code of a worker that has run out of file descriptors: another one starts with none open."""
 
-_FDS_ROOM = 3 * struct.calcsize("i")
+MOST_FDS = 128  # with a hello, and 3 with any other message; Linux passes 253
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -72,8 +72,22 @@ class Area:
         return cls.HEAD + places * cls.PLACE
 
 
-def receive(channel: socket.socket, nbytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """One message and the file descriptors (up to 3) that came with it; empty at end-of-file.
+class PassedFd:
+    """A file descriptor inside the pickled setup, for instance of a ``multiprocessing.Queue``: its place among those of the hello."""
+
+    received: ClassVar[list[int]] = []
+    """What came with the hello, in the worker."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def detach(self) -> int:
+        """The descriptor, for `multiprocessing` to own."""
+        return self.received[self.place]
+
+
+def receive(channel: socket.socket, nbytes: int, flags: int = 0, most_fds: int = 3) -> tuple[bytes, list[int]]:
+    """One message and the file descriptors that came with it; empty at end-of-file.
 
     Descriptors that find no room in this process's table do not come: the kernel drops them.
 
@@ -82,7 +96,7 @@ def receive(channel: socket.socket, nbytes: int, flags: int = 0) -> tuple[bytes,
     """
     # Not `socket.recv_fds`: it drops its flags (Python 3.11).
     try:
-        data, ancillary, _, _ = channel.recvmsg(nbytes, socket.CMSG_LEN(_FDS_ROOM), flags | _CLOEXEC)
+        data, ancillary, _, _ = channel.recvmsg(nbytes, socket.CMSG_LEN(most_fds * struct.calcsize("i")), flags | _CLOEXEC)
     except ConnectionResetError:
         return b"", []
     return data, [fd for _, _, fds in ancillary for fd in memoryview(fds).cast("i")]

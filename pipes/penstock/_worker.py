@@ -30,7 +30,7 @@ from penstock._errors import SampleError
 from penstock._failure import Failure
 from penstock._pool import IDLE, Work
 from penstock._segments import NO_SLOT, Parcel, SlotMaker, attach, unpack
-from penstock._wire import ANSWER, ERROR, HELLO, NO_DESCRIPTORS, READY, REFUSED, SKIPPED, TASK, VALUE, Area, Setup, receive
+from penstock._wire import ANSWER, ERROR, HELLO, MOST_FDS, NO_DESCRIPTORS, READY, REFUSED, SKIPPED, TASK, VALUE, Area, PassedFd, Setup, receive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None) -> None:
     """Answer tasks until end-of-file. ``setup`` comes by fork, or else over the channel, pickled."""
     set_signals()
-    hello, fds = receive(channel, HELLO.size)
+    hello, fds = receive(channel, HELLO.size, most_fds=MOST_FDS)
     if not hello:
         return
     area_bytes, setup_bytes = HELLO.unpack(hello)
@@ -49,6 +49,7 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
     server = _Server(worker, channel, area)
     try:
         if setup is None:
+            PassedFd.received = fds[3:]
             setup = _load(fds[2], setup_bytes)
         _prepare(setup, worker)
     except BaseException as error:  # user code: the consumer must see whatever it raises

@@ -411,9 +411,8 @@ def main() -> None:
             a_source_without_positions_cannot_be_padded,
             a_length_that_lies_gives_no_rank_more_than_its_share,
             ranks_that_disagree_are_told_so,
+            more_ranks_than_items_under_drop_is_refused,
         ]
-    if WORLD_SIZE > 2:
-        checks += [more_ranks_than_items_under_drop_is_refused]
     if WORLD_SIZE == 4:
         checks += [ranks_of_one_tensor_parallel_group_get_the_same_data]
     run(checks)

@@ -27,7 +27,7 @@ def test_the_laws_hold_on(world_size: int, tmp_path: Path) -> None:
     good = re.findall(r"^good: (\w+)$", said, re.MULTILINE)
     functions = {node.name for node in ast.parse((HERE / "laws.py").read_text()).body if isinstance(node, ast.FunctionDef)}
     assert set(good) <= functions
-    assert len(good) == {1: 15, 2: 18, 3: 19, 4: 20}[world_size]
+    assert len(good) == {1: 15, 2: 19, 3: 19, 4: 20}[world_size]
 
 
 def test_a_chain_of_world_sizes_goes_on_with_the_same_sequence(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ Every rank writes what it saw to FOLDER/rank<r>.json; the judge is `exact`, in t
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -392,6 +393,7 @@ def quiet() -> None:
 def main(folder: Path, peers: bool) -> None:
     """All of it, on this rank of two; what was seen goes to a file of its own."""
     quiet()
+    faulthandler.dump_traceback_later(int(os.environ.get("GIVE_UP_S", 100)), exit=True)
     seen: dict[str, Any] = {"cases": {}, "changes": {}, "streams": {}}
     for case in CASES:
         kinds = [WITH, *([] if case.hook else [WITHOUT]), *(PEERS if peers and case.loader != "endless" else [])]

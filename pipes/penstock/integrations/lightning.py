@@ -116,6 +116,7 @@ class PenstockCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """This batch was trained."""
+        self._starts = []
         for loader in self._loaders:
             with contextlib.suppress(ValueError):  # A short loader among several had no batch in this step.
                 loader.commit()

@@ -1,0 +1,63 @@
+"""Any chain of world sizes and batch sizes goes on with one global sequence.
+
+Ranks are played by graphs of one process here, so that many chains can be tried; test_distributed has real ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import Batcher, Cycler, EndOfEpoch, Sampler, Sharder, ShuffledOrder
+
+LINKS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6)), min_size=2, max_size=5)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(n=st.integers(1, 40), links=LINKS, tail=st.sampled_from(["pad", "drop", "exact"]))
+def test_nothing_is_lost_doubled_or_moved_by_any_chain(n: int, links: list[tuple[int, int, int]], tail: Any) -> None:
+    """A link is a world size, a batch size, and a number of steps; the state is another rank's each time.
+
+    Every step delivers the positions that follow those before, up to the end of the epoch; behind it stand those of the padding. Only
+    the last round under "drop" is left out. Seen to fail when the state was taken in mid-round, when "drop" left its remainder standing,
+    and when the padding began at the epoch's end.
+    """
+    state, epoch, due = None, 0, 0
+    for k, (world_size, batch_size, steps) in enumerate(links):
+        if tail == "drop" and n < world_size:
+            continue
+        ranks = [
+            Batcher(Sharder(Cycler(Sampler(ShuffledOrder(n, 3))), rank, world_size, tail=tail), batch_size) for rank in range(world_size)
+        ]
+        for node in ranks:
+            node.reset(state)
+        for _ in range(steps):
+            items = [next(node) for node in ranks]
+            batches = [item for item in items if not isinstance(item, EndOfEpoch)]
+            if not batches:
+                assert items == [EndOfEpoch(epoch)] * world_size
+                assert n - due < (world_size if tail == "drop" else 1)
+                epoch, due = epoch + 1, 0
+                continue
+            assert len(batches) == world_size or tail == "exact"
+            assert {batch.epoch for batch in batches} == {epoch}
+            positions = np.sort(np.concatenate([batch.positions for batch in batches])).tolist()
+            assert positions == list(range(due, due + len(positions)))
+            assert len(positions) == world_size * batch_size or due + len(positions) + (world_size - 1 if tail == "drop" else 0) >= n
+            assert due + len(positions) < n + (world_size if tail == "pad" else 1)
+            for batch in batches:
+                assert batch.plain() == ShuffledOrder(n, 3).indices(epoch, batch.positions % n).tolist()
+            due = min(due + len(positions), n)
+            if tail == "drop" and n - due < world_size:
+                due = n  # Passed over: behind its last batch an epoch is over.
+            if len(batches) < world_size:
+                break  # Some ranks have read their mark: no state of all of them is to be had before the others have.
+        states = [node.get_state() for node in ranks]
+        if tail != "exact":
+            assert states == [states[0]] * world_size
+        state = states[0 if tail == "exact" else k % world_size]
