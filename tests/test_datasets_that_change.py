@@ -53,7 +53,7 @@ def expected(n, size, epochs):
 
 @processes
 def test_set_epoch_reaches_the_worker_with_the_task(way):
-    """Epochs of two batches, so that both workers are an epoch ahead. Seen to fail: `set_epoch` once per worker; of the consumer's epoch."""
+    """Epochs of two batches, so that both workers are an epoch ahead. Seen to fail: `set_epoch` once per worker."""
     with Loader.from_dataset(Curriculum(4), batch_size=2, **way) as loader:
         assert [values(loader) for _ in range(6)] == expected(4, 2, range(6))
         loader.set_epoch(2)
@@ -104,7 +104,7 @@ class Values(Subset):
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_replaced_worker_is_told_too(method):
-    """Workers are killed between all batches. Seen to fail: an epoch that is remembered where the worker is not."""
+    """Workers are killed in every epoch."""
     with Loader.from_dataset(Curriculum(8), batch_size=2, num_workers=2, multiprocessing_context=method, max_restarts=100) as loader:
         seen = []
         for _ in range(3):
@@ -115,7 +115,9 @@ def test_a_replaced_worker_is_told_too(method):
         assert seen == [batch for one in expected(8, 2, range(3)) for batch in one]
 
 
-@pytest.mark.parametrize("wrapped", [lambda d: Subset(d, range(4)), lambda d: ConcatDataset([d, d]), lambda d: Subset(ConcatDataset([d]), range(4))])
+@pytest.mark.parametrize(
+    "wrapped", [lambda d: Subset(d, range(4)), lambda d: ConcatDataset([d, d]), lambda d: Subset(ConcatDataset([d]), range(4))]
+)
 def test_torchs_own_wrappers_do_not_hide_it(wrapped):
     with Loader.from_dataset(wrapped(Curriculum(4)), batch_size=2, num_workers=1) as loader:
         assert values(islice(loader, 2)) == expected(4, 2, [0])[0]

@@ -104,11 +104,15 @@ def shapes(seen):
 
 @ways
 def test_an_error_has_its_type_its_traceback_and_its_address(way):
-    """And the loader goes on. Seen to fail: without the note of the worker; with `_settle` at once (the state then skips it)."""
+    """And the loader goes on. Seen to fail: without the note of the worker."""
     with Loader.from_dataset(Failing(8, 3), batch_size=2, **way) as loader:
         for number in range(2):
             seen = epoch(loader)
-            assert shapes(seen) == [[1000 * number, 1000 * number + 1], ValueError, *[[1000 * number + i, 1000 * number + i + 1] for i in (4, 6)]]
+            assert shapes(seen) == [
+                [1000 * number, 1000 * number + 1],
+                ValueError,
+                *[[1000 * number + i, 1000 * number + i + 1] for i in (4, 6)],
+            ]
             error = seen[1]
             assert str(error) == "bad pixel"
             assert error.__notes__[0] == f"while loading dataset index 3 (epoch {number}, position 3)"
@@ -143,7 +147,9 @@ def test_ctrl_c_inline_is_ctrl_c_and_the_batch_is_still_to_come():
 
 @ways
 @pytest.mark.parametrize(
-    ("kind", "arguments"), [(Tangled, (1, 2)), (Closed, ("closed",)), (Unspeakable, ()), (Frozen, (5,))], ids=lambda value: getattr(value, "__name__", "")
+    ("kind", "arguments"),
+    [(Tangled, (1, 2)), (Closed, ("closed",)), (Unspeakable, ()), (Frozen, (5,))],
+    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_any_exception_arrives(way, kind, arguments):
     """As itself where no process stands between, else as itself or in words. Seen to fail: `except Exception` around its pickling (`Closed`)."""
@@ -174,7 +180,7 @@ def test_an_error_of_collate_names_the_batch(way):
 @ways
 @pytest.mark.parametrize("kind", [Failing, FailingGathered])
 def test_skip_shortens_the_batch_and_moves_nothing_else(way, kind, caplog):
-    """Seen to fail: with the next sample in the place of the bad one."""
+    """Seen to fail: with the sample before in the place of the bad one."""
     with Loader.from_dataset(kind(8, 2, 5), batch_size=3, on_error="skip", **way) as loader:
         assert epoch(loader) == [[0, 1], [3, 4], [6, 7]]
         assert len(loader) == 3
@@ -230,7 +236,7 @@ def choosy(log, exc, index, epoch, position):
 
 @ways
 def test_a_function_decides(way, tmp_path):
-    """Called in the worker, with the address of the sample. Seen to fail: SKIP that is not the same object after pickling."""
+    """Called in the worker, with the address of the sample."""
     log = tmp_path / "log"
     with Loader.from_dataset(Failing(8, 2, 5), batch_size=3, on_error=partial(choosy, str(log)), **way) as loader:
         assert epoch(loader) == [[0, 1, -2], [3, 4], [6, 7]]
@@ -241,6 +247,8 @@ def test_a_function_decides(way, tmp_path):
 
 class Noisy(Failing):
     def __getitem__(self, index):
+        if index == 5:
+            penstock.sample().rng.random()
         super().__getitem__(index)
         return penstock.sample().rng.random()
 
@@ -250,7 +258,7 @@ def noise(exc, index, epoch, position):
 
 
 def test_a_substitute_is_as_reproducible_as_a_sample():
-    """Its random numbers are those of its address, whatever the sample drew before it failed."""
+    """Its random numbers are those of its address, whatever the sample drew before it failed. Seen to fail: without `_begin` in `_substitute`."""
 
     def drawn(**way):
         with Loader.from_dataset(Noisy(8, 2, 5), batch_size=4, on_error=noise, seed=3, **way) as loader:
@@ -259,7 +267,7 @@ def test_a_substitute_is_as_reproducible_as_a_sample():
     expected = drawn()
     assert expected == drawn(num_workers=2, method="thread") == drawn(num_workers=1, multiprocessing_context="fork")
     with Loader.from_dataset(Noisy(8), batch_size=4, seed=3) as whole:
-        assert epoch(whole) == expected
+        assert epoch(whole)[0] == expected[0]
 
 
 def test_an_error_of_the_function_is_an_error():
@@ -275,8 +283,6 @@ def test_an_error_of_the_function_is_an_error():
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "multiprocessing_context": "fork"}])
 def test_resuming_is_exact_whatever_fails(options):
-    """Seen to fail: with the count of failures in the state."""
-
     def build():
         return Loader.from_dataset(
             Failing(11, 2, 5, 6), batch_size=3, shuffle=True, seed=4, on_error="skip", max_errors=1000, rank=0, world_size=1, **options
@@ -303,11 +309,16 @@ def test_more_than_max_errors_raises_and_the_loader_goes_on(way):
     with Loader.from_dataset(Failing(8, 1, 2, 4), batch_size=2, on_error="skip", max_errors=2, **way) as loader:
         seen = epoch(loader)
         assert shapes(seen) == [[0], [3], SampleError, [6, 7]]
-        assert "max_errors=2 allows: 3 of 6 so far. The last was dataset index 4 (epoch 0, position 4): ValueError: bad pixel" in str(seen[2])
+        assert "max_errors=2 allows: 3 of 6 so far. The last was dataset index 4 (epoch 0, position 4): ValueError: bad pixel" in str(
+            seen[2]
+        )
         assert shapes(epoch(loader)) == [SampleError, SampleError, SampleError, [1006, 1007]]
 
 
-@given(st.lists(st.tuples(st.integers(1, 400), st.sets(st.integers(0, 399), max_size=30)), max_size=30), st.sampled_from([0, 3, 20, 0.004, 0.02, 0.5]))
+@given(
+    st.lists(st.tuples(st.integers(1, 400), st.sets(st.integers(0, 399), max_size=30)), max_size=30),
+    st.sampled_from([0, 3, 20, 0.004, 0.02, 0.5]),
+)
 def test_the_budget_is_that_of_its_definition(batches, max_errors):
     """Against a count from scratch over every window. Seen to fail: `<` for `<=` in the window."""
     logging.disable(logging.CRITICAL)
@@ -353,5 +364,6 @@ def test_a_function_of_ones_own_has_no_samples():
 
 
 def test_skip_is_one_object():
+    """In every process. Seen to fail: without its `__reduce__`."""
     assert pickle.loads(pickle.dumps(SKIP)) is SKIP
     assert repr(SKIP) == "penstock.SKIP"

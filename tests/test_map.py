@@ -73,7 +73,11 @@ def test_the_window_bounds_what_is_in_work():
             return item
 
     gates = Gates(20)
-    for options, window in (({"num_workers": 2}, 4), ({"num_workers": 2, "prefetch_factor": 3}, 6), ({"num_workers": 3, "max_concurrent": 2}, 2)):
+    for options, window in (
+        ({"num_workers": 2}, 4),
+        ({"num_workers": 2, "prefetch_factor": 3}, 6),
+        ({"num_workers": 3, "max_concurrent": 2}, 2),
+    ):
         pulled.clear()
         node = ParallelMapper(Watched(Cycler(Sampler(SequentialOrder(20)))), gates, **options)
         gates.open(0)
@@ -159,6 +163,15 @@ def test_a_state_out_of_order_belongs_to_its_rank():
     same = ParallelMapper(source(12, rank=1, world_size=2), ten, 0)
     same.reset(state)
     assert list(islice(same, 5)) == [10, 50, 70, 90, 110]
+
+
+def test_states_of_a_rank_are_said_to_be_so_once(caplog):
+    for options, said in (({"in_order": False}, 1), ({}, 0)):
+        caplog.clear()
+        node = ParallelMapper(source(12, rank=1, world_size=2), ten, 0, **options)
+        for _ in range(2):
+            node.reset()
+        assert len([record for record in caplog.records if "each rank's state is its own" in record.message]) == said
 
 
 class Sulky(Node):

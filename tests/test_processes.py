@@ -372,6 +372,34 @@ def test_a_shortage_of_memory_is_an_error_that_says_so(pools: Any) -> None:
         done(pool, fail, ValueError, "x" * 5_000_000)
 
 
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """In this process; the lowest number that is free is that of the limit."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_consumer_without_descriptors_is_told_so_and_goes_on(pools: Any) -> None:
+    """Seen to fail: `Slots.add` that takes it for granted that a descriptor came (an IndexError, and every worker replaced)."""
+    pool = pools(1)
+    warm(pool)
+    pids = pool.pids
+    with no_descriptor_left():
+        for task in ((full, BIG, 1.0), (echo, bytes(100_000))):
+            job = pool.submit(task)
+            with pytest.raises(OSError, match=r"\[Errno 24\]"):
+                result(pool, job)
+            assert done(pool, echo, 1) == 1
+    assert torch.equal(done(pool, full, BIG, 2.0), torch.full((BIG,), 2.0))
+    assert pool.pids == pids
+
+
 # Deaths.
 
 
@@ -627,7 +655,7 @@ def test_a_dataset_may_hold_locks_values_and_queues(pools: Any, method: str, tmp
         results = [result(pool, pool.submit(task)) for _ in range(4)]
         assert results == [task if task == 2 else None] * 4
     assert (work.value.value, work.array[0], work.event.is_set()) == (19, 17.0, True)
-    assert all([work.queue.get() for _ in range(8)])
+    assert {work.queue.get() for _ in range(8)}
     assert pool.statistics().restarts == 1
     pool.shutdown()
     work.queue.close()
@@ -658,7 +686,9 @@ def test_a_worker_is_set_up_as_by_dataloader(pools: Any, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_stuck_worker_is_killed_after_the_timeout(pools: Any, fifo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str) -> None:
+def test_a_stuck_worker_is_killed_after_the_timeout(
+    pools: Any, fifo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
     """Its task fails by name, the others are done by its replacement. Seen to fail: `_give_up` without `kill` (the queued one hangs)."""
     pool = pools(1, method=method, queue_size=3)
     warm(pool)

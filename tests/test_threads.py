@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -117,7 +118,9 @@ def test_when_all_threads_are_stuck_the_error_says_so(pools, gate):
         begun(pool, job)
         pool.wait([job], 0.01)
     waiting = pool.submit(5)
-    with pytest.raises(TimeoutError, match=r"no worker thread has begun; 2 of 2 are stuck: worker thread 0 in Event row 7; worker thread 1 in"):
+    with pytest.raises(
+        TimeoutError, match=r"no worker thread has begun; 2 of 2 are stuck: worker thread 0 in Event row 7; worker thread 1 in"
+    ):
         pool.wait([waiting], 0.01)
     gate.set()
     assert result(pool, waiting) == 5
@@ -199,7 +202,6 @@ def test_an_abandoned_pool_ends_its_threads():
 
 def test_a_waiting_thread_keeps_no_batch(pools):
     """Seen to fail: without the `del` in `_run`."""
-    import weakref
 
     class Big:
         pass
@@ -208,7 +210,6 @@ def test_a_waiting_thread_keeps_no_batch(pools):
     job = pool.submit(Big())
     ref = weakref.ref(result(pool, job))
     job.task = job.value = None
-    result(pool, pool.submit(1)) if False else None
     deadline = time.monotonic() + 5
     while ref() is not None and time.monotonic() < deadline:
         time.sleep(0)

@@ -213,6 +213,8 @@ class Engine:
         number, status, slot, nbytes, trouble = answer
         if status == READY:
             seat.ready = True
+        elif status == REFUSED and trouble is not None:
+            self._fail(_again(trouble))
         elif status == REFUSED:
             failure = Failure(*unpack(seat.memory(0, slot, nbytes)))
             where = seat.where

@@ -61,6 +61,7 @@ class Loader(Generic[T]):
         self._fresh = True  # nothing of its epoch was delivered since its start
         self._loaded = False  # the state was loaded, and not used yet
         self._requested: int | None = None  # by set_epoch
+        self._called: int | None = None  # what the trainer calls the epoch that runs, where it counts otherwise: its next calls are relative to that
         self._stands = False  # the graph stands at the state, or behind the mark after it
         self._mark_read = False
         self._pass_leading_mark = False
@@ -251,18 +252,21 @@ class Loader(Generic[T]):
         if self._loaded:
             self._start_from_loaded(requested)
         else:
+            if requested is not None and self._called is not None:
+                requested, self._called = max(0, epoch_of(self._state) + requested - self._called), requested
             self._start_from_stream(requested)
         self._run += 1
         self._forget_uncommitted()
         return self._run
 
     def _start_from_loaded(self, requested: int | None) -> None:
-        epoch, complete = epoch_of(self._state), self.remaining == 0
+        epoch, complete, self._called = epoch_of(self._state), self.remaining == 0, None
         if requested == epoch:
             self._jump(self._state)  # Also into an empty remainder, so that the end of the user's epoch runs.
         elif requested is None or self._endless or self.root.batches_per_epoch() is None:
             self._jump(self._state)
             self._pass_leading_mark = self._restart
+            self._called = requested
         elif complete and requested == epoch + 1:
             self._jump(self._start_of(requested))
         else:

@@ -6,6 +6,7 @@ out is simply its entry's: no snapshots, no polling, nothing to reorder.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from penstock._tolerance import OnError
 
 T = TypeVar("T", covariant=True)
+
+_logger = logging.getLogger("penstock")
 
 
 @final
@@ -174,6 +177,7 @@ class ParallelMapper(Node[T]):
         self._new_pool = pool
         self._pool = pool()
         self._stale = False
+        self._said = False
         self._entries: deque[_Entry] = deque()
         self._open = 0  # entries with a job that is not delivered; at most the window
         self._pulled = 0  # entries since reset
@@ -192,6 +196,11 @@ class ParallelMapper(Node[T]):
             self._pool.shutdown()
             self._pool = self._new_pool()
         self._stale = False
+        if not self.in_order and not self._said and self.ranks()[1] > 1:
+            self._said = True
+            _logger.warning(
+                "in_order=False: each rank's state is its own and loads on that rank only. Save every rank's, or use in_order=True."
+            )
         if self._pool is not None:
             self._pool.discard()
             self._pool.start()

@@ -30,7 +30,22 @@ from penstock._errors import SampleError
 from penstock._failure import Failure
 from penstock._pool import IDLE, Work
 from penstock._segments import NO_SLOT, Parcel, SlotMaker, attach, unpack
-from penstock._wire import ANSWER, ERROR, HELLO, MOST_FDS, NO_DESCRIPTORS, READY, REFUSED, SKIPPED, TASK, VALUE, Area, PassedFd, Setup, receive
+from penstock._wire import (
+    ANSWER,
+    ERROR,
+    HELLO,
+    MOST_FDS,
+    NO_DESCRIPTORS,
+    READY,
+    REFUSED,
+    SKIPPED,
+    TASK,
+    VALUE,
+    Area,
+    PassedFd,
+    Setup,
+    receive,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

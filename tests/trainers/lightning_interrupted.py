@@ -1,0 +1,42 @@
+"""Trains for ever on two ranks, each with two worker processes; says so, once for each rank, and waits to be interrupted."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+import penstock
+from penstock.integrations.lightning import PenstockCallback
+from penstock.testing import Tagged
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if batch_idx == 3:
+            print(f"training {os.getpid()}", flush=True)
+        return self.layer(batch.float().unsqueeze(1)).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+
+if __name__ == "__main__":
+    loader = penstock.Loader.from_dataset(Tagged(24), batch_size=1, endless=True, num_workers=2)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_steps=10**9,
+        callbacks=[PenstockCallback()],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(Model(), loader)

@@ -1,0 +1,244 @@
+"""Fabric, Accelerate and the Hugging Face Trainer: one run to its end, and one from a checkpoint of the first.
+
+Imported by the tests, where it runs in one process; as a script it runs on two, which torchrun starts:
+
+    python loops.py FOLDER [peers]
+
+Every rank writes what it saw to FOLDER/loops<r>.json.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import penstock
+from penstock.testing import Tagged
+
+N, B, EPOCHS = 48, 4, 3
+PENSTOCK, DATALOADER, STATEFUL = KINDS = ("penstock + callback", "DataLoader", "StatefulDataLoader")
+TRAINERS = ("Fabric", "Accelerate", "Hugging Face Trainer")
+POINTS = {"mid-epoch": 1.5, "last batch": 2.0}
+"""Where the checkpoint is made, in epochs."""
+
+
+def new_loader(kind: str = PENSTOCK, **options: Any) -> Any:
+    if kind == PENSTOCK:
+        return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, **options)
+    torch.manual_seed(3)
+    return (DataLoader if kind == DATALOADER else StatefulDataLoader)(range(N), batch_size=B, shuffle=True, **options)
+
+
+def fabric(kind: str, folder: Path, *, save_at: int = 0, resume: bool = False, ranks: int = 1) -> list[list[int]]:
+    """A loop with Fabric; ``folder/state.ckpt`` is written after ``save_at`` steps."""
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto")
+    fabric.launch()
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+    loader = new_loader(kind)
+    if kind != PENSTOCK:
+        loader = fabric.setup_dataloaders(loader)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "epoch": 0}
+    if kind != DATALOADER:
+        state["loader"] = loader
+    if resume:
+        fabric.load(folder / "state.ckpt", state)
+    seen = []
+    start = loader.epoch if kind == PENSTOCK else state["epoch"]
+    for epoch in range(start, EPOCHS):
+        if kind == PENSTOCK:
+            loader.set_epoch(epoch)
+        state["epoch"] = epoch
+        for batch in loader:
+            batch = fabric.to_device(batch)
+            optimizer.zero_grad()
+            fabric.backward(model(batch.float().unsqueeze(1)).mean())
+            optimizer.step()
+            seen.append(batch.tolist())
+            if len(seen) == save_at:
+                fabric.save(folder / "state.ckpt", state)
+    if kind == PENSTOCK:
+        loader.close()
+    return seen
+
+
+def accelerate(kind: str, folder: Path, *, save_at: int = 0, resume: bool = False, ranks: int = 1, steps: int = 5, unsized: bool = False) -> tuple[list[list[int]], list[int]]:
+    """A loop with Accelerate that accumulates gradients over ``steps`` batches: the batches, and those at which it synchronised."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    from penstock.integrations.accelerate import AccelerateLoader
+
+    configuration = DataLoaderConfiguration(use_stateful_dataloader=kind == STATEFUL, use_seedable_sampler=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, dataloader_config=configuration)
+    model = torch.nn.Linear(1, 1)
+    made = unsized_loader() if unsized else new_loader(kind)
+    loader = AccelerateLoader(made, accelerator) if kind == PENSTOCK else accelerator.prepare(made)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+    where = Where()
+    accelerator.register_for_checkpointing(where)
+    if resume:
+        accelerator.load_state(str(folder / "state"))
+    seen, synced = [], []
+    start = made.epoch if kind == PENSTOCK else where.epoch
+    skipped = where.step if kind == DATALOADER else 0
+    for epoch in range(start, EPOCHS):
+        loader.set_epoch(epoch)
+        batches = accelerator.skip_first_batches(loader, skipped) if skipped else loader
+        where.epoch, where.step, skipped = epoch, skipped, 0
+        for batch in batches:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch.float().unsqueeze(1)).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            seen.append(batch.tolist())
+            where.step += 1
+            if accelerator.sync_gradients:
+                synced.append(len(seen))
+            if len(seen) == save_at:
+                accelerator.save_state(str(folder / "state"))
+    if kind == PENSTOCK:
+        made.close()
+    accelerator.free_memory()
+    return seen, synced
+
+
+class Where:
+    """What a script of one's own has to remember, where the loader does not."""
+
+    epoch = step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.step = state["epoch"], state["step"]
+
+
+class Counted(IterableDataset):
+    """The numbers below N, tagged by the epoch; its length is not known."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(range(1000 * self.epoch, 1000 * self.epoch + N))
+
+
+def unsized_loader(**options: Any) -> penstock.Loader:
+    return penstock.Loader.from_dataset(Counted(), batch_size=B, tail="drop", **options)
+
+
+class Regression(torch.nn.Module):
+    """A model as the Hugging Face Trainer wants one, with a log of its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[list[int]] = []
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(x.flatten().long().tolist())
+        return {"loss": self.layer(x).mean() / 1000}
+
+
+def named(values: list[int]) -> dict[str, torch.Tensor]:
+    return {"x": torch.tensor(values, dtype=torch.float32).unsqueeze(1)}
+
+
+def hugging_face(kind: str, folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any) -> tuple[list[list[int]], int]:
+    """The Hugging Face Trainer: the batches, and the optimizer's steps. ``checkpoint-{save_at}`` is written."""
+    from transformers import Trainer, TrainingArguments
+
+    from penstock.integrations.transformers import PenstockCallback
+
+    made = options.pop("loader", None) or (new_loader(collate_fn=named) if kind == PENSTOCK else None)
+
+    class Own(Trainer):
+        def get_train_dataloader(self):
+            if made is not None:
+                return made
+            return super().get_train_dataloader()
+
+    arguments = {"num_train_epochs": EPOCHS, "save_steps": save_at or 999, "per_device_train_batch_size": B, "ignore_data_skip": kind == PENSTOCK} | options
+    arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no", seed=3, **arguments)
+    callbacks = [PenstockCallback()] if kind == PENSTOCK else []
+    trainer = Own(Regression(), arguments, callbacks=callbacks, train_dataset=list(range(N)), data_collator=named)
+    model = trainer.model
+    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{resume}") if resume else None)
+    if made is not None:
+        made.close()
+    return model.seen, trainer.state.global_step
+
+
+def both(trainer: str, kind: str, folder: Path, point: str, ranks: int = 1) -> dict[str, Any]:
+    """One run to its end, and one from its checkpoint."""
+    at = int(POINTS[point] * N / B / ranks)
+    place = folder / f"{trainer} {kind} {point}"
+    if trainer == "Fabric":
+        return {"at": at, "whole": fabric(kind, place, save_at=at, ranks=ranks), "resumed": fabric(kind, place, resume=True, ranks=ranks)}
+    if trainer == "Accelerate":
+        whole, synced = accelerate(kind, place, save_at=at, ranks=ranks)
+        resumed, again = accelerate(kind, place, resume=True, ranks=ranks)
+        return {"at": at, "whole": whole, "resumed": resumed, "synced": synced, "synced again": again}
+    whole, steps = hugging_face(kind, place, save_at=at, ranks=ranks)
+    resumed, again = hugging_face(kind, place, resume=at, ranks=ranks)
+    return {"at": at, "whole": whole, "resumed": resumed, "synced": [steps], "synced again": [again]}
+
+
+def exact(result: dict[str, Any]) -> bool:
+    return len(result["whole"]) > result["at"] and result["whole"][result["at"] :] == result["resumed"]
+
+
+def right(rank: int, ranks: int) -> list[list[int]]:
+    """What a plain loop over the loader gives."""
+    with new_loader(rank=rank, world_size=ranks) as loader:
+        return [batch.tolist() for _ in range(EPOCHS) for batch in loader]
+
+
+def fits(trainer: str, kind: str) -> bool:
+    """The Hugging Face Trainer has no way to save a StatefulDataLoader."""
+    return (trainer, kind) != ("Hugging Face Trainer", STATEFUL)
+
+
+def quiet() -> None:
+    warnings.simplefilter("ignore")
+
+
+def main(folder: Path, kinds: tuple[str, ...]) -> None:
+    quiet()
+    faulthandler.dump_traceback_later(80, exit=True)
+    seen = {
+        f"{trainer}, {point}": {kind: both(trainer, kind, folder, point, ranks=2) for kind in kinds if fits(trainer, kind)}
+        for trainer in TRAINERS
+        for point in POINTS
+    }
+    change = folder / "alone"  # made by one rank
+    seen["change"] = {
+        "Fabric": fabric(PENSTOCK, change / "Fabric", resume=True, ranks=2),
+        "Accelerate": accelerate(PENSTOCK, change / "Accelerate", resume=True, ranks=2)[0],
+    }
+    (folder / f"loops{os.environ['RANK']}.json").write_text(json.dumps(seen))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        main(Path(sys.argv[1]), KINDS if "peers" in sys.argv else KINDS[:1])
+    else:
+        from torch.distributed.run import main as torchrun
+
+        torchrun(["--nproc-per-node=2", "--master-addr=127.0.0.1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", *sys.argv])
