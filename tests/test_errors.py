@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock
@@ -253,6 +253,11 @@ class Noisy(Failing):
         return penstock.sample().rng.random()
 
 
+class Drawing(Tagged):
+    def __getitem__(self, index):
+        return penstock.sample().rng.random()
+
+
 def noise(exc, index, epoch, position):
     return penstock.sample().rng.random()
 
@@ -266,8 +271,8 @@ def test_a_substitute_is_as_reproducible_as_a_sample():
 
     expected = drawn()
     assert expected == drawn(num_workers=2, method="thread") == drawn(num_workers=1, multiprocessing_context="fork")
-    with Loader.from_dataset(Noisy(8), batch_size=4, seed=3) as whole:
-        assert epoch(whole)[0] == expected[0]
+    with Loader.from_dataset(Drawing(8), batch_size=4, seed=3) as whole:
+        assert epoch(whole) == expected
 
 
 def test_an_error_of_the_function_is_an_error():
@@ -317,8 +322,9 @@ def test_more_than_max_errors_raises_and_the_loader_goes_on(way):
 
 @given(
     st.lists(st.tuples(st.integers(1, 400), st.sets(st.integers(0, 399), max_size=30)), max_size=30),
-    st.sampled_from([0, 3, 20, 0.004, 0.02, 0.5]),
+    st.sampled_from([0, 3, 20, 0.001, 0.004, 0.02, 0.5]),
 )
+@example([(1, {0}), (399, set()), (400, set()), (200, set()), (1, {0})], 0.001)
 def test_the_budget_is_that_of_its_definition(batches, max_errors):
     """Against a count from scratch over every window. Seen to fail: `<` for `<=` in the window."""
     logging.disable(logging.CRITICAL)

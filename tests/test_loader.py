@@ -535,7 +535,7 @@ def test_what_is_no_state_is_refused_and_the_loader_stays_usable(state):
         {"epoch": 0, "source": {"epoch": 0, "position": -1}},
         {"epoch": 0, "source": {"epoch": 0, "position": 3, "extra": 1}},
         {"delivered": [1], "source": {"epoch": 0, "source": None}},
-        {"delivered": [0], "source": {"epoch": 0, "source": None}, "rank": 0, "world_size": 1},
+        {"delivered": [-1], "source": {"epoch": 0, "source": None}, "rank": 0, "world_size": 1},
         {"delivered": [2, 1], "source": {"epoch": 0, "source": None}, "rank": 0, "world_size": 1},
         {"delivered": "x", "source": {"epoch": 0, "source": None}, "rank": 0, "world_size": 1},
     ],

@@ -134,14 +134,14 @@ class Crew:
                 self._wake[0].recv(65536)
 
     def stop(self, deadline: float) -> None:
-        """End all workers: by end-of-file, and in the second half of the time left by force."""
+        """End all workers: by end-of-file, and after a quarter of the time left by force."""
         seats = list(self.seats.values())
         for seat in seats:
             self.deafen(seat)
             seat.close()
         if self._launcher is not None:
             patience = max(0.0, deadline - time.monotonic())
-            ended = self._launcher.join(patience / 2)
+            ended = self._launcher.join(patience / 4)
             for seat in seats:
                 seat.kill()
             if not ended and not self._launcher.join(patience / 2):
@@ -150,6 +150,7 @@ class Crew:
         self.seats.clear()
         for end in self._wake or ():
             end.close()
+        self._wake = None
         _crews.discard(self)
 
     def disown(self) -> None:

@@ -70,6 +70,7 @@ class Engine:
     def start(self) -> None:
         if self.started:
             return
+        self.owner = os.getpid()
         self._crew.start()
         self.started = True
 
@@ -91,7 +92,7 @@ class Engine:
                 self.lock.release()
 
     def check_usable(self) -> None:
-        if os.getpid() != self.owner:
+        if self.started and os.getpid() != self.owner:
             raise ClosedError(f"these workers belong to process {self.owner}, of which this one is a fork. Build a new loader here.")
         if self.closed:
             raise ClosedError("these worker processes have ended; build a new loader.")

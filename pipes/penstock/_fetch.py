@@ -173,6 +173,8 @@ class MapWork:
             return f"the item {task!r:.80}"
         if task.is_batch and row != IDLE:
             task = task[row]
+        if task.is_batch and not len(task):
+            return f"an empty batch (epoch {task.epoch})"
         if task.is_batch:
             indices = task.plain()
             shown = f"[{', '.join(map(str, indices[:8]))}{', …' if len(indices) > 8 else ''}]"
@@ -199,6 +201,8 @@ class MapWork:
     def _samples(self, fetch: Fetch, task: Indices, cell: MutableSequence[int], faults: list[Fault]) -> list[Any]:
         """The samples of a batch; those that could not be loaded are in ``faults``."""
         indices = task.plain()
+        if not indices:
+            return []
         load = fetch.dataset.__getitem__ if not fetch._gathers else None
         if load is None:
             self._begin(task.epoch, int(task.positions[0]), indices)

@@ -35,6 +35,7 @@ class IterableSource(Node[Indices]):
             )
         self.iterable = iterable
         self._stateful = hasattr(iterable, "state_dict") and hasattr(iterable, "load_state_dict")
+        self._pristine = copy.deepcopy(iterable.state_dict()) if self._stateful else None  # type: ignore[attr-defined]
         self._iterator: Iterator[Any] = iter(())
         self._epoch = 0
         self._position = 0
@@ -43,9 +44,12 @@ class IterableSource(Node[Indices]):
     def reset(self, initial_state: State | None = None) -> None:
         state = self._after_this() if initial_state is None else initial_state
         super().reset(state)
+        abandoned = self._position > 0 and not self._ended
         self._epoch = state["epoch"]
         self._position = 0
         self._ended = state["ended"]
+        if abandoned and self._stateful and state["iterable"] is None:
+            self.iterable.load_state_dict(copy.deepcopy(self._pristine))  # type: ignore[attr-defined]  # or it might go on from there
         if hasattr(self.iterable, "set_epoch"):
             self.iterable.set_epoch(self._epoch)
         if self._stateful and state["iterable"] is not None:

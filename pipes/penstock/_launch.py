@@ -137,6 +137,9 @@ class ByContext:
                 f'{context.get_start_method()!r} need: {type(error).__name__}: {error}. Use method="thread" or multiprocessing_context="fork", or '
                 f"make it picklable: functions and classes at the top of a module, files and locks opened in the worker."
             ) from error
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()  # now: it would let Ctrl-C through again, in the middle of the start of a worker
         self.late: list[tuple[int, int]] = []
         self._context = context
         self._poller = poller

@@ -8,6 +8,8 @@ where a new iterator starts. It decides that at the iterator's first ``next`` an
 from __future__ import annotations
 
 import json
+import operator
+import os
 import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
@@ -58,10 +60,14 @@ class Loader(Generic[T]):
         self._restart = restart_on_stop_iteration
         self._settings: dict[str, Any] | None = None
         self._state = self._start_of(0)  # behind the item that next() returned last
-        self._fresh = True  # nothing of its epoch was delivered since its start
+        self._fresh = True  # nothing was delivered since the epoch's start, or since a jump
         self._loaded = False  # the state was loaded, and not used yet
+        self._gave_up = False  # the state is that of end_epoch, here
+        self._came_by_load = False  # the iterator that runs began at a loaded state
         self._requested: int | None = None  # by set_epoch
-        self._called: int | None = None  # what the trainer calls the epoch that runs, where it counts otherwise: its next calls are relative to that
+        self._called: int | None = (
+            None  # what the trainer calls the epoch that runs, where it counts otherwise: its next calls are relative to that
+        )
         self._stands = False  # the graph stands at the state, or behind the mark after it
         self._mark_read = False
         self._pass_leading_mark = False
@@ -70,6 +76,7 @@ class Loader(Generic[T]):
         self._committed: State | None = None  # None: commit() was never called
         self._uncommitted: deque[State] = deque()
         self._closed = False
+        self._owner: int | None = None  # the process in which it was started
 
     if TYPE_CHECKING:
         from_dataset = staticmethod(_from_dataset)  # The front door hangs it in, because the roof knows no room.
@@ -86,13 +93,19 @@ class Loader(Generic[T]):
         Raises:
             TypeError: That is not known, or the loader is endless.
         """
-        batches = None if self._endless else self.root.batches_per_epoch()
+        batches = None if self._endless else self._batches()
         if batches is None:
-            raise TypeError("this loader has no length: " + ("it is endless." if self._endless else "its source does not know how many items an epoch has."))
+            raise TypeError(
+                "this loader has no length: "
+                + ("it is endless." if self._endless else "its source does not know how many items an epoch has.")
+            )
         return batches
 
     def __bool__(self) -> bool:
         return True
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Loader cannot be copied or pickled: it has workers. Build another one, and load_state_dict what this one saved.")
 
     @property
     def endless(self) -> bool:
@@ -105,9 +118,13 @@ class Loader(Generic[T]):
         If the stream stands at its start already, as after the epoch before, nothing is dropped. A loaded state that stands inside
         ``epoch`` continues.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise ValueError(f"epoch={epoch!r} must be a whole number from 0.")
-        self._requested = epoch
+        try:
+            number = -1 if isinstance(epoch, bool) else operator.index(epoch)
+        except TypeError:
+            number = -1
+        if not 0 <= number < 2**62:
+            raise ValueError(f"epoch={epoch!r} must be a whole number from 0, and below 2**62.")
+        self._requested = number
 
     def end_epoch(self) -> None:
         """Give up the rest of the epoch, in the state too; for epochs cut short by a limit. The iterator that runs it ends."""
@@ -118,22 +135,22 @@ class Loader(Generic[T]):
         assert end is not None
         self._adopt(end, loaded=True)
         self._given_up = self._run
+        self._gave_up = True
 
     @property
     def epoch(self) -> int:
         """The epoch of the batch delivered last; where none was since a load or a jump, that of the next one."""
-        epoch = epoch_of(self._state)
-        return epoch + 1 if self._loaded and self._restart and self.remaining == 0 else epoch
+        return epoch_of(self._here())
 
     @property
     def remaining(self) -> int | None:
         """Batches still to come in this epoch, behind the one delivered last; None where that is unknown."""
-        return 0 if self._mark_read else self.root.remaining(self._state)
+        return 0 if self._mark_read else self.root.remaining(self._here())
 
     @property
     def position(self) -> int | None:
         """Batches of this epoch up to the one delivered last: ``len(loader) - loader.remaining``; None where that is unknown."""
-        batches, remaining = self.root.batches_per_epoch(), self.remaining
+        batches, remaining = self._batches(), self.remaining
         return None if batches is None or remaining is None else batches - remaining
 
     @property
@@ -153,7 +170,9 @@ class Loader(Generic[T]):
         try:
             return {KEY: json.dumps({"format": FORMAT, "settings": self._own_settings(), "state": state}, allow_nan=False)}
         except (TypeError, ValueError) as exc:
-            raise StateError(f"the state of this graph is not JSON ({exc}): a node in it has a state of other types than dict, list, str, int, None.") from exc
+            raise StateError(
+                f"the state of this graph is not JSON ({exc}): a node in it has a state of other types than dict, list, str, int, None."
+            ) from exc
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Go on where ``state_dict`` was taken, with the next iterator to be started. Right at any moment, and again.
@@ -190,11 +209,13 @@ class Loader(Generic[T]):
         Args:
             n: How many more of the delivered batches were trained, oldest first; 0 only switches this on.
         """
-        if self._committed is None and n != 0:
-            raise ValueError("call commit(0) once before the first batch; from then on state_dict() means the last committed one.")
+        if isinstance(n, bool) or not isinstance(n, int) or (self._committed is None and n != 0):
+            raise ValueError(
+                f"commit({n!r}): call commit(0) once before the first batch; from then on state_dict() means the last committed one."
+            )
         if self._committed is None:
             self._committed = self._state
-        if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= len(self._uncommitted):
+        if not 0 <= n <= len(self._uncommitted):
             raise ValueError(f"commit({n!r}): {len(self._uncommitted)} batches were delivered and are not committed.")
         for _ in range(n):
             self._committed = self._uncommitted.popleft()
@@ -224,6 +245,8 @@ class Loader(Generic[T]):
         """
         self._closed = True
         self._run += 1
+        if self._owner is not None and os.getpid() != self._owner:
+            return  # a fork: the workers are another process's
         with closing_within(timeout):
             self.root.shutdown()
 
@@ -243,13 +266,21 @@ class Loader(Generic[T]):
         """Stand where a new iterator starts; returns its run."""
         self._check_open()
         worker, (rank, world_size) = get_worker_info(), self.root.ranks()
-        if worker is not None and isinstance(worker.dataset, IterableDataset) and (world_size % worker.num_workers or rank % worker.num_workers != worker.id):
+        if (
+            worker is not None
+            and isinstance(worker.dataset, IterableDataset)
+            and (world_size % worker.num_workers or rank % worker.num_workers != worker.id)
+        ):
             raise GraphError(
                 f"this loader is read inside a DataLoader, and each of its {worker.num_workers} workers would deliver every batch. A Loader takes the DataLoader's "
                 f"place: iterate over it directly, and give it the workers."
             )
         requested, self._requested = self._requested, None
-        if self._loaded:
+        self._owner = os.getpid()
+        self._came_by_load = self._loaded and not self._gave_up
+        if self._gave_up:
+            self._jump(self._start_of(epoch_of(self._state) + 1 if requested is None else requested))
+        elif self._loaded:
             self._start_from_loaded(requested)
         else:
             if requested is not None and self._called is not None:
@@ -260,12 +291,13 @@ class Loader(Generic[T]):
         return self._run
 
     def _start_from_loaded(self, requested: int | None) -> None:
-        epoch, complete, self._called = epoch_of(self._state), self.remaining == 0, None
+        epoch, complete, self._called = epoch_of(self._state), self.root.remaining(self._state) == 0, None
         if requested == epoch:
             self._jump(self._state)  # Also into an empty remainder, so that the end of the user's epoch runs.
+            self._pass_leading_mark = self._endless
         elif requested is None or self._endless or self.root.batches_per_epoch() is None:
             self._jump(self._state)
-            self._pass_leading_mark = self._restart
+            self._pass_leading_mark = self._restart or self._endless
             self._called = requested
         elif complete and requested == epoch + 1:
             self._jump(self._start_of(requested))
@@ -279,9 +311,9 @@ class Loader(Generic[T]):
         epoch, complete = epoch_of(self._state), self.remaining == 0
         if not self._stands:
             self._jump(self._state if requested is None else self._start_of(requested))
-        elif self._fresh and requested in (None, epoch):
+        elif self._fresh and not self._mark_read and requested in (None, epoch):
             pass
-        elif complete and not self._fresh and requested in (None, epoch + 1):
+        elif complete and (self._mark_read or not self._fresh) and requested in (None, epoch + 1):
             self._pass_mark()
         elif requested is None and self._endless:
             pass
@@ -290,6 +322,7 @@ class Loader(Generic[T]):
 
     def _advance(self) -> T:
         """The next item of this epoch; ``StopIteration`` at its end."""
+        self._check_open()
         if self._mark_read:
             raise StopIteration
         while True:
@@ -297,20 +330,27 @@ class Loader(Generic[T]):
                 item = self.root.next()
             except BaseException as exc:
                 self._follow(delivered=False)
-                self._stands = self._stands and not self._fresh  # A new iterator tries the epoch's first batch again.
+                if self._fresh:  # Nothing came of where it began: a new iterator begins there again.
+                    self._stands, self._loaded = False, self._came_by_load
                 if isinstance(exc, StopIteration):
-                    raise GraphError("StopIteration came out of the graph: a node above the Cycler ended, or a function in one raised it.") from exc
+                    raise GraphError(
+                        "StopIteration came out of the graph: a node above the Cycler ended, or a function in one raised it."
+                    ) from exc
                 raise
             if not isinstance(item, EndOfEpoch):
                 self._follow(delivered=True)
                 return item.plain() if isinstance(item, Indices) else item
             if item.epoch != epoch_of(self._state):
-                raise GraphError(f"{item} came in epoch {epoch_of(self._state)}: a node above the Cycler lost or mangled the mark before it.")
+                raise GraphError(
+                    f"{item} came in epoch {epoch_of(self._state)}: a node above the Cycler lost or mangled the mark before it."
+                )
             if not (self._pass_leading_mark or self._endless):
                 self._mark_read = True
                 raise StopIteration
             if self._endless and self._fresh and not self._pass_leading_mark:
-                raise ValueError(f"epoch {item.epoch} has no batch on this rank, so an endless loader would spin. Use a larger dataset, or tail='pad'.")
+                raise ValueError(
+                    f"epoch {item.epoch} has no batch on this rank, so an endless loader would spin. Use a larger dataset, or tail='pad'."
+                )
             self._behind_mark()
 
     def _follow(self, *, delivered: bool) -> None:
@@ -354,8 +394,9 @@ class Loader(Generic[T]):
     def _adopt(self, state: State, *, loaded: bool) -> None:
         """Take ``state`` for where the loader stands; a loaded one kills the iterators that were started."""
         self._state = state
-        self._fresh = state == self._start_of(epoch_of(state))
+        self._fresh = True
         self._loaded = loaded
+        self._gave_up = False
         self._mark_read = self._pass_leading_mark = False
         self._run += loaded
         self._forget_uncommitted()
@@ -364,6 +405,16 @@ class Loader(Generic[T]):
         self._uncommitted.clear()
         if self._committed is not None:
             self._committed = self._state
+
+    def _here(self) -> State:
+        """The state, or the start of the next epoch where that is what a loaded one of a finished epoch means."""
+        if self._loaded and not self._gave_up and self._restart and self.root.remaining(self._state) == 0:
+            return self._start_of(epoch_of(self._state) + 1)
+        return self._state
+
+    def _batches(self) -> int | None:
+        """Batches of a whole epoch, the one it stands in: their number may change from epoch to epoch."""
+        return self.root.remaining(self._start_of(self.epoch))
 
     def _start_of(self, epoch: int) -> State:
         state = self.root.start_of(epoch)
@@ -379,6 +430,8 @@ class Loader(Generic[T]):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this loader was closed; build a new one.")
+        if self._owner is not None and os.getpid() != self._owner:
+            raise ClosedError(f"this loader was started in process {self._owner}, of which this one is a fork. Build a new loader here.")
 
 
 class _Epoch(Generic[T]):
@@ -405,7 +458,9 @@ class _Epoch(Generic[T]):
             raise StopIteration
         elif self._run != loader._run:
             loader._check_open()
-            raise RuntimeError("this iterator has ended, because a newer one of the same loader was started, or a state was loaded. Iterate over the newer one.")
+            raise RuntimeError(
+                "this iterator has ended, because a newer one of the same loader was started, or a state was loaded. Iterate over the newer one."
+            )
         try:
             return loader._advance()
         except StopIteration:
@@ -417,7 +472,9 @@ def _parsed(state_dict: Any) -> dict[str, Any]:
     """The JSON of a saved state, with all that can be said about it without the graph."""
     if not isinstance(state_dict, dict) or not isinstance(state_dict.get(KEY), str):
         came = f"a dict with the keys {list(state_dict)!r:.200}" if isinstance(state_dict, dict) else type(state_dict).__name__
-        raise StateError(f"a state of penstock is a dict with the one key {KEY!r} and a JSON text, and {came} came. Save what loader.state_dict() returns.")
+        raise StateError(
+            f"a state of penstock is a dict with the one key {KEY!r} and a JSON text, and {came} came. Save what loader.state_dict() returns."
+        )
     text = state_dict[KEY]
     try:
         state = json.loads(text, parse_constant=_no_constant)
@@ -458,5 +515,6 @@ def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _warn_of_start(differences: list[str], epoch: int) -> None:
     warnings.warn(
-        f"strict=False: this state was saved under other settings ({'; '.join(differences)}), so loading starts at epoch {epoch}.", stacklevel=3
+        f"strict=False: this state was saved under other settings ({'; '.join(differences)}), so loading starts at epoch {epoch}.",
+        stacklevel=3,
     )

@@ -259,8 +259,8 @@ class ParallelMapper(Node[T]):
         if not isinstance(state, dict) or "delivered" not in state:
             return super().check(state)
         delivered = fields(state, source=dict, delivered=list, rank=int, world_size=int)["delivered"]
-        if not all(isinstance(k, int) and 0 < k <= _FARTHEST for k in delivered) or delivered != sorted(set(delivered)):
-            raise StateError(f"'delivered' of a state must be rising whole numbers from 1 to {_FARTHEST}, and {delivered!r:.80} came.")
+        if not all(isinstance(k, int) and not isinstance(k, bool) and 0 <= k <= _FARTHEST for k in delivered) or delivered != sorted(set(delivered)):
+            raise StateError(f"'delivered' of a state must be rising whole numbers from 0 to {_FARTHEST}, and {delivered!r:.80} came.")
         self.source.check(state["source"])
 
     def interrupt(self) -> None:
@@ -295,6 +295,8 @@ class ParallelMapper(Node[T]):
                 entry = self._begun(item)
             self._entries.append(entry)
             self._pulled += 1
+            if self._entries[0].delivered:
+                self._settle()  # A state loaded from a run with a wider window: what it had delivered takes no room here.
 
     def _begun(self, item: Any) -> _Entry:
         state = self.source.get_state()

@@ -111,8 +111,13 @@ class Planner(Generic[P]):
             raise error
         return plan  # type: ignore[return-value]
 
+    def resume(self) -> None:
+        """Forget an `interrupt` that came while nobody waited."""
+        with self._desk.changed:
+            self._desk.interrupted = False
+
     def interrupt(self) -> None:
-        """Wake whoever waits in `get` with `ClosedError`; from any thread."""
+        """Wake whoever waits in `get` with `ClosedError`, or the next who would; until `resume`; from any thread."""
         with self._desk.changed:
             self._desk.interrupted = True
             self._desk.changed.notify_all()

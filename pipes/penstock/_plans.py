@@ -163,9 +163,7 @@ class PlanMaker:
             self._plan(self._sampler, epoch)
 
     def _plan(self, sampler: Any, epoch: int) -> Plan:
-        for one in wrapped(sampler):
-            if callable(set_epoch := getattr(one, "set_epoch", None)):
-                set_epoch(epoch)
+        tell(sampler, epoch)
         with ExitStack() as stack:
             for depth, one in enumerate(wrapped(sampler)):
                 stack.enter_context(_seeded(one, self._seed, epoch, PLANNING - depth))
@@ -239,6 +237,30 @@ def _as_integers(values: list[Any]) -> npt.NDArray[np.int64] | list[Any]:
         return np.array(values if set(map(type, values)) <= {int} else list(map(operator.index, values)), dtype=np.int64)
     except (TypeError, OverflowError):
         return values
+
+
+def length(sampler: Any) -> int | None:
+    """``len(sampler)`` where it has one."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def length_in(sampler: Any, epoch: int) -> int | None:
+    """What ``len(sampler)`` would be in ``epoch``, by a copy that is told so; by the sampler as it is where it cannot be copied."""
+    other = _copied(sampler)
+    if other is None:
+        return length(sampler)
+    tell(other, epoch)
+    return length(other)
+
+
+def tell(sampler: Any, epoch: int) -> None:
+    """``set_epoch(epoch)`` on ``sampler`` and on all that it wraps."""
+    for one in wrapped(sampler):
+        if callable(set_epoch := getattr(one, "set_epoch", None)):
+            set_epoch(epoch)
 
 
 def _copied(sampler: Any) -> Any:

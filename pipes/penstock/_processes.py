@@ -110,7 +110,7 @@ class ProcessPool:
         self._engine.interrupt()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the workers within ``timeout`` seconds, by force in the second half; again, does nothing. From any thread."""
+        """End the workers within ``timeout`` seconds, by force after a quarter of them; again, does nothing. From any thread."""
         self._finalizer.detach()
         self._engine.shutdown(patience_s(timeout))
 

@@ -12,7 +12,7 @@ from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._node import Indices, Node, State, fields
 from penstock._orders import TorchOrder, checked_seed
 from penstock._planner import Helper, Planner
-from penstock._plans import Plan, PlanMaker, Task, can_be_pickled, owns_its_randomness
+from penstock._plans import Plan, PlanMaker, Task, can_be_pickled, length, length_in, owns_its_randomness, wrapped
 from penstock._takeover import refuse_sharded
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Sampler(Node[Indices]):
 
     def reset(self, initial_state: State | None = None) -> None:
         super().reset(initial_state)
+        if self._planner is not None:
+            self._planner.resume()
         if initial_state is None:
             initial_state = self.start_of(self._epoch + (self._position > 0))
         self.check(initial_state)
@@ -165,6 +167,8 @@ class SamplerWrapper(Node[Any]):
         self._planner: Planner[Plan] | None = None
         self._plans_here = not plan_ahead
         self._sized = True
+        self._told = any(hasattr(one, "set_epoch") for one in wrapped(sampler))
+        self._lengths: dict[int, int | None] = {}
         self._warned = False
         self._plan: Plan | None = None
         self._planned = 0  # the epoch of _plan
@@ -175,6 +179,8 @@ class SamplerWrapper(Node[Any]):
 
     def reset(self, initial_state: State | None = None) -> None:
         super().reset(initial_state)
+        if self._planner is not None:
+            self._planner.resume()
         if initial_state is None:
             initial_state = self.start_of(self._epoch + (self._position > 0))
         self.check(initial_state)
@@ -286,12 +292,20 @@ class SamplerWrapper(Node[Any]):
         return Indices(self._epoch, np.arange(begin, end) + lap * samples, plan.values[begin:end])
 
     def _items_of(self, epoch: int) -> int | None:
-        if not self._sized:
-            return None
-        return len(self._plan) if self._plan is not None and self._planned == epoch else _length(self.sampler)
+        if self._plan is not None and self._planned == epoch:
+            return len(self._plan) if self._sized else None
+        return self._said(epoch) if self._sized else None
+
+    def _said(self, epoch: int) -> int | None:
+        """What ``len(sampler)`` is in ``epoch``: asked of a copy, where the sampler is told its epochs, because its length may follow them."""
+        if not self._told:
+            return length(self.sampler)
+        if epoch not in self._lengths:
+            self._lengths = {**dict(list(self._lengths.items())[-3:]), epoch: length_in(self.sampler, epoch)}
+        return self._lengths[epoch]
 
     def _compare_length(self, plan: Plan) -> None:
-        said = _length(self.sampler) if self._sized else None
+        said = self._said(self._epoch) if self._sized else None
         if said is not None and said != len(plan):
             self._sized = False
             warnings.warn(
@@ -299,11 +313,3 @@ class SamplerWrapper(Node[Any]):
                 f"unknown. Let __len__ say what __iter__ gives.",
                 stacklevel=2,
             )
-
-
-def _length(sampler: Any) -> int | None:
-    """``len(sampler)`` where it has one."""
-    try:
-        return len(sampler)
-    except (TypeError, NotImplementedError):
-        return None

@@ -139,7 +139,13 @@ class Sharder(Node[T]):
             return group
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return 0, 1
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        try:
+            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        except ValueError:
+            came = f"RANK={os.environ['RANK']!r} and WORLD_SIZE={os.environ['WORLD_SIZE']!r}"
+            raise ValueError(
+                f"{came} in the environment must be whole numbers. Set both, or neither, or give rank and world_size."
+            ) from None
         _check_rank(rank, world_size, "the environment")
         return rank, world_size
 

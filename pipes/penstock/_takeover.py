@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -49,6 +50,11 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> TakenOver | None:
         return None
     if type(inner).__iter__ is not DistributedSampler.__iter__:
         refuse_sharded(inner)
+    if inner.epoch != 0:
+        warnings.warn(
+            f"the DistributedSampler stands at epoch {inner.epoch} by its own set_epoch, and is taken over at epoch 0. Call loader.set_epoch({inner.epoch}).",
+            stacklevel=4,
+        )
     n = len(inner.dataset)  # type: ignore[arg-type]
     return TakenOver(
         order=TorchOrder(n, inner.seed) if inner.shuffle else SequentialOrder(n),

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+from itertools import groupby
+from pathlib import Path
 
 WRITING = os.environ.get("PENSTOCK_WRITE_DOCS") == "1"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "trainers.md"
+BEGIN, END = "<!-- table: written by the tests, with PENSTOCK_WRITE_DOCS=1 -->", "<!-- end of the table -->"
+LOADERS = ("penstock", "penstock + callback", "DataLoader", "StatefulDataLoader")
+HEAD = ("trainer", "checkpoint", "ranks", *LOADERS, "the line you need")
 
-ROWS: dict[tuple[str, str, str], dict[str, str]] = {}
+Place = tuple[str, str, str]
+
+ROWS: dict[Place, dict[str, str]] = {}
 """(trainer, checkpoint, ranks) -> what came of each loader, and under ``need`` the line that the user needs."""
 
 
@@ -15,3 +23,30 @@ def record(trainer: str, checkpoint: str, ranks: str, kind: str, result: str, ne
     row = ROWS.setdefault((trainer, checkpoint, ranks), {})
     row[kind] = result
     row["need"] = need
+
+
+def written() -> str:
+    """The rows as Markdown; those that differ in their number of ranks alone are one."""
+
+    def shown(place: Place) -> tuple[str, ...]:
+        row = ROWS[place]
+        return (place[0], place[1], *(row.get(kind, "–") for kind in LOADERS), row["need"])
+
+    order = list(dict.fromkeys(place[:2] for place in ROWS))
+    places = sorted(ROWS, key=lambda place: (place[0], order.index(place[:2]), shown(place)[2:], place[2]))
+    places.sort(key=lambda place: [trainer for trainer, _ in order].index(place[0]))
+    lines = [HEAD, ("---",) * len(HEAD)]
+    for cells, group in groupby(places, key=shown):
+        lines.append((*cells[:2], ", ".join(place[2] for place in group), *cells[2:]))
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def read(page: str) -> dict[Place, dict[str, str]]:
+    """The rows of the table in ``page``."""
+    rows = {}
+    for line in page.partition(BEGIN)[2].partition(END)[0].splitlines():
+        if line.startswith("| ") and not line.startswith(("| trainer", "| ---")):
+            trainer, checkpoint, ranks, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            for one in ranks.split(", "):
+                rows[trainer, checkpoint, one] = dict(zip((*LOADERS, "need"), cells, strict=True))
+    return rows

@@ -31,6 +31,7 @@ class PenstockCallback(Callback):
     - hands the position on, where ``reload_dataloaders_every_n_epochs`` makes new loaders;
     - gives up the rest of an epoch that ``limit_train_batches`` cuts short, in the state too (`Loader.end_epoch`);
     - sets Lightning's count of batches after the loader, when another number of ranks, or another batch size, goes on inside an epoch;
+    - begins the next epoch where ``max_steps`` makes Lightning go on inside a finished one;
     - refuses ranks whose epochs differ in length, and a loader inside a ``DataLoader``, before the first step.
 
     Use it without arguments, once; the place among the callbacks does not matter, because Lightning calls checkpoints last.
@@ -105,6 +106,8 @@ class PenstockCallback(Callback):
             if (batches := _length(loader)) is not None:
                 _refuse_unequal(trainer, batches)
         self._count_as_the_loader(trainer)
+        if self._loaders:
+            _begin_the_next_epoch(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put back what Lightning fetched from new un-sized loaders, where it is about to call ``iter`` a second time."""
@@ -139,13 +142,26 @@ class PenstockCallback(Callback):
         leading = self._loaders if len(self._loaders) == 1 else [loader for loader in self._loaders if _length(loader) == batches]
         if not leading or _length(leading[0]) is None or not trainer.fit_loop.restarting:
             return
-        done = min(leading[0].position or 0, int(batches))
         loop = trainer.fit_loop.epoch_loop
+        done = int(batches) if loop.batch_progress.is_last_batch else min(leading[0].position or 0, int(batches))
         in_hand = int(loop.restarted_on_train_batch_end)  # Saved in the middle of on_train_batch_end: Lightning counts that batch as completed itself.
         current = loop.batch_progress.current
         if current.completed + in_hand != done:
             current.ready = current.started = current.processed = done  # type: ignore[attr-defined]
             current.completed = done - in_hand
+
+
+def _begin_the_next_epoch(trainer: Trainer) -> None:
+    """With ``max_steps``, Lightning takes an epoch that was saved at its very end for unfinished, and would train one more batch in it.
+
+    Here it does what it does with ``max_epochs``.
+    """
+    fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    if fit.restarted_on_epoch_end and loop.batch_progress.is_last_batch:
+        fit.epoch_progress.increment_completed()
+        for one in (fit, loop, loop.val_loop):
+            one._restarting = False
+            one.reset_restart_stage()
 
 
 def _length(loader: Loader[Any]) -> int | None:

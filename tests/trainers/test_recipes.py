@@ -1,0 +1,47 @@
+"""The recipes of docs/trainers.md that need a package of their own run against it, where it is installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+
+from penstock import GraphError, Loader
+from penstock.testing import Tagged
+from trainers.table import PAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(find_spec("mmengine") is None, reason="mmengine is not installed")
+def test_mmengine(tmp_path: Path, run_script: Callable[..., str]) -> None:
+    run_script(Path(__file__).with_name("mmengine_recipe.py"), str(PAGE), str(tmp_path), timeout_s=50)
+
+
+class Inside(IterableDataset):
+    """A loader where it does not belong."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def __iter__(self):
+        return iter(self.loader)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_loader_inside_a_dataloader_is_told_at_once(rank: int | None) -> None:
+    """Each worker would deliver every batch. Seen to fail, with 2 workers: 48 samples of 24."""
+    with Loader.from_dataset(Tagged(24), batch_size=4, rank=rank, world_size=None if rank is None else 2) as loader:
+        with pytest.raises(GraphError, match="read inside a DataLoader, and each of its 2 workers"):
+            list(DataLoader(Inside(loader), batch_size=None, num_workers=2))
+        assert len(list(DataLoader(Inside(loader), batch_size=None))) == len(loader)
+        with pytest.raises(TypeError, match="not subscriptable"):
+            next(iter(DataLoader(loader)))
