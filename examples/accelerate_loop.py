@@ -46,7 +46,9 @@ def main() -> None:
         whole, steps = train(folder, resume=False)
         resumed, _ = train(folder, resume=True)
     print(f"{steps} steps: 12 batches in windows of 5 are 3 an epoch, the short one too")
-    print(f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}")
+    print(
+        f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}"
+    )
     assert (resumed, steps) == (whole[72:], 9)
 
 

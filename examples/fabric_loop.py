@@ -44,7 +44,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole = train(Path(folder) / "state.ckpt", resume=False)
         resumed = train(Path(folder) / "state.ckpt", resume=True)
-    print(f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}")
+    print(
+        f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}"
+    )
     assert resumed == whole[72:]
 
 

@@ -59,7 +59,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole = fit(folder)
         resumed = fit(folder, resume=Path(folder) / "checkpoint-18")
-    print(f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}")
+    print(
+        f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}"
+    )
     assert resumed == whole[72:]
 
 

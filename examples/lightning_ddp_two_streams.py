@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,9 @@ from torch.utils.data import Sampler, TensorDataset
 
 import penstock
 from penstock.integrations.lightning import PenstockCallback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LABELLED, UNLABELLED = range(20), range(20, 100)
 
@@ -55,7 +59,7 @@ class Student(LightningModule):
     def on_train_epoch_end(self) -> None:
         ranks: list[list[int]] = [[] for _ in range(self.trainer.world_size)]
         dist.all_gather_object(ranks, self.seen)
-        once = sorted(sum(ranks, [])) == list(LABELLED)
+        once = sorted(chain(*ranks)) == list(LABELLED)
         if self.global_rank == 0:
             shares = " + ".join(str(len(seen)) for seen in ranks)
             print(f"epoch {self.current_epoch}: {shares} labelled samples on the ranks, each exactly once: {once}", flush=True)

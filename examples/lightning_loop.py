@@ -45,7 +45,9 @@ def fit(folder: Path, resume: Path | None = None) -> list[int]:
     data = TensorDataset(torch.arange(48), x, 3 * x + 1)
     with (
         penstock.Loader.from_dataset(data, batch_size=4, shuffle=True, num_workers=2) as train,
-        penstock.Loader.from_dataset(data, batch_size=16, num_workers=1, run_ahead=False) as validation,  # idle, but warm, where it is not due
+        penstock.Loader.from_dataset(
+            data, batch_size=16, num_workers=1, run_ahead=False
+        ) as validation,  # idle, but warm, where it is not due
     ):
         trainer = Trainer(
             callbacks=[PenstockCallback(), ModelCheckpoint(folder, "{step}", every_n_train_steps=18, save_top_k=-1)],
@@ -68,7 +70,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole = fit(Path(folder))
         resumed = fit(Path(folder), resume=Path(folder) / "step=18.ckpt")
-    print(f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}")
+    print(
+        f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}"
+    )
     assert resumed == whole[72:]
 
 

@@ -318,9 +318,9 @@ def test_every_sample_comes_once_and_in_order_or_the_error_says_why(fault: str, 
         seen = read(iter(loader), fault, tmp_path, lambda: list(loader.root._pool.pids), started)  # type: ignore[attr-defined]
         loader.root._timeout = None  # type: ignore[attr-defined]
         RELEASED.set()
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 20
         whole = [sample[0] for batch in loader for sample in batch]
-        while fault == "idle" and watch.at is None and time.monotonic() < deadline:  # it was not missed; the rest took less than a death
+        while fault in ("idle", "startup") and watch.at is None and time.monotonic() < deadline:  # the rest was quicker than a death
             assert whole == [sample[0] for batch in loader for sample in batch]
     finally:
         log.removeHandler(watch)

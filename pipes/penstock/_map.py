@@ -259,7 +259,9 @@ class ParallelMapper(Node[T]):
         if not isinstance(state, dict) or "delivered" not in state:
             return super().check(state)
         delivered = fields(state, source=dict, delivered=list, rank=int, world_size=int)["delivered"]
-        if not all(isinstance(k, int) and not isinstance(k, bool) and 0 <= k <= _FARTHEST for k in delivered) or delivered != sorted(set(delivered)):
+        if not all(isinstance(k, int) and not isinstance(k, bool) and 0 <= k <= _FARTHEST for k in delivered) or delivered != sorted(
+            set(delivered)
+        ):
             raise StateError(f"'delivered' of a state must be rising whole numbers from 0 to {_FARTHEST}, and {delivered!r:.80} came.")
         self.source.check(state["source"])
 

@@ -25,7 +25,7 @@ import penstock
 from penstock.testing import Tagged
 
 N, B, EPOCHS = 48, 4, 3
-PENSTOCK, DATALOADER, STATEFUL = KINDS = ("penstock + callback", "DataLoader", "StatefulDataLoader")
+PENSTOCK, DATALOADER, STATEFUL = KINDS = ("penstock with the line", "DataLoader", "StatefulDataLoader")
 TRAINERS = ("Fabric", "Accelerate", "Hugging Face Trainer")
 POINTS = {"mid-epoch": 1.5, "last batch": 2.0}
 """Where the checkpoint is made, in epochs."""
@@ -73,7 +73,9 @@ def fabric(kind: str, folder: Path, *, save_at: int = 0, resume: bool = False, r
     return seen
 
 
-def accelerate(kind: str, folder: Path, *, save_at: int = 0, resume: bool = False, ranks: int = 1, steps: int = 5, unsized: bool = False) -> tuple[list[list[int]], list[int]]:
+def accelerate(
+    kind: str, folder: Path, *, save_at: int = 0, resume: bool = False, ranks: int = 1, steps: int = 5, unsized: bool = False
+) -> tuple[list[list[int]], list[int]]:
     """A loop with Accelerate that accumulates gradients over ``steps`` batches: the batches, and those at which it synchronised."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
@@ -159,7 +161,9 @@ def named(values: list[int]) -> dict[str, torch.Tensor]:
     return {"x": torch.tensor(values, dtype=torch.float32).unsqueeze(1)}
 
 
-def hugging_face(kind: str, folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any) -> tuple[list[list[int]], int]:
+def hugging_face(
+    kind: str, folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any
+) -> tuple[list[list[int]], int]:
     """The Hugging Face Trainer: the batches, and the optimizer's steps. ``checkpoint-{save_at}`` is written."""
     from transformers import Trainer, TrainingArguments
 
@@ -173,8 +177,15 @@ def hugging_face(kind: str, folder: Path, *, save_at: int = 0, resume: int = 0, 
                 return made
             return super().get_train_dataloader()
 
-    arguments = {"num_train_epochs": EPOCHS, "save_steps": save_at or 999, "per_device_train_batch_size": B, "ignore_data_skip": kind == PENSTOCK} | options
-    arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no", seed=3, **arguments)
+    arguments = {
+        "num_train_epochs": EPOCHS,
+        "save_steps": save_at or 999,
+        "per_device_train_batch_size": B,
+        "ignore_data_skip": kind == PENSTOCK,
+    } | options
+    arguments = TrainingArguments(
+        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no", seed=3, **arguments
+    )
     callbacks = [PenstockCallback()] if kind == PENSTOCK else []
     trainer = Own(Regression(), arguments, callbacks=callbacks, train_dataset=list(range(N)), data_collator=named)
     model = trainer.model

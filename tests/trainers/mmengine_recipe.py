@@ -11,12 +11,12 @@ from typing import Any
 warnings.simplefilter("ignore")
 os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # mmengine 0.10 cannot load its own checkpoints otherwise
 
-import torch
-from mmengine.model import BaseModel
-from mmengine.runner import Runner
+import torch  # noqa: E402
+from mmengine.model import BaseModel  # noqa: E402
+from mmengine.runner import Runner  # noqa: E402
 
-import penstock
-from penstock.testing import Tagged
+import penstock  # noqa: E402
+from penstock.testing import Tagged  # noqa: E402
 
 recipe: dict[str, Any] = {}
 exec(Path(sys.argv[1]).read_text().partition("<!-- mmengine -->")[2].partition("```py\n")[2].partition("```")[0], recipe)

@@ -9,7 +9,7 @@ from pathlib import Path
 WRITING = os.environ.get("PENSTOCK_WRITE_DOCS") == "1"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "trainers.md"
 BEGIN, END = "<!-- table: written by the tests, with PENSTOCK_WRITE_DOCS=1 -->", "<!-- end of the table -->"
-LOADERS = ("penstock", "penstock + callback", "DataLoader", "StatefulDataLoader")
+LOADERS = ("penstock", "penstock with the line", "DataLoader", "StatefulDataLoader")
 HEAD = ("trainer", "checkpoint", "ranks", *LOADERS, "the line you need")
 
 Place = tuple[str, str, str]
@@ -30,7 +30,7 @@ def written() -> str:
 
     def shown(place: Place) -> tuple[str, ...]:
         row = ROWS[place]
-        return (place[0], place[1], *(row.get(kind, "–") for kind in LOADERS), row["need"])
+        return (place[0], place[1], *(row.get(kind, "-") for kind in LOADERS), row["need"])
 
     order = list(dict.fromkeys(place[:2] for place in ROWS))
     places = sorted(ROWS, key=lambda place: (place[0], order.index(place[:2]), shown(place)[2:], place[2]))

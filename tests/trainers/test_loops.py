@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-for needed in ("lightning", "accelerate", "transformers"):
-    pytest.importorskip(needed)
+pytest.importorskip("lightning")
+pytest.importorskip("accelerate")
+pytest.importorskip("transformers")
 
 from trainers import loops
 from trainers.loops import KINDS, PENSTOCK, POINTS, TRAINERS, exact, fits
@@ -30,13 +31,11 @@ NEED = {
     "Accelerate": "`AccelerateLoader(loader, accelerator)`",
     "Hugging Face Trainer": "`PenstockCallback()`, `ignore_data_skip=True`",
 }
-COLUMN = {"Fabric": "penstock", "Accelerate": "penstock + callback", "Hugging Face Trainer": "penstock + callback"}
 
 
 def note(trainer: str, point: str, ranks: str, kind: str, result: bool) -> None:
-    column = COLUMN[trainer] if kind == PENSTOCK else kind
     by = " (by skipping)" if kind == loops.DATALOADER and trainer != "Fabric" else ""
-    record(trainer, point, ranks, column, f"exact{by}" if result else "no", NEED[trainer])
+    record(trainer, point, ranks, kind, f"exact{by}" if result else "no", NEED[trainer])
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -70,7 +69,12 @@ def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
                     assert [one["whole"] for one in seen] == [loops.right(rank, 2) for rank in (0, 1)]
     whole = [value for batch in loops.right(0, 1)[18:] for value in batch]
     for trainer in ("Fabric", "Accelerate"):
-        onto_two = [value for pair in zip(*(rank["change"][trainer] for rank in ranks), strict=True) for both in zip(*pair, strict=True) for value in both]
+        onto_two = [
+            value
+            for pair in zip(*(rank["change"][trainer] for rank in ranks), strict=True)
+            for both in zip(*pair, strict=True)
+            for value in both
+        ]
         note(trainer, "mid-epoch", "1 → 2", PENSTOCK, onto_two == whole)
         assert onto_two == whole
         place = tmp_path / f"{trainer} {PENSTOCK} mid-epoch"

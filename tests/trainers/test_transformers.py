@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+
+from typing import TYPE_CHECKING
 
 from torch.utils.data import DataLoader
 
@@ -16,6 +17,9 @@ from penstock import StateError
 from penstock.integrations.transformers import PenstockCallback
 from trainers import loops
 from trainers.loops import PENSTOCK
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [
     pytest.mark.slow,

@@ -29,7 +29,7 @@ def test_a_table_reads_back_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -
     table.record("A", "end", "1 → 2", "penstock", "no", "x")
     text = table.written()
     assert text.count("\n") == 4
-    assert "| A | end | 1, 2 | exact | – | – | – | x |" in text
+    assert "| A | end | 1, 2 | exact | - | - | - | x |" in text
     assert {place: row["penstock"] for place, row in table.read(table.BEGIN + "\n" + text + table.END).items()} == {
         ("A", "end", "1"): "exact",
         ("A", "end", "2"): "exact",

@@ -38,7 +38,9 @@ class AccelerateLoader(Generic[T]):
 
     def __init__(self, loader: Loader[T], accelerator: Accelerator, *, save: bool = True) -> None:
         if not isinstance(loader, Loader):
-            raise TypeError(f"AccelerateLoader takes a penstock.Loader, and {type(loader).__name__} came. A DataLoader goes to accelerator.prepare instead.")
+            raise TypeError(
+                f"AccelerateLoader takes a penstock.Loader, and {type(loader).__name__} came. A DataLoader goes to accelerator.prepare instead."
+            )
         self.loader = loader
         self.accelerator = accelerator
         if save:
@@ -49,9 +51,7 @@ class AccelerateLoader(Generic[T]):
         window = _Window()  # One for each pass: an old pass that is closed late takes only its own away.
         self.accelerator.gradient_state._add_dataloader(window)
         try:
-            for batch in self.loader if self.loader.endless or _sized(self.loader) else self._with_a_look_ahead(window):
-                if self.loader.is_last is not None and not self.loader.endless and _sized(self.loader):
-                    window.end_of_dataloader = self.loader.is_last
+            for batch in self._batches(window):
                 yield send_to_device(batch, self.accelerator.device, non_blocking=True)
         finally:
             self.accelerator.gradient_state._remove_dataloader(window)
@@ -63,17 +63,23 @@ class AccelerateLoader(Generic[T]):
         """See `Loader.set_epoch`."""
         self.loader.set_epoch(epoch)
 
-    def _with_a_look_ahead(self, window: _Window) -> Iterator[T]:
-        """The batches of an epoch whose length nobody knows."""
-        self.loader.commit(0)
-        batches = iter(self.loader)
-        nothing: Any = object()
-        ahead = next(batches, nothing)
-        while ahead is not nothing:
-            batch, ahead = ahead, next(batches, nothing)
-            window.end_of_dataloader = ahead is nothing
-            self.loader.commit()
-            yield batch
+    def _batches(self, window: _Window) -> Iterator[T]:
+        """The batches of an epoch; ``window`` knows the last one when it is handed out."""
+        if self.loader.endless:
+            yield from self.loader
+        elif _sized(self.loader):
+            for batch in self.loader:
+                window.end_of_dataloader = bool(self.loader.is_last)
+                yield batch
+        else:
+            self.loader.commit(0)
+            batches, nothing = iter(self.loader), object()
+            ahead: Any = next(batches, nothing)
+            while ahead is not nothing:
+                batch, ahead = ahead, next(batches, nothing)
+                window.end_of_dataloader = ahead is nothing
+                self.loader.commit()
+                yield batch
 
 
 class _Window:

@@ -91,7 +91,9 @@ class PenstockCallback(Callback):
     def _load(self, loaders: list[Loader[Any]]) -> None:
         states, self._pending = self._pending or [], None
         if len(states) != len(loaders):
-            raise StateError(f"the checkpoint has the states of {len(states)} penstock loaders, and there are {len(loaders)} now. Train with those it was saved with.")
+            raise StateError(
+                f"the checkpoint has the states of {len(states)} penstock loaders, and there are {len(loaders)} now. Train with those it was saved with."
+            )
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)
 
@@ -113,7 +115,13 @@ class PenstockCallback(Callback):
         """Put back what Lightning fetched from new un-sized loaders, where it is about to call ``iter`` a second time."""
         starts, self._starts = self._starts, []
         loop = trainer.fit_loop
-        if trainer.current_epoch > 0 and not loop.is_resuming and not loop.restarting and loop._data_fetcher is not None and loop._data_fetcher.fetched:
+        if (
+            trainer.current_epoch > 0
+            and not loop.is_resuming
+            and not loop.restarting
+            and loop._data_fetcher is not None
+            and loop._data_fetcher.fetched
+        ):
             for loader, start in zip(self._loaders, starts, strict=False):
                 loader.load_state_dict(start)
 
@@ -144,7 +152,9 @@ class PenstockCallback(Callback):
             return
         loop = trainer.fit_loop.epoch_loop
         done = int(batches) if loop.batch_progress.is_last_batch else min(leading[0].position or 0, int(batches))
-        in_hand = int(loop.restarted_on_train_batch_end)  # Saved in the middle of on_train_batch_end: Lightning counts that batch as completed itself.
+        in_hand = int(
+            loop.restarted_on_train_batch_end
+        )  # Saved in the middle of on_train_batch_end: Lightning counts that batch as completed itself.
         current = loop.batch_progress.current
         if current.completed + in_hand != done:
             current.ready = current.started = current.processed = done  # type: ignore[attr-defined]
@@ -186,4 +196,6 @@ def _refuse_wrapped(one: Any) -> None:
     if isinstance(one, DataLoader):
         held = (one.dataset, *getattr(one.dataset, "__dict__", {}).values())
         if any(isinstance(thing, Loader) for thing in held):
-            raise TypeError("a penstock.Loader stands inside a DataLoader, which would shard or batch it a second time. Give the Loader itself to the Trainer.")
+            raise TypeError(
+                "a penstock.Loader stands inside a DataLoader, which would shard or batch it a second time. Give the Loader itself to the Trainer."
+            )

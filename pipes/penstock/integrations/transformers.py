@@ -43,10 +43,14 @@ class PenstockCallback(TrainerCallback):
         if state.global_step == 0:
             return
         if not args.ignore_data_skip:
-            raise ValueError("penstock resumes by itself: give TrainingArguments ignore_data_skip=True, or the trainer would skip batches once more.")
+            raise ValueError(
+                "penstock resumes by itself: give TrainingArguments ignore_data_skip=True, or the trainer would skip batches once more."
+            )
         file = Path(self._checkpoint or Path(_output(args)) / f"checkpoint-{state.global_step}") / FILE
         if not file.exists():
-            raise StateError(f"{file} is not there. Resume from a checkpoint that was saved with this callback, or tell it where: PenstockCallback(checkpoint=...).")
+            raise StateError(
+                f"{file} is not there. Resume from a checkpoint that was saved with this callback, or tell it where: PenstockCallback(checkpoint=...)."
+            )
         loader.load_state_dict(json.loads(file.read_text()))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -65,7 +69,9 @@ class PenstockCallback(TrainerCallback):
 def _loader(kwargs: dict[str, Any]) -> Loader[Any]:
     loader = kwargs["train_dataloader"]
     if not isinstance(loader, Loader):
-        raise TypeError(f"the trainer trains from a {type(loader).__name__}, not a penstock.Loader: let get_train_dataloader() return the loader itself.")
+        raise TypeError(
+            f"the trainer trains from a {type(loader).__name__}, not a penstock.Loader: let get_train_dataloader() return the loader itself."
+        )
     return loader
 
 
