@@ -836,10 +836,11 @@ def test_nothing_is_left_behind_by_healing_often(pools: Any) -> None:
 
 @contextlib.contextmanager
 def no_leaks_but_workers() -> Iterator[None]:
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     yield
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("method", METHODS)

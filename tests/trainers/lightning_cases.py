@@ -93,7 +93,9 @@ CASES = [
     Case("un-sized, last batch", EDGE, 2, loader="unsized", alone=True),
     Case("un-sized, epoch end", EPOCH_END, 2, loader="unsized"),
     Case("un-sized, exception", EXCEPTION, 1.5, loader="unsized", fails=1.5),
-    Case("un-sized, mid-epoch, `estimated_stepping_batches`", MID, 1.5, {"max_steps": 2.5}, loader="unsized", estimated=True),
+    Case(
+        "un-sized, mid-epoch, `estimated_stepping_batches`", MID, 1.5, {"max_steps": 2.5, "max_epochs": 9}, loader="unsized", estimated=True
+    ),
     Case("un-sized, mid-epoch, reloaded", MID, 1.5, {"reload_dataloaders_every_n_epochs": 1}, loader="unsized", hook=True),
     Case("un-sized, last batch of `limit_train_batches`", {"every": 1.0}, 1, {"limit_train_batches": 0.5}, loader="unsized"),
     Case("endless, `max_steps`", MID, 1.5, {"max_steps": 2.5}, loader="endless"),
@@ -191,7 +193,7 @@ def fit(case: Case, kind: str, folder: Path, *, ranks: int = 1, resume: Path | N
     model = (HookedModel if case.hook else Model)(case, lambda: new_loader(kind, case, rank, ranks), fails)
     options = {"max_epochs": 3} | case.trainer
     if "max_steps" in options:
-        options |= {"max_steps": int(options["max_steps"] * epoch), "max_epochs": -1}
+        options |= {"max_steps": int(options["max_steps"] * epoch), "max_epochs": case.trainer.get("max_epochs", -1)}
     if "limit_train_batches" in options:
         options["limit_train_batches"] = max(1, int(options["limit_train_batches"] * epoch))
     checkpoint = dict(case.checkpoint)

@@ -50,7 +50,12 @@ def need(case: Case) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_one_rank(case: Case, tmp_path: Path) -> None:
-    """With the callback all are exact; without it, those that the guide names. The rest are Lightning's own."""
+    """With the callback all are exact; without it, those that the guide names.
+
+    Seen to fail, with these parts of the callback taken out: commit (24 cases), restoring before the first fetch rather than at the start
+    of training (11), handing on to reloaded loaders (4), end_epoch (3), putting back what was fetched too early (1), beginning the next
+    epoch under max_steps (1).
+    """
     for kind in KINDS if WRITING and case.loader != "endless" else (WITHOUT, WITH):
         result = exact(case, kind, cases.run(case, kind, tmp_path))
         record("Lightning", case.name, "1", kind, EXACT[result], need(case))
@@ -72,7 +77,10 @@ def made_alone(folder: Path) -> None:
 
 @pytest.mark.timeout(150)
 def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
-    """Lightning starts both; every rank's batches are judged. One launch for all of it, because starting takes longer than all the runs."""
+    """Lightning starts both; every rank's batches are judged. One launch for all of it, because starting takes longer than all the runs.
+
+    Seen to fail, after a change of the number of ranks, when Lightning's count of batches was left as it was saved.
+    """
     made_alone(tmp_path / "alone")
     run_script(Path(cases.__file__), str(tmp_path), *(["peers"] if WRITING else []), timeout_s=120)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
@@ -272,7 +280,7 @@ class RestoresLate(SingleDeviceStrategy):
 def test_a_strategy_that_restores_late(loader: str, tmp_path: Path) -> None:
     """Seen to fail for the un-sized one without fetching again: its iterator had died with the load."""
     StrategyRegistry.register("late", RestoresLate, device="cpu", override=True)
-    case = Case("late", cases.MID, 1.5, {"strategy": "late", "max_steps": 3.0}, loader=loader, estimated=True)
+    case = Case("late", cases.MID, 1.5, {"strategy": "late", "max_steps": 3.0, "max_epochs": 9}, loader=loader, estimated=True)
     assert exact(case, WITH, cases.run(case, WITH, tmp_path))
 
 
