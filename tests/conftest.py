@@ -31,6 +31,11 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
             stack.pop_all()  # the traceback keeps what the test held alive, and one failure is enough
 
 
+def pytest_configure() -> None:
+    # A shell that runs this in the background has it ignore Ctrl-C, and so every program that it starts; some tests press it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield

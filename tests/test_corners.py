@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import pickle
-import signal
 import threading
 from itertools import islice
 
@@ -65,7 +64,7 @@ def test_ctrl_c_in_the_first_next_leaves_a_usable_loader(monkeypatch):
     def interrupted(self, worker):
         calls.append(worker)
         if len(calls) == 2:
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
         launch(self, worker)
 
     monkeypatch.setattr(Crew, "launch", interrupted)
