@@ -275,7 +275,7 @@ def a_source_without_positions_cannot_be_padded():
     on_every_rank(lambda: first(Sharder(Cycler(foreign))), text.format("IterableWrapper"))
     batches = Batcher(Cycler(Sampler(SequentialOrder(N))), 4)
     on_every_rank(lambda: first(Sharder(batches)), "ValueError: batches cannot be padded. Put the Sharder below the Batcher")
-    on_every_rank(lambda: first(loader(split="within")), "GraphError: split='within' deals the places of a batch, and single items came")
+    on_every_rank(lambda: first(loader(split="within")), "ValueError: split='within' deals the places of a batch sampler's batches")
 
 
 def a_length_that_lies_gives_no_rank_more_than_its_share():
