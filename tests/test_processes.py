@@ -822,15 +822,16 @@ def test_nothing_is_left_behind_by_healing_often(pools: Any) -> None:
     """Seen to fail: `_remove` without `close`."""
     pool = pools(1, max_restarts=100)
     warm(pool)
+    zygote = psutil.Process(pool.pids[0]).parent()
+    assert zygote is not None
+    held = zygote.num_fds()
     with no_leaks_but_workers():
         for value in range(50):
             assert done(pool, full, BIG, value)[0] == value
             os.kill(pool.pids[0], signal.SIGKILL)
         warm(pool)
     assert pool.statistics().restarts >= 50
-    zygote = psutil.Process(pool.pids[0]).parent()
-    assert zygote is not None
-    assert zygote.num_fds() < 20
+    assert zygote.num_fds() <= held + 1
     assert len(zygote.children()) == 1
 
 
