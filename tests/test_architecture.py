@@ -21,12 +21,27 @@ if TYPE_CHECKING:
 PACKAGE = Path(penstock.__file__).parent
 
 GROUND = {"_errors", "_pool", "_stats"}
-RULES = {"_deal", "_fetch", "_keys", "_layout", "_orders", "_tolerance", "_plans", "_takeover"}
+RULES = {
+    "_arrays",
+    "_current",
+    "_deal",
+    "_fetch",
+    "_form",
+    "_keying",
+    "_keys",
+    "_layout",
+    "_orders",
+    "_plans",
+    "_takeover",
+    "_tolerance",
+    "_work",
+}
 ENGINE_ROOM = {
     "_crew",
     "_engine",
     "_failure",
     "_launch",
+    "_memory",
     "_planner",
     "_processes",
     "_pump",
@@ -48,7 +63,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(RULES, GROUND),
     "_plans": GROUND | {"_keys"},
     "_takeover": GROUND | {"_orders", "_plans"},
-    "_fetch": GROUND | RULES | CONTRACT,  # a task is an `Indices`
+    "_current": GROUND | {"_keys"},
+    "_keying": GROUND | {"_keys"},
+    "_layout": GROUND | {"_form"},
+    **dict.fromkeys(("_fetch", "_work"), GROUND | RULES | CONTRACT),  # a task is an `Indices`
     **dict.fromkeys(ENGINE_ROOM, GROUND | RULES | ENGINE_ROOM),
     **dict.fromkeys(CONTRACT, GROUND),
     **dict.fromkeys(QUIET_ROOMS, CONTRACT | GROUND | RULES),

@@ -174,7 +174,6 @@ def test_a_loaded_state_whose_first_batch_failed_is_still_loaded(workers, stop):
     class Moody(Tagged):
         def __getitem__(self, index):
             if fail[0]:
-                fail[0] = False
                 raise OSError("disk")
             return super().__getitem__(index)
 
@@ -185,6 +184,7 @@ def test_a_loaded_state_whose_first_batch_failed_is_still_loaded(workers, stop):
         batches.load_state_dict(state)
         with pytest.raises(OSError, match="disk"):
             next(iter(batches))
+        fail[0] = False
         if stop == 2:
             assert batches.state_dict() == state
         assert values(batches) == (epoch(0, 2) if stop == 2 else epoch(1))

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import penstock
 from penstock import Fetch, Indices, Loader
-from penstock._fetch import MapWork
 from penstock._pool import IDLE
+from penstock._work import MapWork
 
 
 class Numbers(Dataset):

@@ -32,9 +32,10 @@ from torch.utils.data import get_worker_info
 from leaks import no_leaks
 from penstock._engine import Engine
 from penstock._errors import ClosedError, SampleError, WorkerDied
+from penstock._memory import Slots
 from penstock._pool import IDLE, Job
 from penstock._processes import ProcessPool
-from penstock._segments import Parcel, Slots, unpack
+from penstock._segments import Parcel, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence
@@ -48,7 +49,7 @@ BIG = 100_000  # float32: does not fit a place, so it travels in a slot
 class Work:
     dataset = "the dataset"
 
-    def __call__(self, task: Any, cell: MutableSequence[int]) -> Any:
+    def __call__(self, task: Any, cell: MutableSequence[int], allocate: Any) -> Any:
         function, *arguments = task
         return function(cell, *arguments)
 
@@ -632,7 +633,7 @@ class Sharing(Work):
         self.lock, self.value, self.queue, self.event = context.Lock(), context.Value("i", 3), context.SimpleQueue(), context.Event()
         self.array = context.Array("d", [1.0, 2.0])
 
-    def __call__(self, task: Any, cell: Any) -> Any:
+    def __call__(self, task: Any, cell: Any, allocate: Any) -> Any:
         if task == "die":
             return once(cell, *self.flag)
         with self.lock:
@@ -1007,7 +1008,7 @@ def test_statistics_count(pools: Any) -> None:
 def test_what_is_unpacked_is_a_view() -> None:
     """No byte of the buffers is copied."""
     parcel = Parcel({"a": torch.arange(1000), "b": np.arange(500.0)})
-    memory = np.zeros(parcel.nbytes, np.uint8)
+    memory = np.zeros(parcel.end(), np.uint8)
     parcel.write(memoryview(memory))
     value = unpack(memory)
     memory[:] = 0

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(30)
 class Gated:
     """A task is a number: None at once, an exception raised, an `Event` waited for."""
 
-    def __call__(self, task, cell):
+    def __call__(self, task, cell, allocate):
         cell[0] = 7
         if isinstance(task, threading.Event):
             assert task.wait(20)
@@ -104,7 +104,7 @@ def test_a_stuck_thread_is_given_up_and_named(pools, gate):
     assert [result(pool, pool.submit(task)) for task in range(9)] == list(range(9))
     gate.set()
     both = threading.Barrier(2, timeout=20)
-    pool._core.work.__class__ = type("Meeting", (Gated,), {"__call__": lambda self, task, cell: both.wait()})
+    pool._core.work.__class__ = type("Meeting", (Gated,), {"__call__": lambda self, task, cell, allocate: both.wait()})
     assert sorted(result(pool, job) for job in [pool.submit(0), pool.submit(0)]) == [0, 1]  # both threads work
     assert held.value is None
     assert pool.statistics().stuck == 0

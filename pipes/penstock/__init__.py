@@ -11,9 +11,10 @@ Everything random is a pure function of (seed, epoch, position), so a checkpoint
 
 from penstock._batch import Batcher
 from penstock._build import from_dataset as _from_dataset
+from penstock._current import sample
 from penstock._cycle import Cycler
 from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, StateError, StateMismatch, WorkerDied
-from penstock._fetch import Fetch, sample
+from penstock._fetch import Fetch
 from penstock._iterate import IterableSource
 from penstock._loader import Loader
 from penstock._map import Mapper, ParallelMapper

@@ -12,9 +12,10 @@ from penstock._fetch import Fetch
 from penstock._iterate import IterableSource
 from penstock._loader import Loader
 from penstock._map import ParallelMapper
+from penstock._memory import can_pin
 from penstock._node import BaseNode, Node
 from penstock._orders import SequentialOrder, ShuffledOrder
-from penstock._pin import PinMemory, can_pin
+from penstock._pin import PinMemory
 from penstock._sample import Sampler, SamplerWrapper
 from penstock._shard import Sharder
 from penstock._takeover import taken_over

@@ -31,15 +31,17 @@ from penstock._crew import Crew
 from penstock._errors import ClosedError, SampleError, WorkerDied
 from penstock._failure import Failure
 from penstock._launch import cause_of
+from penstock._memory import NO_SLOT
 from penstock._pool import IDLE, Job
 from penstock._seat import MOST_HELD, Entry, Seat
-from penstock._segments import NO_SLOT, unpack
 from penstock._stats import ProcessStatistics
 from penstock._wire import READY, REFUSED, SKIPPED, VALUE, Area, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.context import BaseContext
+
+    from penstock._seat import Answer
 
 _logger = logging.getLogger("penstock")
 
@@ -211,40 +213,39 @@ class Engine:
         answer = seat.answer()
         if answer is None:
             return False
-        number, status, slot, nbytes, trouble = answer
-        if status == READY:
+        if answer.status == READY:
             seat.ready = True
-        elif status == REFUSED and trouble is not None:
-            self._fail(_again(trouble))
-        elif status == REFUSED:
-            failure = Failure(*unpack(seat.memory(0, slot, nbytes)))
+        elif answer.status == REFUSED and answer.trouble is not None:
+            self._fail(_again(answer.trouble))
+        elif answer.status == REFUSED:
+            failure = Failure(*seat.value(0, answer))
             where = seat.where
             self._fail(lambda: failure.rebuilt(where, "starting the worker"))
         else:
             entry = seat.held.popleft()
-            assert entry.number == number, "a worker answers in the order in which it was asked"
-            self._settle(seat, entry, status, slot, nbytes, trouble)
+            assert entry.number == answer.number, "a worker answers in the order in which it was asked"
+            self._settle(seat, entry, answer)
         return True
 
-    def _settle(self, seat: Seat, entry: Entry, status: int, slot: int, nbytes: int, trouble: OSError | None) -> None:
+    def _settle(self, seat: Seat, entry: Entry, answer: Answer) -> None:
         """Take in the answer to ``entry``, and with it the place and the slot that were lent."""
         seat.places.append(entry.place)
-        if slot != entry.lent:
-            seat.slots.give_back(entry.lent, useful=slot == NO_SLOT)
+        if answer.slot != entry.lent:
+            seat.slots.give_back(entry.lent, useful=answer.slot == NO_SLOT)
         job = entry.job
-        if trouble is not None:
-            self._finish(entry, error=trouble)
-        elif job is None or status == SKIPPED:
-            seat.slots.give_back(slot)
+        if answer.trouble is not None:
+            self._finish(entry, error=answer.trouble)
+        elif job is None or answer.status == SKIPPED:
+            seat.slots.give_back(answer.slot)
         else:
             try:
-                value = unpack(seat.memory(entry.place, slot, nbytes))
+                value = seat.value(entry.place, answer)
             except Exception as error:
                 lost = SampleError(f"{self._named(entry, IDLE)}: the result could not be rebuilt here: {type(error).__name__}: {error}")
                 lost.__cause__ = error
                 self._finish(entry, error=lost)
             else:
-                if status == VALUE:
+                if answer.status == VALUE:
                     self._finish(entry, value)
                 else:
                     self._finish(entry, error=Failure(*value).rebuilt(seat.where, self._named(entry, IDLE)))

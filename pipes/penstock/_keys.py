@@ -7,10 +7,11 @@ freeze what comes of them.
 
 from __future__ import annotations
 
+import ctypes
 import random
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -67,6 +68,53 @@ def global_rngs_kept() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.default_generator.set_state(states[2])
+
+
+class States(NamedTuple):
+    """Where the three global generators stand; NumPy's as the memory of its Mersenne Twister: 624 words and a place."""
+
+    python: object
+    numpy: bytes
+    torch: bytes
+
+
+@final
+class Watch:
+    """Tells cheaply whether anything was drawn from the three global generators: 20 us a look, where `global_rngs_kept` takes 80.
+
+    ``numpy.random.get_state`` takes 30 us, so NumPy's generator is compared as memory, through the address that it publishes. A
+    normal deviate that it keeps for the next call is not in there, so where there may be one nothing is said.
+    """
+
+    _BYTES = 4 * 624 + 4
+
+    def __init__(self) -> None:
+        self._without_deviate: bytes | None = None  # NumPy's memory when it was last known to keep none
+
+    def look(self) -> States | None:
+        """Where they stand; None where that cannot be told."""
+        generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        if not isinstance(generator, np.random.MT19937):
+            return None
+        memory = ctypes.string_at(generator.ctypes.state_address, self._BYTES)
+        if memory != self._without_deviate:
+            state: Any = np.random.get_state()
+            if state[3] or _numpy_state(memory)[1].tobytes() != state[1].tobytes() or _numpy_state(memory)[2] != state[2]:
+                return None
+            self._without_deviate = memory
+        return States(random.getstate(), memory, torch.default_generator.get_state().numpy().tobytes())
+
+    @staticmethod
+    def put_back(states: States) -> None:
+        """Let them stand there again."""
+        random.setstate(states.python)  # type: ignore[arg-type]
+        np.random.set_state(_numpy_state(states.numpy))
+        torch.default_generator.set_state(torch.frombuffer(bytearray(states.torch), dtype=torch.uint8))
+
+
+def _numpy_state(memory: bytes) -> tuple[str, np.ndarray, int, int, float]:
+    words = np.frombuffer(memory, np.uint32)
+    return "MT19937", words[:624], int(words[624]), 0, 0.0
 
 
 def _word(seed: int, epoch: int, position: int) -> int:

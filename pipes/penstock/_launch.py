@@ -145,10 +145,10 @@ class ByContext:
         self._poller = poller
         self._name = setup.name
         self._processes: dict[int, tuple[int, BaseProcess]] = {}
-        self._nbytes = parcel.nbytes
+        self._nbytes = parcel.end()
         self._passing = passing
-        self._fd = create(parcel.nbytes)
-        parcel.write(attach(self._fd, parcel.nbytes))
+        self._fd = create(self._nbytes)
+        parcel.write(attach(self._fd, self._nbytes))
 
     def greeting(self) -> tuple[int, list[int]]:
         return self._nbytes, [self._fd, *self._passing.fds]

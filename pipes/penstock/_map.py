@@ -11,12 +11,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from penstock._errors import GraphError, StateError, StateMismatch
-from penstock._fetch import Fetch, MapWork
+from penstock._fetch import Fetch
+from penstock._memory import Recycler, can_pin, pinned
 from penstock._node import EndOfEpoch, Node, State, fields, is_mark
 from penstock._pool import IDLE, Job, Pool
 from penstock._processes import ProcessPool
 from penstock._threads import ThreadPool
 from penstock._tolerance import Tolerance, check_policy
+from penstock._work import MapWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,15 +47,41 @@ class Mapper(Node[T]):
         super().__init__(source)
         self.map_fn = map_fn
         self._work = MapWork(map_fn, self.source.settings().get("seed", 0) if seed is None else seed, rekey)
+        self._memory = Recycler()
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), **(self.map_fn.settings() if isinstance(self.map_fn, Fetch) else {})}
 
     def transform(self, item: Any) -> Any:
-        return self._work.inline(item)
+        return self._work.inline(item, self._memory.allocate)
 
     def _transformed(self, item: Any) -> Any:
         return item if is_mark(item) else self.transform(item)
+
+
+class _Split:
+    """A batch whose rows are loaded by several workers at once; a `Job` to whoever looks."""
+
+    worker = IDLE
+
+    def __init__(self, task: Any, jobs: list[Job], together: Callable[[list[Any]], Any]) -> None:
+        self.task = task
+        self._jobs = jobs
+        self._together = together
+
+    @property
+    def done(self) -> bool:
+        return not self.under_way or any(job.error is not None for job in self._jobs)
+
+    @property
+    def under_way(self) -> list[Job]:
+        return [job for job in self._jobs if not job.done]
+
+    def result(self) -> Any:
+        for job in self._jobs:
+            if job.error is not None:
+                job.result()
+        return self._together([job.value for job in self._jobs])
 
 
 class _Entry:
@@ -61,7 +89,7 @@ class _Entry:
 
     __slots__ = ("delivered", "job", "state", "value")
 
-    def __init__(self, value: EndOfEpoch | BaseException | None, job: Job | None, state: State) -> None:
+    def __init__(self, value: EndOfEpoch | BaseException | None, job: Job | _Split | None, state: State) -> None:
         self.value = value
         self.job = job
         self.state = state
@@ -94,6 +122,7 @@ class ParallelMapper(Node[T]):
         seed: Of the random numbers of samples; default: that of the order.
         rekey: Key the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
             inline; in threads they are never touched.
+        pin_memory: Where there is an accelerator, make batches in page-locked memory at once; not in worker processes.
         run_ahead: Work on the next epoch before it is asked for.
         max_restarts: How many worker processes may die and be replaced before `WorkerDied`, all of them together; default 8, or
             twice the number of workers where that is more.
@@ -123,6 +152,7 @@ class ParallelMapper(Node[T]):
         worker_init_fn: Callable[[int], None] | None = None,
         seed: int | None = None,
         rekey: bool = True,
+        pin_memory: bool = False,
         run_ahead: bool = True,
         max_restarts: int | None = None,
         on_error: OnError = "raise",
@@ -154,11 +184,13 @@ class ParallelMapper(Node[T]):
         work = self._work = MapWork(map_fn, seed, rekey and not (method == "thread" and num_workers), on_error)
         self._window = max_concurrent if max_concurrent is not None else num_workers * prefetch_factor
 
+        self._allocate = allocate = pinned if pin_memory and can_pin() else Recycler().allocate
+
         def pool() -> Pool | None:
             if not num_workers:
                 return None
             if method == "thread":
-                return ThreadPool(work, num_workers)
+                return ThreadPool(work, num_workers, allocate=allocate)
             return ProcessPool(
                 work,
                 num_workers,
@@ -309,7 +341,15 @@ class ParallelMapper(Node[T]):
             entry.delivered = True
             return entry
         self._open += 1
-        return _Entry(None, Job(item) if self._pool is None else self._pool.submit(item), state)
+        return _Entry(None, Job(item) if self._pool is None else self._submitted(self._pool, item), state)
+
+    def _submitted(self, pool: Pool, item: Any) -> Job | _Split:
+        """``item`` handed to the workers; to all of them at once where they have nothing else, so that it does not take one its whole time."""
+        parts = self._work.parts(item, self.num_workers) if self._open == 1 else []
+        if len(parts) < 2:
+            return pool.submit(item)
+        work, allocate = self._work, self._allocate
+        return _Split(item, [pool.submit(part) for part in parts], lambda values: work.together(item, parts, values, allocate))
 
     def _blocked(self) -> bool:
         """Whether nothing may be pulled before the newest entry is delivered."""
@@ -337,14 +377,18 @@ class ParallelMapper(Node[T]):
             raise StopIteration
         if self._pool is None:
             job = choice[0].job
-            assert job is not None
+            assert isinstance(job, Job)
             try:
-                job.value = self._work.inline(job.task)
+                job.value = self._work.inline(job.task, self._allocate)
             except (Exception, SystemExit, GeneratorExit) as exc:  # Ctrl-C is not the item's fault: it is done again
                 job.error = exc
             return choice[0]
-        self._pool.wait([entry.job for entry in choice if entry.job is not None], self._timeout)
-        return next(entry for entry in choice if entry.ready)
+        while True:
+            jobs = [entry.job for entry in choice if entry.job is not None]
+            self._pool.wait([one for job in jobs for one in (job.under_way if isinstance(job, _Split) else [job])], self._timeout)
+            for entry in choice:
+                if entry.ready:
+                    return entry
 
     def _settle(self) -> None:
         """Let the state follow what was delivered."""

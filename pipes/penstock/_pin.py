@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from penstock._memory import can_pin
 from penstock._node import Node, State, is_mark
 from penstock._pump import Pump
 
@@ -76,14 +77,6 @@ class PinMemory(Node[T]):
 
     def statistics(self) -> tuple[Any, ...]:
         return (*self.source.statistics(), *(() if self._pump is None else (self._pump.statistics(),)))
-
-
-def can_pin() -> bool:
-    """Whether there is an accelerator whose copies gain from pinned memory."""
-    if not hasattr(torch, "accelerator"):
-        return torch.cuda.is_available()
-    accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and accelerator.type != "mps" and torch.accelerator.is_available()
 
 
 class _Pin:

@@ -7,8 +7,11 @@ thread may make is `Pool.interrupt`.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
 
 from penstock._errors import SampleError
 
@@ -20,6 +23,17 @@ if TYPE_CHECKING:
 
 IDLE = -1
 """What a worker's cell holds while it loads no sample."""
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of a tensor."""
+
+Allocate = Callable[[Sequence[Spec]], list[torch.Tensor]]
+"""Memory for one batch: contiguous CPU tensors, contents undefined. Asked again for the same batch, it may give the same memory."""
+
+
+def afresh(specs: Sequence[Spec]) -> list[torch.Tensor]:
+    """`Allocate` without anything to recycle."""
+    return [torch.empty(shape, dtype=dtype) for shape, dtype in specs]
 
 
 PATIENCE_S = 2.0
@@ -46,8 +60,11 @@ def patience_s(timeout: float | None) -> float:
 class Work(Protocol):
     """What a worker does with one task. Handed to each worker once; pickled where processes are not forked."""
 
-    def __call__(self, task: Any, cell: MutableSequence[int]) -> Any:
-        """Do ``task``; write the row being loaded (its place in the task) to ``cell[0]`` where there are rows."""
+    def __call__(self, task: Any, cell: MutableSequence[int], allocate: Allocate) -> Any:
+        """Do ``task``; write the row being loaded (its place in the task) to ``cell[0]`` where there are rows.
+
+        What lies in memory that ``allocate`` gave need not be copied on its way to the consumer.
+        """
         ...
 
     def name(self, task: Any, row: int) -> str:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from penstock._orders import Order
 
-BLOCK = 512
+BLOCK = 4096
+"""Indices that are computed at once, at most."""
 
 
 @final
@@ -47,7 +48,8 @@ class Sampler(Node[Indices]):
         self._n = len(order)
         self._epoch = 0
         self._position = 0
-        self._ahead = Indices(0, np.empty(0, np.int64), np.empty(0, np.int64))
+        self._ahead = Indices(0, np.empty(0, np.int64), np.empty(0, np.int64))  # a block of an epoch: from where on, and every how many
+        self._ahead_from, self._ahead_every = 0, 1
         self._planner: Planner[Any] | None = None
 
     def reset(self, initial_state: State | None = None) -> None:
@@ -63,19 +65,22 @@ class Sampler(Node[Indices]):
     def next(self) -> Indices:
         if self._position >= self._n:
             raise StopIteration
-        # An order computes 500 indices in the time of a few: they are read in blocks, which the state knows nothing of.
-        place = self._position % BLOCK
-        start = self._position - place
-        if self._ahead.epoch != self._epoch or place >= len(self._ahead) or self._ahead.positions[place] != self._position:
-            self._ahead = self._block(np.arange(start, min(start + BLOCK, self._n)))
-        self._position += 1
-        item: Indices = self._ahead[place]
+        item: Indices = self.take(1)[0]
         return item
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Indices:
-        start, end = self._position, min(self._position + n * every, self._n)
+        start, end = self._position + first, min(self._position + n * every, self._n)
         self._position = end
-        return self._block(np.arange(start + first, end, every))
+        # An order computes 500 indices in the time of a few, so more of them are read than are asked for. The state knows nothing of it.
+        begin = start - self._ahead_from
+        place, misfit = divmod(begin, every)
+        count = max(0, -(-(end - start) // every))
+        if misfit or every != self._ahead_every or not 0 <= place <= len(self._ahead) - count or self._ahead.epoch != self._epoch:
+            going_on = place == len(self._ahead) and every == self._ahead_every
+            ahead = max(count, min(BLOCK, 2 * len(self._ahead)) if going_on else 0)
+            self._ahead = self._block(np.arange(start, min(start + ahead * every, self._n), every))
+            self._ahead_from, self._ahead_every, place = start, every, 0
+        return self._ahead if count == len(self._ahead) else self._ahead[place : place + count]
 
     def at(self, positions: np.ndarray) -> Indices:
         return self._block(np.asarray(positions, np.int64))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from penstock._memory import NO_SLOT, Slots
 from penstock._pool import IDLE, Job
-from penstock._segments import NO_SLOT, Slots, attach, create
+from penstock._segments import attach, create, unpack
 from penstock._wire import ANSWER, DROPS, HELLO, TASK, Area, receive
 
 if TYPE_CHECKING:
@@ -20,6 +22,17 @@ if TYPE_CHECKING:
 
 MOST_HELD = 64
 """Tasks that a worker may hold: their messages must fit the buffer of its socket, so that a send never blocks."""
+
+
+class Answer(NamedTuple):
+    """A worker's message; ``trouble`` is what has kept its slot from being mapped here."""
+
+    number: int
+    status: int
+    slot: int
+    start: int
+    end: int
+    trouble: OSError | None
 
 
 @dataclass(slots=True, eq=False)
@@ -103,30 +116,47 @@ class Seat:
         for fd in fds:
             os.close(fd)
 
-    def answer(self) -> tuple[int, int, int, int, OSError | None] | None:
-        """One message of the worker: number, status, slot, bytes, and what has kept its slot from being mapped here; None for no message."""
+    def answer(self) -> Answer | None:
+        """One message of the worker; None for no message."""
         try:
             message, fds = receive(self.channel, ANSWER.size, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         if not message:
             return None
-        number, status, slot, nbytes = ANSWER.unpack(message)
+        number, status, slot, size, start, end = ANSWER.unpack(message)
         trouble = None
-        if slot != NO_SLOT and nbytes:  # a new one
+        if size:  # a new one
             try:
-                self.slots.add(slot, fds, nbytes)
+                self._map(slot, fds, size)
             except OSError as error:
                 trouble = error
         for fd in fds:
             os.close(fd)
-        return number, status, slot, nbytes, trouble
+        return Answer(number, status, slot, start, end, trouble)
 
-    def memory(self, place: int, slot: int, nbytes: int) -> np.ndarray:
-        """Where an answer lies: the slot itself, or a copy of the place, which the next task needs."""
-        if slot != NO_SLOT:
-            return self.slots.view(slot)
-        return np.frombuffer(self.area.places[place][:nbytes], np.uint8).copy()
+    def _map(self, slot: int, fds: list[int], size: int) -> None:
+        """Map a slot that the worker has made; where that fails, the worker is told to drop it.
+
+        Raises:
+            OSError: No memory, or no file descriptor: then ``fds`` may be empty, because the kernel drops those that find no place.
+        """
+        memory = None
+        try:
+            if not fds:
+                raise OSError(
+                    errno.EMFILE,
+                    "too many open files in this process, so no result can come in. Close some, or raise the limit (ulimit -n)",
+                )
+            memory = attach(fds[0], size)
+        finally:
+            self.slots.add(slot, memory)
+
+    def value(self, place: int, answer: Answer) -> Any:
+        """What the answer holds, over the slot itself, or over a copy of the place, which the next task needs."""
+        if answer.slot != NO_SLOT:
+            return unpack(self.slots.view(answer.slot), answer.start)
+        return unpack(np.frombuffer(self.area.places[place][: answer.end], np.uint8).copy(), answer.start)
 
     def close(self) -> None:
         """End-of-file for the worker."""

@@ -1,14 +1,14 @@
 """Memory that two processes share, and how a value travels in it.
 
-A worker's answer lies in a *slot*: a segment that the worker made and the consumer maps too. The worker pickles the answer with
-its large buffers out of band (PEP 574), so that they are copied once, into the slot; the consumer builds arrays and tensors that
-are *views* of it. What a loader pays for is page faults, not copying, so slots are used again and again. The life of a slot::
+A worker's answer lies in a *slot*: a segment that the worker made and the consumer maps too. A batch is collated in the slot itself
+(`SlotMaker.allocate`); it is then pickled with its buffers out of band (PEP 574), and those that do not lie there yet are copied
+there. The consumer builds arrays and tensors that are *views* of it. The life of a slot::
 
-    worker: SlotMaker.take ──answer──► consumer: Slots.view ──last view gone──► Slots.lend ──next task──► worker
+    worker: SlotMaker ──answer──► consumer: Slots.view ──last view gone──► Slots.lend ──next task──► worker
 
-Invariant: a slot is lent to at most one task, and only while no array or tensor views it. Nobody waits for a slot: a task that
-is lent none, or one too small, is answered in a new one. The memory itself is given back when the last of (worker's mapping,
-consumer's mapping, consumer's views) is gone, so a batch that the user keeps outlives the worker and the pool.
+Nobody waits for a slot: a task that is lent none, or one too small, is answered in a new one. The memory itself is given back when
+the last of (worker's mapping, consumer's mapping, consumer's views) is gone, so a batch that the user keeps outlives the worker and
+the pool.
 """
 
 from __future__ import annotations
@@ -20,20 +20,24 @@ import os
 import pickle
 import struct
 import tempfile
-import weakref
-from collections import ChainMap, deque
+from collections import ChainMap
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from penstock._memory import NO_SLOT, aligned, carved, carved_bytes, tensor_over
+from penstock._pool import afresh
 
-NO_SLOT = -1
-_ALIGN = 64  # bytes: a cache line, and what vector instructions and `torch` like
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock._pool import Spec
+
 _PAGE = 65536  # bytes: slots grow in these steps
-_HEAD = struct.Struct("<QQ")  # bytes of pickle, number of buffers; the buffers' lengths follow
+_ROOM = 4096  # bytes: what is left behind the arrays of a batch for the rest of it; where it needs more, all of it moves
+_HEAD = struct.Struct("<QQ")  # bytes of pickle, number of buffers; then their places, then the pickle
+_PLACE = struct.Struct("<QQ")  # where a buffer begins in the memory, and its bytes
 
 
 # Segments.
@@ -93,7 +97,7 @@ def attach(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
 
 
 class Parcel:
-    """A value, pickled and ready to be written into ``nbytes`` of memory.
+    """A value, pickled and ready to be written into memory.
 
     Args:
         value: Plain CPU tensors and contiguous arrays in it go out of band; everything else is pickled as ever.
@@ -103,7 +107,7 @@ class Parcel:
         Exception: Whatever pickling raises.
     """
 
-    __slots__ = ("_body", "_buffers", "_start", "nbytes")
+    __slots__ = ("_body", "_buffers")
 
     def __init__(self, value: Any, *, reducers: Mapping[type, Any] | None = None) -> None:
         pickled = io.BytesIO()
@@ -113,41 +117,52 @@ class Parcel:
         pickler.dump(value)
         self._body = pickled.getbuffer()
         self._buffers = [buffer.raw() for buffer in buffers]
-        self._start = _HEAD.size + 8 * len(buffers)
-        self.nbytes = _aligned(self._start + len(self._body)) + sum(_aligned(raw.nbytes) for raw in self._buffers)
 
-    def write(self, memory: memoryview) -> None:
-        """Copy everything into ``memory``, of at least ``nbytes`` bytes."""
-        lengths = [raw.nbytes for raw in self._buffers]
-        struct.pack_into(f"<QQ{len(lengths)}Q", memory, 0, len(self._body), len(lengths), *lengths)
-        end = self._start + len(self._body)
-        memory[self._start : end] = self._body
-        for raw, nbytes in zip(self._buffers, lengths, strict=True):
-            start = _aligned(end)
-            end = start + nbytes
-            memory[start:end] = raw
+    def end(self, memory: memoryview | None = None, start: int = 0) -> int:
+        """Where it would end in ``memory`` if it were written there from ``start`` on; what lies in ``memory`` already stays there."""
+        end = start + _HEAD.size + _PLACE.size * len(self._buffers) + len(self._body)
+        for raw, place in zip(self._buffers, self._places(memory), strict=True):
+            end = aligned(end) + raw.nbytes if place < 0 else end
+        return end
+
+    def write(self, memory: memoryview, start: int = 0) -> None:
+        """Write all that does not lie in ``memory`` yet from ``start`` on."""
+        body = start + _HEAD.size + _PLACE.size * len(self._buffers)
+        end = body + len(self._body)
+        _HEAD.pack_into(memory, start, len(self._body), len(self._buffers))
+        memory[body:end] = self._body
+        for number, (raw, there) in enumerate(zip(self._buffers, self._places(memory), strict=True)):
+            place = there
+            if place < 0:
+                place = aligned(end)
+                end = place + raw.nbytes
+                memory[place:end] = raw
+            _PLACE.pack_into(memory, start + _HEAD.size + _PLACE.size * number, place, raw.nbytes)
+
+    def _places(self, memory: memoryview | None) -> list[int]:
+        """Where in ``memory`` each buffer lies, or -1."""
+        if memory is None:
+            return [-1] * len(self._buffers)
+        begin, nbytes = _address(memory), memory.nbytes
+        places = [_address(raw) - begin if raw.nbytes else -1 for raw in self._buffers]
+        return [place if 0 <= place <= nbytes - raw.nbytes else -1 for place, raw in zip(places, self._buffers, strict=True)]
 
 
-def unpack(memory: Any) -> Any:
+def unpack(memory: Any, start: int = 0) -> Any:
     """The value that a `Parcel` wrote into ``memory`` (an array of uint8); its arrays and tensors are views of ``memory`` and keep it alive.
 
     Raises:
         Exception: Whatever unpickling raises.
     """
-    body, count = _HEAD.unpack_from(memory)
-    lengths = struct.unpack_from(f"<{count}Q", memory, _HEAD.size)
-    begin = _HEAD.size + 8 * count
-    end = begin + body
-    buffers = []
-    for nbytes in lengths:
-        start = _aligned(end)
-        end = start + nbytes
-        buffers.append(memory[start:end])
-    return pickle.loads(memory[begin : begin + body], buffers=buffers)
+    nbytes, count = _HEAD.unpack_from(memory, start)
+    places = [_PLACE.unpack_from(memory, start + _HEAD.size + _PLACE.size * number) for number in range(count)]
+    body = start + _HEAD.size + _PLACE.size * count
+    return pickle.loads(memory[body : body + nbytes], buffers=[memory[place : place + length] for place, length in places])
 
 
-def _aligned(nbytes: int) -> int:
-    return (nbytes + _ALIGN - 1) & -_ALIGN
+def _address(memory: memoryview) -> int:
+    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
@@ -163,41 +178,88 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _build_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    # Shaped in NumPy where it has the type, because a tensor made by `view` would answer `_is_view()` with yes.
-    if dtype in _IN_NUMPY:
-        return torch.from_numpy(np.ndarray(shape, _IN_NUMPY[dtype], buffer))
-    if not len(buffer):
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    return torch.from_numpy(np.frombuffer(buffer, np.uint8)).view(getattr(torch, dtype)).reshape(shape)
+    return tensor_over(buffer, 0, shape, dtype)
 
 
 _REDUCERS = ChainMap[type, Any]({torch.Tensor: _reduce_tensor}, copyreg.dispatch_table)
-_IN_NUMPY = {
-    name: np.dtype(name)
-    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
-}
 
 
 # Slots, as the worker sees them.
 
 
 class SlotMaker:
-    """The slots that this worker has made. Which of them are free, the consumer knows."""
+    """The slots that this worker has made, and where the answer to the task in hand goes. Which of them are free, the consumer knows."""
 
     def __init__(self) -> None:
         self._mapped: dict[int, memoryview] = {}
         self._made = 0
+        self._place = memoryview(b"")
+        self._lent = NO_SLOT
+        self._fd: int | None = None  # of `_slot`, where it is new
+        self._slot = NO_SLOT
+        self._memory: memoryview | None = None  # of `_slot`, or the place; None: nothing was asked for
+        self._used = 0
 
-    def take(self, nbytes: int, lent: int) -> tuple[int, memoryview, int | None]:
-        """A slot of at least ``nbytes``: its number, its memory, and for a new one the file descriptor, to be sent and closed.
+    def begin(self, place: memoryview, lent: int) -> None:
+        """The next task: its place in the area, for a small answer, and the slot that was lent."""
+        self._place, self._lent = place, lent
+        self._memory, self._used = None, 0
+
+    def allocate(self, specs: Sequence[Spec]) -> list[torch.Tensor]:
+        """Memory for a batch, where its answer will lie; afresh, where there is not so much shared memory.
+
+        Raises:
+            OSError: No file descriptor.
+        """
+        nbytes = carved_bytes(specs)
+        try:
+            self._take(nbytes + _ROOM)
+        except MemoryError:  # so the answer will not fit either, and says so
+            return afresh(specs)
+        self._used = nbytes
+        return carved(np.frombuffer(cast("Any", self._memory), np.uint8), specs)
+
+    def send(self, parcel: Parcel) -> tuple[int, int, int, int, int | None]:
+        """Write the answer: slot or `NO_SLOT` for the place, its size where it is new, start and end, and a new slot's descriptor.
 
         Raises:
             MemoryError: A new slot was needed, and there is no memory for it.
             OSError: ... and no file descriptor for it.
         """
-        memory = self._mapped.get(lent)
-        if memory is not None and len(memory) >= nbytes:
-            return lent, memory, None
+        start = self._used
+        if self._memory is None or parcel.end(self._memory, start) > len(self._memory):
+            start = 0
+            self._take(parcel.end(), other=True)  # because the buffers may lie in this one
+        assert self._memory is not None
+        end = parcel.end(self._memory, start)
+        parcel.write(self._memory, start)
+        fd, self._fd = self._fd, None
+        return self._slot, 0 if fd is None else len(self._memory), start, end, fd
+
+    def drop(self, numbers: list[int]) -> None:
+        """Unmap slots that will not be lent again."""
+        for number in numbers:
+            self._mapped.pop(number, None)
+
+    def _take(self, nbytes: int, *, other: bool = False) -> None:
+        """Let ``_memory`` be of at least ``nbytes``, and if so wanted other than it is."""
+        if self._memory is not None and nbytes <= len(self._memory) and not other:
+            return
+        taken = None if self._memory is None else self._slot
+        self._memory = None
+        if self._fd is not None:  # made for this task, and too small: nobody else knows of it
+            os.close(self._fd)
+            self._fd = None
+            del self._mapped[self._slot]
+        lent = self._mapped.get(self._lent)
+        if nbytes <= len(self._place) and not (other and taken == NO_SLOT):
+            self._slot, self._memory = NO_SLOT, self._place
+        elif lent is not None and nbytes <= len(lent) and not (other and taken == self._lent):
+            self._slot, self._memory = self._lent, lent
+        else:
+            self._slot, self._memory, self._fd = self._new(nbytes)
+
+    def _new(self, nbytes: int) -> tuple[int, memoryview, int]:
         size = -(-(nbytes + nbytes // 8) // _PAGE) * _PAGE  # an eighth more, for batches that grow a little
         try:
             fd = create(size)
@@ -208,105 +270,6 @@ class SlotMaker:
                 f"no shared memory for a result of {nbytes} bytes ({error}). Keep fewer batches, prefetch less, use smaller batches or "
                 f"fewer workers, or give the machine (or its container) more memory."
             ) from error
-        memory = attach(fd, size)
         number, self._made = self._made, self._made + 1
-        self._mapped[number] = memory
-        return number, memory, fd
-
-    def drop(self, numbers: list[int]) -> None:
-        """Unmap slots that will not be lent again."""
-        for number in numbers:
-            self._mapped.pop(number, None)
-
-
-# Slots, as the consumer sees them.
-
-
-class SlotView(np.ndarray):
-    """The one array from which every array and tensor over a slot descends; gone when the last of them is.
-
-    A subclass made straight over a buffer, because NumPy shortens the chain of bases across arrays of the same type, and
-    would leave this one out.
-    """
-
-
-class Slots:
-    """Who holds the slots of one worker: the user (by views), a task (lent), or nobody (idle).
-
-    The consumer thread calls every method but `count`. A view may die in any thread, under any lock, or in a forked child: all that
-    happens then is one ``deque.append``, in C, on that process's own deque.
-
-    Idle slots that `_PERIOD` tasks in a row could do without are dropped, so that a burst of kept batches is given back.
-    """
-
-    _PERIOD = 16
-
-    def __init__(self) -> None:
-        self._spare = 0  # the fewest slots that were idle since the last look
-        self._until_look = self._PERIOD
-        self._mapped: dict[int, memoryview] = {}
-        self._watches: dict[int, weakref.KeyedRef[int, SlotView]] = {}
-        self._freed: deque[weakref.KeyedRef[int, SlotView]] = deque()
-        self._idle: list[int] = []
-        self._dropped: deque[int] = deque()
-
-    def add(self, number: int, fds: list[int], nbytes: int) -> None:
-        """Map a slot that the worker has made; where that fails, the worker is told to drop it.
-
-        Raises:
-            OSError: No memory, or no file descriptor: then ``fds`` may be empty, because the kernel drops those that find no place.
-        """
-        try:
-            if not fds:
-                raise OSError(
-                    errno.EMFILE,
-                    "too many open files in this process, so no result can come in. Close some, or raise the limit (ulimit -n)",
-                )
-            self._mapped[number] = attach(fds[0], nbytes)
-        except OSError:
-            self._dropped.append(number)
-            raise
-
-    def view(self, number: int) -> SlotView:
-        """The slot's memory (uint8), held until the last view of it is gone."""
-        memory = self._mapped[number]
-        base = np.ndarray.__new__(SlotView, (len(memory),), np.dtype(np.uint8), cast("Any", memory))
-        self._watches[number] = weakref.KeyedRef(base, self._freed.append, number)
-        return base
-
-    def lend(self) -> int:
-        """An idle slot for the next task, the most recently used; `NO_SLOT` where there is none."""
-        while self._freed:
-            number = self._freed.popleft().key
-            del self._watches[number]
-            self._idle.append(number)
-        lent = self._idle.pop() if self._idle else NO_SLOT
-        self._spare = min(self._spare, len(self._idle))
-        self._until_look -= 1
-        if not self._until_look:
-            for number in self._idle[: self._spare]:
-                self._drop(number)
-            self._spare, self._until_look = len(self._idle), self._PERIOD
-        return lent
-
-    def give_back(self, number: int, *, useful: bool = True) -> None:
-        """A slot that was lent and holds nothing; not ``useful`` where it was too small."""
-        if number == NO_SLOT:
-            return
-        self._idle.append(number)
-        if not useful:
-            self._drop(number)
-
-    def dropped(self, at_most: int) -> list[int]:
-        """Slots that the worker must be told to unmap, once."""
-        return [self._dropped.popleft() for _ in range(min(at_most, len(self._dropped)))]
-
-    def count(self) -> tuple[int, int]:
-        """Slots and bytes that are mapped here for this worker; from any thread."""
-        mapped = list(self._mapped.values())
-        return len(mapped), sum(map(len, mapped))
-
-    def _drop(self, number: int) -> None:
-        self._idle.remove(number)
-        del self._mapped[number]
-        self._dropped.append(number)
+        self._mapped[number] = attach(fd, size)
+        return number, self._mapped[number], fd

@@ -21,11 +21,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import ClosedError
-from penstock._pool import IDLE, PATIENCE_S, Job, Work, patience_s
+from penstock._pool import IDLE, PATIENCE_S, Job, Work, afresh, patience_s
 from penstock._stats import ThreadStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from penstock._pool import Allocate
 
 _logger = logging.getLogger("penstock")
 
@@ -33,8 +35,9 @@ _logger = logging.getLogger("penstock")
 class _Core:
     """What the threads share."""
 
-    def __init__(self, work: Work, num_workers: int) -> None:
+    def __init__(self, work: Work, num_workers: int, allocate: Allocate) -> None:
         self.work = work
+        self.allocate = allocate
         self.cells = [[IDLE] for _ in range(num_workers)]  # each written by its thread
         self.changed = threading.Condition()
         # All below is read and written under `changed` only.
@@ -99,7 +102,7 @@ def _run(core: _Core, number: int) -> None:
     while (job := core.take(number)) is not None:
         value, error = None, None
         try:
-            value = core.work(job.task, core.cells[number])
+            value = core.work(job.task, core.cells[number], core.allocate)
         except BaseException as exc:
             with contextlib.suppress(Exception):  # an exception that is frozen bears no note
                 exc.add_note(f"in worker thread {number} ({name})")
@@ -115,11 +118,12 @@ class ThreadPool:
     Args:
         work: Called from every worker thread at once.
         num_workers: At least 1.
+        allocate: Memory for results; called from every worker thread at once.
         name: Prefix of the threads' names.
     """
 
-    def __init__(self, work: Work, num_workers: int, *, name: str = "penstock-map") -> None:
-        self._core = _Core(work, num_workers)
+    def __init__(self, work: Work, num_workers: int, *, allocate: Allocate = afresh, name: str = "penstock-map") -> None:
+        self._core = _Core(work, num_workers, allocate)
         self._threads = [
             threading.Thread(target=_run, args=(self._core, number), name=f"{name}-{number}", daemon=True) for number in range(num_workers)
         ]

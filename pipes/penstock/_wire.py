@@ -22,7 +22,9 @@ HELLO = struct.Struct("<2q")  # bytes of the area, bytes of the pickled setup or
 TASK = struct.Struct(
     f"<4q{DROPS}q"
 )  # number, place, bytes (of a segment of its own, if an fd comes along), slot lent or NO_SLOT; slots to drop
-ANSWER = struct.Struct("<4q")  # task number, status, a new slot's size (with an fd); or NO_SLOT, bytes in the task's place
+ANSWER = struct.Struct(
+    "<6q"
+)  # task number, status, slot or NO_SLOT for the task's place, its size where it is new (with an fd), start, end
 ORDER = struct.Struct("<2q")  # to the zygote: serial, worker; with the worker's end of its socket pair
 REPORT = struct.Struct("<3q")  # from the zygote: serial, what, pid or exit code or errno
 

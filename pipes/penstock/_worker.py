@@ -28,8 +28,9 @@ from torch.utils.data._utils import worker as torch_worker
 
 from penstock._errors import SampleError
 from penstock._failure import Failure
+from penstock._memory import NO_SLOT
 from penstock._pool import IDLE, Work
-from penstock._segments import NO_SLOT, Parcel, SlotMaker, attach, unpack
+from penstock._segments import Parcel, SlotMaker, attach, unpack
 from penstock._wire import (
     ANSWER,
     ERROR,
@@ -114,7 +115,7 @@ class _Server:
     def serve(self, work: Work) -> None:
         """Answer tasks, in the order in which they come, until end-of-file."""
         cells = self._area.cells
-        self._channel.sendall(ANSWER.pack(0, READY, NO_SLOT, 0))
+        self._channel.sendall(ANSWER.pack(0, READY, NO_SLOT, 0, 0, 0))
         while True:
             message, fds = receive(self._channel, TASK.size)
             if not message:
@@ -124,7 +125,7 @@ class _Server:
             if number < cells[Area.WANTED]:
                 for fd in fds:
                     os.close(fd)
-                self._channel.sendall(ANSWER.pack(number, SKIPPED, NO_SLOT, 0))
+                self._channel.sendall(ANSWER.pack(number, SKIPPED, NO_SLOT, 0, 0, 0))
                 continue
             cells[Area.DOING] = number
             if nbytes > Area.PLACE and not fds:
@@ -132,22 +133,24 @@ class _Server:
             body = attach(fds[0], nbytes) if fds else self._area.places[place][:nbytes]
             for fd in fds:
                 os.close(fd)
+            self._slots.begin(self._area.places[place], lent)
             status, parcel = self._do(work, body)
             del body
-            self._answer(number, status, parcel, place, lent)
+            self._answer(number, status, parcel)
             del parcel  # This frame must not keep a result alive while it waits for the next task.
             cells[Area.DOING] = -1
 
     def refuse(self, error: BaseException) -> None:
         """Tell the consumer why this worker cannot work."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._answer(0, REFUSED, _failure(error), 0, NO_SLOT)
+            self._slots.begin(self._area.places[0], NO_SLOT)
+            self._answer(0, REFUSED, _failure(error))
 
     def _do(self, work: Work, body: memoryview) -> tuple[int, Parcel]:
         task = None
         try:
             task = pickle.loads(body)
-            value = work(task, self._area.row)
+            value = work(task, self._area.row, self._slots.allocate)
         except BaseException as error:  # SystemExit and the like are errors of user code too
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
                 os._exit(NO_DESCRIPTORS)  # what was opened and never closed is gone with this process; another one does the task again
@@ -168,21 +171,17 @@ class _Server:
             refused.add_note(f"while loading {work.name(task, IDLE)}")
             return ERROR, _failure(refused)
 
-    def _answer(self, number: int, status: int, parcel: Parcel, place: int, lent: int) -> None:
-        if parcel.nbytes <= Area.PLACE:
-            parcel.write(self._area.places[place])
-            self._channel.sendall(ANSWER.pack(number, status, NO_SLOT, parcel.nbytes))
-            return
+    def _answer(self, number: int, status: int, parcel: Parcel) -> None:
         try:
-            slot, memory, fd = self._slots.take(parcel.nbytes, lent)
+            slot, size, start, end, fd = self._slots.send(parcel)
         except MemoryError as error:
-            self._answer(number, ERROR, _failure(error, Area.PLACE), place, NO_SLOT)
+            self._answer(number, ERROR, _failure(error, Area.PLACE))
             return
-        parcel.write(memory)
+        message = ANSWER.pack(number, status, slot, size, start, end)
         if fd is None:
-            self._channel.sendall(ANSWER.pack(number, status, slot, 0))
+            self._channel.sendall(message)
         else:
-            socket.send_fds(self._channel, [ANSWER.pack(number, status, slot, len(memory))], [fd])
+            socket.send_fds(self._channel, [message], [fd])
             os.close(fd)
 
 

@@ -1,0 +1,102 @@
+"""Datasets that are arrays already: a batch of them is one index operation for each field, and no sample is ever made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+if TYPE_CHECKING:
+    from penstock._pool import Allocate
+
+Fields = list[torch.Tensor]
+
+
+def is_arrays(dataset: Any) -> bool:
+    """Whether `gathered` may know how to read ``dataset``: torch's own, with nothing overridden that decides what a sample is."""
+    kind = type(dataset)
+    if isinstance(dataset, TensorDataset):
+        return kind.__getitem__ is TensorDataset.__getitem__ and not hasattr(dataset, "__getitems__")
+    if isinstance(dataset, Subset):
+        own = kind.__getitem__ is Subset.__getitem__ and kind.__getitems__ is Subset.__getitems__
+        return own and is_arrays(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        own = kind.__getitem__ is ConcatDataset.__getitem__ and not hasattr(dataset, "__getitems__")
+        return own and all(is_arrays(part) for part in dataset.datasets)
+    return False
+
+
+def gathered(dataset: Any, indices: np.ndarray, allocate: Allocate) -> Fields | None:
+    """The batch of ``indices`` (int64, shape ``(n,)``), as ``default_collate`` would have made it of the samples.
+
+    None where that takes more than an index: tensors that require grad, or parts that differ in dtype or shape.
+
+    Raises:
+        IndexError: An index is out of bounds.
+    """
+    fields = _fields(dataset)
+    if fields is None:
+        return None
+    out = allocate([((len(indices), *one.shape[1:]), one.dtype) for one in fields]) if fields[0].device.type == "cpu" else None
+    return _into(dataset, indices, out)
+
+
+def _fields(dataset: Any) -> Fields | None:
+    """Tensors like those of ``dataset``, where all parts of it agree."""
+    if isinstance(dataset, TensorDataset):
+        tensors = list(dataset.tensors)
+        plain = all(type(one) is torch.Tensor and one.layout is torch.strided and not one.requires_grad for one in tensors)
+        return tensors if plain and len({one.device for one in tensors}) == 1 else None
+    if isinstance(dataset, Subset):
+        return _fields(dataset.dataset)
+    parts = [_fields(part) for part in dataset.datasets]
+    first = parts[0]
+    if first is None:
+        return None
+    like = [(one.dtype, one.shape[1:], one.device) for one in first]
+    agree = all(part is not None and [(one.dtype, one.shape[1:], one.device) for one in part] == like for part in parts)
+    return first if agree else None
+
+
+def _into(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
+    """Gather into ``out``, or on the device where the tensors lie."""
+    if isinstance(dataset, Subset):
+        table = dataset.indices
+        chosen = table[indices] if isinstance(table, np.ndarray | torch.Tensor) else [table[index] for index in indices.tolist()]
+        return _into(dataset.dataset, np.asarray(chosen, np.int64), out)
+    if isinstance(dataset, ConcatDataset):
+        return _from_parts(dataset, indices, out)
+    at = torch.from_numpy(indices)
+    if out is None:
+        return [one[at.to(one.device)] for one in dataset.tensors]
+    for one, rows in zip(dataset.tensors, out, strict=True):
+        try:
+            torch.index_select(one, 0, at, out=rows)
+        except (IndexError, RuntimeError):
+            rows.copy_(one[at])  # counts negative ones from the end, and says which is out of bounds
+    return out
+
+
+def _from_parts(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
+    ends = np.asarray(dataset.cumulative_sizes)
+    n = int(ends[-1])
+    outside = (indices < -n) | (indices >= n)
+    if outside.any():
+        raise IndexError(f"index {indices[outside][0]} is out of bounds for a dataset of {n} samples")
+    indices = np.where(indices < 0, indices + n, indices)
+    part_of = np.searchsorted(ends, indices, side="right")
+    first = int(part_of[0])
+    if (part_of == first).all():
+        return _into(dataset.datasets[first], indices - (ends[first - 1] if first else 0), out)
+    for part in np.unique(part_of):
+        places = np.flatnonzero(part_of == part)
+        chosen = indices[places] - (ends[part - 1] if part else 0)
+        fields = _into(dataset.datasets[part], chosen, None)
+        if out is None:
+            out = [one.new_empty((len(indices), *one.shape[1:])) for one in fields]
+        for rows, field in zip(out, fields, strict=True):
+            rows[torch.from_numpy(places).to(rows.device)] = field
+    assert out is not None
+    return out

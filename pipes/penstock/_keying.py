@@ -1,0 +1,101 @@
+"""When the global generators are keyed: for each sample, unless it is known that nothing draws from them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, TypeVar, final
+
+from penstock._keys import Watch, global_rngs_kept, rekey_globals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+CALM = 4
+"""Batches in a row that draw nothing, after which they are loaded without keys, and watched."""
+
+
+@final
+class Keying:
+    """Keys ``random``, ``numpy.random`` and torch's CPU generator for each sample, in 7 us; or sees to it that nothing draws from them.
+
+    Few datasets do draw. So once some batches have not, they are loaded without keys, and the generators compared before and after.
+    A batch that does draw after all is loaded once more, with keys, and so are all that follow: what a sample is never depends on
+    which of these ways it went. One thread at a time.
+
+    Args:
+        seed: Of the random numbers of samples.
+        on: Whether any of this happens.
+        calm: After how many batches.
+
+    Attributes:
+        keyed: Whether samples that are being loaded now must be keyed.
+    """
+
+    def __init__(self, seed: int, on: bool, *, calm: int = CALM) -> None:
+        self.keyed = on
+        self._seed = seed
+        self._on = on
+        self._needed = calm
+        self._calm: int | None = 0  # batches in a row that drew nothing; None: one did
+        self._watch = Watch()
+        self._last = 0, 0
+
+    def key(self, epoch: int, position: int) -> None:
+        """Key the generators for one sample; with ``~position``, for what is no sample."""
+        self._last = epoch, position
+        rekey_globals(self._seed, epoch, position)
+
+    def key_collate(self, epoch: int, position: int) -> None:
+        """Key the generators for the user's own ``collate_fn``, by the first position of the batch."""
+        if self.keyed:
+            self._judge()
+            self.key(epoch, ~position)
+
+    def run(self, load: Callable[[], T], *, of_many: bool, kept: bool) -> T:
+        """What ``load`` returns; ``kept``: with the generators left as they were.
+
+        ``load`` calls `key` for each sample where `keyed` says so, and may be called twice. ``of_many`` samples: watching costs
+        more than it saves on a few.
+        """
+        if not self._on:
+            return load()
+        before = self._watch.look() if of_many and self._calm is not None and self._calm >= self._needed else None
+        if before is not None:
+            error, value = None, None
+            self.keyed = False
+            try:
+                value = load()
+            except BaseException as exc:
+                error = exc
+            finally:
+                self.keyed = True
+            if self._watch.look() == before:
+                if error is not None:
+                    raise error
+                return value  # type: ignore[return-value]
+            self._calm = None
+            if kept:
+                self._watch.put_back(before)
+            if error is not None and not isinstance(error, Exception):
+                raise error  # Ctrl-C is not the sample's
+        with self.kept(kept):
+            value = load()
+            if of_many and self._calm is not None:
+                self._calm += 1
+                self._judge()
+            return value
+
+    def kept(self, kept: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Leave the generators as they were, if they are touched at all."""
+        return global_rngs_kept() if self._on and kept else contextlib.nullcontext()
+
+    def _judge(self) -> None:
+        """See whether anything was drawn since the last key: then the generators do not stand where it had put them."""
+        if self._calm is None:
+            return
+        now = self._watch.look()
+        rekey_globals(self._seed, *self._last)
+        if now is None or self._watch.look() != now:
+            self._calm = None

@@ -1,0 +1,216 @@
+"""Recycled memory: who holds what, and tensors carved from it.
+
+What a loader pays for is page faults, not copying, so large batches lie in memory that is used again and again. Invariant: memory
+is lent to at most one task, and only while no array or tensor views it. Nobody waits for memory to come back: there is always more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast, final
+
+import numpy as np
+import torch
+
+from penstock._pool import afresh
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock._pool import Spec
+
+_logger = logging.getLogger("penstock")
+
+NO_SLOT = -1
+LARGE = 2**17
+"""Bytes of a batch from which on recycling pays: smaller blocks the C library recycles by itself."""
+KEPT = 64
+"""How many batches a user may keep before it is worth a warning."""
+_ALIGN = 64  # bytes: a cache line, and what vector instructions and `torch` like
+
+
+# Carving.
+
+
+def aligned(nbytes: int) -> int:
+    """``nbytes``, rounded up."""
+    return (nbytes + _ALIGN - 1) & -_ALIGN
+
+
+def carved_bytes(specs: Sequence[Spec]) -> int:
+    """How much memory `carved` needs."""
+    return sum(aligned(_nbytes(*spec)) for spec in specs)
+
+
+def carved(memory: np.ndarray, specs: Sequence[Spec]) -> list[torch.Tensor]:
+    """Tensors that are views of ``memory`` (uint8), one after another, and keep it alive."""
+    tensors, start = [], 0
+    for shape, dtype in specs:
+        tensors.append(tensor_over(memory, start, shape, str(dtype)[6:]))
+        start += aligned(_nbytes(shape, dtype))
+    return tensors
+
+
+def tensor_over(memory: Any, start: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """A tensor at ``start`` of ``memory`` (an array of uint8)."""
+    # Shaped in NumPy where it has the type, because a tensor made by `view` would answer `_is_view()` with yes.
+    if dtype in _IN_NUMPY:
+        return torch.from_numpy(np.ndarray(shape, _IN_NUMPY[dtype], memory, start))
+    named: torch.dtype = getattr(torch, dtype)
+    nbytes = _nbytes(shape, named)
+    if not nbytes:
+        return torch.empty(shape, dtype=named)
+    return torch.from_numpy(np.ndarray(nbytes, np.uint8, memory, start)).view(named).reshape(shape)
+
+
+_IN_NUMPY = {
+    name: np.dtype(name)
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
+}
+
+
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    nbytes = dtype.itemsize
+    for length in shape:
+        nbytes *= length
+    return nbytes
+
+
+# Holding.
+
+
+class SlotView(np.ndarray):
+    """The one array from which every array and tensor over a slot descends; gone when the last of them is.
+
+    A subclass made straight over a buffer, because NumPy shortens the chain of bases across arrays of the same type, and
+    would leave this one out.
+    """
+
+
+class Slots:
+    """Who holds which of a number of slots: the user (by views), a task (lent), or nobody (idle).
+
+    One thread at a time calls the methods other than `count`. A view may die in any thread, under any lock, or in a forked child: all that
+    happens then is one ``deque.append``, in C, on that process's own deque.
+
+    Idle slots that `_PERIOD` tasks in a row could do without are dropped, so that a burst of kept batches is given back.
+    """
+
+    _PERIOD = 16
+
+    def __init__(self) -> None:
+        self._warned = False
+        self._spare = 0  # the fewest slots that were idle since the last look
+        self._until_look = self._PERIOD
+        self._mapped: dict[int, memoryview] = {}
+        self._watches: dict[int, weakref.KeyedRef[int, SlotView]] = {}
+        self._freed: deque[weakref.KeyedRef[int, SlotView]] = deque()
+        self._idle: list[int] = []
+        self._dropped: deque[int] = deque()
+
+    def add(self, number: int, memory: memoryview | None) -> None:
+        """A new slot; None where it cannot be mapped here, and is to be dropped."""
+        if memory is None:
+            self._dropped.append(number)
+        else:
+            self._mapped[number] = memory
+
+    def view(self, number: int) -> SlotView:
+        """The slot's memory (uint8), held until the last view of it is gone."""
+        memory = self._mapped[number]
+        base = np.ndarray.__new__(SlotView, (len(memory),), np.dtype(np.uint8), cast("Any", memory))
+        self._watches[number] = weakref.KeyedRef(base, self._freed.append, number)
+        if len(self._watches) - len(self._freed) > KEPT and not self._warned:
+            self._warned = True
+            _logger.warning(
+                "more than %d batches are still in use, so memory cannot be recycled and new memory is taken for each batch, which is slower. If they "
+                "are kept on purpose that is fine; else keep copies (tensor.clone()) or less of each.",
+                KEPT,
+            )
+        return base
+
+    def lend(self) -> int:
+        """An idle slot for the next task, the most recently used; `NO_SLOT` where there is none."""
+        while self._freed:
+            number = self._freed.popleft().key
+            del self._watches[number]
+            self._idle.append(number)
+        lent = self._idle.pop() if self._idle else NO_SLOT
+        self._spare = min(self._spare, len(self._idle))
+        self._until_look -= 1
+        if not self._until_look:
+            for number in self._idle[: self._spare]:
+                self._drop(number)
+            self._spare, self._until_look = len(self._idle), self._PERIOD
+        return lent
+
+    def give_back(self, number: int, *, useful: bool = True) -> None:
+        """A slot that was lent and holds nothing; not ``useful`` where it was too small."""
+        if number == NO_SLOT:
+            return
+        self._idle.append(number)
+        if not useful:
+            self._drop(number)
+
+    def size(self, number: int) -> int:
+        """Bytes of a slot."""
+        return len(self._mapped[number])
+
+    def dropped(self, at_most: int | None = None) -> list[int]:
+        """Slots that are no longer mapped here; each is told once."""
+        return [self._dropped.popleft() for _ in range(len(self._dropped) if at_most is None else min(at_most, len(self._dropped)))]
+
+    def count(self) -> tuple[int, int]:
+        """Slots and bytes that are mapped here for this worker; from any thread."""
+        mapped = list(self._mapped.values())
+        return len(mapped), sum(map(len, mapped))
+
+    def _drop(self, number: int) -> None:
+        self._idle.remove(number)
+        del self._mapped[number]
+        self._dropped.append(number)
+
+
+@final
+class Recycler:
+    """Memory of this process for batches of one graph, for any number of threads; `Recycler.allocate` is an `Allocate`."""
+
+    def __init__(self) -> None:
+        self._slots = Slots()
+        self._made = 0
+        self._lock = threading.Lock()  # never held by a finalizer: those append to a deque, and no more
+
+    def allocate(self, specs: Sequence[Spec]) -> list[torch.Tensor]:
+        """Tensors in memory that nothing views any more, or in new."""
+        nbytes = carved_bytes(specs)
+        if nbytes < LARGE:
+            return afresh(specs)
+        with self._lock:
+            memory = self._view(nbytes)
+        return carved(memory, specs)
+
+    def _view(self, nbytes: int) -> SlotView:
+        while (number := self._slots.lend()) != NO_SLOT:
+            if self._slots.size(number) >= nbytes:
+                return self._slots.view(number)
+            self._slots.give_back(number, useful=False)
+        self._slots.dropped()
+        number, self._made = self._made, self._made + 1
+        self._slots.add(number, memoryview(cast("Any", np.empty(nbytes + nbytes // 8, np.uint8))))
+        return self._slots.view(number)
+
+
+def pinned(specs: Sequence[Spec]) -> list[torch.Tensor]:
+    """`Allocate` in page-locked memory of torch's own cache, which waits for copies to a device that are still on their way."""
+    return [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in specs]
+
+
+def can_pin() -> bool:
+    """Whether there is an accelerator whose copies gain from pinned memory."""
+    if not hasattr(torch, "accelerator"):
+        return torch.cuda.is_available()
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type != "mps" and torch.accelerator.is_available()
