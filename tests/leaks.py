@@ -112,6 +112,7 @@ def _holds(pid: int, path: str) -> bool:
     try:
         if path in Path(f"/proc/{pid}/maps").read_text():
             return True
-        return any(os.readlink(entry) == path for entry in os.scandir(f"/proc/{pid}/fd"))
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            return any(os.readlink(entry) == path for entry in entries)
     except OSError:  # gone, or not ours to look into
         return False

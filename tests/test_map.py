@@ -74,7 +74,7 @@ def test_the_window_bounds_what_is_in_work():
 
     gates = Gates(20)
     for options, window in (
-        ({"num_workers": 2}, 4),
+        ({"num_workers": 2}, 16),  # small items
         ({"num_workers": 2, "prefetch_factor": 3}, 6),
         ({"num_workers": 3, "max_concurrent": 2}, 2),
     ):

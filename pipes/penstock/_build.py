@@ -84,7 +84,7 @@ def from_dataset(
         collate_fn: Makes a batch of a list of samples; default torch's ``default_collate``.
         pin_memory: Copy batches to pinned memory, where there is an accelerator.
         drop_last: Leave out the batch at an epoch's end that is not full.
-        prefetch_factor: Batches in work for each worker; default 2.
+        prefetch_factor: Batches in work for each worker; default 2, and 8 where batches are small (64 KiB).
         in_order: False hands batches out as they are done; see `ParallelMapper`.
         timeout: Seconds to wait for a batch; 0 waits for ever.
         worker_init_fn: Called with the worker's number in each worker process.
@@ -139,7 +139,7 @@ def from_dataset(
         in_order,
         method,
         multiprocessing_context,
-        prefetch_factor=2 if prefetch_factor is None else prefetch_factor,
+        prefetch_factor=prefetch_factor,
         timeout=_seconds(timeout),
         worker_init_fn=worker_init_fn,
         seed=seed,

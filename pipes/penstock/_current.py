@@ -49,25 +49,30 @@ class Sample:
 class Loading:
     """The samples of a batch, one after another. A `Sample` is made of one only if it is asked for, because few are.
 
-    Attributes:
-        row: Of the sample that is being loaded.
+    Args:
+        seed: Of the loader.
+        epoch: Of all of them.
+        positions: By row.
+        indices: By row.
+        cell: The row that is being loaded; where there are no rows, the first.
     """
 
-    __slots__ = ("_indices", "_made", "_made_for", "_positions", "epoch", "row", "seed")
+    __slots__ = ("_cell", "_indices", "_made", "_made_for", "_positions", "epoch", "seed")
 
-    def __init__(self, seed: int, epoch: int, positions: Sequence[int], indices: Sequence[Any]) -> None:
+    def __init__(self, seed: int, epoch: int, positions: Sequence[int], indices: Sequence[Any], cell: Sequence[int]) -> None:
         self.seed = seed
         self.epoch = epoch
-        self.row = 0
         self._positions = positions
         self._indices = indices
+        self._cell = cell
         self._made: Sample | None = None
-        self._made_for = -1
+        self._made_for = 0
 
     def sample(self) -> Sample:
         """The one being loaded; the same object until the next one is."""
-        if self._made is None or self._made_for != self.row:
-            self._made, self._made_for = Sample(self.seed, self.epoch, self._positions[self.row], self._indices[self.row]), self.row
+        row = max(0, self._cell[0])
+        if self._made is None or self._made_for != row:
+            self._made, self._made_for = Sample(self.seed, self.epoch, self._positions[row], self._indices[row]), row
         return self._made
 
     def again(self) -> None:

@@ -49,7 +49,7 @@ _logger = logging.getLogger("penstock")
 class Engine:
     """All of a `ProcessPool` but its handle, so that a handle that is dropped can be cleaned up after."""
 
-    def __init__(self, setup: Setup, queue_size: int, max_restarts: int, context: str | BaseContext | None) -> None:
+    def __init__(self, setup: Setup, queue_size: int, refill_at: int, max_restarts: int, context: str | BaseContext | None) -> None:
         self.setup = setup
         self.lock = threading.RLock()  # re-entrant, because a signal handler may shut down in the middle of a wait
         self.owner = os.getpid()
@@ -57,6 +57,7 @@ class Engine:
         self.interrupted = False
         self.started = False
         self._queue_size = min(queue_size, MOST_HELD)
+        self._refill_at = min(refill_at, self._queue_size - 1)
         self._crew = Crew(setup, self._queue_size, context)
         self._max_restarts = max_restarts
         self._entries: dict[int, Entry] = {}  # by number, which grows: all that is neither done nor discarded
@@ -198,34 +199,37 @@ class Engine:
 
     def _feed(self) -> None:
         """Hand tasks to the least loaded workers, as long as both are there."""
-        while self._backlog:
-            free = [seat for seat in self._crew.seats.values() if seat.ready and not seat.stuck and len(seat.held) < self._queue_size]
-            if not free:
-                return
+        if not self._backlog:
+            return
+        open_to = [seat for seat in self._crew.seats.values() if len(seat.held) <= self._refill_at and seat.ready and not seat.stuck]
+        while self._backlog and open_to:
+            seat = min(open_to, key=_load) if len(open_to) > 1 else open_to[0]
+            if len(seat.held) == self._queue_size:
+                break
             entry = self._backlog.popleft()
             try:
-                min(free, key=lambda seat: len(seat.held)).hand(entry)
+                seat.hand(entry)
             except OSError as error:  # no descriptor, or no memory, for a large task
                 self._finish(entry, error=error)
+        for seat in open_to:
+            if seat.unsent:
+                seat.flush()
 
     def _receive(self, seat: Seat) -> bool:
-        """Deal with one message of a worker; False where there is none (any more)."""
-        answer = seat.answer()
-        if answer is None:
-            return False
-        if answer.status == READY:
-            seat.ready = True
-        elif answer.status == REFUSED and answer.trouble is not None:
-            self._fail(_again(answer.trouble))
-        elif answer.status == REFUSED:
-            failure = Failure(*seat.value(0, answer))
-            where = seat.where
-            self._fail(lambda: failure.rebuilt(where, "starting the worker"))
-        else:
-            entry = seat.held.popleft()
-            assert entry.number == answer.number, "a worker answers in the order in which it was asked"
-            self._settle(seat, entry, answer)
-        return True
+        """Deal with what a worker has sent; False where there is nothing (any more)."""
+        answers = seat.answers()
+        for answer in answers:
+            if answer.status == READY:
+                seat.ready = True
+            elif answer.status == REFUSED and answer.trouble is not None:
+                self._fail(_again(answer.trouble))
+            elif answer.status == REFUSED:
+                self._fail(_refusal(Failure(*seat.value(0, answer)), seat.where))
+            else:
+                entry = seat.held.popleft()
+                assert entry.number == answer.number, "a worker answers in the order in which it was asked"
+                self._settle(seat, entry, answer)
+        return bool(answers)
 
     def _settle(self, seat: Seat, entry: Entry, answer: Answer) -> None:
         """Take in the answer to ``entry``, and with it the place and the slot that were lent."""
@@ -367,3 +371,11 @@ class Engine:
 
 def _again(error: BaseException) -> Callable[[], BaseException]:
     return lambda: type(error)(*error.args)
+
+
+def _refusal(failure: Failure, where: str) -> Callable[[], BaseException]:
+    return lambda: failure.rebuilt(where, "starting the worker")
+
+
+def _load(seat: Seat) -> int:
+    return len(seat.held)

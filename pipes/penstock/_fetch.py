@@ -55,7 +55,7 @@ class Fetch:
         return gathered(self.dataset, indices.values, allocate)
 
     def begin(self, rows: int, allocate: Allocate) -> Collation | Listed:
-        """A batch of up to ``rows`` samples, to be added one by one."""
+        """A batch of up to ``rows`` samples, to be added."""
         return Collation(self._collator, rows, allocate) if self.collate_fn is None else Listed(self.collate_fn)
 
     def collate(self, samples: Sequence[Any], allocate: Allocate = afresh) -> Any:
@@ -84,16 +84,23 @@ class Fetch:
 
 @final
 class Listed:
-    """A batch in the making, for a ``collate_fn`` that is the user's own."""
+    """A batch in the making, for a ``collate_fn`` that is the user's own; see `Collation`."""
+
+    step = 2**16
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self._collate_fn = collate_fn
-        self.samples: list[Any] = []
-        self.add = self.samples.append
+        self._samples: list[Any] = []
+        self.add = self._samples.extend
+
+    @property
+    def added(self) -> int:
+        """How many samples there are."""
+        return len(self._samples)
 
     def finish(self) -> Any:
-        """The batch of all that were added."""
-        return self._collate_fn(self.samples)
+        """The batch of them."""
+        return self._collate_fn(self._samples)
 
 
 def changing(dataset: Any) -> list[Any]:

@@ -10,6 +10,8 @@ from penstock._keys import Watch, global_rngs_kept, rekey_globals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock._keys import States
+
 T = TypeVar("T")
 
 CALM = 4
@@ -40,6 +42,7 @@ class Keying:
         self._needed = calm
         self._calm: int | None = 0  # batches in a row that drew nothing; None: one did
         self._watch = Watch()
+        self._seen: States | None = None  # where they stood at the last look, without keys
         self._last = 0, 0
 
     def key(self, epoch: int, position: int) -> None:
@@ -61,31 +64,39 @@ class Keying:
         """
         if not self._on:
             return load()
-        before = self._watch.look() if of_many and self._calm is not None and self._calm >= self._needed else None
-        if before is not None:
-            error, value = None, None
-            self.keyed = False
-            try:
-                value = load()
-            except BaseException as exc:
-                error = exc
-            finally:
-                self.keyed = True
-            if self._watch.look() == before:
-                if error is not None:
-                    raise error
-                return value  # type: ignore[return-value]
-            self._calm = None
-            if kept:
-                self._watch.put_back(before)
-            if error is not None and not isinstance(error, Exception):
-                raise error  # Ctrl-C is not the sample's
+        if of_many and self._calm is not None and self._calm >= self._needed:
+            before = self._watch.look() if kept or self._seen is None else self._seen  # in a worker nobody else draws
+            if before is not None:
+                return self._watched(load, before, kept)
+        self._seen = None
         with self.kept(kept):
             value = load()
             if of_many and self._calm is not None:
                 self._calm += 1
                 self._judge()
             return value
+
+    def _watched(self, load: Callable[[], T], before: States, kept: bool) -> T:
+        """Without keys, and if it then draws, once more with them."""
+        error: BaseException | None = None
+        self.keyed = False
+        try:
+            value = load()
+        except BaseException as exc:
+            error = exc
+        finally:
+            self.keyed = True
+        self._seen = self._watch.look()
+        if self._seen != before:
+            self._calm = None
+            if kept:
+                self._watch.put_back(before)
+            if error is None or isinstance(error, Exception):
+                with self.kept(kept):
+                    return load()
+        if error is not None:
+            raise error
+        return value
 
     def kept(self, kept: bool = True) -> contextlib.AbstractContextManager[None]:
         """Leave the generators as they were, if they are touched at all."""

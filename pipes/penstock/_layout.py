@@ -9,7 +9,11 @@ Nothing is broadcast or converted on the way: a row is written only from a sampl
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
 
 from penstock._form import Form, OtherStructure, collated
 from penstock._pool import afresh
@@ -39,8 +43,7 @@ class Collator:
             Exception: What ``default_collate`` raises where they do not go together.
         """
         batch = Collation(self, len(samples), allocate)
-        for sample in samples:
-            batch.add(sample)
+        batch.add(samples)
         return batch.finish()
 
 
@@ -52,62 +55,62 @@ class Collation:
         collator: Knows the form of other batches, and learns that of this one.
         rows: At least 1.
         allocate: Called where there is anything to be written in place.
+
+    Attributes:
+        added: How many samples there are.
+        step: How many to add at once, to be fast and to keep few.
     """
 
     def __init__(self, collator: Collator, rows: int, allocate: Allocate) -> None:
+        self.added = 0
+        self.step = 1
         self._collator = collator
         self._rows = rows
         self._allocate = allocate
-        self._pending: list[Any] = []  # samples not written yet
-        self._step = 1  # they are written when there are so many
         self._filler: Filler | None = None
-        self._written = 0
         self._own: Form | None = None  # learned from this batch
-        self._ordinary = False  # the samples are not even of one structure: all of them are pending, to the end
+        self._loose: list[Any] | None = None  # all samples, where they are not even of one structure
         if collator.form is not None:
             self._begin(collator.form)
 
-    def add(self, sample: Any) -> None:
-        """The next sample."""
-        self._pending.append(sample)
-        if len(self._pending) >= self._step and not self._ordinary:
-            self._write()
+    def add(self, samples: Sequence[Any]) -> None:
+        """The next samples."""
+        if not samples:
+            return
+        if self._loose is not None:
+            self._loose.extend(samples)
+        else:
+            self._write(samples)
+        self.added += len(samples)
 
     def finish(self) -> Any:
-        """The batch of all that were added. (Of none, ``default_collate`` makes an ``IndexError``.)"""
-        if self._pending and not self._ordinary:
-            self._write()
-        if self._ordinary:
+        """The batch of all that were added; an ``IndexError`` of none, as from ``default_collate``."""
+        if self._loose is not None or self._filler is None or not self.added:
             self._collator.form = None
-        if self._ordinary or self._filler is None or not self._written:
-            return ordinary(self._pending)
+            return ordinary(self._loose or [])
         astray = self._filler.astray()
         if astray or self._own is not None:
             self._collator.form = None if astray else self._own
-        return self._filler.finish(self._written)
+        return self._filler.finish(self.added)
 
     def _begin(self, form: Form) -> None:
         memory = self._allocate([((self._rows, *shape), dtype) for shape, dtype in form.specs]) if form.specs else []
         self._filler = form.root.filler(iter(memory))
-        self._step = min(self._rows, form.step)
+        self.step = form.step
 
-    def _write(self) -> None:
+    def _write(self, samples: Sequence[Any]) -> None:
         if self._filler is None:
-            self._own = Form(self._pending[0])
+            self._own = Form(samples[0])
             self._begin(self._own)
         assert self._filler is not None
         try:
-            self._filler.add(self._pending)
+            self._filler.add(samples)
         except OtherStructure:
-            if self._own is None and not self._written:  # than other batches had
+            if self._own is None and not self.added:  # than other batches had
                 self._filler = None
-                self._write()
+                self._write(samples)
             else:
-                self._pending = [self._filler.row(row) for row in range(self._written)] + self._pending
-                self._ordinary = True
-        else:
-            self._written += len(self._pending)
-            self._pending = []
+                self._loose = [*(self._filler.row(row) for row in range(self.added)), *samples]
 
 
 def ordinary(samples: Sequence[Any]) -> Any:
@@ -118,3 +121,16 @@ def ordinary(samples: Sequence[Any]) -> Any:
     except OtherStructure:
         return collated(samples)
     return filler.finish(len(samples))
+
+
+def nbytes(value: Any) -> float:
+    """Bytes of the tensors and arrays in ``value``; infinitely many where there is anything that is not known here."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(map(nbytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(nbytes, value))
+    if isinstance(value, str | bytes):
+        return len(value)
+    return 8 if value is None or isinstance(value, int | float | complex | np.generic) else math.inf

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch import Fetch
+from penstock._layout import nbytes
 from penstock._memory import Recycler, can_pin, pinned
 from penstock._node import EndOfEpoch, Node, State, fields, is_mark
 from penstock._pool import IDLE, Job, Pool
@@ -114,7 +115,7 @@ class ParallelMapper(Node[T]):
         method: ``"thread"`` or ``"process"``.
         multiprocessing_context: A start method or context; default: multiprocessing's.
         max_concurrent: Items in work at once, at most; default ``num_workers * prefetch_factor``.
-        prefetch_factor: Items in work for each worker.
+        prefetch_factor: Items in work for each worker; default 2, and 8 where the first item turns out to be small (64 KiB).
         timeout: Seconds that ``next`` waits for an item before ``TimeoutError``; None waits for ever, and inline there is nothing to
             wait for. The item is lost, and the next one comes next. A worker process that was in the middle of it is killed and
             replaced (which counts for ``max_restarts``); a thread cannot be stopped, and is left to itself.
@@ -147,7 +148,7 @@ class ParallelMapper(Node[T]):
         multiprocessing_context: StartMethod | None = None,
         max_concurrent: int | None = None,
         *,
-        prefetch_factor: int = 2,
+        prefetch_factor: int | None = None,
         timeout: float | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         seed: int | None = None,
@@ -162,7 +163,8 @@ class ParallelMapper(Node[T]):
         if not callable(map_fn):
             raise ValueError(f"map_fn must be callable, and {map_fn!r} is not. For a dataset write Fetch(dataset).")
         _check_count("num_workers", num_workers, 0)
-        _check_count("prefetch_factor", prefetch_factor, 1)
+        if prefetch_factor is not None:
+            _check_count("prefetch_factor", prefetch_factor, 1)
         if max_concurrent is not None:
             _check_count("max_concurrent", max_concurrent, 1)
         if method not in ("thread", "process"):
@@ -182,7 +184,8 @@ class ParallelMapper(Node[T]):
         self._run_ahead = run_ahead
         self._tolerance = None if on_error == "raise" else Tolerance(max_errors)
         work = self._work = MapWork(map_fn, seed, rekey and not (method == "thread" and num_workers), on_error)
-        self._window = max_concurrent if max_concurrent is not None else num_workers * prefetch_factor
+        self._window = max_concurrent if max_concurrent is not None else num_workers * (prefetch_factor or _FEW)
+        self._undecided = max_concurrent is None and prefetch_factor is None  # whether many items may be in work
 
         self._allocate = allocate = pinned if pin_memory and can_pin() else Recycler().allocate
 
@@ -194,7 +197,8 @@ class ParallelMapper(Node[T]):
             return ProcessPool(
                 work,
                 num_workers,
-                queue_size=prefetch_factor,
+                queue_size=prefetch_factor or _MANY,
+                refill_at=None if prefetch_factor else _MANY // 2,
                 max_restarts=max(8, 2 * num_workers) if max_restarts is None else max_restarts,
                 multiprocessing_context=multiprocessing_context,
                 worker_init_fn=worker_init_fn,
@@ -261,6 +265,10 @@ class ParallelMapper(Node[T]):
         if self._tolerance is not None:
             samples = len(job.task) if job.task.is_batch else 1
             value = self._tolerance.passed(samples, value, "" if job.worker == IDLE else f" in worker {job.worker}")
+        if self._undecided:
+            self._undecided = False
+            if nbytes(value) <= _SMALL:
+                self._window = self.num_workers * _MANY
         self._settle()
         if self._pool is not None:
             self._fill()  # Now, and not when the next batch is asked for: the workers go on while the caller trains.
@@ -415,6 +423,10 @@ class ParallelMapper(Node[T]):
             )
 
 
+_FEW, _MANY = 2, 8
+"""Items in work for each worker: for what is large, and for what is small, of which waking a worker is most of the cost."""
+_SMALL = 2**16
+"""Bytes."""
 _FARTHEST = 2**16
 """How far ahead of the oldest item out-of-order delivery may be; the window bounds it, and states come from files."""
 

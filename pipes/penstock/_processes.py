@@ -30,6 +30,8 @@ class ProcessPool:
         work: Reaches each worker once: by fork, or pickled.
         num_workers: At least 1.
         queue_size: Tasks that a worker may hold, the one it does included; 64 at most are used.
+        refill_at: A worker is given more when it holds no more than this, and then several at once, because for small tasks waking
+            it is most of the cost; default: whenever there is room.
         max_restarts: How many workers may be replaced in the pool's life, all together. Not a rate: a job that runs for weeks
             should end with a reason rather than lose a worker a day unseen.
         multiprocessing_context: A start method or context; default: multiprocessing's for the platform.
@@ -48,6 +50,7 @@ class ProcessPool:
         num_workers: int,
         *,
         queue_size: int = 2,
+        refill_at: int | None = None,
         max_restarts: int = 8,
         multiprocessing_context: str | BaseContext | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
@@ -64,7 +67,7 @@ class ProcessPool:
                 'worker processes need Unix sockets that pass file descriptors, which this platform has not. Use method="thread".'
             )
         setup = Setup(work, num_workers, seed, worker_init_fn, name)
-        self._engine = Engine(setup, queue_size, max_restarts, multiprocessing_context)
+        self._engine = Engine(setup, queue_size, queue_size - 1 if refill_at is None else refill_at, max_restarts, multiprocessing_context)
         self._finalizer = weakref.finalize(self, self._engine.shutdown, PATIENCE_S)
 
     def start(self) -> None:

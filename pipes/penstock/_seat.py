@@ -15,13 +15,15 @@ import numpy as np
 from penstock._memory import NO_SLOT, Slots
 from penstock._pool import IDLE, Job
 from penstock._segments import attach, create, unpack
-from penstock._wire import ANSWER, DROPS, HELLO, TASK, Area, receive
+from penstock._wire import ANSWER, AT_ONCE, DROPS, HELLO, TASK, Area, receive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_HELD = 64
 """Tasks that a worker may hold: their messages must fit the buffer of its socket, so that a send never blocks."""
+
+_NO_DROPS = (NO_SLOT,) * DROPS
 
 
 class Answer(NamedTuple):
@@ -61,6 +63,7 @@ class Seat:
     pid: int = 0
     ready: bool = False
     held: deque[Entry] = field(default_factory=deque)
+    unsent: bytes = b""  # tasks that it holds and has not heard of
     stuck: str = ""  # why the engine has killed it
 
     @classmethod
@@ -95,7 +98,7 @@ class Seat:
         return next((entry for entry in self.held if entry.number == number), None)
 
     def hand(self, entry: Entry) -> None:
-        """Send the worker a task; never blocks."""
+        """Give the worker a task; it learns of it by `flush`."""
         fds = []
         if len(entry.body) > Area.PLACE:
             fds.append(create(len(entry.body)))
@@ -107,33 +110,39 @@ class Seat:
         if not fds:
             self.area.places[entry.place][: len(entry.body)] = entry.body
         drops = self.slots.dropped(DROPS)
-        message = TASK.pack(entry.number, entry.place, len(entry.body), entry.lent, *drops, *[NO_SLOT] * (DROPS - len(drops)))
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: its death brings the task back
+        self.unsent += TASK.pack(entry.number, entry.place, len(entry.body), entry.lent, *drops, *_NO_DROPS[len(drops) :])
+        if fds or len(self.unsent) >= TASK.size * AT_ONCE:
+            self.flush(fds)
+        for fd in fds:
+            os.close(fd)
+
+    def flush(self, fds: list[int] | None = None) -> None:
+        """Send what was not sent, all at once; never blocks."""
+        message, self.unsent = self.unsent, b""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: its death brings the tasks back
             if fds:
                 socket.send_fds(self.channel, [message], fds)
             else:
                 self.channel.sendall(message)
-        for fd in fds:
-            os.close(fd)
 
-    def answer(self) -> Answer | None:
-        """One message of the worker; None for no message."""
+    def answers(self) -> list[Answer]:
+        """What the worker has sent, some of it at least; none where there is nothing."""
         try:
-            message, fds = receive(self.channel, ANSWER.size, socket.MSG_DONTWAIT)
+            message, fds = receive(self.channel, ANSWER.size * AT_ONCE, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return None
-        if not message:
-            return None
-        number, status, slot, size, start, end = ANSWER.unpack(message)
-        trouble = None
-        if size:  # a new one
-            try:
-                self._map(slot, fds, size)
-            except OSError as error:
-                trouble = error
+            return []
+        answers = []
+        for number, status, slot, size, start, end in ANSWER.iter_unpack(message):
+            trouble = None
+            if size:  # a new one; at most one of those that come together has brought its descriptor
+                try:
+                    self._map(slot, fds, size)
+                except OSError as error:
+                    trouble = error
+            answers.append(Answer(number, status, slot, start, end, trouble))
         for fd in fds:
             os.close(fd)
-        return Answer(number, status, slot, start, end, trouble)
+        return answers
 
     def _map(self, slot: int, fds: list[int], size: int) -> None:
         """Map a slot that the worker has made; where that fails, the worker is told to drop it.

@@ -107,7 +107,7 @@ class Parcel:
         Exception: Whatever pickling raises.
     """
 
-    __slots__ = ("_body", "_buffers")
+    __slots__ = ("_body", "_buffers", "_places")
 
     def __init__(self, value: Any, *, reducers: Mapping[type, Any] | None = None) -> None:
         pickled = io.BytesIO()
@@ -117,29 +117,29 @@ class Parcel:
         pickler.dump(value)
         self._body = pickled.getbuffer()
         self._buffers = [buffer.raw() for buffer in buffers]
+        self._places: list[int] = []
 
     def end(self, memory: memoryview | None = None, start: int = 0) -> int:
-        """Where it would end in ``memory`` if it were written there from ``start`` on; what lies in ``memory`` already stays there."""
+        """Where it ends, written to ``memory`` from ``start`` on; what lies in ``memory`` already stays where it is."""
+        self._places = self._lying(memory)
         end = start + _HEAD.size + _PLACE.size * len(self._buffers) + len(self._body)
-        for raw, place in zip(self._buffers, self._places(memory), strict=True):
-            end = aligned(end) + raw.nbytes if place < 0 else end
+        for number, raw in enumerate(self._buffers):
+            if self._places[number] < 0:
+                self._places[number] = aligned(end)
+                end = aligned(end) + raw.nbytes
         return end
 
     def write(self, memory: memoryview, start: int = 0) -> None:
-        """Write all that does not lie in ``memory`` yet from ``start`` on."""
+        """Write all that does not lie in ``memory`` yet; as `end` was last asked, or to fresh memory."""
         body = start + _HEAD.size + _PLACE.size * len(self._buffers)
-        end = body + len(self._body)
         _HEAD.pack_into(memory, start, len(self._body), len(self._buffers))
-        memory[body:end] = self._body
-        for number, (raw, there) in enumerate(zip(self._buffers, self._places(memory), strict=True)):
-            place = there
-            if place < 0:
-                place = aligned(end)
-                end = place + raw.nbytes
-                memory[place:end] = raw
+        memory[body : body + len(self._body)] = self._body
+        for number, (raw, place) in enumerate(zip(self._buffers, self._places, strict=True)):
             _PLACE.pack_into(memory, start + _HEAD.size + _PLACE.size * number, place, raw.nbytes)
+            if place > start:
+                memory[place : place + raw.nbytes] = raw
 
-    def _places(self, memory: memoryview | None) -> list[int]:
+    def _lying(self, memory: memoryview | None) -> list[int]:
         """Where in ``memory`` each buffer lies, or -1."""
         if memory is None:
             return [-1] * len(self._buffers)
@@ -227,11 +227,10 @@ class SlotMaker:
             OSError: ... and no file descriptor for it.
         """
         start = self._used
-        if self._memory is None or parcel.end(self._memory, start) > len(self._memory):
-            start = 0
-            self._take(parcel.end(), other=True)  # because the buffers may lie in this one
+        if self._memory is None or (end := parcel.end(self._memory, start)) > len(self._memory):
+            start, end = 0, parcel.end()
+            self._take(end, other=True)  # because the buffers may lie in this one
         assert self._memory is not None
-        end = parcel.end(self._memory, start)
         parcel.write(self._memory, start)
         fd, self._fd = self._fd, None
         return self._slot, 0 if fd is None else len(self._memory), start, end, fd

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from penstock._pool import Work
 
+AT_ONCE = 5
+"""Messages that are sent or read together, at most: together under 512 bytes."""
 DROPS = 8
 """Slots that one task message can tell the worker to drop."""
 

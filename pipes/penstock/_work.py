@@ -68,7 +68,7 @@ class MapWork:
                 if not isinstance(task, Indices):
                     return self.map_fn(task)
                 position = int(task.positions[0]) if task.is_batch else task.positions
-                self._begin(Loading(self.seed, task.epoch, [position], [task.plain()]), position)
+                self._begin(Loading(self.seed, task.epoch, [position], [task.plain()], [IDLE]), position)
                 return self.map_fn(task.plain())
         except BaseException as exc:
             annotate(exc, f"while loading {self.name(task, cell[0])}")
@@ -111,16 +111,15 @@ class MapWork:
         fetch = self.map_fn
         assert isinstance(fetch, Fetch)
         faults: list[Fault] = []
-        batch, added, start = fetch.begin(len(task), allocate), 0, 0
+        batch, start = fetch.begin(len(task), allocate), 0
         try:
             for part, value in zip(parts, values, strict=True):
                 marred = value if isinstance(value, Marred) else Marred(value, [], len(value))
                 faults += [fault._replace(row=start + fault.row) for fault in marred.faults]
-                start, added = start + len(part.indices), added + marred.left
-                for one in marred.value or ():
-                    batch.add(one)
+                start += len(part.indices)
+                batch.add(marred.value or [])
             with self._keying.kept(fetch.collate_fn is not None):
-                return self._finished(fetch, task, batch, faults, added)
+                return self._finished(fetch, task, batch, faults)
         except BaseException as exc:
             annotate(exc, f"while loading {self.name(task, IDLE)}")
             raise
@@ -152,7 +151,7 @@ class MapWork:
         if not fetch.has_getitems or not indices:
             load = fetch.dataset.__getitem__
         else:
-            self._begin(Loading(self.seed, task.epoch, positions[:1], [indices]), positions[0])
+            self._begin(Loading(self.seed, task.epoch, positions[:1], [indices], [IDLE]), positions[0])
             try:
                 fetched = fetch.dataset.__getitems__(indices)
             except Exception:
@@ -175,36 +174,38 @@ class MapWork:
         load: Callable[[Any], Any],
         cell: MutableSequence[int],
     ) -> Any:
-        loading = Loading(self.seed, task.epoch, positions, indices)
+        loading = Loading(self.seed, task.epoch, positions, indices, cell)
         current.set(loading)
-        keyed = self._keying.keyed
+        keyed, key, epoch = self._keying.keyed, self._keying.key, task.epoch
         faults: list[Fault] = []
-        added = 0
-        for row, index in enumerate(indices):
-            cell[0] = loading.row = row
-            if keyed:
-                self._keying.key(task.epoch, positions[row])
-            try:
-                one = load(index)
-            except Exception as exc:
-                if self.on_error == "raise":
-                    raise
-                one = self._substitute(exc, loading)
-                faults.append(Fault(row, self.name(task, row), in_words(exc), one is SKIP))
-                if one is SKIP:
-                    continue
-            batch.add(one)
-            added += 1
+        begun, rows = 0, len(indices)
+        while begun < rows:
+            samples: list[Any] = []
+            for row in range(begun, min(rows, begun + batch.step)):
+                cell[0] = row
+                if keyed:
+                    key(epoch, positions[row])
+                try:
+                    samples.append(load(indices[row]))
+                except Exception as exc:
+                    if self.on_error == "raise":
+                        raise
+                    substitute = self._substitute(exc, loading)
+                    faults.append(Fault(row, self.name(task, row), in_words(exc), substitute is SKIP))
+                    if substitute is not SKIP:
+                        samples.append(substitute)
+            begun = row + 1
+            batch.add(samples)
         cell[0] = IDLE
         current.set(None)
-        return self._finished(fetch, task, batch, faults, added)
+        return self._finished(fetch, task, batch, faults)
 
-    def _finished(self, fetch: Fetch, task: Indices, batch: Collation | Listed, faults: list[Fault], added: int) -> Any:
-        if faults and not added:
+    def _finished(self, fetch: Fetch, task: Indices, batch: Collation | Listed, faults: list[Fault]) -> Any:
+        if faults and not batch.added:
             return Marred(None, faults, 0)
         self._key_collate(fetch, task)
         value = batch.finish()
-        return Marred(value, faults, added) if faults else value
+        return Marred(value, faults, batch.added) if faults else value
 
     def _key_collate(self, fetch: Fetch, task: Indices) -> None:
         """A ``collate_fn`` that draws has a key of its own, so that it may be called elsewhere than the samples were loaded."""

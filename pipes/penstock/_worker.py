@@ -33,6 +33,7 @@ from penstock._pool import IDLE, Work
 from penstock._segments import Parcel, SlotMaker, attach, unpack
 from penstock._wire import (
     ANSWER,
+    AT_ONCE,
     ERROR,
     HELLO,
     MOST_FDS,
@@ -117,28 +118,26 @@ class _Server:
         cells = self._area.cells
         self._channel.sendall(ANSWER.pack(0, READY, NO_SLOT, 0, 0, 0))
         while True:
-            message, fds = receive(self._channel, TASK.size)
+            message, fds = receive(self._channel, TASK.size * AT_ONCE)
             if not message:
                 return
-            number, place, nbytes, lent, *drops = TASK.unpack(message)
-            self._slots.drop(drops)
-            if number < cells[Area.WANTED]:
-                for fd in fds:
-                    os.close(fd)
-                self._channel.sendall(ANSWER.pack(number, SKIPPED, NO_SLOT, 0, 0, 0))
-                continue
-            cells[Area.DOING] = number
-            if nbytes > Area.PLACE and not fds:
-                raise OSError(errno.EMFILE, "no room for the task's file descriptor")
-            body = attach(fds[0], nbytes) if fds else self._area.places[place][:nbytes]
+            for number, place, nbytes, lent, *drops in TASK.iter_unpack(message):
+                self._slots.drop(drops)
+                if number < cells[Area.WANTED]:
+                    self._channel.sendall(ANSWER.pack(number, SKIPPED, NO_SLOT, 0, 0, 0))
+                    continue
+                cells[Area.DOING] = number
+                if nbytes > Area.PLACE and not fds:
+                    raise OSError(errno.EMFILE, "no room for the task's file descriptor")
+                body = attach(fds[0], nbytes) if nbytes > Area.PLACE else self._area.places[place][:nbytes]
+                self._slots.begin(self._area.places[place], lent)
+                status, parcel = self._do(work, body)
+                del body
+                self._answer(number, status, parcel)
+                del parcel  # This frame must not keep a result alive while it waits for the next task.
+                cells[Area.DOING] = -1
             for fd in fds:
                 os.close(fd)
-            self._slots.begin(self._area.places[place], lent)
-            status, parcel = self._do(work, body)
-            del body
-            self._answer(number, status, parcel)
-            del parcel  # This frame must not keep a result alive while it waits for the next task.
-            cells[Area.DOING] = -1
 
     def refuse(self, error: BaseException) -> None:
         """Tell the consumer why this worker cannot work."""
