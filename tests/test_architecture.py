@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(penstock.__file__).parent
 
-GROUND = {"_errors", "_pool", "_stats"}
+GROUND = {"_errors", "_pool", "_stats", "_tree"}
 RULES = {
     "_arrays",
     "_current",
     "_deal",
+    "_draws",
     "_fetch",
     "_form",
     "_keying",
@@ -63,7 +64,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(RULES, GROUND),
     "_plans": GROUND | {"_keys"},
     "_takeover": GROUND | {"_orders", "_plans"},
+    "_arrays": GROUND | CONTRACT | {"_draws"},
     "_current": GROUND | {"_keys"},
+    "_draws": GROUND | {"_keys"},
     "_keying": GROUND | {"_keys"},
     "_layout": GROUND | {"_form"},
     **dict.fromkeys(("_fetch", "_work"), GROUND | RULES | CONTRACT),  # a task is an `Indices`
@@ -73,8 +76,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BUSY_ROOMS, CONTRACT | GROUND | RULES | ENGINE_ROOM),
     "_loader": CONTRACT | GROUND | {"_cycle", "_build"},  # _build for type checkers only: the front door hangs from_dataset in
     "_build": BUILD,
+    "_resident": BUILD | {"_build"},
     "_ranks": CONTRACT | GROUND | {"_loader"},
-    "": BUILD | {"_build", "_ranks"},  # the front door, penstock/__init__.py
+    "": BUILD | {"_build", "_ranks", "_resident"},  # the front door, penstock/__init__.py
     "testing": {""},
 }
 INTEGRATIONS = {"integrations.accelerate", "integrations.lightning", "integrations.transformers"}

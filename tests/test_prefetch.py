@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from penstock import ClosedError, Cycler, EndOfEpoch, Mapper, Node, PinMemory, Prefetcher, Sampler, SequentialOrder
-from penstock._pin import can_pin
+from penstock._memory import can_pin
+from penstock._stats import PinStatistics
 
 
 def source(n=5):
@@ -173,7 +174,7 @@ def test_pin_memory_without_an_accelerator_passes_through_and_says_so():
     batch = next(node)
     assert batch.item() == 0
     assert not [thread for thread in threading.enumerate() if thread.name == "penstock-pin"]
-    assert node.statistics() == ()
+    assert node.statistics() == (PinStatistics(pinned=0, already=1),)
 
 
 @pytest.mark.gpu

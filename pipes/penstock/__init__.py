@@ -13,6 +13,8 @@ from penstock._batch import Batcher
 from penstock._build import from_dataset as _from_dataset
 from penstock._current import sample
 from penstock._cycle import Cycler
+from penstock._device import ToDevice
+from penstock._draws import Draws
 from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, StateError, StateMismatch, WorkerDied
 from penstock._fetch import Fetch
 from penstock._iterate import IterableSource
@@ -23,6 +25,7 @@ from penstock._orders import SequentialOrder, ShuffledOrder, TorchOrder, Weighte
 from penstock._pin import PinMemory
 from penstock._prefetch import Prefetcher
 from penstock._ranks import check_ranks
+from penstock._resident import Resident
 from penstock._sample import Sampler, SamplerWrapper
 from penstock._shard import Sharder
 from penstock._tolerance import SKIP
@@ -34,6 +37,7 @@ __all__ = [
     "check_ranks",
     "ClosedError",
     "Cycler",
+    "Draws",
     "EndOfEpoch",
     "Fetch",
     "GraphError",
@@ -46,6 +50,7 @@ __all__ = [
     "PenstockError",
     "PinMemory",
     "Prefetcher",
+    "Resident",
     "sample",
     "SampleError",
     "Sampler",
@@ -56,6 +61,7 @@ __all__ = [
     "SKIP",
     "StateError",
     "StateMismatch",
+    "ToDevice",
     "TorchOrder",
     "WeightedOrder",
     "WorkerDied",

@@ -8,14 +8,59 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from penstock._draws import Draws
+from penstock._tree import leaves, mapped
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._node import Indices
     from penstock._pool import Allocate
 
 Fields = list[torch.Tensor]
 
 
+class Table:
+    """Rows in memory, on any device: a map-style dataset whose batches are gathered.
+
+    Args:
+        fields: A tree of tensors of shape ``(length, ...)``, formed like a batch.
+        length: Rows.
+        augment: Called with each batch and the `Draws` of its samples; what it returns is the batch.
+    """
+
+    def __init__(self, fields: Any, length: int, augment: Callable[[Any, Draws], Any] | None = None) -> None:
+        self.fields = fields
+        self.augment = augment
+        self._length = length
+        self._device: torch.device = next(leaves(fields)).device
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        """One row, as it is kept; ``augment`` sees batches only."""
+        if not -self._length <= index < self._length:
+            raise IndexError(f"index {index} is out of bounds for {self._length} samples")
+        return mapped(self.fields, lambda field: field[index])
+
+    def batch(self, rows: np.ndarray, indices: Indices, seed: int) -> Any:
+        """``rows`` (int64, shape ``(n,)``), which are those of ``indices``."""
+        at = torch.from_numpy(rows).to(self._device)
+        try:
+            batch = mapped(self.fields, lambda field: field.index_select(0, at))
+        except (IndexError, RuntimeError):
+            batch = mapped(self.fields, lambda field: field[at])  # counts negative ones from the end, and says which is out of bounds
+        if self.augment is None:
+            return batch
+        positions = torch.from_numpy(indices.positions).to(self._device)
+        return self.augment(batch, Draws(seed, indices.epoch, positions))
+
+
 def is_arrays(dataset: Any) -> bool:
-    """Whether `gathered` may know how to read ``dataset``: torch's own, with nothing overridden that decides what a sample is."""
+    """Whether `gathered` may know how to read ``dataset``: ours, or torch's own with nothing overridden that decides what a sample is."""
+    if isinstance(dataset, Table):
+        return True
     kind = type(dataset)
     if isinstance(dataset, TensorDataset):
         return kind.__getitem__ is TensorDataset.__getitem__ and not hasattr(dataset, "__getitems__")
@@ -28,19 +73,24 @@ def is_arrays(dataset: Any) -> bool:
     return False
 
 
-def gathered(dataset: Any, indices: np.ndarray, allocate: Allocate) -> Fields | None:
-    """The batch of ``indices`` (int64, shape ``(n,)``), as ``default_collate`` would have made it of the samples.
+def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> Any:
+    """The batch of ``indices``, as ``default_collate`` would have made it of the samples.
 
     None where that takes more than an index: tensors that require grad, or parts that differ in dtype or shape.
 
     Raises:
         IndexError: An index is out of bounds.
     """
+    rows = indices.values
+    while isinstance(dataset, Subset):
+        dataset, rows = dataset.dataset, _chosen(dataset, rows)
+    if isinstance(dataset, Table):
+        return dataset.batch(rows, indices, seed)
     fields = _fields(dataset)
     if fields is None:
         return None
-    out = allocate([((len(indices), *one.shape[1:]), one.dtype) for one in fields]) if fields[0].device.type == "cpu" else None
-    return _into(dataset, indices, out)
+    out = allocate([((len(rows), *one.shape[1:]), one.dtype) for one in fields]) if fields[0].device.type == "cpu" else None
+    return _into(dataset, rows, out)
 
 
 def _fields(dataset: Any) -> Fields | None:
@@ -51,6 +101,8 @@ def _fields(dataset: Any) -> Fields | None:
         return tensors if plain and len({one.device for one in tensors}) == 1 else None
     if isinstance(dataset, Subset):
         return _fields(dataset.dataset)
+    if isinstance(dataset, Table):
+        return None  # within a `ConcatDataset`
     parts = [_fields(part) for part in dataset.datasets]
     first = parts[0]
     if first is None:
@@ -63,9 +115,7 @@ def _fields(dataset: Any) -> Fields | None:
 def _into(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
     """Gather into ``out``, or on the device where the tensors lie."""
     if isinstance(dataset, Subset):
-        table = dataset.indices
-        chosen = table[indices] if isinstance(table, np.ndarray | torch.Tensor) else [table[index] for index in indices.tolist()]
-        return _into(dataset.dataset, np.asarray(chosen, np.int64), out)
+        return _into(dataset.dataset, _chosen(dataset, indices), out)
     if isinstance(dataset, ConcatDataset):
         return _from_parts(dataset, indices, out)
     at = torch.from_numpy(indices)
@@ -100,3 +150,10 @@ def _from_parts(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields
             rows[torch.from_numpy(places).to(rows.device)] = field
     assert out is not None
     return out
+
+
+def _chosen(subset: Subset[Any], indices: np.ndarray) -> np.ndarray:
+    """The indices in the dataset below."""
+    table: Any = subset.indices
+    chosen = table[indices] if isinstance(table, np.ndarray | torch.Tensor) else [table[index] for index in indices.tolist()]
+    return np.asarray(chosen, np.int64)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset
 
+from penstock._arrays import Table
 from penstock._batch import Batcher
 from penstock._cycle import Cycler
+from penstock._device import ToDevice, present
 from penstock._fetch import Fetch
 from penstock._iterate import IterableSource
 from penstock._loader import Loader
@@ -53,6 +55,7 @@ def from_dataset(
     multiprocessing_context: StartMethod | None = None,
     generator: torch.Generator | None = None,
     persistent_workers: bool = True,
+    device: torch.device | str | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     mesh: DeviceMesh | None = None,
@@ -91,6 +94,7 @@ def from_dataset(
         multiprocessing_context: A start method or context; default: multiprocessing's.
         generator: Its initial seed becomes ``seed``. Nothing is drawn from it.
         persistent_workers: Accepted for `DataLoader`'s sake: workers always live as long as the loader.
+        device: Copy batches there ahead of time, see `ToDevice`; default: they stay on the CPU.
         rank: See `Sharder`; looked up at the first batch where it is None.
         world_size: See `Sharder`.
         mesh: See `Sharder`.
@@ -112,6 +116,11 @@ def from_dataset(
     """
     if generator is not None:
         seed = generator.initial_seed() % 2**63
+    device = None if device is None else present(device)
+    if isinstance(dataset, Table) and num_workers:
+        raise ValueError(
+            f"num_workers={num_workers}: a {type(dataset).__name__} dataset lies in memory and needs no workers. Leave it out."
+        )
     _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, endless)
     map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn)
     if isinstance(dataset, IterableDataset | BaseNode):
@@ -144,12 +153,15 @@ def from_dataset(
         worker_init_fn=worker_init_fn,
         seed=seed,
         rekey=rekey,
+        pin_memory=pin_memory or (device is not None and device.type != "cpu"),
         run_ahead=run_ahead,
         max_restarts=max_restarts,
         on_error=on_error,
         max_errors=max_errors,
     )
-    if pin_memory and can_pin():
+    if device is not None:
+        node = ToDevice(node, device, run_ahead=run_ahead)
+    elif pin_memory and can_pin():
         node = PinMemory(node, run_ahead=run_ahead)
     return Loader(node, endless=endless, restart_on_stop_iteration=restart_on_stop_iteration)
 

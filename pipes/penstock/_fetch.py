@@ -48,11 +48,11 @@ class Fetch:
             return self.collate([self.dataset[index] for index in indices])
         return self.batch_of(self.dataset.__getitems__(indices))
 
-    def gathered(self, indices: Indices, allocate: Allocate) -> Any:
+    def gathered(self, indices: Indices, seed: int, allocate: Allocate) -> Any:
         """The batch, where the dataset is arrays; None where a batch of it is more than an index."""
         if not isinstance(indices.values, np.ndarray) or not len(indices.values):
             return None
-        return gathered(self.dataset, indices.values, allocate)
+        return gathered(self.dataset, indices, seed, allocate)
 
     def begin(self, rows: int, allocate: Allocate) -> Collation | Listed:
         """A batch of up to ``rows`` samples, to be added."""

@@ -119,11 +119,12 @@ def _numpy_state(memory: bytes) -> tuple[str, np.ndarray, int, int, float]:
 
 def _word(seed: int, epoch: int, position: int) -> int:
     """64 bits for a key."""
-    return _mixed((_epoch_word(seed, epoch) ^ position) + _GAMMA)
+    return _mixed((epoch_word(seed, epoch) ^ position) + _GAMMA)
 
 
 @lru_cache(maxsize=64)
-def _epoch_word(seed: int, epoch: int) -> int:
+def epoch_word(seed: int, epoch: int) -> int:
+    """64 bits for the keys of an epoch."""
     return _mixed((_mixed(seed + _GAMMA) ^ epoch) + _GAMMA)
 
 

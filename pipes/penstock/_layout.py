@@ -17,6 +17,7 @@ import torch
 
 from penstock._form import Form, OtherStructure, collated
 from penstock._pool import afresh
+from penstock._tree import leaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,14 +124,14 @@ def ordinary(samples: Sequence[Any]) -> Any:
     return filler.finish(len(samples))
 
 
-def nbytes(value: Any) -> float:
-    """Bytes of the tensors and arrays in ``value``; infinitely many where there is anything that is not known here."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(map(nbytes, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(nbytes, value))
-    if isinstance(value, str | bytes):
-        return len(value)
-    return 8 if value is None or isinstance(value, int | float | complex | np.generic) else math.inf
+def nbytes(batch: Any) -> float:
+    """Bytes of the tensors and arrays in ``batch``; infinitely many where there is anything that is not known here."""
+    return sum(map(_leaf_nbytes, leaves(batch)))
+
+
+def _leaf_nbytes(leaf: Any) -> float:
+    if isinstance(leaf, torch.Tensor | np.ndarray):
+        return leaf.nbytes
+    if isinstance(leaf, str | bytes):
+        return len(leaf)
+    return 8 if leaf is None or isinstance(leaf, int | float | complex | np.generic) else math.inf

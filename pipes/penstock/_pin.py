@@ -11,6 +11,8 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from penstock._memory import can_pin
 from penstock._node import Node, State, is_mark
 from penstock._pump import Pump
+from penstock._stats import PinStatistics
+from penstock._tree import leaves
 
 if TYPE_CHECKING:
     from penstock._node import BaseNode
@@ -24,6 +26,8 @@ class PinMemory(Node[T]):
 
     Without an accelerator that has such memory there is nothing to pin for: items pass through unchanged, with one warning and no thread.
 
+    Batches that lie in pinned memory already, as those of a `ParallelMapper` with ``pin_memory=True``, are handed on as they are.
+
     Args:
         source: Batches: tensors, containers of them, and objects with a ``pin_memory()`` method.
         prefetch_factor: Batches kept ready.
@@ -33,10 +37,12 @@ class PinMemory(Node[T]):
     def __init__(self, source: BaseNode[T], prefetch_factor: int = 1, *, run_ahead: bool = True) -> None:
         super().__init__(source)
         self._pump: Pump | None = None
+        self._passed = 0
         if can_pin():
+            self._pin = _Pin(torch.accelerator.current_device_index())
             self._pump = Pump(
                 self.source,
-                convert=_Pin(torch.accelerator.current_device_index()),
+                convert=self._pin,
                 holds=None if run_ahead else is_mark,
                 depth=prefetch_factor,
                 name="penstock-pin",
@@ -52,7 +58,11 @@ class PinMemory(Node[T]):
             self.source.reset(initial_state)
 
     def next(self) -> T:
-        item: T = next(self.source) if self._pump is None else self._pump.next()
+        if self._pump is not None:
+            pinned: T = self._pump.next()
+            return pinned
+        item: T = next(self.source)
+        self._passed += not is_mark(item)
         return item
 
     def get_state(self) -> State:
@@ -76,7 +86,9 @@ class PinMemory(Node[T]):
         self.source.shutdown()
 
     def statistics(self) -> tuple[Any, ...]:
-        return (*self.source.statistics(), *(() if self._pump is None else (self._pump.statistics(),)))
+        if self._pump is None:
+            return (*self.source.statistics(), PinStatistics(0, self._passed))
+        return (*self.source.statistics(), self._pump.statistics(), PinStatistics(self._pin.pinned, self._pin.already))
 
 
 class _Pin:
@@ -85,6 +97,7 @@ class _Pin:
     def __init__(self, device: int) -> None:
         self.device = device
         self.ready = False
+        self.pinned = self.already = 0
 
     def __call__(self, item: Any) -> Any:
         if is_mark(item):
@@ -93,4 +106,9 @@ class _Pin:
             torch.accelerator.set_device_index(self.device)
             torch.set_num_threads(1)
             self.ready = True
+        here = [leaf.is_pinned() if isinstance(leaf, torch.Tensor) else not hasattr(leaf, "pin_memory") for leaf in leaves(item)]
+        if all(here):
+            self.already += 1
+            return item
+        self.pinned += 1
         return pin_memory(item)  # type: ignore[no-untyped-call]

@@ -64,3 +64,17 @@ class SampleStatistics:
     failed: int
     skipped: int
     last: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PinStatistics:
+    """What a `PinMemory` has found to do.
+
+    Attributes:
+        pinned: Batches that it has copied to pinned memory.
+        already: Batches that lay there already, or for which there was nothing to pin.
+    """
+
+    pinned: int
+    already: int

@@ -137,7 +137,7 @@ class MapWork:
             self._tell(task.epoch)
         if fetch.is_arrays and task.is_batch:
             with contextlib.nullcontext() if self.on_error == "raise" else contextlib.suppress(Exception):
-                batch = fetch.gathered(task, allocate)
+                batch = fetch.gathered(task, self.seed, allocate)
                 if batch is not None:
                     return batch
         many = task.is_batch and not fetch.has_getitems and len(task) >= _MANY

@@ -1,0 +1,165 @@
+"""ToDevice: batches on the device before they are asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from penstock._memory import can_pin
+from penstock._node import Node, State, is_mark
+from penstock._pump import Pump
+from penstock._tree import leaves, mapped
+
+if TYPE_CHECKING:
+    from penstock._node import BaseNode
+
+T = TypeVar("T", covariant=True)
+
+
+@final
+class ToDevice(Node[T]):
+    """Copy batches to ``device`` ahead of the consumer, on a stream of their own, so that the copy goes on while the device computes.
+
+    Each batch is pinned (unless it is already), copied without blocking, and handed out at once: the consumer's current stream waits
+    for the copy, the consumer does not. Its memory is not used again before that stream has done with it. A batch on its way counts
+    as not delivered. On a device without streams of its own (MPS) copies are plain; on the CPU nothing is done at all.
+
+    Args:
+        source: Batches: tensors, dicts, lists, tuples, dataclasses of them, and objects with a ``to(device)``; all else stays as it is.
+        device: Such as ``"cuda"``, ``"cuda:1"``, ``"xpu"``, ``"mps"``, ``"cpu"``; without an index, the current one of the thread that
+            builds this node.
+        prefetch_factor: Batches ready on the device; its memory holds up to ``prefetch_factor + 2`` of them.
+        run_ahead: Read into the next epoch before it is asked for.
+
+    Raises:
+        ValueError: This machine has no such device.
+    """
+
+    def __init__(self, source: BaseNode[T], device: torch.device | str, prefetch_factor: int = 2, *, run_ahead: bool = True) -> None:
+        super().__init__(source)
+        if isinstance(prefetch_factor, bool) or not isinstance(prefetch_factor, int) or prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor={prefetch_factor!r} must be a whole number of at least 1.")
+        self.device = present(device)
+        self._pump: Pump | None = None
+        if self.device.type != "cpu":
+            self._pump = Pump(
+                self.source,
+                convert=_Mover(self.device),
+                holds=None if run_ahead else is_mark,
+                depth=prefetch_factor,
+                name="penstock-device",
+            )
+
+    def reset(self, initial_state: State | None = None) -> None:
+        super(Node, self).reset(initial_state)
+        if self._pump is not None:
+            self._pump.reset(initial_state)
+        else:
+            self.source.reset(initial_state)
+
+    def next(self) -> T:
+        item: Any = next(self.source) if self._pump is None else self._pump.next()
+        return item.arrived() if isinstance(item, _Moved) else item  # type: ignore[no-any-return]
+
+    def take(self, n: int, *, every: int = 1, first: int = 0) -> Any:
+        raise TypeError("a ToDevice stands behind the data level; put Sharder and Batcher below it.")
+
+    def get_state(self) -> State:
+        return self.source.get_state() if self._pump is None else self._pump.state
+
+    def start_of(self, epoch: int) -> State | None:
+        return self.source.start_of(epoch)
+
+    def remaining(self, state: State | None = None) -> int | None:
+        return self.source.remaining(self.get_state() if state is None else state)
+
+    def interrupt(self) -> None:
+        if self._pump is None:
+            self.source.interrupt()
+        else:
+            self._pump.interrupt()
+
+    def shutdown(self) -> None:
+        if self._pump is not None:
+            self._pump.shutdown()
+        self.source.shutdown()
+
+    def statistics(self) -> tuple[Any, ...]:
+        return (*self.source.statistics(), *(() if self._pump is None else (self._pump.statistics(),)))
+
+
+def present(device: torch.device | str) -> torch.device:
+    """``device``, with an index where its kind has any.
+
+    Raises:
+        ValueError: This machine has no such device.
+    """
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is not a device of torch: {error}") from error
+    found = ["cpu"]
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is not None:
+        found += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
+    if wanted.type == "cpu":
+        return torch.device("cpu")
+    if wanted.index is None and accelerator is not None and wanted.type == accelerator.type:
+        wanted = torch.device(wanted.type, torch.accelerator.current_device_index())
+    if str(wanted) not in found:
+        raise ValueError(f"device={str(device)!r} is not there. This machine has: {', '.join(found)}.")
+    return wanted
+
+
+class _Moved(NamedTuple):
+    """A batch on its way to ``device``: ``event`` happens when ``tensors`` have arrived; None where there are no streams."""
+
+    batch: Any
+    device: torch.device
+    tensors: list[torch.Tensor]
+    event: Any
+
+    def arrived(self) -> Any:
+        """The batch, for use on the current stream: that waits for the copy, and its memory for that.
+
+        Objects with a ``to`` of their own are moved only now, because nobody else can say which tensors are in them.
+        """
+        if self.event is not None:
+            stream = torch.get_device_module(self.device).current_stream(self.device)
+            stream.wait_event(self.event)
+            for tensor in self.tensors:
+                tensor.record_stream(stream)
+        return mapped(self.batch, self._moved_whole)
+
+    def _moved_whole(self, leaf: Any) -> Any:
+        to = None if isinstance(leaf, torch.Tensor | type) else getattr(leaf, "to", None)
+        return to(self.device) if callable(to) else leaf
+
+
+class _Mover:
+    """Starts the copy of a batch; in the pump's thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pins = can_pin()
+        self._streams: Any = torch.get_device_module(device)
+        self._stream: Any = None
+
+    def __call__(self, item: Any) -> Any:
+        if is_mark(item):
+            return item
+        if not hasattr(self._streams, "Stream"):
+            return _Moved(mapped(item, self._moved), self._device, [], None)
+        if self._stream is None:
+            self._streams.set_device(self._device)
+            self._stream = self._streams.Stream(self._device)
+        pinned = pin_memory(item) if self._pins else item  # type: ignore[no-untyped-call]
+        with self._streams.stream(self._stream):
+            batch = mapped(pinned, self._moved)
+            event = self._stream.record_event()
+        return _Moved(batch, self._device, [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)], event)
+
+    def _moved(self, leaf: Any) -> Any:
+        return leaf.to(self._device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
