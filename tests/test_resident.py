@@ -51,7 +51,7 @@ def assert_same(one: object, other: object) -> None:
 @pytest.mark.parametrize("ranks", [None, (0, 2), (1, 2)])
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2}])
 def test_batches_are_the_ordinary_loaders(how, ranks):
-    """Value for value over three epochs, on each of two ranks, and the states too. Seen to fail with rows put one place further."""
+    """Value for value over three epochs, on each of two ranks, and the states too. Seen to fail with rows put in reverse."""
     ranked = {} if ranks is None else {"rank": ranks[0], "world_size": ranks[1]}
     with loader(resident(**how), **ranked) as held, loader(Samples(), **ranked) as ordinary:
         for _ in range(3):

@@ -18,7 +18,6 @@ any thread, interrupts first and then takes the lock. A forked child of the cons
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import pickle
@@ -38,7 +37,7 @@ from penstock._stats import ProcessStatistics
 from penstock._wire import READY, REFUSED, SKIPPED, VALUE, Area, Setup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from multiprocessing.context import BaseContext
 
     from penstock._seat import Answer
@@ -165,13 +164,18 @@ class Engine:
 
     # The event loop.
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _changing(self) -> Engine:
+        """For a ``with`` statement around every change: what an exception (Ctrl-C) came out of the middle of is mended before the next one."""
         if self._torn:
             self._mend()
         self._torn = True
-        yield
-        self._torn = False
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._torn = kind is not None
 
     def _turn(self, patience: float | None) -> None:
         """Wait up to ``patience`` seconds (None: for ever) for anything to happen, and deal with all that has."""

@@ -10,6 +10,7 @@ import logging
 import threading
 import weakref
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
@@ -49,7 +50,7 @@ def carved(memory: np.ndarray, specs: Sequence[Spec]) -> list[torch.Tensor]:
     """Tensors that are views of ``memory`` (uint8), one after another, and keep it alive."""
     tensors, start = [], 0
     for shape, dtype in specs:
-        tensors.append(tensor_over(memory, start, shape, str(dtype)[6:]))
+        tensors.append(tensor_over(memory, start, shape, dtype_name(dtype)))
         start += aligned(_nbytes(shape, dtype))
     return tensors
 
@@ -57,8 +58,8 @@ def carved(memory: np.ndarray, specs: Sequence[Spec]) -> list[torch.Tensor]:
 def tensor_over(memory: Any, start: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     """A tensor at ``start`` of ``memory`` (an array of uint8)."""
     # Shaped in NumPy where it has the type, because a tensor made by `view` would answer `_is_view()` with yes.
-    if dtype in _IN_NUMPY:
-        return torch.from_numpy(np.ndarray(shape, _IN_NUMPY[dtype], memory, start))
+    if dtype in IN_NUMPY:
+        return torch.from_numpy(np.ndarray(shape, IN_NUMPY[dtype], memory, start))
     named: torch.dtype = getattr(torch, dtype)
     nbytes = _nbytes(shape, named)
     if not nbytes:
@@ -66,10 +67,16 @@ def tensor_over(memory: Any, start: int, shape: tuple[int, ...], dtype: str) -> 
     return torch.from_numpy(np.ndarray(nbytes, np.uint8, memory, start)).view(named).reshape(shape)
 
 
-_IN_NUMPY = {
+IN_NUMPY = {
     name: np.dtype(name)
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
 }
+
+
+@lru_cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """Such as ``"float32"``."""
+    return str(dtype)[6:]
 
 
 def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

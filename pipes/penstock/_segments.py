@@ -14,6 +14,7 @@ the pool.
 from __future__ import annotations
 
 import copyreg
+import ctypes
 import errno
 import io
 import os
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from penstock._memory import NO_SLOT, aligned, carved, carved_bytes, tensor_over
+from penstock._memory import IN_NUMPY, NO_SLOT, aligned, carved, carved_bytes, dtype_name, tensor_over
 from penstock._pool import afresh
 
 if TYPE_CHECKING:
@@ -161,8 +162,8 @@ def unpack(memory: Any, start: int = 0) -> Any:
 
 
 def _address(memory: memoryview) -> int:
-    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-    return address
+    """Where it begins; -1 where it is read-only, and so not ours."""
+    return -1 if memory.readonly else ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
@@ -170,11 +171,13 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     more = tensor.requires_grad or tensor.is_quantized or tensor.__dict__
     if more or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+    if dtype_name(tensor.dtype) in IN_NUMPY and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return _build_tensor, (pickle.PickleBuffer(cast("Any", tensor.numpy())), dtype_name(tensor.dtype), tuple(tensor.shape))
     try:
         flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
     except RuntimeError:  # a dtype without bytes of its own, a tensor without storage
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-    return _build_tensor, (pickle.PickleBuffer(cast("Any", flat)), str(tensor.dtype)[6:], tuple(tensor.shape))
+    return _build_tensor, (pickle.PickleBuffer(cast("Any", flat)), dtype_name(tensor.dtype), tuple(tensor.shape))
 
 
 def _build_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
