@@ -23,6 +23,7 @@ PACKAGE = Path(penstock.__file__).parent
 GROUND = {"_errors", "_pool", "_stats", "_tree"}
 RULES = {
     "_arrays",
+    "_cache_record",
     "_current",
     "_deal",
     "_draws",
@@ -38,6 +39,7 @@ RULES = {
     "_work",
 }
 ENGINE_ROOM = {
+    "_cache_files",
     "_crew",
     "_engine",
     "_failure",
@@ -76,9 +78,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BUSY_ROOMS, CONTRACT | GROUND | RULES | ENGINE_ROOM),
     "_loader": CONTRACT | GROUND | {"_cycle", "_build"},  # _build for type checkers only: the front door hangs from_dataset in
     "_build": BUILD,
+    "_cached": GROUND | RULES | ENGINE_ROOM,
     "_resident": BUILD | {"_build"},
     "_ranks": CONTRACT | GROUND | {"_loader"},
-    "": BUILD | {"_build", "_ranks", "_resident"},  # the front door, penstock/__init__.py
+    "": BUILD | {"_build", "_cached", "_ranks", "_resident"},  # the front door, penstock/__init__.py
     "testing": {""},
 }
 INTEGRATIONS = {"integrations.accelerate", "integrations.lightning", "integrations.transformers"}

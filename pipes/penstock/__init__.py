@@ -11,6 +11,7 @@ Everything random is a pure function of (seed, epoch, position), so a checkpoint
 
 from penstock._batch import Batcher
 from penstock._build import from_dataset as _from_dataset
+from penstock._cached import Cached
 from penstock._current import sample
 from penstock._cycle import Cycler
 from penstock._device import ToDevice
@@ -34,6 +35,7 @@ Loader.from_dataset = staticmethod(_from_dataset)
 
 __all__ = [
     "Batcher",
+    "Cached",
     "check_ranks",
     "ClosedError",
     "Cycler",
