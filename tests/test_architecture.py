@@ -58,7 +58,7 @@ ENGINE_ROOM = {
 CONTRACT = {"_node"}
 QUIET_ROOMS = {"_batch", "_cycle", "_iterate", "_shard"}
 BUSY_ROOMS = {"_device", "_map", "_pin", "_prefetch", "_sample"}
-BUILD = GROUND | RULES | ENGINE_ROOM | CONTRACT | QUIET_ROOMS | BUSY_ROOMS | {"_loader"}
+BUILD = GROUND | RULES | ENGINE_ROOM | CONTRACT | QUIET_ROOMS | BUSY_ROOMS | {"_loader", "_saved"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(GROUND, GROUND),
@@ -76,7 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CONTRACT, GROUND),
     **dict.fromkeys(QUIET_ROOMS, CONTRACT | GROUND | RULES),
     **dict.fromkeys(BUSY_ROOMS, CONTRACT | GROUND | RULES | ENGINE_ROOM),
-    "_loader": CONTRACT | GROUND | {"_cycle", "_build"},  # _build for type checkers only: the front door hangs from_dataset in
+    "_saved": CONTRACT | GROUND,
+    "_loader": CONTRACT | GROUND | {"_cycle", "_build", "_saved"},  # _build for type checkers only: the front door hangs from_dataset in
     "_build": BUILD,
     "_cached": GROUND | RULES | ENGINE_ROOM,
     "_resident": BUILD | {"_build"},

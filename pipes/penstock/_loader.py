@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import operator
 import os
-import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
@@ -20,6 +19,7 @@ from penstock._cycle import Cycler
 from penstock._errors import ClosedError, GraphError, StateError, StateMismatch
 from penstock._node import EndOfEpoch, Indices, Node, State, epoch_of
 from penstock._pool import PATIENCE_S, closing_within
+from penstock._saved import FORMAT, KEY, differences, epoch_in, parsed, warn_of_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from penstock._node import BaseNode
 
 T = TypeVar("T", covariant=True)
-
-FORMAT = 1
-"""Of the saved state. It changes when an older state could no longer be read rightly."""
-
-KEY = "penstock"
-"""The one key of `Loader.state_dict`."""
 
 
 @final
@@ -188,16 +182,16 @@ class Loader(Generic[T]):
             ClosedError: After `close`.
         """
         self._check_open()
-        state = _parsed(state_dict)
-        differences = _differences(state["settings"], self._own_settings())
-        if differences and strict:
+        state = parsed(state_dict)
+        changed = differences(state["settings"], self._own_settings())
+        if changed and strict:
             raise StateMismatch(
-                "this state was saved under other settings: " + "; ".join(differences) + ". Load it with the settings it was saved under, "
+                "this state was saved under other settings: " + "; ".join(changed) + ". Load it with the settings it was saved under, "
                 "or with strict=False to start the next epoch under the new ones."
             )
-        if differences:
-            inner = self._start_of(_epoch_in(state["state"]) + 1)
-            _warn_of_start(differences, epoch_of(inner))
+        if changed:
+            inner = self._start_of(epoch_in(state["state"]) + 1)
+            warn_of_start(changed, epoch_of(inner))
         else:
             inner = state["state"]
             self.root.check(inner)
@@ -418,7 +412,7 @@ class Loader(Generic[T]):
 
     def _start_of(self, epoch: int) -> State:
         state = self.root.start_of(epoch)
-        if not isinstance(state, dict) or _epoch_in(state) != epoch:
+        if not isinstance(state, dict) or epoch_in(state) != epoch:
             raise GraphError(f"{type(self.root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.")
         return state
 
@@ -466,55 +460,3 @@ class _Epoch(Generic[T]):
         except StopIteration:
             self._ended = True
             raise
-
-
-def _parsed(state_dict: Any) -> dict[str, Any]:
-    """The JSON of a saved state, with all that can be said about it without the graph."""
-    if not isinstance(state_dict, dict) or not isinstance(state_dict.get(KEY), str):
-        came = f"a dict with the keys {list(state_dict)!r:.200}" if isinstance(state_dict, dict) else type(state_dict).__name__
-        raise StateError(
-            f"a state of penstock is a dict with the one key {KEY!r} and a JSON text, and {came} came. Save what loader.state_dict() returns."
-        )
-    text = state_dict[KEY]
-    try:
-        state = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as exc:
-        raise StateError(f"the text of this state is not JSON ({exc}): {text!r:.80}. It is damaged; load an older one.") from exc
-    if not isinstance(state, dict) or state.get("format") != FORMAT or isinstance(state.get("format"), bool):
-        number = state.get("format") if isinstance(state, dict) else state
-        raise StateError(f"this state has the format {number!r:.80}, and this version of penstock reads format {FORMAT}.")
-    for key in ("settings", "state"):
-        if not isinstance(state.get(key), dict):
-            raise StateError(f"this state has no {key!r}: it is damaged; load an older one.")
-    return state
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _epoch_in(state: State) -> int:
-    try:
-        epoch = epoch_of(state)
-    except (KeyError, TypeError) as exc:
-        raise StateError("this state has no 'epoch': it is damaged; load an older one.") from exc
-    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**62:
-        raise StateError(f"'epoch' of a state must be a whole number from 0, and {epoch!r:.80} came.")
-    return epoch
-
-
-def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The settings that differ, in words."""
-    nothing = object()
-    return [
-        f"{key} was {saved.get(key, 'not there')!r:.80} and is {now.get(key, 'not there')!r:.80}"
-        for key in sorted({*saved, *now})
-        if saved.get(key, nothing) != now.get(key, nothing)
-    ]
-
-
-def _warn_of_start(differences: list[str], epoch: int) -> None:
-    warnings.warn(
-        f"strict=False: this state was saved under other settings ({'; '.join(differences)}), so loading starts at epoch {epoch}.",
-        stacklevel=3,
-    )
