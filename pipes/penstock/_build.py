@@ -62,7 +62,7 @@ def from_dataset(
     split: Literal["items", "within"] = "items",
     tail: Tail = "pad",
     plan_ahead: bool = True,
-    rekey: bool = True,
+    rekey: bool | Literal["always"] = True,
     run_ahead: bool = True,
     max_restarts: int | None = None,
     on_error: OnError = "raise",

@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from penstock._launch import ByContext, ByZygote, Launcher, preload
+from penstock._memory import Crowd
 from penstock._seat import Seat
 from penstock._worker import no_ctrl_c
 
@@ -42,6 +43,7 @@ class Crew:
         self._places = places
         self._context = context
         self._serial = 0
+        self._crowd = Crowd()
         self._launcher: Launcher | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None  # read here, written by `wake`
 
@@ -82,7 +84,7 @@ class Crew:
         """
         assert self._launcher is not None
         self._serial += 1
-        with Seat.taken(self._serial, worker, self._places, *self._launcher.greeting()) as (seat, theirs):
+        with Seat.taken(self._serial, worker, self._places, self._crowd, *self._launcher.greeting()) as (seat, theirs):
             with no_ctrl_c():
                 seat.pid = self._launcher.launch(seat.serial, worker, theirs)
             self.seats[seat.channel.fileno()] = seat
@@ -176,5 +178,11 @@ def _disown_all() -> None:
     _crews.clear()
 
 
+def _retire_all() -> None:
+    for crew in list(_crews):
+        for seat in list(crew.seats.values()):
+            seat.slots.retire_viewed()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_all)
+    os.register_at_fork(before=_retire_all, after_in_child=_disown_all)

@@ -113,6 +113,9 @@ def changing(dataset: Any) -> list[Any]:
 
 def _has_getitems(dataset: Any) -> bool:
     """Whether ``__getitems__`` is worth a call: `Subset` has one that only loops where the dataset below has none."""
-    while type(dataset).__getitem__ is Subset.__getitem__ if isinstance(dataset, Subset) else False:
+    while isinstance(dataset, Subset) and (type(dataset).__getitem__, type(dataset).__getitems__) == (
+        Subset.__getitem__,
+        Subset.__getitems__,
+    ):
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))

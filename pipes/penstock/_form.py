@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -29,6 +30,16 @@ def collated(samples: Any) -> Any:
         torch_worker._worker_info = info
 
 
+def ordinary(samples: Sequence[Any]) -> Any:
+    """The batch of ``samples``, each field of it made by ``default_collate``."""
+    filler = Form(samples[0], in_place=False).root.filler(iter(()))
+    try:
+        filler.add(samples)
+    except OtherStructure:
+        return collated(samples)
+    return filler.finish(len(samples))
+
+
 class OtherStructure(Exception):
     """Samples whose containers differ from what the form says."""
 
@@ -48,26 +59,34 @@ class Form:
 
     def __init__(self, sample: Any, *, in_place: bool = True) -> None:
         self.specs: list[Spec] = []
-        self.root = self._learned(sample, in_place)
+        self.root = self._learned(sample, in_place, list)
         row_bytes = sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in self.specs)
         self.step = max(1, AT_ONCE // max(1, row_bytes))
 
-    def _learned(self, sample: Any, in_place: bool) -> Field:
-        kind = type(sample)
-        parts: dict[Any, Any] | None = None
-        if kind is dict:
-            parts = sample
-        elif kind in (list, tuple) or (isinstance(sample, tuple) and hasattr(sample, "_fields")):
-            parts = dict(enumerate(sample))
-        elif dataclasses.is_dataclass(kind):
-            parts = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+    def _learned(self, sample: Any, in_place: bool, column: type) -> Field:
+        parts = _parts(sample)
         if parts is not None:
-            return _Container(kind, list(parts), [self._learned(part, in_place) for part in parts.values()])
+            inner = (
+                list if type(sample) is dict or dataclasses.is_dataclass(sample) else tuple
+            )  # as `default_collate` has it: strings show it
+            return _Container(type(sample), list(parts), [self._learned(part, in_place, inner) for part in parts.values()])
         spec = _spec(sample) if in_place else None
         if spec is None:
-            return _Loose()
+            return _Loose(column)
         self.specs.append(spec)
-        return _Rows(kind, sample.dtype if isinstance(sample, np.ndarray | np.generic) else None, *spec)
+        return _Rows(type(sample), sample.dtype if isinstance(sample, np.ndarray | np.generic) else None, *spec, column)
+
+
+def _parts(sample: Any) -> dict[Any, Any] | None:
+    """What a container of ours holds; None for what is a leaf."""
+    kind = type(sample)
+    if kind is dict:
+        return cast("dict[Any, Any]", sample)
+    if kind in (list, tuple) or (isinstance(sample, tuple) and hasattr(sample, "_fields")):
+        return dict(enumerate(sample))
+    if dataclasses.is_dataclass(kind) and not isinstance(sample, Mapping):
+        return {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+    return None
 
 
 def _spec(sample: Any) -> Spec | None:
@@ -132,13 +151,14 @@ def _numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 class _Loose:
-    """A field that is kept until all of it is there, and then collated the ordinary way. Nothing to learn: its own filler."""
+    """A field that is kept until all of it is there, and then collated the ordinary way; its own filler."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type) -> None:
+        self.kind = kind  # of the column that `default_collate` is handed: strings come out as they went in
         self.column: list[Any] = []
 
     def filler(self, memory: Iterator[torch.Tensor]) -> _Loose:
-        return _Loose()
+        return _Loose(self.kind)
 
     def add(self, column: Sequence[Any]) -> None:
         self.column.extend(column)
@@ -147,10 +167,18 @@ class _Loose:
         return self.column[row]
 
     def astray(self) -> bool:
-        return False
+        """Whether it would be something else now."""
+        return _parts(self.column[0]) is not None or _spec(self.column[0]) is not None
 
     def finish(self, rows: int) -> Any:
-        return collated(self.column)
+        if _parts(self.column[0]) is not None:
+            return ordinary(self.column)
+        return collated(self.kind(map(_forward, self.column)))
+
+
+def _forward(one: Any) -> Any:
+    """An array that runs backwards, which torch does not take, the other way; anything else as it is."""
+    return np.ascontiguousarray(one) if type(one) is np.ndarray and min(one.strides, default=0) < 0 else one
 
 
 class _Rows:
@@ -159,11 +187,12 @@ class _Rows:
     ``numpy_dtype`` is that of the samples, where they have one; shape and ``dtype`` are a row's.
     """
 
-    def __init__(self, kind: type, numpy_dtype: np.dtype[Any] | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, kind: type, numpy_dtype: np.dtype[Any] | None, shape: tuple[int, ...], dtype: torch.dtype, column: type) -> None:
         self.kind = kind
         self.numpy_dtype = numpy_dtype
         self.shape = shape
         self.dtype = dtype
+        self.column = column
         self.write = self._tensors if kind is torch.Tensor else self._arrays if kind is np.ndarray else self._numbers
 
     def filler(self, memory: Iterator[torch.Tensor]) -> _InPlace:
@@ -214,7 +243,7 @@ class _InPlace:
                 self._field.write(column, self._memory if len(column) == len(self._memory) else self._memory[self._written : end])
             except (TypeError, ValueError, RuntimeError, OverflowError):
                 rows = [self.row(row) for row in range(self._written)]
-                self._loose = _Loose()
+                self._loose = _Loose(self._field.column)
                 self._loose.add(rows)
             else:
                 self._written = end
@@ -286,8 +315,12 @@ class _Parts:
     def __init__(self, field: _Container, parts: list[Filler]) -> None:
         self._field = field
         self._parts = parts
+        self._begun = False
 
     def add(self, column: Sequence[Any]) -> None:
+        if not self._begun and self._field.kind is dict and list(column[0]) != self._field.keys:
+            raise OtherStructure  # the first sample's keys are the batch's, in their order
+        self._begun = True
         for part, its_column in zip(self._parts, self._field.columns(column), strict=True):
             part.add(its_column)
 

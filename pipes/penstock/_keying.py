@@ -23,24 +23,25 @@ class Keying:
     """Keys ``random``, ``numpy.random`` and torch's CPU generator for each sample, in 7 us; or sees to it that nothing draws from them.
 
     Few datasets do draw. So once some batches have not, they are loaded without keys, and the generators compared before and after.
-    A batch that does draw after all is loaded once more, with keys, and so are all that follow: what a sample is never depends on
-    which of these ways it went. One thread at a time.
+    A batch that does draw after all is loaded once more, with keys, and so are all that follow: what a sample is does not depend on
+    which of these ways it went. What only looks at a generator (``torch.initial_seed()``), or puts it back behind itself
+    (``torch.random.fork_rng``), is not seen: for that there is ``calm=None``. One thread at a time.
 
     Args:
         seed: Of the random numbers of samples.
         on: Whether any of this happens.
-        calm: After how many batches.
+        calm: After how many batches; None: never.
 
     Attributes:
         keyed: Whether samples that are being loaded now must be keyed.
     """
 
-    def __init__(self, seed: int, on: bool, *, calm: int = CALM) -> None:
+    def __init__(self, seed: int, on: bool, *, calm: int | None = CALM) -> None:
         self.keyed = on
         self._seed = seed
         self._on = on
-        self._needed = calm
-        self._calm: int | None = 0  # batches in a row that drew nothing; None: one did
+        self._needed = calm or 0
+        self._calm: int | None = None if calm is None else 0  # batches in a row that drew nothing; None: one did
         self._watch = Watch()
         self._seen: States | None = None  # where they stood at the last look, without keys
         self._last = 0, 0

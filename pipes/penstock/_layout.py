@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
-from penstock._form import Form, OtherStructure, collated
+from penstock._form import Form, OtherStructure, ordinary
 from penstock._pool import afresh
 from penstock._tree import leaves
 
@@ -114,22 +114,14 @@ class Collation:
                 self._loose = [*(self._filler.row(row) for row in range(self.added)), *samples]
 
 
-def ordinary(samples: Sequence[Any]) -> Any:
-    """The batch of ``samples``, each field of it made by ``default_collate``."""
-    filler = Form(samples[0], in_place=False).root.filler(iter(()))
-    try:
-        filler.add(samples)
-    except OtherStructure:
-        return collated(samples)
-    return filler.finish(len(samples))
-
-
 def nbytes(batch: Any) -> float:
     """Bytes of the tensors and arrays in ``batch``; infinitely many where there is anything that is not known here."""
     return sum(map(_leaf_nbytes, leaves(batch)))
 
 
 def _leaf_nbytes(leaf: Any) -> float:
+    if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+        return math.inf
     if isinstance(leaf, torch.Tensor | np.ndarray):
         return leaf.nbytes
     if isinstance(leaf, str | bytes):

@@ -41,10 +41,13 @@ class Mapper(Node[T]):
         source: The items.
         map_fn: A `Fetch`, or any callable of one value; never called for a mark.
         seed: Of the random numbers of samples; default: that of the order.
-        rekey: Key the global generators of ``random``, ``numpy.random`` and torch for each sample; the caller's are restored.
+        rekey: Key the global generators of ``random``, ``numpy.random`` and torch for each sample; the caller's are restored. See
+            `ParallelMapper`.
     """
 
-    def __init__(self, source: BaseNode[Any], map_fn: Callable[[Any], T], *, seed: int | None = None, rekey: bool = True) -> None:
+    def __init__(
+        self, source: BaseNode[Any], map_fn: Callable[[Any], T], *, seed: int | None = None, rekey: bool | Literal["always"] = True
+    ) -> None:
         super().__init__(source)
         self.map_fn = map_fn
         self._work = MapWork(map_fn, self.source.settings().get("seed", 0) if seed is None else seed, rekey)
@@ -122,7 +125,9 @@ class ParallelMapper(Node[T]):
         worker_init_fn: Called with the worker's number in each worker process as it starts.
         seed: Of the random numbers of samples; default: that of the order.
         rekey: Key the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
-            inline; in threads they are never touched.
+            inline; in threads they are never touched. Where nothing draws from them, keys are left out after some batches, and a batch
+            that does draw is loaded once more. ``"always"``: for samples that only look at a generator (``torch.initial_seed()``) or
+            put it back behind themselves (``torch.random.fork_rng``), which is not seen.
         pin_memory: Where there is an accelerator, make batches in page-locked memory at once; not in worker processes.
         run_ahead: Work on the next epoch before it is asked for.
         max_restarts: How many worker processes may die and be replaced before `WorkerDied`, all of them together; default 8, or
@@ -152,7 +157,7 @@ class ParallelMapper(Node[T]):
         timeout: float | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         seed: int | None = None,
-        rekey: bool = True,
+        rekey: bool | Literal["always"] = True,
         pin_memory: bool = False,
         run_ahead: bool = True,
         max_restarts: int | None = None,
@@ -183,7 +188,7 @@ class ParallelMapper(Node[T]):
         self._timeout = timeout
         self._run_ahead = run_ahead
         self._tolerance = None if on_error == "raise" else Tolerance(max_errors)
-        work = self._work = MapWork(map_fn, seed, rekey and not (method == "thread" and num_workers), on_error)
+        work = self._work = MapWork(map_fn, seed, False if method == "thread" and num_workers else rekey, on_error)
         self._window = max_concurrent if max_concurrent is not None else num_workers * (prefetch_factor or _FEW)
         self._undecided = max_concurrent is None and prefetch_factor is None  # whether many items may be in work
 
@@ -353,7 +358,7 @@ class ParallelMapper(Node[T]):
 
     def _submitted(self, pool: Pool, item: Any) -> Job | _Split:
         """``item`` handed to the workers; to all of them at once where they have nothing else, so that it does not take one its whole time."""
-        parts = self._work.parts(item, self.num_workers) if self._open == 1 else []
+        parts = self._work.parts(item, self.num_workers, here=isinstance(pool, ThreadPool)) if self._open == 1 else []
         if len(parts) < 2:
             return pool.submit(item)
         work, allocate = self._work, self._allocate

@@ -50,21 +50,23 @@ def carved(memory: np.ndarray, specs: Sequence[Spec]) -> list[torch.Tensor]:
     """Tensors that are views of ``memory`` (uint8), one after another, and keep it alive."""
     tensors, start = [], 0
     for shape, dtype in specs:
-        tensors.append(tensor_over(memory, start, shape, dtype_name(dtype)))
-        start += aligned(_nbytes(shape, dtype))
+        nbytes = _nbytes(shape, dtype)
+        tensors.append(tensor_over(memory[start : start + nbytes], shape, dtype_name(dtype)))
+        start += aligned(nbytes)
     return tensors
 
 
-def tensor_over(memory: Any, start: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """A tensor at ``start`` of ``memory`` (an array of uint8)."""
+def tensor_over(memory: Any, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """A tensor whose bytes are ``memory``: an array of uint8 that is a *slice*.
+
+    Not the `SlotView` itself: NumPy, which shortens the chain of bases, would reach through it to what lies below.
+    """
     # Shaped in NumPy where it has the type, because a tensor made by `view` would answer `_is_view()` with yes.
     if dtype in IN_NUMPY:
-        return torch.from_numpy(np.ndarray(shape, IN_NUMPY[dtype], memory, start))
-    named: torch.dtype = getattr(torch, dtype)
-    nbytes = _nbytes(shape, named)
-    if not nbytes:
-        return torch.empty(shape, dtype=named)
-    return torch.from_numpy(np.ndarray(nbytes, np.uint8, memory, start)).view(named).reshape(shape)
+        return torch.from_numpy(np.ndarray(shape, IN_NUMPY[dtype], memory))
+    if not len(memory):
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(getattr(torch, dtype)).reshape(shape)
 
 
 IN_NUMPY = {
@@ -108,8 +110,9 @@ class Slots:
 
     _PERIOD = 16
 
-    def __init__(self) -> None:
-        self._warned = False
+    def __init__(self, crowd: Crowd) -> None:
+        self._crowd = crowd
+        self._retired: set[int] = set()  # seen by a fork of this process, so they are not used again
         self._spare = 0  # the fewest slots that were idle since the last look
         self._until_look = self._PERIOD
         self._mapped: dict[int, memoryview] = {}
@@ -130,13 +133,8 @@ class Slots:
         memory = self._mapped[number]
         base = np.ndarray.__new__(SlotView, (len(memory),), np.dtype(np.uint8), cast("Any", memory))
         self._watches[number] = weakref.KeyedRef(base, self._freed.append, number)
-        if len(self._watches) - len(self._freed) > KEPT and not self._warned:
-            self._warned = True
-            _logger.warning(
-                "more than %d batches are still in use, so memory cannot be recycled and new memory is taken for each batch, which is slower. If they "
-                "are kept on purpose that is fine; else keep copies (tensor.clone()) or less of each.",
-                KEPT,
-            )
+        if len(self._watches) - len(self._freed) > KEPT:
+            self._crowd.warn()
         return base
 
     def lend(self) -> int:
@@ -145,6 +143,9 @@ class Slots:
             number = self._freed.popleft().key
             del self._watches[number]
             self._idle.append(number)
+            if number in self._retired:
+                self._retired.remove(number)
+                self._drop(number)
         lent = self._idle.pop() if self._idle else NO_SLOT
         self._spare = min(self._spare, len(self._idle))
         self._until_look -= 1
@@ -161,6 +162,10 @@ class Slots:
         self._idle.append(number)
         if not useful:
             self._drop(number)
+
+    def retire_viewed(self) -> None:
+        """Use what is viewed now no more, once it is not: a fork of this process may go on viewing it, and the memory is shared."""
+        self._retired |= self._watches.keys()
 
     def size(self, number: int) -> int:
         """Bytes of a slot."""
@@ -182,11 +187,30 @@ class Slots:
 
 
 @final
+class Crowd:
+    """Says once, for all the slots of a pool, that many batches are kept."""
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def warn(self) -> None:
+        """Say it, unless it was said."""
+        if self._warned:
+            return
+        self._warned = True
+        _logger.warning(
+            "more than %d batches are still in use, so memory cannot be recycled and new memory is taken for each batch, which is slower. If they "
+            "are kept on purpose that is fine; else keep copies (tensor.clone()) or less of each.",
+            KEPT,
+        )
+
+
+@final
 class Recycler:
     """Memory of this process for batches of one graph, for any number of threads; `Recycler.allocate` is an `Allocate`."""
 
     def __init__(self) -> None:
-        self._slots = Slots()
+        self._slots = Slots(Crowd())
         self._made = 0
         self._lock = threading.Lock()  # never held by a finalizer: those append to a deque, and no more
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock._memory import NO_SLOT, Slots
+from penstock._memory import NO_SLOT, Crowd, Slots
 from penstock._pool import IDLE, Job
 from penstock._segments import attach, create, unpack
 from penstock._wire import ANSWER, AT_ONCE, DROPS, HELLO, TASK, Area, receive
@@ -68,7 +68,9 @@ class Seat:
 
     @classmethod
     @contextlib.contextmanager
-    def taken(cls, serial: int, worker: int, places: int, setup_bytes: int, setup_fds: list[int]) -> Iterator[tuple[Seat, socket.socket]]:
+    def taken(
+        cls, serial: int, worker: int, places: int, crowd: Crowd, setup_bytes: int, setup_fds: list[int]
+    ) -> Iterator[tuple[Seat, socket.socket]]:
         """A seat for a new worker, with the greeting in its channel, and the worker's end of that, to be passed on in the body."""
         nbytes = Area.size(places)
         with contextlib.ExitStack() as passing, contextlib.ExitStack() as undo:
@@ -82,7 +84,7 @@ class Seat:
             passing.callback(os.close, memory)
             area = Area(attach(memory, nbytes))
             area.cells[Area.ROW], area.cells[Area.DOING] = IDLE, -1
-            seat = cls(serial, worker, ours, lifeline, area, Slots(), list(range(places)))
+            seat = cls(serial, worker, ours, lifeline, area, Slots(crowd), list(range(places)))
             socket.send_fds(ours, [HELLO.pack(nbytes, setup_bytes)], [memory, end, *setup_fds])
             yield seat, theirs
             undo.pop_all()

@@ -181,7 +181,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _build_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    return tensor_over(buffer, 0, shape, dtype)
+    return tensor_over(buffer, shape, dtype)
 
 
 _REDUCERS = ChainMap[type, Any]({torch.Tensor: _reduce_tensor}, copyreg.dispatch_table)

@@ -7,12 +7,12 @@ numbers are keyed by (seed, epoch, position), so that a task can be done anywher
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from penstock._current import Loading, current
 from penstock._errors import GraphError
 from penstock._fetch import Fetch, Listed, changing
-from penstock._keying import Keying
+from penstock._keying import CALM, Keying
 from penstock._node import Indices
 from penstock._pool import IDLE, afresh
 from penstock._tolerance import SKIP, Fault, Marred
@@ -38,7 +38,7 @@ class MapWork:
     Args:
         map_fn: A `Fetch`, or any callable: it is handed plain values, without their address.
         seed: Of the random numbers of the samples.
-        rekey: Key the global generators of ``random``, ``numpy.random`` and torch anew for each sample.
+        rekey: Key the global generators of ``random``, ``numpy.random`` and torch anew for each sample; see `Keying`.
         on_error: What becomes of a sample that raises an ``Exception``, where ``map_fn`` is a `Fetch`.
 
     Attributes:
@@ -46,13 +46,13 @@ class MapWork:
             the task before.
     """
 
-    def __init__(self, map_fn: Callable[[Any], Any], seed: int, rekey: bool, on_error: OnError = "raise") -> None:
+    def __init__(self, map_fn: Callable[[Any], Any], seed: int, rekey: bool | Literal["always"], on_error: OnError = "raise") -> None:
         self.map_fn = map_fn
         self.seed = seed
         self.on_error = on_error
         self.changing = changing(self.dataset)
         self._epoch: int | None = None  # that `changing` were told last, in this process
-        self._keying = Keying(seed, rekey)
+        self._keying = Keying(seed, bool(rekey), calm=None if rekey == "always" else CALM)
 
     @property
     def dataset(self) -> Any:
@@ -98,10 +98,16 @@ class MapWork:
 
     # A batch that several workers load together.
 
-    def parts(self, task: Any, n: int) -> list[Part]:
-        """``task`` in up to ``n`` parts; none where it is not loaded sample by sample."""
+    def parts(self, task: Any, n: int, *, here: bool) -> list[Part]:
+        """``task`` in up to ``n`` parts; none where it is not loaded sample by sample.
+
+        Unless workers are ``here``, in this process, a ``collate_fn`` of the user's belongs where the samples are loaded: it may make
+        something of them that can be pickled, or ask for its worker.
+        """
         fetch = self.map_fn
         if not isinstance(fetch, Fetch) or fetch.has_getitems or fetch.is_arrays or not isinstance(task, Indices) or not task.is_batch:
+            return []
+        if fetch.collate_fn is not None and not here:
             return []
         size = -(-len(task) // n)
         return [Part(task[start : start + size]) for start in range(0, len(task), size)] if size < len(task) else []
@@ -118,8 +124,7 @@ class MapWork:
                 faults += [fault._replace(row=start + fault.row) for fault in marred.faults]
                 start += len(part.indices)
                 batch.add(marred.value or [])
-            with self._keying.kept(fetch.collate_fn is not None):
-                return self._finished(fetch, task, batch, faults)
+            return self._finished(fetch, task, batch, faults)
         except BaseException as exc:
             annotate(exc, f"while loading {self.name(task, IDLE)}")
             raise
@@ -208,7 +213,7 @@ class MapWork:
         return Marred(value, faults, batch.added) if faults else value
 
     def _key_collate(self, fetch: Fetch, task: Indices) -> None:
-        """A ``collate_fn`` that draws has a key of its own, so that it may be called elsewhere than the samples were loaded."""
+        """A ``collate_fn`` that draws has a key of its own, so that it does not depend on what the samples drew."""
         if fetch.collate_fn is not None and fetch.collate_fn is not _samples and task.is_batch and len(task):
             self._keying.key_collate(task.epoch, int(task.positions[0]))
 
