@@ -98,7 +98,7 @@ class MapWork:
 
     # A batch that several workers load together.
 
-    def parts(self, task: Any, n: int, *, here: bool) -> list[Part]:
+    def parts(self, task: Any, n: int, *, here: bool = True) -> list[Part]:
         """``task`` in up to ``n`` parts; none where it is not loaded sample by sample.
 
         Unless workers are ``here``, in this process, a ``collate_fn`` of the user's belongs where the samples are loaded: it may make
