@@ -318,7 +318,7 @@ class _Parts:
         self._begun = False
 
     def add(self, column: Sequence[Any]) -> None:
-        if not self._begun and self._field.kind is dict and list(column[0]) != self._field.keys:
+        if not self._begun and type(column[0]) is self._field.kind is dict and list(column[0]) != self._field.keys:
             raise OtherStructure  # the first sample's keys are the batch's, in their order
         self._begun = True
         for part, its_column in zip(self._parts, self._field.columns(column), strict=True):
