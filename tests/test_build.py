@@ -205,3 +205,9 @@ def test_a_dataset_that_cannot_be_pickled_is_refused_and_nothing_is_left(context
             with pytest.raises(TypeError, match=r'pickled.*method="thread"'):
                 next(iter(loader))
         assert len(loader) == 5
+
+
+@pytest.mark.parametrize("rekey", ["never", None, 2])
+def test_a_rekey_that_makes_no_sense(rekey):
+    with pytest.raises(ValueError, match="neither True nor False nor 'always'"):
+        Loader.from_dataset([1, 2, 3], rekey=rekey)

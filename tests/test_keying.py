@@ -244,10 +244,13 @@ def test_an_error_in_a_watched_batch():
     assert dataset.calls == [*range(152, 158)] * 2
 
 
-@pytest.mark.xfail(reason="limit: generators that are put back, or only looked at, are not seen to be used")
+unseen = pytest.mark.xfail(reason="limit: generators that are put back, or only looked at, are not seen to be used")
+
+
+@pytest.mark.parametrize("rekey", [pytest.param(True, marks=unseen), "always"])
 @pytest.mark.parametrize("how", ["put back", "looked at"])
-def test_a_generator_that_is_not_left_advanced(how):
-    """`torch.random.fork_rng` around a draw, and a generator of one's own made from ``torch.initial_seed()``, or from a global state."""
+def test_a_generator_that_is_not_left_advanced(how, rekey):
+    """Which ``rekey="always"`` is for. `torch.random.fork_rng` around a draw, and a generator of one's own made from ``torch.initial_seed()``, or from a global state."""
 
     def forked():
         with torch.random.fork_rng(devices=[]):
@@ -255,7 +258,7 @@ def test_a_generator_that_is_not_left_advanced(how):
 
     dataset = Drawing(forked if how == "put back" else lambda: torch.initial_seed() % 2**32, ALWAYS)
     dataset.__class__ = Only
-    work = MapWork(Fetch(dataset), 3, True)
+    work = MapWork(Fetch(dataset), 3, rekey)
     for start in range(0, N, BATCH):
         for row in rows(work(indices(range(start, start + BATCH)), [IDLE])):
             rekey_globals(3, 0, int(row[0]))
@@ -456,7 +459,7 @@ def test_where_a_deviate_is_kept_nothing_is_said():
     assert watch.look() is None
 
 
-@pytest.mark.xfail(reason="bug, far-fetched: the same words with a deviate and without")
+@pytest.mark.xfail(reason="limit, far-fetched: the same words with a deviate and without, after seeding twice alike")
 def test_a_deviate_that_comes_back_is_seen():
     watch = Watch()
     np.random.seed(1)

@@ -47,6 +47,8 @@ class MapWork:
     """
 
     def __init__(self, map_fn: Callable[[Any], Any], seed: int, rekey: bool | Literal["always"], on_error: OnError = "raise") -> None:
+        if rekey not in (True, False, "always"):
+            raise ValueError(f"rekey={rekey!r} is neither True nor False nor 'always'.")
         self.map_fn = map_fn
         self.seed = seed
         self.on_error = on_error
