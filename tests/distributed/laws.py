@@ -379,7 +379,7 @@ def one_rank_of_16384_reads_its_own_share_only():
             batches.load_state_dict(state)  # Also a jump costs no more.
             next(iter(batches))
             assert sum(asked) - read <= 32 * 3
-    assert sum(asked) <= 3 * 32 * 24
+    assert sum(asked) <= 2 * 3 * 32 * 24  # a sampler computes ahead as much as was read, at most
 
 
 def a_loader_is_stateful():
