@@ -245,7 +245,7 @@ def test_parts_with_other_numbers_of_tensors():
 
 
 def test_gradients_flow_into_the_dataset():
-    """Seen to fail: `_fields` without the test of ``requires_grad``, together with `_into` under ``torch.no_grad``."""
+    """Such a dataset is read sample by sample, as torch does."""
     weights = torch.arange(6.0, requires_grad=True)
     with Loader.from_dataset(TensorDataset(weights, torch.arange(6)), batch_size=3) as loader:
         for values, numbers in loader:

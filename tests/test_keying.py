@@ -489,3 +489,13 @@ def test_few_samples_are_not_watched():
     keying.run(lambda: calls.append(keying.keyed), of_many=False, kept=False)
     keying.run(lambda: calls.append(keying.keyed), of_many=True, kept=False)
     assert calls == [True, False]
+
+
+def test_small_batches_in_between_are_no_surprise():
+    """They are keyed, and so leave the generators elsewhere than the watch had seen them. Seen to fail: `_seen` kept over keyed batches."""
+    dataset = Drawing(None, NEVER)
+    work = MapWork(Fetch(dataset), 3, True)
+    for start in range(0, N, BATCH):
+        work(indices(range(start, start + BATCH)), [IDLE])
+        work(indices([start]), [IDLE])
+    assert len(dataset.calls) == N + N // BATCH

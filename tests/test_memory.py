@@ -218,7 +218,7 @@ def test_what_is_kept_never_changes_in_short(kind):
 
 @pytest.mark.slow
 def test_what_is_kept_outlives_the_workers_that_made_it(caplog):
-    """SIGKILL now and then. Seen to fail: slots unmapped with their seat."""
+    """SIGKILL now and then."""
     keep_and_check(KINDS["processes"], 5, 80, floats=12_000, kill=0.1)
 
 
@@ -260,7 +260,7 @@ def test_each_way_of_keeping(kind, way):
 @pytest.mark.slow
 @by_kind
 def test_a_list_of_all_batches(kind, caplog):
-    """Does not hang, and warns of it. Seen to fail: `view` without the warning."""
+    """Does not hang, and warns of it."""
     n = 4 * (2 * KEPT + 40)
     with Loader.from_dataset(Full(n=n, floats=9_000), batch_size=4, **KINDS[kind]) as loader:
         batches = list(loader)
@@ -343,7 +343,7 @@ def test_after_close(kind):
 
 @pytest.mark.slow
 def test_after_the_death_of_its_worker(caplog):
-    """Seen to fail: a `_replace` that hands the dead worker's slots to the next."""
+    """What the user holds outlives the worker that made it."""
     with Loader.from_dataset(Full(n=160, floats=9_000), batch_size=4, **KINDS["processes"]) as loader:
         iterator = iter(loader)
         batches = [next(iterator) for _ in range(4)]
@@ -408,7 +408,7 @@ def test_in_a_forked_child(kind, dropped):
 
 @pytest.mark.slow
 def test_a_child_that_lets_go_does_not_disturb_the_parent():
-    """The finalizer runs in the child too. Seen to fail: a `_freed` that is shared."""
+    """The finalizer runs in the child too."""
     with Loader.from_dataset(Full(n=80, floats=9_000), batch_size=4, **KINDS["processes"]) as loader:
         iterator = iter(loader)
         kept = [next(iterator) for _ in range(3)]
@@ -487,7 +487,7 @@ class Own:
 @pytest.mark.parametrize("floats", [10, 20_000])
 @by_kind
 def test_tensors_of_a_collate_fn(kind, floats):
-    """Also such that share memory, and such as cannot lie anywhere in one piece. Seen to fail: `Parcel` that takes strides for granted."""
+    """Also such that share memory, and such as cannot lie anywhere in one piece."""
     kept = []
     with Loader.from_dataset(range(80), batch_size=4, collate_fn=Own(floats), **KINDS[kind]) as loader:
         for number, batch in enumerate(loader):
@@ -512,7 +512,7 @@ def test_small_answers_are_the_users_own():
 
 @pytest.mark.slow
 def test_sizes_around_the_edges():
-    """Of a place (64 KiB), of a slot's steps, of what is recycled. Seen to fail: `_ROOM` of 0 with `send` that does not look."""
+    """Of a place (64 KiB), of a slot's steps, of what is recycled."""
     sizes = [1, 63, 64, 15_000, 16_000, 16_300, 16_384, 16_400, 32_700, 32_768, 33_000]
 
     class Sized:
@@ -716,9 +716,7 @@ class TestRecycler:
         assert one[0].max() == 1
 
     def test_any_number_of_threads(self):
-        """Each fills what it was given, and looks at it later. Seen to fail: `allocate` without its lock (rarely), and a `view` that
-        watches a slice.
-        """
+        """Each fills what it was given, and looks at it later."""
         recycler, wrong = Recycler(), []
 
         def work(number):
@@ -772,7 +770,7 @@ def segments():
 
 @pytest.mark.slow
 def test_memory_is_given_back():
-    """With the last batch, after the loader. Seen to fail: a `Slots` that is kept by its finalizers."""
+    """With the last batch, after the loader."""
     before = segments()
     with Loader.from_dataset(Full(n=96, floats=9_000), batch_size=4, **KINDS["processes"]) as loader:
         kept = [batch["x"][0] for batch in loader]

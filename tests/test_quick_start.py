@@ -220,7 +220,7 @@ class Collate:
 
 
 def test_a_collate_fn_that_draws_draws_the_same():
-    """Wherever it is called. Seen to fail: `together` without its key; and the caller's generators, without `kept`."""
+    """Wherever it is called."""
     random.seed(1), np.random.seed(1), np.random.randn(), torch.manual_seed(1)
     before = [str(random.getstate()), str(np.random.get_state()), torch.get_rng_state().tolist()]
     runs = []
@@ -298,7 +298,7 @@ def test_out_of_order(method):
 @by_method
 @pytest.mark.slow
 def test_the_resume_law(method):
-    """Every resumed loader begins with parts. Seen to fail: parts that each count as an item of the source."""
+    """Every resumed loader begins with parts."""
     assert_resumes_everywhere(lambda: loading(Tagged(14), method, 2, batch_size=4, shuffle=True), steps=9)
 
 
@@ -350,7 +350,7 @@ def test_several_errors_are_one(method):
 @by_method
 @pytest.mark.parametrize("bad", [{0}, {3, 4}, {4, 5, 6, 7}, {0, 11}, set(range(1, 12)), {5, 17, 30}], ids=str)
 def test_skipping(method, bad, caplog):
-    """Also a whole part. Seen to fail: `together` that takes ``None`` for samples."""
+    """Also a whole part. Seen to fail: `together` that gives no faults on."""
     with loading(Bad(N, bad), method, on_error="skip") as loader:
         batches = [batch.tolist() for batch in loader]
         skipped = loader.root.statistics()[-1].skipped
@@ -361,6 +361,13 @@ def test_skipping(method, bad, caplog):
         True
     ] * len(bad)
     assert [f"sample {index} is bad" in word for index, word in zip(sorted(bad), words, strict=True)] == [True] * len(bad)
+
+
+@by_method
+def test_skipping_a_whole_part_before_a_collate_fn(method, caplog):
+    """Seen to fail: `together` that takes ``None`` for samples."""
+    with loading(Bad(N, {4, 5, 6, 7}), method, on_error="skip", collate_fn=sum) as loader:
+        assert list(loader) == [sum(range(4)) + sum(range(8, 12)), sum(range(12, 24)), sum(range(24, 36))]
 
 
 @by_method
@@ -481,7 +488,7 @@ class Dying(Tagged):
 
 @pytest.mark.parametrize("at", [0, 5, 11])
 def test_a_worker_that_dies_in_its_part(tmp_path, caplog, at):
-    """Its part is done again, by another. Seen to fail: `_replace` without `extendleft`."""
+    """Its part is done again, by another."""
     with loading(Dying(N, at, tmp_path / "flag"), "process") as loader:
         assert torch.cat(list(loader)).tolist() == list(range(N))
         assert loader.root._pool.statistics().restarts == 1
