@@ -97,7 +97,9 @@ def _fields(dataset: Any) -> Fields | None:
     """Tensors like those of ``dataset``, where all parts of it agree."""
     if isinstance(dataset, TensorDataset):
         tensors = list(dataset.tensors)
-        plain = all(type(one) is torch.Tensor and one.layout is torch.strided and not one.requires_grad and not one.is_quantized for one in tensors)
+        plain = all(
+            type(one) is torch.Tensor and one.layout is torch.strided and not one.requires_grad and not one.is_quantized for one in tensors
+        )
         return tensors if plain and len({one.device for one in tensors}) == 1 else None
     if isinstance(dataset, Subset):
         return _fields(dataset.dataset)

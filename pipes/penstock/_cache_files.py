@@ -29,8 +29,12 @@ from typing import TYPE_CHECKING, Any
 from penstock._cache_record import FOOTER, is_record, module_of, value_at
 from penstock._segments import create
 
-if sys.platform == "linux":
+try:
     import fcntl
+except ImportError:  # Windows
+    _HAS_LOCKS = False
+else:
+    _HAS_LOCKS = hasattr(fcntl, "F_OFD_SETLK")  # Linux
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +127,7 @@ class Claim:
 
 def _lock(fd: int, place: int, *, wait: bool) -> bool:
     """Lock a byte for this opening of a file; where there are no such locks, everybody gets it."""
-    if sys.platform == "linux":
+    if _HAS_LOCKS:
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, place, 1))
         except OSError as error:
@@ -133,7 +137,7 @@ def _lock(fd: int, place: int, *, wait: bool) -> bool:
 
 def _release(fd: int) -> None:
     """Close a file, and end its locks by name: a process that was forked meanwhile has it open too, and would keep them."""
-    if sys.platform == "linux":
+    if _HAS_LOCKS:
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
     os.close(fd)
