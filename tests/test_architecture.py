@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(penstock.__file__).parent
 
-GROUND = {"_errors", "_pool", "_stats", "_tree"}
+GROUND = {"_bytes", "_errors", "_pool", "_stats", "_tree"}
 RULES = {
     "_arrays",
     "_cache_record",
@@ -58,7 +58,8 @@ ENGINE_ROOM = {
 CONTRACT = {"_node"}
 QUIET_ROOMS = {"_batch", "_cycle", "_iterate", "_shard"}
 BUSY_ROOMS = {"_device", "_map", "_pin", "_prefetch", "_sample"}
-BUILD = GROUND | RULES | ENGINE_ROOM | CONTRACT | QUIET_ROOMS | BUSY_ROOMS | {"_loader", "_saved"}
+AHEAD = {"_ahead"}  # the contract of the rooms with a reader thread
+BUILD = AHEAD | GROUND | RULES | ENGINE_ROOM | CONTRACT | QUIET_ROOMS | BUSY_ROOMS | {"_loader", "_saved"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(GROUND, GROUND),
@@ -75,7 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(ENGINE_ROOM, GROUND | RULES | ENGINE_ROOM),
     **dict.fromkeys(CONTRACT, GROUND),
     **dict.fromkeys(QUIET_ROOMS, CONTRACT | GROUND | RULES),
-    **dict.fromkeys(BUSY_ROOMS, CONTRACT | GROUND | RULES | ENGINE_ROOM),
+    "_ahead": CONTRACT | GROUND | {"_pump"},
+    **dict.fromkeys(BUSY_ROOMS, AHEAD | CONTRACT | GROUND | RULES | ENGINE_ROOM),
     "_saved": CONTRACT | GROUND,
     "_loader": CONTRACT | GROUND | {"_cycle", "_build", "_saved"},  # _build for type checkers only: the front door hangs from_dataset in
     "_build": BUILD,

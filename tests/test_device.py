@@ -145,7 +145,7 @@ def test_a_batch_on_its_way_is_not_delivered():
 @pytest.mark.gpu
 @gpu
 def test_the_copy_waits_for_nobody_and_the_consumer_for_the_copy():
-    """The consumer's stream is held up; batches still arrive whole, whenever it comes to read them. Seen to fail without wait_event."""
+    """The consumer's stream is held up; batches still arrive whole, whenever it comes to read them."""
     streams = torch.get_device_module(accelerator())
     with Loader.from_dataset(Images(10, 1500), batch_size=2, device=accelerator(), num_workers=2, method="thread") as loader:
         for _ in range(3):
@@ -161,7 +161,7 @@ def test_the_copy_waits_for_nobody_and_the_consumer_for_the_copy():
 @pytest.mark.gpu
 @gpu
 def test_pinned_memory_is_not_used_again_before_the_copy_is_over():
-    """The user copies by hand and drops the batch at once, while the stream is held up. Seen to fail with a pool of our own (below)."""
+    """The user copies by hand and drops the batch at once, while the stream is held up."""
     streams = torch.get_device_module(accelerator())
     with Loader.from_dataset(Images(40, 700), batch_size=2, pin_memory=True, num_workers=2, method="thread") as loader:
         copies = []

@@ -483,7 +483,7 @@ def test_another_generator_behind_numpy_is_not_watched():
 
 
 def test_few_samples_are_not_watched():
-    assert work_module._MANY <= BATCH
+    assert work_module._WATCHED <= BATCH
     keying = Keying(3, True, calm=0)
     calls = []
     keying.run(lambda: calls.append(keying.keyed), of_many=False, kept=False)

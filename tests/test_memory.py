@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import Loader
-from penstock._memory import KEPT, LARGE, NO_SLOT, Crowd, Recycler, Slots, aligned, carved, carved_bytes
+from penstock._bytes import aligned, carved, carved_bytes
+from penstock._memory import KEPT, LARGE, NO_SLOT, Crowd, Recycler, Slots
 from penstock._segments import Parcel, SlotMaker, attach, unpack
 
 pytestmark = pytest.mark.timeout(60)

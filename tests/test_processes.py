@@ -387,7 +387,7 @@ def no_descriptor_left() -> Iterator[None]:
 
 
 def test_a_consumer_without_descriptors_is_told_so_and_goes_on(pools: Any) -> None:
-    """Seen to fail: `Slots.add` that takes it for granted that a descriptor came (an IndexError, and every worker replaced)."""
+    """Seen to fail: `Seat._map` that takes it for granted that a descriptor came (an IndexError, and every worker replaced)."""
     pool = pools(1)
     warm(pool)
     pids = pool.pids

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock._bytes import bytes_of, dtype_name, tensor_over
+
 FOOTER = struct.Struct("=QQII")  # sample, bytes of arrays, bytes of JSON, CRC-32
 
 
@@ -62,7 +64,7 @@ def _structure(value: Any, arrays: list[Any], where: str) -> Any:
         return ["complex", value.real, value.imag]
     if kind is torch.Tensor:
         arrays.append(_bytes_of(value, where))
-        return ["tensor", str(value.dtype)[6:], list(value.shape), len(arrays[-1])]
+        return ["tensor", dtype_name(value.dtype), list(value.shape), len(arrays[-1])]
     if kind is np.ndarray or (isinstance(value, np.generic) and kind is value.dtype.type):
         if not _comes_back(value):
             raise Unfit(f"{where} has the dtype {value.dtype}")
@@ -93,7 +95,7 @@ def _bytes_of(tensor: torch.Tensor, where: str) -> Any:
         if so:
             raise Unfit(f"{where} {what}")
     try:
-        return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return bytes_of(tensor).tobytes()
     except RuntimeError as error:
         raise Unfit(f"{where} has the dtype {tensor.dtype} ({error})") from error
 
@@ -126,7 +128,7 @@ class _Reader:
             return node
         match node:
             case ["tensor", dtype, shape, nbytes]:
-                return _tensor(self._next(nbytes), dtype, shape)
+                return tensor_over(bytearray(self._next(nbytes)), shape, dtype)
             case ["array", dtype, shape, nbytes]:
                 return np.ndarray(shape, dtype, bytearray(self._next(nbytes)))
             case ["scalar", dtype, shape, nbytes]:
@@ -152,15 +154,6 @@ class _Reader:
 
 _parsed = functools.lru_cache(1024)(json.loads)  # most samples of a dataset have one structure
 _SHORT = 512  # bytes of JSON that are worth keeping parsed: at most a few MB
-_IN_NUMPY = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"}
-
-
-def _tensor(memory: memoryview, dtype: str, shape: list[int]) -> torch.Tensor:
-    if dtype in _IN_NUMPY:
-        return torch.from_numpy(np.ndarray(shape, dtype, bytearray(memory)))
-    tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-    tensor.reshape(-1).view(torch.uint8).numpy()[:] = np.frombuffer(memory, np.uint8)
-    return tensor
 
 
 def _named(module: str, name: str) -> Any:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from penstock._ahead import Ahead
 from penstock._memory import can_pin
-from penstock._node import Node, State, is_mark
-from penstock._pump import Pump
+from penstock._node import is_mark
 from penstock._tree import leaves, mapped
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ T = TypeVar("T", covariant=True)
 
 
 @final
-class ToDevice(Node[T]):
+class ToDevice(Ahead[T]):
     """Copy batches to ``device`` ahead of the consumer, on a stream of their own, so that the copy goes on while the device computes.
 
     Each batch is pinned (unless it is already), copied without blocking, and handed out at once: the consumer's current stream waits
@@ -38,56 +38,14 @@ class ToDevice(Node[T]):
     """
 
     def __init__(self, source: BaseNode[T], device: torch.device | str, prefetch_factor: int = 2, *, run_ahead: bool = True) -> None:
-        super().__init__(source)
-        if isinstance(prefetch_factor, bool) or not isinstance(prefetch_factor, int) or prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor={prefetch_factor!r} must be a whole number of at least 1.")
         self.device = present(device)
-        self._pump: Pump | None = None
-        if self.device.type != "cpu":
-            self._pump = Pump(
-                self.source,
-                convert=_Mover(self.device),
-                holds=None if run_ahead else is_mark,
-                depth=prefetch_factor,
-                name="penstock-device",
-            )
-
-    def reset(self, initial_state: State | None = None) -> None:
-        super(Node, self).reset(initial_state)
-        if self._pump is not None:
-            self._pump.reset(initial_state)
-        else:
-            self.source.reset(initial_state)
+        threaded = self.device.type != "cpu"
+        convert = _Mover(self.device) if threaded else None
+        super().__init__(source, prefetch_factor, "penstock-device", convert=convert, run_ahead=run_ahead, threaded=threaded)
 
     def next(self) -> T:
-        item: Any = next(self.source) if self._pump is None else self._pump.next()
+        item: Any = super().next()
         return item.arrived() if isinstance(item, _Moved) else item  # type: ignore[no-any-return]
-
-    def take(self, n: int, *, every: int = 1, first: int = 0) -> Any:
-        raise TypeError("a ToDevice stands behind the data level; put Sharder and Batcher below it.")
-
-    def get_state(self) -> State:
-        return self.source.get_state() if self._pump is None else self._pump.state
-
-    def start_of(self, epoch: int) -> State | None:
-        return self.source.start_of(epoch)
-
-    def remaining(self, state: State | None = None) -> int | None:
-        return self.source.remaining(self.get_state() if state is None else state)
-
-    def interrupt(self) -> None:
-        if self._pump is None:
-            self.source.interrupt()
-        else:
-            self._pump.interrupt()
-
-    def shutdown(self) -> None:
-        if self._pump is not None:
-            self._pump.shutdown()
-        self.source.shutdown()
-
-    def statistics(self) -> tuple[Any, ...]:
-        return (*self.source.statistics(), *(() if self._pump is None else (self._pump.statistics(),)))
 
 
 def present(device: torch.device | str) -> torch.device:

@@ -204,12 +204,12 @@ class Engine:
     def _feed(self) -> None:
         """Hand tasks to the least loaded workers, as long as both are there.
 
-        While one of them is still starting, the others get one task each: the one that is ready first must not be given all there is.
+        While the crew is still starting, each gets one task: the one that is ready first must not be given all there is.
         """
         if not self._backlog:
             return
         seats = self._crew.seats.values()
-        most, refill_at = (self._queue_size, self._refill_at) if all(seat.ready for seat in seats) else (1, 0)
+        most, refill_at = (self._queue_size, self._refill_at) if self._restarts or all(seat.ready for seat in seats) else (1, 0)
         open_to = [seat for seat in seats if len(seat.held) <= refill_at and seat.ready and not seat.stuck]
         while self._backlog and open_to:
             seat = min(open_to, key=_load) if len(open_to) > 1 else open_to[0]

@@ -66,9 +66,8 @@ class Form:
     def _learned(self, sample: Any, in_place: bool, column: type) -> Field:
         parts = _parts(sample)
         if parts is not None:
-            inner = (
-                list if type(sample) is dict or dataclasses.is_dataclass(sample) else tuple
-            )  # as `default_collate` has it: strings show it
+            keyed = type(sample) is dict or dataclasses.is_dataclass(sample)
+            inner = list if keyed else tuple  # what `default_collate` is handed, and hands back where it is strings
             return _Container(type(sample), list(parts), [self._learned(part, in_place, inner) for part in parts.values()])
         spec = _spec(sample) if in_place else None
         if spec is None:

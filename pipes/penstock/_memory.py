@@ -1,4 +1,4 @@
-"""Recycled memory: who holds what, and tensors carved from it.
+"""Recycled memory: who holds what.
 
 What a loader pays for is page faults, not copying, so large batches lie in memory that is used again and again. Invariant: memory
 is lent to at most one task, and only while no array or tensor views it. Nobody waits for memory to come back: there is always more.
@@ -10,12 +10,12 @@ import logging
 import threading
 import weakref
 from collections import deque
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 import torch
 
+from penstock._bytes import carved, carved_bytes
 from penstock._pool import afresh
 
 if TYPE_CHECKING:
@@ -30,65 +30,6 @@ LARGE = 2**17
 """Bytes of a batch from which on recycling pays: smaller blocks the C library recycles by itself."""
 KEPT = 64
 """How many batches a user may keep before it is worth a warning."""
-_ALIGN = 64  # bytes: a cache line, and what vector instructions and `torch` like
-
-
-# Carving.
-
-
-def aligned(nbytes: int) -> int:
-    """``nbytes``, rounded up."""
-    return (nbytes + _ALIGN - 1) & -_ALIGN
-
-
-def carved_bytes(specs: Sequence[Spec]) -> int:
-    """How much memory `carved` needs."""
-    return sum(aligned(_nbytes(*spec)) for spec in specs)
-
-
-def carved(memory: np.ndarray, specs: Sequence[Spec]) -> list[torch.Tensor]:
-    """Tensors that are views of ``memory`` (uint8), one after another, and keep it alive."""
-    tensors, start = [], 0
-    for shape, dtype in specs:
-        nbytes = _nbytes(shape, dtype)
-        tensors.append(tensor_over(memory[start : start + nbytes], shape, dtype_name(dtype)))
-        start += aligned(nbytes)
-    return tensors
-
-
-def tensor_over(memory: Any, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """A tensor whose bytes are ``memory``: an array of uint8 that is a *slice*.
-
-    Not the `SlotView` itself: NumPy, which shortens the chain of bases, would reach through it to what lies below.
-    """
-    # Shaped in NumPy where it has the type, because a tensor made by `view` would answer `_is_view()` with yes.
-    if dtype in IN_NUMPY:
-        return torch.from_numpy(np.ndarray(shape, IN_NUMPY[dtype], memory))
-    if not len(memory):
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(getattr(torch, dtype)).reshape(shape)
-
-
-IN_NUMPY = {
-    name: np.dtype(name)
-    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
-}
-
-
-@lru_cache
-def dtype_name(dtype: torch.dtype) -> str:
-    """Such as ``"float32"``."""
-    return str(dtype)[6:]
-
-
-def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    nbytes = dtype.itemsize
-    for length in shape:
-        nbytes *= length
-    return nbytes
-
-
-# Holding.
 
 
 class SlotView(np.ndarray):
@@ -241,7 +182,5 @@ def pinned(specs: Sequence[Spec]) -> list[torch.Tensor]:
 
 def can_pin() -> bool:
     """Whether there is an accelerator whose copies gain from pinned memory."""
-    if not hasattr(torch, "accelerator"):
-        return torch.cuda.is_available()
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is not None and accelerator.type != "mps" and torch.accelerator.is_available()

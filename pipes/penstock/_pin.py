@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from penstock._ahead import Ahead
 from penstock._memory import can_pin
-from penstock._node import Node, State, is_mark
-from penstock._pump import Pump
+from penstock._node import is_mark
 from penstock._stats import PinStatistics
 from penstock._tree import leaves
 
@@ -21,7 +21,7 @@ T = TypeVar("T", covariant=True)
 
 
 @final
-class PinMemory(Node[T]):
+class PinMemory(Ahead[T]):
     """Copy batches into page-locked ("pinned") memory in one background thread, as ``DataLoader(pin_memory=True)`` does.
 
     Without an accelerator that has such memory there is nothing to pin for: items pass through unchanged, with one warning and no thread.
@@ -35,67 +35,27 @@ class PinMemory(Node[T]):
     """
 
     def __init__(self, source: BaseNode[T], prefetch_factor: int = 1, *, run_ahead: bool = True) -> None:
-        super().__init__(source)
-        self._pump: Pump | None = None
+        self._pin = _Pin() if can_pin() else None
         self._passed = 0
-        if can_pin():
-            self._pin = _Pin(torch.accelerator.current_device_index())
-            self._pump = Pump(
-                self.source,
-                convert=self._pin,
-                holds=None if run_ahead else is_mark,
-                depth=prefetch_factor,
-                name="penstock-pin",
-            )
-        else:
+        super().__init__(source, prefetch_factor, "penstock-pin", convert=self._pin, run_ahead=run_ahead, threaded=self._pin is not None)
+        if self._pin is None:
             warnings.warn("PinMemory: there is no accelerator to pin memory for, so batches pass through unchanged.", stacklevel=2)
 
-    def reset(self, initial_state: State | None = None) -> None:
-        super(Node, self).reset(initial_state)
-        if self._pump is not None:
-            self._pump.reset(initial_state)
-        else:
-            self.source.reset(initial_state)
-
     def next(self) -> T:
-        if self._pump is not None:
-            pinned: T = self._pump.next()
-            return pinned
-        item: T = next(self.source)
-        self._passed += not is_mark(item)
+        item = super().next()
+        self._passed += self._pin is None and not is_mark(item)
         return item
 
-    def get_state(self) -> State:
-        return self.source.get_state() if self._pump is None else self._pump.state
-
-    def start_of(self, epoch: int) -> State | None:
-        return self.source.start_of(epoch)
-
-    def remaining(self, state: State | None = None) -> int | None:
-        return self.source.remaining(self.get_state() if state is None else state)
-
-    def interrupt(self) -> None:
-        if self._pump is None:
-            self.source.interrupt()
-        else:
-            self._pump.interrupt()
-
-    def shutdown(self) -> None:
-        if self._pump is not None:
-            self._pump.shutdown()
-        self.source.shutdown()
-
     def statistics(self) -> tuple[Any, ...]:
-        if self._pump is None:
-            return (*self.source.statistics(), PinStatistics(0, self._passed))
-        return (*self.source.statistics(), self._pump.statistics(), PinStatistics(self._pin.pinned, self._pin.already))
+        own = PinStatistics(0, self._passed) if self._pin is None else PinStatistics(self._pin.pinned, self._pin.already)
+        return (*super().statistics(), own)
 
 
 class _Pin:
     """Pins a batch; the first time, on the device that the consumer had chosen."""
 
-    def __init__(self, device: int) -> None:
-        self.device = device
+    def __init__(self) -> None:
+        self.device = torch.accelerator.current_device_index()
         self.ready = False
         self.pinned = self.already = 0
 

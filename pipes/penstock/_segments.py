@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from penstock._memory import IN_NUMPY, NO_SLOT, aligned, carved, carved_bytes, dtype_name, tensor_over
+from penstock._bytes import aligned, bytes_of, carved, carved_bytes, dtype_name, tensor_over
+from penstock._memory import NO_SLOT
 from penstock._pool import afresh
 
 if TYPE_CHECKING:
@@ -171,17 +172,11 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     more = tensor.requires_grad or tensor.is_quantized or tensor.__dict__
     if more or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-    if dtype_name(tensor.dtype) in IN_NUMPY and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return _build_tensor, (pickle.PickleBuffer(cast("Any", tensor.numpy())), dtype_name(tensor.dtype), tuple(tensor.shape))
     try:
-        flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-    except RuntimeError:  # a dtype without bytes of its own, a tensor without storage
+        buffer = pickle.PickleBuffer(cast("Any", bytes_of(tensor)))
+    except RuntimeError:
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-    return _build_tensor, (pickle.PickleBuffer(cast("Any", flat)), dtype_name(tensor.dtype), tuple(tensor.shape))
-
-
-def _build_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    return tensor_over(buffer, shape, dtype)
+    return tensor_over, (buffer, tuple(tensor.shape), dtype_name(tensor.dtype))
 
 
 _REDUCERS = ChainMap[type, Any]({torch.Tensor: _reduce_tensor}, copyreg.dispatch_table)

@@ -147,7 +147,7 @@ class MapWork:
                 batch = fetch.gathered(task, self.seed, allocate)
                 if batch is not None:
                     return batch
-        many = task.is_batch and not fetch.has_getitems and len(task) >= _MANY
+        many = task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED
         return self._keying.run(lambda: self._loaded(fetch, task, cell, allocate), of_many=many, kept=inline)
 
     def _loaded(self, fetch: Fetch, task: Indices, cell: MutableSequence[int], allocate: Allocate) -> Any:
@@ -241,7 +241,7 @@ class MapWork:
         self._epoch = epoch
 
 
-_MANY = 8
+_WATCHED = 8
 """Samples in a batch that are worth watching."""
 
 
