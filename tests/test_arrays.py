@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from penstock import Indices, Loader
+from penstock import _arrays as arrays_module
 from penstock._arrays import gathered, is_arrays
 from penstock._fetch import Fetch
 from penstock._pool import IDLE, afresh
@@ -37,6 +38,17 @@ def same(ours, theirs):
     return len(ours) == len(theirs) and all(map(same, ours, theirs))
 
 
+NEVER = -1
+"""Small enough to need no memory that is asked for."""
+
+
+@pytest.fixture(params=["of their own", "lent"])
+def memory(request, monkeypatch):
+    """What small batches lie in."""
+    if request.param == "lent":
+        monkeypatch.setattr(arrays_module, "_SMALL", NEVER)
+
+
 BASE = tensors(20)
 DATASETS = {
     "tensors": BASE,
@@ -58,7 +70,7 @@ DATASETS = {
 
 @pytest.mark.parametrize("name", DATASETS)
 @pytest.mark.parametrize("batch_size", [1, 4, 50])
-def test_batches_are_dataloaders(name, batch_size):
+def test_batches_are_dataloaders(name, batch_size, memory):
     """Also negative indices, empty parts and empty rows. Seen to fail: `_from_parts` that searches from the left (a part's first sample)."""
     dataset = DATASETS[name]
     assert is_arrays(dataset)
@@ -92,7 +104,8 @@ def batch(values):
     return Indices(0, np.arange(len(values)), np.array(values))
 
 
-def test_it_lies_in_the_memory_that_was_given():
+def test_it_lies_in_the_memory_that_was_given(monkeypatch):
+    monkeypatch.setattr(arrays_module, "_SMALL", NEVER)
     given = []
 
     def allocate(specs):
@@ -106,6 +119,12 @@ def test_it_lies_in_the_memory_that_was_given():
     assert [one.data_ptr() for one in rows] == [one.data_ptr() for one in given]
 
 
+def test_a_small_batch_asks_for_no_memory():
+    """Seen to fail: `_SMALL` of -1."""
+    rows = gathered(BASE, batch([3, -1]), 0, lambda specs: pytest.fail("memory was asked for"))
+    assert same(rows, [one[[3, -1]] for one in BASE.tensors])
+
+
 def test_a_batch_is_no_view_of_the_dataset():
     dataset = TensorDataset(torch.arange(8.0))
     with Loader.from_dataset(dataset, batch_size=8) as loader:
@@ -115,7 +134,7 @@ def test_a_batch_is_no_view_of_the_dataset():
 
 @pytest.mark.parametrize("index", [20, -21, 10**12])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_index_that_is_out_of_bounds_is_named(index, workers):
+def test_an_index_that_is_out_of_bounds_is_named(index, workers, memory):
     """Seen to fail: `_from_parts` without its check (-21 is counted from the end of the last part)."""
     for dataset in (BASE, ConcatDataset([tensors(10), tensors(10)])):
         with Loader.from_dataset(dataset, batch_size=2, sampler=[3, index], num_workers=workers) as loader:

@@ -7,6 +7,7 @@ one worker: it is given batches in the order in which a worker would get them, a
 from __future__ import annotations
 
 import random
+import sys
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import SKIP, Fetch, Indices, Loader
+from penstock import _keys as keys_module
 from penstock import _work as work_module
 from penstock._keying import CALM, Keying
 from penstock._keys import Watch, global_rngs_kept, rekey_globals
@@ -425,8 +427,15 @@ def test_collate_fn_and_on_error_draw_the_same_everywhere(caplog):
 # The watch.
 
 
+@pytest.fixture(params=["as memory", "asked"])
+def python_generator(request, monkeypatch):
+    """Both ways to look at Python's generator."""
+    if request.param == "asked":
+        monkeypatch.setattr(keys_module, "_python_twister", lambda: None)
+
+
 @pytest.mark.parametrize("draw", DRAWS)
-def test_the_watch_sees_every_draw(draw):
+def test_the_watch_sees_every_draw(draw, python_generator):
     rekey_globals(1, 2, 3)
     watch = Watch()
     before = watch.look()
@@ -436,8 +445,28 @@ def test_the_watch_sees_every_draw(draw):
     assert watch.look() != before
 
 
-def test_the_watch_puts_back():
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="only CPython has its generator there")
+def test_the_generator_of_python_is_found():
+    generator, _ = keys_module._python_twister()
+    assert generator.getstate() == random.getstate()
+
+
+def test_the_deviate_that_python_keeps_is_seen(python_generator):
+    """Not a word is drawn. Seen to fail: `look` without ``gauss_next``."""
+    random.seed(1)
+    random.gauss(0, 1)
+    watch = Watch()
+    before = watch.look()
+    random.gauss(0, 1)
+    assert watch.look() != before
+    watch.put_back(before)
+    assert watch.look() == before
+
+
+def test_the_watch_puts_back(python_generator):
+    """Seen to fail: the place of Python's words left at their beginning."""
     rekey_globals(1, 2, 3)
+    random.gauss(0, 1)
     found = states()
     watch = Watch()
     before = watch.look()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from penstock._node import Indices
     from penstock._pool import Allocate
 
-Fields = list[torch.Tensor]
+Fields = Sequence[torch.Tensor]
 
 
 class Table:
@@ -89,18 +90,29 @@ def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> A
     fields = _fields(dataset)
     if fields is None:
         return None
-    out = allocate([((len(rows), *one.shape[1:]), one.dtype) for one in fields]) if fields[0].device.type == "cpu" else None
-    return _into(dataset, rows, out)
+    if fields[0].device.type != "cpu" or all(one.nbytes * len(rows) <= _SMALL * len(one) for one in fields):
+        return _into(dataset, rows, None)
+    return _into(dataset, rows, allocate([((len(rows), *one.shape[1:]), one.dtype) for one in fields]))
+
+
+_SMALL = 2**16
+"""Bytes of a batch, field by field, up to which new memory, which an index makes by itself, costs less than asking for any."""
 
 
 def _fields(dataset: Any) -> Fields | None:
     """Tensors like those of ``dataset``, where all parts of it agree."""
     if isinstance(dataset, TensorDataset):
-        tensors = list(dataset.tensors)
-        plain = all(
-            type(one) is torch.Tensor and one.layout is torch.strided and not one.requires_grad and not one.is_quantized for one in tensors
-        )
-        return tensors if plain and len({one.device for one in tensors}) == 1 else None
+        device = dataset.tensors[0].device
+        for one in dataset.tensors:
+            if (
+                type(one) is not torch.Tensor
+                or one.layout is not torch.strided
+                or one.requires_grad
+                or one.is_quantized
+                or one.device != device
+            ):
+                return None
+        return dataset.tensors
     if isinstance(dataset, Subset):
         return _fields(dataset.dataset)
     if isinstance(dataset, Table):
@@ -115,19 +127,20 @@ def _fields(dataset: Any) -> Fields | None:
 
 
 def _into(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
-    """Gather into ``out``, or on the device where the tensors lie."""
+    """Gather into ``out``; where it is None into new memory, on the device where the tensors lie."""
     if isinstance(dataset, Subset):
         return _into(dataset.dataset, _chosen(dataset, indices), out)
     if isinstance(dataset, ConcatDataset):
         return _from_parts(dataset, indices, out)
-    at = torch.from_numpy(indices)
-    if out is None:
-        return [one[at.to(one.device)] for one in dataset.tensors]
-    for one, rows in zip(dataset.tensors, out, strict=True):
-        try:
+    at = torch.from_numpy(indices).to(dataset.tensors[0].device)
+    try:
+        if out is None:
+            return [one.index_select(0, at) for one in dataset.tensors]
+        for one, rows in zip(dataset.tensors, out, strict=True):
             torch.index_select(one, 0, at, out=rows)
-        except (IndexError, RuntimeError):
-            rows.copy_(one[at])  # counts negative ones from the end, and says which is out of bounds
+    except (IndexError, RuntimeError):  # This counts negative ones from the end, and says which is out of bounds:
+        fields = [one[at] for one in dataset.tensors]
+        return fields if out is None else [rows.copy_(field) for rows, field in zip(out, fields, strict=True)]
     return out
 
 

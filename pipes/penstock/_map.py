@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch import Fetch
@@ -254,6 +254,8 @@ class ParallelMapper(Node[T]):
         self._settle()
 
     def next(self) -> T:
+        if self._pool is None and not self._entries and not self._skip:
+            return self._at_once()
         if self._entries and self._entries[0].delivered:
             self._settle()  # What raised last time counts as delivered from now on.
         self._fill()
@@ -266,10 +268,7 @@ class ParallelMapper(Node[T]):
             self._settle()
             return entry.value  # type: ignore[return-value]  # the mark
         self._open -= 1
-        value: T = job.result()
-        if self._tolerance is not None:
-            samples = len(job.task) if job.task.is_batch else 1
-            value = self._tolerance.passed(samples, value, "" if job.worker == IDLE else f" in worker {job.worker}")
+        value = self._value(job)
         if self._undecided:
             self._undecided = False
             if nbytes(value) <= _SMALL:
@@ -391,10 +390,7 @@ class ParallelMapper(Node[T]):
         if self._pool is None:
             job = choice[0].job
             assert isinstance(job, Job)
-            try:
-                job.value = self._work.inline(job.task, self._allocate)
-            except (Exception, SystemExit, GeneratorExit) as exc:  # Ctrl-C is not the item's fault: it is done again
-                job.error = exc
+            self._do(job)
             return choice[0]
         while True:
             jobs = [entry.job for entry in choice if entry.job is not None]
@@ -402,6 +398,43 @@ class ParallelMapper(Node[T]):
             for entry in choice:
                 if entry.ready:
                     return entry
+
+    def _at_once(self) -> T:
+        """The next item, inline, where nothing is ever under way: without an entry, unless it raises."""
+        job = None
+        try:
+            item = next(self.source)
+            if isinstance(item, EndOfEpoch):
+                value: Any = item
+            else:
+                job = Job(item)
+                self._do(job)
+                value = self._value(job)
+        except BaseException:
+            if job is not None:
+                entry = _Entry(None, job, self.source.get_state())
+                entry.delivered = job.done
+                self._entries.append(entry)
+                self._open = 0 if entry.delivered else 1
+            raise
+        self._state = self._base = self.source.get_state()
+        return cast("T", value)
+
+    def _do(self, job: Job) -> None:
+        """Do it in this thread. Ctrl-C is not the item's fault: it goes through, and the job is not done."""
+        try:
+            job.value = self._work.inline(job.task, self._allocate)
+        except (Exception, SystemExit, GeneratorExit) as exc:
+            job.error = exc
+        job.done = True
+
+    def _value(self, job: Job | _Split) -> T:
+        """What came of it, or its error."""
+        value: T = job.result()
+        if self._tolerance is not None:
+            samples = len(job.task) if job.task.is_batch else 1
+            value = self._tolerance.passed(samples, value, "" if job.worker == IDLE else f" in worker {job.worker}")
+        return value
 
     def _settle(self) -> None:
         """Let the state follow what was delivered."""

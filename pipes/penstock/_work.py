@@ -143,10 +143,14 @@ class MapWork:
         if self.changing and task.epoch != self._epoch:
             self._tell(task.epoch)
         if fetch.is_arrays and task.is_batch:
-            with contextlib.nullcontext() if self.on_error == "raise" else contextlib.suppress(Exception):
+            try:
                 batch = fetch.gathered(task, self.seed, allocate)
-                if batch is not None:
-                    return batch
+            except Exception:
+                if self.on_error == "raise":
+                    raise
+                batch = None  # sample by sample, to find out which
+            if batch is not None:
+                return batch
         many = task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED
         return self._keying.run(lambda: self._loaded(fetch, task, cell, allocate), of_many=many, kept=inline)
 
