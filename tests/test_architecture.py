@@ -45,6 +45,7 @@ ENGINE_ROOM = {
     "_failure",
     "_launch",
     "_memory",
+    "_once",
     "_planner",
     "_processes",
     "_pump",

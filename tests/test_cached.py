@@ -644,6 +644,48 @@ def test_a_sample_that_draws_for_this_epoch_is_refused(kind: str, tmp_path: Path
     assert cached.filled == 0
 
 
+class Range:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(1)], ids=["random", "numpy", "torch"])
+@pytest.mark.parametrize("place", [None, "cache"])
+def test_global_random_numbers_that_a_cache_freezes_are_told_of_once(draw: Any, place: Any, tmp_path: Path, caplog: Any) -> None:
+    """Inline; nothing is said of samples that draw nothing, nor of reading what is there. Seen to fail: no second look."""
+
+    class Sometimes(Range):
+        def __getitem__(self, index: int) -> int:
+            if index >= 8:
+                draw()
+            return index
+
+    cached = Cached(Sometimes(20), place and tmp_path / place)
+    with Loader.from_dataset(cached, batch_size=4) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1, 2, 3]
+        random.random(), np.random.random(), torch.rand(1)  # the caller's own
+        assert next(batches).tolist() == [4, 5, 6, 7]
+        assert caplog.text == ""
+        assert [batch.tolist() for batch in batches] == [[8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
+        list(loader)
+    assert caplog.text.count("drew from the global random numbers") == 1
+    assert "sample 8 of" in caplog.text
+
+
+def test_in_worker_threads_nobody_can_tell_who_drew(tmp_path: Path, caplog: Any) -> None:
+    class Noisy(Range):
+        def __getitem__(self, index: int) -> float:
+            return random.random()
+
+    with Loader.from_dataset(Cached(Noisy(8), tmp_path / "cache"), num_workers=1, method="thread") as loader:
+        list(loader)
+    assert caplog.text == ""
+
+
 def test_random_transforms_behind_the_cache_stay_random(tmp_path: Path, counted: Counted) -> None:
     class Noisy:
         def __init__(self, below: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
+import penstock
 from penstock import Draws, Loader, Resident
 from penstock._tree import leaves
 from penstock.testing import assert_resumes_everywhere
@@ -168,6 +169,15 @@ def test_what_cannot_be_held_is_refused():
         resident(Changing())
     with pytest.raises(ValueError, match="needs no workers"):
         loader(resident(), num_workers=2)
+
+
+def test_what_would_be_frozen_is_refused_or_told(caplog):
+    """Seen to fail: `_Transformed` that looks at the dataset and not at the transform."""
+    with pytest.raises(ValueError, match=r"sample 0 of Samples drew from penstock.sample\(\).*Put what is random into augment"):
+        resident(transform=lambda one: one["image"] + penstock.sample().rng.random())
+    assert caplog.text == ""
+    resident(transform=lambda one: one["image"] + np.random.random())
+    assert caplog.text.count("sample 0 of Samples drew from the global random numbers") == caplog.text.count("drew from") == 1
 
 
 def test_an_error_of_the_dataset_comes_as_it_is():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import mmap
 import operator
@@ -15,12 +14,12 @@ from torch.utils.data import IterableDataset
 
 from penstock._cache_files import ABSENT, Claim, Files, identity_of, in_folder, in_memory, passed
 from penstock._cache_record import Unfit, record_of, value_at
-from penstock._current import sample
 from penstock._errors import ClosedError
 from penstock._fetch import Fetch, changing
+from penstock._once import Once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _logger = logging.getLogger("penstock")
 
@@ -34,7 +33,7 @@ class Cached:
     copy of the caller's own, its arrays and tensors contiguous. Everything else is refused; nothing is pickled.
 
     Random augmentation belongs behind the cache: inside, it would be drawn once for all epochs. A sample that draws from
-    `penstock.sample()` is refused; other random numbers go unnoticed.
+    `penstock.sample()` is refused; one that draws from the global generators is warned of, except in worker threads.
 
     Guarantees: Any number of processes and threads may fill and read a cache at once. A sample is there whole or not at all,
     whatever is killed at whatever instant. On Linux a sample is loaded by one thread of one process at a time while the others
@@ -65,6 +64,7 @@ class Cached:
         self._identity = identity_of(dataset, fingerprint)
         self._length: int = self._identity["length"]
         self._has_getitems = Fetch(dataset).has_getitems
+        self._once = Once("Apply the random transform to what the cache returns.")
         self._files: Files | None = in_memory(self._length) if self._path is None else in_folder(self._path, self._identity)
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class Cached:
             claim.take(place, wait=True)
             found = files.read(place)  # someone else may have been quicker
             if found is ABSENT:
-                with self._drawing_nothing(place):
+                with self._once.loading(f"sample {place} of {self._identity['dataset']}"):
                     loaded = self.dataset[place]
                 found = self._stored(claim, place, loaded)
         return found
@@ -151,7 +151,7 @@ class Cached:
     def _gathered(self, places: list[int]) -> list[Any]:
         if not places:
             return []
-        with self._drawing_nothing(places):
+        with self._once.loading(f"samples {places} of {self._identity['dataset']}"):
             loaded = self.dataset.__getitems__(places)
         if type(loaded) not in (list, tuple) or len(loaded) != len(places):
             raise TypeError(
@@ -181,21 +181,6 @@ class Cached:
                 f"and {free} are free. Make room, or cache fewer samples (torch.utils.data.Subset); what is cached stays usable",
             ) from error
         return value_at(memoryview(record), len(record))
-
-    @contextlib.contextmanager
-    def _drawing_nothing(self, what: Any) -> Iterator[None]:
-        """Refuse a body that asks for the random numbers of this epoch."""
-        try:
-            known = vars(sample())  # its generators appear there when they are first asked for
-        except RuntimeError:
-            known = {}
-        before = len(known)
-        yield
-        if len(known) > before:
-            raise ValueError(
-                f"sample {what} of {self._identity['dataset']} drew from penstock.sample(), and a cache would freeze that for all epochs. Apply "
-                f"the random transform to what the cache returns."
-            )
 
 
 def _check(dataset: Any) -> None:

@@ -14,6 +14,7 @@ from penstock._arrays import Table
 from penstock._build import from_dataset
 from penstock._device import present
 from penstock._fetch import changing
+from penstock._once import Once
 from penstock._tree import leaves, mapped
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Resident(Table):
 
     Raises:
         ValueError: It would be larger than ``max_bytes`` (known after the first samples); samples differ in shape, are not tensors,
-            or change with the epoch; there is no such device.
+            change with the epoch, or draw from `penstock.sample()`; there is no such device.
     """
 
     def __init__(
@@ -83,13 +84,15 @@ class _Transformed:
     def __init__(self, dataset: Any, transform: Callable[[Any], Any] | None) -> None:
         self.dataset = dataset
         self.transform = transform
+        self._once = Once("Put what is random into augment.")
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        sample = self.dataset[index]
-        return sample if self.transform is None else self.transform(sample)
+        with self._once.loading(f"sample {index} of {type(self.dataset).__name__}"):
+            sample = self.dataset[index]
+            return sample if self.transform is None else self.transform(sample)
 
 
 def _loaded(dataset: _Transformed, device: torch.device, max_bytes: int | None, num_workers: int, method: Any, progress: bool) -> Any:
