@@ -589,6 +589,27 @@ def test_what_may_change_between_save_and_load(other):
 # Ends.
 
 
+@pytest.mark.parametrize("wrap", [lambda node: node, lambda node: Batcher(node, 2)], ids=["whole", "in part"])
+@pytest.mark.parametrize("delivered", [1, 5])
+def test_two_loaders_over_one_graph_do_not_take_each_others_items(wrap, delivered):
+    """In mid-epoch and at an epoch's end; whoever starts somewhere else may. Seen to fail: without the check in `_advance`, in `_pass_mark`, in `refresh`."""
+    graph = Cycler(Sampler(SequentialOrder(5)))
+    one, other = Loader(graph), Loader(wrap(graph))
+    batches = iter(one)
+    read = list(islice(batches, delivered))
+    state = one.state_dict()
+    others = iter(other)
+    next(others)
+    for attempt in (one.refresh, lambda: next(batches if delivered == 1 else iter(one))):
+        with pytest.raises(penstock.GraphError, match="another Loader has begun"):
+            attempt()
+    assert one.state_dict() == state
+    one.load_state_dict(state)
+    assert [*read, *one] == [*range(5), *(range(5) if delivered == 5 else ())]
+    with pytest.raises(penstock.GraphError, match="another Loader has begun"):
+        next(others)
+
+
 def test_closed_loader_refuses_but_still_says_where_it_was():
     batches = loader(num_workers=2, method="thread")
     iterator = iter(batches)

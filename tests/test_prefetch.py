@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from itertools import islice
 
 import pytest
 import torch
 
-from penstock import ClosedError, Cycler, EndOfEpoch, Mapper, Node, PinMemory, Prefetcher, Sampler, SequentialOrder
+from penstock import ClosedError, Cycler, EndOfEpoch, Loader, Mapper, Node, PinMemory, Prefetcher, Sampler, SequentialOrder
 from penstock._memory import can_pin
 from penstock._stats import PinStatistics
 
@@ -45,6 +46,24 @@ def test_it_reads_ahead_but_no_further_than_its_depth():
     assert asked.acquire(timeout=20)
     gate.release()
     node.shutdown()
+
+
+def test_a_stuck_reader_is_left_behind_by_name(caplog):
+    """Within the time that `close` was given. Seen to fail: `shutdown` that waits 2 s whatever was said; `join` that says nothing."""
+    gate, asked = threading.Semaphore(0), threading.Semaphore(0)
+    loader = Loader(Prefetcher(Gated(source(9), gate, asked), 2))
+    gate.release()
+    next(iter(loader))
+    assert asked.acquire(timeout=20)
+    assert asked.acquire(timeout=20)
+    thread = next(thread for thread in threading.enumerate() if thread.name == "penstock-prefetch")
+    began = time.monotonic()
+    loader.close(timeout=0.05)
+    assert time.monotonic() - began < 1
+    assert caplog.text.count("thread penstock-prefetch is stuck in user code") == 1
+    gate.release()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def test_one_thread_for_life():

@@ -50,6 +50,8 @@ class Loader(Generic[T]):
     def __init__(self, root: BaseNode[T], *, endless: bool = False, restart_on_stop_iteration: bool = True) -> None:
         node = root if isinstance(root, Node) else Cycler(root)
         self.root: Node[T] = node if node.endless else Cycler(node)
+        self._origin = _origin(self.root)
+        self._reader = object()  # not the loader itself: nothing in the graph may keep that alive
         self._endless = endless
         self._restart = restart_on_stop_iteration
         self._settings: dict[str, Any] | None = None
@@ -229,6 +231,7 @@ class Loader(Generic[T]):
                 anew()
             node = node._source
         if self._stands:
+            self._check_graph()
             self.root.reset(self._state)
             self._mark_read = False
 
@@ -317,6 +320,7 @@ class Loader(Generic[T]):
     def _advance(self) -> T:
         """The next item of this epoch; ``StopIteration`` at its end."""
         self._check_open()
+        self._check_graph()
         if self._mark_read:
             raise StopIteration
         while True:
@@ -365,6 +369,7 @@ class Loader(Generic[T]):
 
     def _pass_mark(self) -> None:
         """Take the mark behind a finished epoch, if that has not been done, and stand at the start of the next one."""
+        self._check_graph()
         if not self._mark_read:
             item = self.root.next()
             if item != EndOfEpoch(epoch_of(self._state)):
@@ -381,6 +386,7 @@ class Loader(Generic[T]):
     def _jump(self, state: State) -> None:
         """Let the graph stand at ``state``; what is in flight is dropped, the workers stay."""
         self._stands = False
+        self._origin._read_by = self._reader
         self.root.reset(state)
         self._adopt(state, loaded=False)
         self._stands = True
@@ -421,11 +427,22 @@ class Loader(Generic[T]):
             self._settings = json.loads(json.dumps(self.root.settings()))
         return self._settings
 
+    def _check_graph(self) -> None:
+        if self._origin._read_by is not self._reader:
+            raise GraphError(
+                "another Loader has begun to read this graph, so this one does not know any more where it stands. Build a graph for each Loader."
+            )
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this loader was closed; build a new one.")
         if self._owner is not None and os.getpid() != self._owner:
             raise ClosedError(f"this loader was started in process {self._owner}, of which this one is a fork. Build a new loader here.")
+
+
+def _origin(node: Node[Any]) -> Node[Any]:
+    """The first node of a graph, which has no source."""
+    return node if node._source is None else _origin(node._source)
 
 
 class _Epoch(Generic[T]):

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 import torch
 
 from penstock._errors import ClosedError, WorkerDied
+from penstock._pool import patience_s
+from penstock._threads import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,10 +124,11 @@ class Planner(Generic[P]):
             self._desk.interrupted = True
             self._desk.changed.notify_all()
 
-    def shutdown(self, timeout: float = 2.0) -> None:
-        """End the thread, and wait ``timeout`` seconds for it; again, does nothing. One inside a user's code is left behind."""
-        self._finalizer()
-        self._thread.join(timeout)
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the thread; again, does nothing. See `Pool.shutdown` and `join`."""
+        if not self._desk.stopped:
+            self._finalizer()
+            join([self._thread], patience_s(timeout))
 
 
 def _end(desk: _Desk[Any], end: Callable[[], None] | None, pid: int) -> None:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from penstock._errors import ClosedError
+from penstock._pool import PATIENCE_S, patience_s
+from penstock._threads import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +146,7 @@ class Pump:
         self._wait_s = 0.0
         self._core = _Core(source, depth, convert, holds)
         self._thread = threading.Thread(target=self._core.run, name=name, daemon=True)
-        self._finalizer = weakref.finalize(self, _end, self._core, self._thread, 2.0)
+        self._finalizer = weakref.finalize(self, _end, self._core, self._thread, PATIENCE_S)
 
     def reset(self, initial_state: dict[str, Any] | None) -> None:
         """Drop what is ready, stand the source elsewhere, and read on; the first time, start the thread."""
@@ -196,10 +198,11 @@ class Pump:
             self._core.interrupted = True
             self._core.changed.notify_all()
 
-    def shutdown(self, timeout: float = 2.0) -> None:
-        """End the thread, if need be out of the middle of a wait in the source."""
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the thread, if need be out of the middle of a wait in the source; see `Pool.shutdown` and `join`."""
         self._finalizer.detach()
-        _end(self._core, self._thread, timeout)
+        if not self._core.stopped:
+            _end(self._core, self._thread, patience_s(timeout))
 
     def statistics(self) -> PumpStatistics:
         """A frozen account of the pump so far."""
@@ -223,5 +226,4 @@ def _end(core: _Core, thread: threading.Thread, timeout: float) -> None:
     core.stop()
     if core.inside:
         core.source.interrupt()
-    if thread.is_alive() and thread is not threading.current_thread():
-        thread.join(timeout)
+    join([thread], timeout)

@@ -170,14 +170,11 @@ class ThreadPool:
             self._core.changed.notify_all()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the threads; one that is stuck in user code is named in the log and left behind, as a daemon."""
+        """See `Pool.shutdown` and `join`."""
         self._finalizer.detach()
         if self._core.stopped:
             return
-        for thread in _end(self._core, self._threads, patience_s(timeout)):
-            _logger.warning(
-                "thread %s is stuck in user code and cannot be stopped; it is left behind, and its result dropped.", thread.name
-            )
+        _end(self._core, self._threads, patience_s(timeout))
 
     def statistics(self) -> ThreadStatistics:
         core = self._core
@@ -185,11 +182,19 @@ class ThreadPool:
             return ThreadStatistics(workers=len(self._threads), tasks=core.tasks, waiting=len(core.inbox), stuck=len(core.stuck()))
 
 
-def _end(core: _Core, threads: list[threading.Thread], timeout: float) -> list[threading.Thread]:
-    """The threads that did not end in time."""
+def _end(core: _Core, threads: list[threading.Thread], timeout: float) -> None:
     core.stop()
+    join(threads, timeout)
+
+
+def join(threads: Iterable[threading.Thread], timeout: float) -> None:
+    """Wait ``timeout`` seconds for threads that were told to end. One that is stuck in user code is named in the log and left behind, as a daemon."""
     deadline = time.monotonic() + timeout
     for thread in threads:
-        if thread.is_alive() and thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - time.monotonic()))
-    return [thread for thread in threads if thread.is_alive() and thread is not threading.current_thread()]
+        if not thread.is_alive() or thread is threading.current_thread():
+            continue
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            _logger.warning(
+                "thread %s is stuck in user code and cannot be stopped; it is left behind, and its result dropped.", thread.name
+            )
