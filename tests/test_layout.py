@@ -234,6 +234,33 @@ def test_a_field_that_becomes_another(name):
             check(column(one, 1, 2, 3), odd, column(one, 7, 8))
 
 
+@pytest.mark.parametrize("make", [lambda shape: np.ones(shape, np.float32), torch.ones], ids=["arrays", "tensors"])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(2,), (1,), (3,)],
+        [(1,), (3,), (2,)],
+        [(3,), (1,), (3,)],
+        [(3,), (), (3,)],
+        [(), (1,), ()],
+        [(2, 3), (3, 3), (1, 3)],
+        [(2, 3), (2, 1), (2, 5)],
+        [(2, 3), (3, 2), (2, 3)],
+        [(2, 3), (6,), (2, 3)],
+        [(2, 3), (1, 3), (2, 3)],
+        [(0, 3), (1, 3), (0, 3)],
+    ],
+    ids=str,
+)
+def test_shapes_that_only_add_up(shapes, make):
+    """Nothing is broadcast, and no row runs into the next. Seen to fail: `_arrays` without the set of lengths; without the shape of a row alone."""
+    alike, other = column(make, *[shapes[0]] * 3), column(make, *shapes)
+    check(alike, other, alike)
+    check(alike, other[1:], alike)
+    check(alike, other[1:2], alike)
+    check(other[1:2] * 3, other[::-1], alike)
+
+
 def test_what_is_written_in_place_is_known():
     """So that the tests above look at what they mean to."""
     in_place = {name for name in NAMES if Form_specs(LEAVES[name](1))}

@@ -209,13 +209,16 @@ class _Rows:
             _numpy(rows)[0] = _numpy(first)
 
     def _arrays(self, column: Sequence[Any], rows: torch.Tensor) -> None:
-        if set(map(type, column)) != {np.ndarray} or {one.shape for one in column} != {self.shape}:
+        if set(map(type, column)) != {np.ndarray}:
             raise TypeError
         if len(column) > 1 and self.shape:
+            if set(map(len, column)) != {self.shape[0]}:
+                raise TypeError
+            # This raises where the other dimensions, or the dtypes, are not those of `rows`.
             np.concatenate(column, out=rows.numpy().reshape(len(column) * self.shape[0], *self.shape[1:]), casting="no")
             return
         for place, one in enumerate(column):
-            if one.dtype != self.numpy_dtype:
+            if one.dtype != self.numpy_dtype or one.shape != self.shape:
                 raise TypeError
             rows.numpy()[place] = one
 
