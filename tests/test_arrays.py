@@ -11,9 +11,10 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from penstock import Indices, Loader
 from penstock import _arrays as arrays_module
-from penstock._arrays import gathered, is_arrays
+from penstock._arrays import Table, gathered, is_arrays
 from penstock._fetch import Fetch
 from penstock._pool import IDLE, afresh
+from penstock._tree import leaves
 from penstock._work import MapWork
 
 
@@ -123,6 +124,16 @@ def test_a_small_batch_asks_for_no_memory():
     """Seen to fail: `_SMALL` of -1."""
     rows = gathered(BASE, batch([3, -1]), 0, lambda specs: pytest.fail("memory was asked for"))
     assert same(rows, [one[[3, -1]] for one in BASE.tensors])
+
+
+@pytest.mark.parametrize("index", [20, -21])
+def test_indices_are_checked_before_they_go_to_a_device(index):
+    """A GPU does not raise: it ends. ``meta`` checks nothing either. Seen to fail: `_on` without `_from_0`."""
+    on_device = torch.empty(20, 3, device="meta")
+    for dataset in (TensorDataset(on_device), Table(on_device, 20)):
+        assert next(leaves(gathered(dataset, batch([3, -1]), 0, afresh))).shape == (2, 3)
+        with pytest.raises(IndexError, match=f"index {index} is out of bounds for a dataset of 20 samples"):
+            gathered(dataset, batch([3, index]), 0, afresh)
 
 
 def test_a_batch_is_no_view_of_the_dataset():

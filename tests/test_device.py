@@ -244,6 +244,18 @@ def test_resident_on_the_device_is_the_ordinary_loader():
 
 @pytest.mark.gpu
 @gpu
+def test_an_index_that_is_out_of_bounds_does_not_end_the_device():
+    resident = Resident(torch.utils.data.TensorDataset(torch.arange(20)), accelerator(), progress=False)
+    with Loader.from_dataset(resident, batch_size=2, sampler=[-1, 3, 4, 20]) as loader:
+        batches = iter(loader)
+        assert next(batches)[0].tolist() == [19, 3]
+        with pytest.raises(IndexError, match="index 20 is out of bounds"):
+            next(batches)
+    assert torch.ones(3, device=accelerator()).sum().item() == 3
+
+
+@pytest.mark.gpu
+@gpu
 def test_draws_are_the_same_on_every_device():
     from penstock import Draws
 

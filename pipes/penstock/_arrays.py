@@ -47,7 +47,7 @@ class Table:
 
     def batch(self, rows: np.ndarray, indices: Indices, seed: int) -> Any:
         """``rows`` (int64, shape ``(n,)``), which are those of ``indices``."""
-        at = torch.from_numpy(rows).to(self._device)
+        at = _on(self._device, rows, self._length)
         try:
             batch = mapped(self.fields, lambda field: field.index_select(0, at))
         except (IndexError, RuntimeError):
@@ -132,7 +132,7 @@ def _into(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
         return _into(dataset.dataset, _chosen(dataset, indices), out)
     if isinstance(dataset, ConcatDataset):
         return _from_parts(dataset, indices, out)
-    at = torch.from_numpy(indices).to(dataset.tensors[0].device)
+    at = _on(dataset.tensors[0].device, indices, len(dataset))
     try:
         if out is None:
             return [one.index_select(0, at) for one in dataset.tensors]
@@ -146,11 +146,7 @@ def _into(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
 
 def _from_parts(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
     ends = np.asarray(dataset.cumulative_sizes)
-    n = int(ends[-1])
-    outside = (indices < -n) | (indices >= n)
-    if outside.any():
-        raise IndexError(f"index {indices[outside][0]} is out of bounds for a dataset of {n} samples")
-    indices = np.where(indices < 0, indices + n, indices)
+    indices = _from_0(indices, int(ends[-1]))
     part_of = np.searchsorted(ends, indices, side="right")
     first = int(part_of[0])
     if (part_of == first).all():
@@ -165,6 +161,21 @@ def _from_parts(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields
             rows[torch.from_numpy(places).to(rows.device)] = field
     assert out is not None
     return out
+
+
+def _on(device: torch.device, indices: np.ndarray, n: int) -> torch.Tensor:
+    """The indices on ``device``; checked here where that is another one: there, one that is out of bounds is the end of the process."""
+    if device.type == "cpu":
+        return torch.from_numpy(indices)
+    return torch.from_numpy(_from_0(indices, n)).to(device)
+
+
+def _from_0(indices: np.ndarray, n: int) -> np.ndarray:
+    """Negative ones counted from the end."""
+    outside = (indices < -n) | (indices >= n)
+    if outside.any():
+        raise IndexError(f"index {indices[outside][0]} is out of bounds for a dataset of {n} samples")
+    return np.where(indices < 0, indices + n, indices)
 
 
 def _chosen(subset: Subset[Any], indices: np.ndarray) -> np.ndarray:
