@@ -14,7 +14,7 @@ import torch
 
 from penstock import Batcher, Cycler, EndOfEpoch, Fetch, Loader, ParallelMapper, PinMemory, Resident, Sampler, SequentialOrder, ToDevice
 from penstock._device import present
-from penstock._memory import can_pin
+from penstock._memory import can_pin, pin
 from penstock._stats import PinStatistics
 from penstock._tree import leaves, mapped
 from penstock.testing import assert_resumes_everywhere
@@ -104,6 +104,19 @@ def test_a_tree_keeps_its_form(tree):
     assert list(leaves(changed)) == [leaf * 10 for leaf in leaves(tree)]
     assert mapped(changed, lambda leaf: leaf // 10) == tree
     assert list(leaves(tree)) == list(leaves(mapped(tree, lambda leaf: leaf)))  # the tree itself is as it was
+
+
+def test_what_lies_on_a_device_needs_no_pinning():
+    """``meta`` stands for one. Seen to fail: `pin` that hands everything to torch ("Cannot access accelerator device")."""
+
+    class Own:
+        def pin_memory(self) -> str:
+            return "pinned"
+
+    there = torch.empty(3, device="meta")
+    batch = pin({"there": there, "own": [Own(), "name"]})
+    assert batch["there"] is there
+    assert batch["own"] == ["pinned", "name"]
 
 
 def test_the_cpu_is_always_present():
@@ -252,6 +265,27 @@ def test_an_index_that_is_out_of_bounds_does_not_end_the_device():
         with pytest.raises(IndexError, match="index 20 is out of bounds"):
             next(batches)
     assert torch.ones(3, device=accelerator()).sum().item() == 3
+
+
+@pytest.mark.gpu
+@gpu
+def test_what_is_on_the_device_already_is_waited_for_too():
+    """It was made in the reader thread, on its current stream, which is not the consumer's."""
+    streams = torch.get_device_module(accelerator())
+
+    def made(indices: list[int]) -> dict:
+        streams._sleep(20_000_000)
+        return {"there": torch.full((1000,), float(indices[0]), device=accelerator()), "here": torch.tensor(indices)}
+
+    node = ToDevice(ParallelMapper(Batcher(Cycler(Sampler(SequentialOrder(10))), 2), made, 0), accelerator())
+    with streams.stream(streams.Stream()):
+        sums = [(batch["there"].sum() / 1000, batch["here"][0]) for batch in islice(node, 5)]
+    assert [(there.item(), here.item()) for there, here in sums] == [(k, k) for k in (0, 2, 4, 6, 8)]
+    node.shutdown()
+    resident = Resident(torch.utils.data.TensorDataset(torch.arange(20)), accelerator(), progress=False)
+    for way in ({"device": accelerator()}, {"pin_memory": True}):
+        with Loader.from_dataset(resident, batch_size=5, **way) as loader:
+            assert [batch[0].tolist() for batch in loader] == [[*range(k, k + 5)] for k in (0, 5, 10, 15)]
 
 
 @pytest.mark.gpu

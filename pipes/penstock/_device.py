@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 import torch
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from penstock._ahead import Ahead
-from penstock._memory import can_pin
+from penstock._memory import can_pin, pin
 from penstock._node import is_mark
 from penstock._tree import leaves, mapped
 
@@ -72,21 +71,22 @@ def present(device: torch.device | str) -> torch.device:
 
 
 class _Moved(NamedTuple):
-    """A batch on its way to ``device``: ``event`` happens when ``tensors`` have arrived; None where there are no streams."""
+    """A batch on its way to ``device``: once the ``events`` have happened, ``tensors`` have arrived. Without streams there are neither."""
 
     batch: Any
     device: torch.device
     tensors: list[torch.Tensor]
-    event: Any
+    events: list[Any]
 
     def arrived(self) -> Any:
         """The batch, for use on the current stream: that waits for the copy, and its memory for that.
 
         Objects with a ``to`` of their own are moved only now, because nobody else can say which tensors are in them.
         """
-        if self.event is not None:
+        if self.events:
             stream = torch.get_device_module(self.device).current_stream(self.device)
-            stream.wait_event(self.event)
+            for event in self.events:
+                stream.wait_event(event)
             for tensor in self.tensors:
                 tensor.record_stream(stream)
         return mapped(self.batch, self._moved_whole)
@@ -109,15 +109,17 @@ class _Mover:
         if is_mark(item):
             return item
         if not hasattr(self._streams, "Stream"):
-            return _Moved(mapped(item, self._moved), self._device, [], None)
+            return _Moved(mapped(item, self._moved), self._device, [], [])
         if self._stream is None:
             self._streams.set_device(self._device)
             self._stream = self._streams.Stream(self._device)
-        pinned = pin_memory(item) if self._pins else item  # type: ignore[no-untyped-call]
+        pinned = pin(item) if self._pins else item
         with self._streams.stream(self._stream):
             batch = mapped(pinned, self._moved)
-            event = self._stream.record_event()
-        return _Moved(batch, self._device, [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)], event)
+            events = [self._stream.record_event()]
+        if any(isinstance(leaf, torch.Tensor) and leaf.device == self._device for leaf in leaves(item)):
+            events.append(self._streams.current_stream(self._device).record_event())  # it was made there, in this thread
+        return _Moved(batch, self._device, [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)], events)
 
     def _moved(self, leaf: Any) -> Any:
         return leaf.to(self._device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf

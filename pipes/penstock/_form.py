@@ -235,6 +235,7 @@ class _InPlace:
     def __init__(self, field: _Rows, memory: torch.Tensor) -> None:
         self._field = field
         self._memory = memory
+        self._rows = memory.size(0)  # as `len`, which takes a microsecond
         self._written = 0
         self._loose: _Loose | None = None
 
@@ -242,7 +243,7 @@ class _InPlace:
         if self._loose is None:
             end = self._written + len(column)
             try:
-                self._field.write(column, self._memory if len(column) == len(self._memory) else self._memory[self._written : end])
+                self._field.write(column, self._memory if len(column) == self._rows else self._memory[self._written : end])
             except (TypeError, ValueError, RuntimeError, OverflowError):
                 rows = [self.row(row) for row in range(self._written)]
                 self._loose = _Loose(self._field.column)
@@ -266,7 +267,7 @@ class _InPlace:
     def finish(self, rows: int) -> Any:
         if self._loose is not None:
             return self._loose.finish(rows)
-        return self._memory if rows == len(self._memory) else self._memory[:rows]
+        return self._memory if rows == self._rows else self._memory[:rows]
 
 
 class _Container:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from penstock._bytes import carved, carved_bytes
 from penstock._pool import afresh
+from penstock._tree import leaves, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,6 +180,17 @@ class Recycler:
 def pinned(specs: Sequence[Spec]) -> list[torch.Tensor]:
     """`Allocate` in page-locked memory of torch's own cache, which waits for copies to a device that are still on their way."""
     return [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in specs]
+
+
+def pin(batch: Any) -> Any:
+    """``batch`` in page-locked memory, as ``DataLoader(pin_memory=True)`` does it; what lies on a device, which that refuses, stays there."""
+    if any(map(_on_device, leaves(batch))):
+        return mapped(batch, lambda leaf: leaf if _on_device(leaf) else pin_memory(leaf))  # type: ignore[no-untyped-call]
+    return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+def _on_device(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
 
 
 def can_pin() -> bool:

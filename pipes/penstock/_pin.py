@@ -6,10 +6,9 @@ import warnings
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import torch
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from penstock._ahead import Ahead
-from penstock._memory import can_pin
+from penstock._memory import can_pin, pin
 from penstock._node import is_mark
 from penstock._stats import PinStatistics
 from penstock._tree import leaves
@@ -26,7 +25,8 @@ class PinMemory(Ahead[T]):
 
     Without an accelerator that has such memory there is nothing to pin for: items pass through unchanged, with one warning and no thread.
 
-    Batches that lie in pinned memory already, as those of a `ParallelMapper` with ``pin_memory=True``, are handed on as they are.
+    Batches that lie in pinned memory already, as those of a `ParallelMapper` with ``pin_memory=True``, or on a device, are handed on as they
+    are.
 
     Args:
         source: Batches: tensors, containers of them, and objects with a ``pin_memory()`` method.
@@ -66,9 +66,14 @@ class _Pin:
             torch.accelerator.set_device_index(self.device)
             torch.set_num_threads(1)
             self.ready = True
-        here = [leaf.is_pinned() if isinstance(leaf, torch.Tensor) else not hasattr(leaf, "pin_memory") for leaf in leaves(item)]
-        if all(here):
+        if all(map(_needs_nothing, leaves(item))):
             self.already += 1
             return item
         self.pinned += 1
-        return pin_memory(item)  # type: ignore[no-untyped-call]
+        return pin(item)
+
+
+def _needs_nothing(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.device.type != "cpu" or leaf.is_pinned()
+    return not hasattr(leaf, "pin_memory")
