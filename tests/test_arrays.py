@@ -136,6 +136,35 @@ def test_indices_are_checked_before_they_go_to_a_device(index):
             gathered(dataset, batch([3, index]), 0, afresh)
 
 
+def test_what_is_to_be_pinned_is(monkeypatch):
+    """Small, too; a plain tensor stands for pinned memory. Seen to fail: `gathered` that does not ask."""
+    given = []
+    pinned = lambda specs: given.extend(afresh(specs)) or given  # noqa: E731
+    monkeypatch.setattr(arrays_module, "pinned", pinned)
+    rows = gathered(BASE, batch([3, -1]), 0, pinned)
+    assert [one.data_ptr() for one in rows] == [one.data_ptr() for one in given]
+
+
+def test_a_subset_that_says_it_is_shorter():
+    """The tensors count from their own end. ``meta`` stands for a device."""
+
+    class Half(TensorDataset):
+        def __len__(self):
+            return 5
+
+    assert gathered(Half(torch.arange(10)), batch([-1, 7]), 0, afresh)[0].tolist() == [9, 7]
+    assert gathered(Half(torch.empty(10, device="meta")), batch([-1, 7]), 0, afresh)[0].shape == (2,)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.bool])
+def test_rare_types_in_parts(dtype):
+    dataset = ConcatDataset([TensorDataset(torch.arange(start, start + 4).to(dtype)) for start in (1, 5)])
+    with Loader.from_dataset(dataset, batch_size=3, sampler=[0, 7, 4, 3, 2, 1]) as ours:
+        for one, theirs in zip(ours, DataLoader(dataset, batch_size=3, sampler=[0, 7, 4, 3, 2, 1]), strict=True):
+            assert one[0].dtype == dtype
+            assert torch.equal(one[0].view(torch.uint8), theirs[0].view(torch.uint8))
+
+
 def test_a_batch_is_no_view_of_the_dataset():
     dataset = TensorDataset(torch.arange(8.0))
     with Loader.from_dataset(dataset, batch_size=8) as loader:

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock
-from penstock import SKIP, Loader, SampleError
+from penstock import SKIP, Cycler, Loader, Node, ParallelMapper, SampleError, Sampler, SequentialOrder
 from penstock._tolerance import WINDOW, Fault, Marred, Tolerance
 from penstock.testing import Tagged, assert_resumes_everywhere
 
@@ -133,6 +133,27 @@ def test_what_means_something_to_loops_arrives_as_an_error(way, kind):
     assert kind.__name__ in str(seen[1])
     assert "dataset index" in str(seen[1])
     assert type(seen[1].__cause__) is kind
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_the_index_level_raised_counts_as_delivered(workers):
+    """From the next call on, whoever loads. Seen to fail: `_at_once` without an entry for it."""
+
+    class Choosy(Node):
+        def transform(self, item):
+            if item in (2, 3):
+                raise ValueError(item)
+            return item
+
+    seen = []
+    with Loader(ParallelMapper(Choosy(Cycler(Sampler(SequentialOrder(6)))), str, workers)) as loader:
+        batches = iter(loader)
+        for _ in range(6):
+            try:
+                seen.append((next(batches), loader.position))
+            except ValueError as error:
+                seen.append((error.args[0], loader.position))
+    assert seen == [("0", 1), ("1", 2), (2, 2), (3, 3), ("4", 5), ("5", 6)]
 
 
 def test_ctrl_c_inline_is_ctrl_c_and_the_batch_is_still_to_come():

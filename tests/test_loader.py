@@ -610,6 +610,20 @@ def test_two_loaders_over_one_graph_do_not_take_each_others_items(wrap, delivere
         next(others)
 
 
+def test_two_loaders_over_one_node_of_torchdata():
+    """Each has a wrapper of its own around it. Seen to fail: `_origin` that stops at the wrapper."""
+    from torchdata.nodes import IterableWrapper
+    from torchdata.nodes import Mapper as Theirs
+
+    node = IterableWrapper(range(6))
+    one, other = Loader(node), Loader(Theirs(node, str))
+    batches = iter(one)
+    assert next(batches) == 0
+    assert next(iter(other)) == "0"
+    with pytest.raises(penstock.GraphError, match="another Loader has begun"):
+        next(batches)
+
+
 def test_closed_loader_refuses_but_still_says_where_it_was():
     batches = loader(num_workers=2, method="thread")
     iterator = iter(batches)

@@ -60,10 +60,18 @@ def test_a_stuck_reader_is_left_behind_by_name(caplog):
     began = time.monotonic()
     loader.close(timeout=0.05)
     assert time.monotonic() - began < 1
-    assert caplog.text.count("thread penstock-prefetch is stuck in user code") == 1
+    assert caplog.text.count("thread penstock-prefetch is still at work") == 1
     gate.release()
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_an_idle_reader_is_not_called_busy_however_little_time_there_is(caplog):
+    """Seen to fail: `join` that gives a thread no time to wake."""
+    loader = Loader(Prefetcher(source(9), 2))
+    next(iter(loader))
+    loader.close(timeout=0)
+    assert caplog.text == ""
 
 
 def test_one_thread_for_life():

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock._draws import Draws
+from penstock._pool import pinned
 from penstock._tree import leaves, mapped
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> A
     fields = _fields(dataset)
     if fields is None:
         return None
-    if fields[0].device.type != "cpu" or all(one.nbytes * len(rows) <= _SMALL * len(one) for one in fields):
+    small = allocate is not pinned and all(one.nbytes * len(rows) <= _SMALL * len(one) for one in fields)
+    if small or fields[0].device.type != "cpu":
         return _into(dataset, rows, None)
     return _into(dataset, rows, allocate([((len(rows), *one.shape[1:]), one.dtype) for one in fields]))
 
@@ -132,7 +134,7 @@ def _into(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
         return _into(dataset.dataset, _chosen(dataset, indices), out)
     if isinstance(dataset, ConcatDataset):
         return _from_parts(dataset, indices, out)
-    at = _on(dataset.tensors[0].device, indices, len(dataset))
+    at = _on(dataset.tensors[0].device, indices, len(dataset.tensors[0]))
     try:
         if out is None:
             return [one.index_select(0, at) for one in dataset.tensors]
@@ -158,9 +160,15 @@ def _from_parts(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields
         if out is None:
             out = [one.new_empty((len(indices), *one.shape[1:])) for one in fields]
         for rows, field in zip(out, fields, strict=True):
-            rows[torch.from_numpy(places).to(rows.device)] = field
+            _words(rows)[torch.from_numpy(places).to(rows.device)] = _words(field)
     assert out is not None
     return out
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """A view as integers of the same size, which can be written by index; not all types can."""
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.itemsize)
+    return tensor if words is None or tensor.is_complex() else tensor.view(words)
 
 
 def _on(device: torch.device, indices: np.ndarray, n: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock._cycle import Cycler
 from penstock._errors import ClosedError, GraphError, StateError, StateMismatch
-from penstock._node import EndOfEpoch, Indices, Node, State, epoch_of
+from penstock._node import BaseNode, EndOfEpoch, Foreign, Indices, Node, State, epoch_of
 from penstock._pool import PATIENCE_S, closing_within
 from penstock._saved import FORMAT, KEY, differences, epoch_in, parsed, warn_of_start
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from penstock._build import from_dataset as _from_dataset
-    from penstock._node import BaseNode
 
 T = TypeVar("T", covariant=True)
 
@@ -428,7 +427,7 @@ class Loader(Generic[T]):
         return self._settings
 
     def _check_graph(self) -> None:
-        if self._origin._read_by is not self._reader:
+        if getattr(self._origin, "_read_by", None) is not self._reader:
             raise GraphError(
                 "another Loader has begun to read this graph, so this one does not know any more where it stands. Build a graph for each Loader."
             )
@@ -440,9 +439,10 @@ class Loader(Generic[T]):
             raise ClosedError(f"this loader was started in process {self._owner}, of which this one is a fork. Build a new loader here.")
 
 
-def _origin(node: Node[Any]) -> Node[Any]:
-    """The first node of a graph, which has no source."""
-    return node if node._source is None else _origin(node._source)
+def _origin(node: Any) -> Any:
+    """The first node of a graph, which has no source; torchdata's own where it begins with those."""
+    below = node.node if isinstance(node, Foreign) else node._source if isinstance(node, Node) else getattr(node, "source", None)
+    return _origin(below) if isinstance(below, BaseNode) else node
 
 
 class _Epoch(Generic[T]):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch import Fetch
 from penstock._layout import nbytes
-from penstock._memory import Recycler, can_pin, pinned
+from penstock._memory import Recycler, can_pin
 from penstock._node import EndOfEpoch, Node, State, fields, is_mark
-from penstock._pool import IDLE, Job, Pool
+from penstock._pool import IDLE, Job, Pool, pinned
 from penstock._processes import ProcessPool
 from penstock._threads import ThreadPool
 from penstock._tolerance import Tolerance, check_policy
@@ -410,10 +410,10 @@ class ParallelMapper(Node[T]):
                 job = Job(item)
                 self._do(job)
                 value = self._value(job)
-        except BaseException:
-            if job is not None:
+        except BaseException as exc:
+            if job is not None or (isinstance(exc, Exception) and not isinstance(exc, StopIteration)):
                 entry = _Entry(None, job, self.source.get_state())
-                entry.delivered = job.done
+                entry.delivered = job is None or job.done
                 self._entries.append(entry)
                 self._open = 0 if entry.delivered else 1
             raise

@@ -177,11 +177,6 @@ class Recycler:
         return self._slots.view(number)
 
 
-def pinned(specs: Sequence[Spec]) -> list[torch.Tensor]:
-    """`Allocate` in page-locked memory of torch's own cache, which waits for copies to a device that are still on their way."""
-    return [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in specs]
-
-
 def pin(batch: Any) -> Any:
     """``batch`` in page-locked memory, as ``DataLoader(pin_memory=True)`` does it; what lies on a device, which that refuses, stays there."""
     if any(map(_on_device, leaves(batch))):

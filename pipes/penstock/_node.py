@@ -135,8 +135,6 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
         GraphError: ``source`` is not a node, or a foreign node that stands above a `Cycler`.
     """
 
-    _read_by: object = None  # whoever moved the graph last; kept by its first node
-
     def __init__(self, source: BaseNode[Any] | None = None) -> None:
         super().__init__()
         self._source = source if source is None or isinstance(source, Node) else Foreign(source)

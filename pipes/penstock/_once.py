@@ -51,7 +51,8 @@ class Once:
         if before is not None and self._watch.look() != before:
             self._warned = True
             _logger.warning(
-                "%s drew from the global random numbers, and that is frozen for all epochs, here and in what is loaded from now on. %s",
+                "%s drew from the global random numbers (or another thread did meanwhile), and that is frozen for all epochs, here and in what is "
+                "loaded from now on. %s",
                 what,
                 self._remedy,
             )

@@ -36,6 +36,11 @@ def afresh(specs: Sequence[Spec]) -> list[torch.Tensor]:
     return [torch.empty(shape, dtype=dtype) for shape, dtype in specs]
 
 
+def pinned(specs: Sequence[Spec]) -> list[torch.Tensor]:
+    """`Allocate` in page-locked memory of torch's own cache, which waits for copies to a device that are still on their way."""
+    return [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in specs]
+
+
 PATIENCE_S = 2.0
 """How long a shutdown may take, unless `closing_within` says otherwise."""
 
