@@ -124,10 +124,12 @@ def stuck(cell: Any, fifo: Path, row: int = IDLE) -> None:
 
 
 def once(cell: Any, flag: Path, fault: Callable[[], Any], value: Any) -> Any:
-    """Meets with ``fault`` the first time."""
-    if not flag.exists():
-        flag.touch()
-        fault()
+    """Meets with ``fault`` the first time, and of two at once only one."""
+    try:
+        flag.touch(exist_ok=False)
+    except FileExistsError:
+        return value
+    fault()
     return value
 
 
