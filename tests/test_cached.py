@@ -677,6 +677,8 @@ def test_global_random_numbers_that_a_cache_freezes_are_told_of_once(draw: Any, 
 
 
 def test_in_worker_threads_nobody_can_tell_who_drew(tmp_path: Path, caplog: Any) -> None:
+    """Seen to fail: `Once` that looks in any thread."""
+
     class Noisy(Range):
         def __getitem__(self, index: int) -> float:
             return random.random()

@@ -146,8 +146,8 @@ def _end(desk: _Desk[Any], end: Callable[[], None] | None, pid: int) -> None:
 class Helper:
     """Run ``make`` in a process of its own, named ``penstock-plan``, which dies with this one.
 
-    One thread calls it; any thread may `end` it. The process starts at the first call, as multiprocessing's default for the
-    platform has it: under fork it has the sampler as it is, else it is sent a pickle.
+    One thread calls it; any thread may `end` it. The process starts at once, as multiprocessing's default for the platform has
+    it: under fork it has the sampler as it is, else it is sent a pickle.
 
     A fork takes over the locks that other threads hold at that instant (those of the global generators, of imports), and nobody gives
     them back there. So a process that has answered nothing yet and stands still is replaced, twice at most: it may just be waiting.
