@@ -43,6 +43,7 @@ ENGINE_ROOM = {
     "_crew",
     "_engine",
     "_failure",
+    "_fork",
     "_launch",
     "_memory",
     "_once",

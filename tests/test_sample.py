@@ -20,7 +20,6 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from torch.utils.data import Sampler as TorchSampler
 from torchdata.nodes import Loader
 
-from penstock import _planner as planner_module
 from penstock._errors import ClosedError, GraphError, StateError, StateMismatch, WorkerDied
 from penstock._node import Indices, pack
 from penstock._orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
@@ -830,57 +829,3 @@ def test_values_are_read_once_each(wrap):
         node.take(5), node.at(np.arange(3)), node.remaining()
     assert sampler.asked == [0]
     assert all(left < right for left, right in pairwise(node.at(np.arange(N)).plain()))
-
-
-# A helper process that stands still.
-
-
-class Locked:
-    def __init__(self, lock):
-        self.lock = lock
-
-    def __call__(self, task):
-        with self.lock:
-            return task
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    if multiprocessing.get_start_method() != "fork":
-        pytest.skip("only a fork takes over locks that are held")
-    monkeypatch.setattr(planner_module, "_STILL_S", 0.3)
-
-
-def test_a_helper_that_was_forked_while_a_lock_was_held_is_replaced(impatient, caplog):
-    """Nobody gives that lock back in the fork. Seen to fail: waiting without a limit."""
-    lock = threading.Lock()
-    with lock:
-        helper = Helper(Locked(lock))
-    try:
-        assert [helper(7), helper(8)] == [7, 8]
-    finally:
-        helper.end()
-    assert caplog.text.count("has stood still for 0.3 s, and is replaced") == 1
-
-
-def test_a_helper_that_may_just_be_waiting_is_replaced_twice_and_then_left(impatient, caplog):
-    """And ended when it is to be. Seen to fail: `_replaceable` that is not counted."""
-    lock = threading.Lock()
-    lock.acquire()
-    helper = Helper(Locked(lock))
-    raised = []
-
-    def ask():
-        try:
-            helper(1)
-        except WorkerDied as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join(2.5)  # four times as long as it takes to be replaced
-    replaced = caplog.text.count("is replaced")
-    helper.end()
-    thread.join(20)
-    assert replaced == 2
-    assert len(raised) == 1

@@ -19,7 +19,7 @@ from penstock._errors import WorkerDied
 from penstock._segments import Parcel, attach, create
 from penstock._wire import BORN, ENDED, MOST_FDS, NO_DESCRIPTORS, ORDER, REPORT, PassedFd, Setup, receive
 from penstock._worker import no_ctrl_c, worker_main
-from penstock._zygote import buried, fork_zygote, watch
+from penstock._zygote import Zygote, buried, watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,16 +57,16 @@ class ByZygote:
         with warnings.catch_warnings():  # Python 3.12 warns of threads in this process; the zygote touches nothing that they may hold
             warnings.simplefilter("ignore", DeprecationWarning)
             with no_ctrl_c():
-                self._pid, self._control = fork_zygote(setup)
+                self._zygote = Zygote(setup)
         self.late: list[tuple[int, int]] = []
-        poller.register(self._control, select.POLLIN)
+        poller.register(self._zygote.control, select.POLLIN)
 
     def greeting(self) -> tuple[int, list[int]]:
         return 0, []
 
     def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
         try:
-            socket.send_fds(self._control, [ORDER.pack(serial, worker)], [channel.fileno()])
+            socket.send_fds(self._zygote.control, [ORDER.pack(serial, worker)], [channel.fileno()])
         except (BrokenPipeError, ConnectionResetError):
             raise self._lost() from None
         while True:
@@ -89,37 +89,33 @@ class ByZygote:
 
     def join(self, timeout: float) -> bool:
         with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_WR)
+            self._zygote.control.shutdown(socket.SHUT_WR)
         poller = select.poll()
-        poller.register(self._control, select.POLLIN)
+        poller.register(self._zygote.control, select.POLLIN)
         deadline = time.monotonic() + timeout
         while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            if not receive(self._control, REPORT.size)[0]:
-                self._reap()
+            if not receive(self._zygote.control, REPORT.size)[0]:
+                self._zygote.reap()
                 return True
         return False
 
     def kill(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
-        self._reap()
+        self._zygote.kill()
 
     def disown(self) -> None:
-        self._control.close()
-
-    def _reap(self) -> None:
-        self._control.close()
-        with contextlib.suppress(ChildProcessError):  # someone else's waitpid(-1) was quicker
-            os.waitpid(self._pid, 0)
+        self._zygote.control.close()
 
     def _report(self, flags: int) -> tuple[int, int, int]:
-        message, _ = receive(self._control, REPORT.size, flags)
+        message, _ = receive(self._zygote.control, REPORT.size, flags)
         if not message:
             raise self._lost()
         serial, what, value = REPORT.unpack(message)
         return serial, what, value
 
     def _lost(self) -> WorkerDied:
-        return WorkerDied(f"the process that forks the workers (pid {self._pid}) has died, {_LIKELY['SIGKILL']}. Build a new loader.")
+        return WorkerDied(
+            f"the process that forks the workers (pid {self._zygote.pid}) has died, {_LIKELY['SIGKILL']}. Build a new loader."
+        )
 
 
 class ByContext:

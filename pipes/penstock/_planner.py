@@ -7,16 +7,14 @@ runs in a helper process.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
 import select
 import signal
-import sys
 import threading
-import time
 import traceback
 import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 import torch
 
 from penstock._errors import ClosedError, WorkerDied
+from penstock._fork import come_up, until_up
 from penstock._pool import patience_s
 from penstock._threads import join
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 P = TypeVar("P")
-_logger = logging.getLogger("penstock")
 
 
 class _Desk(Generic[P]):
@@ -149,30 +147,28 @@ class Helper:
     One thread calls it; any thread may `end` it. The process starts at once, as multiprocessing's default for the platform has
     it: under fork it has the sampler as it is, else it is sent a pickle.
 
-    A fork takes over the locks that other threads hold at that instant (those of the global generators, of imports), and nobody gives
-    them back there. So a process that has answered nothing yet and stands still is replaced, twice at most: it may just be waiting.
-
     Raises:
-        WorkerDied: From a call: the process is gone.
+        WorkerDied: From a call: the process is gone. At once: see `until_up`.
     """
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
-        self._make = make
-        self._lock = threading.Lock()  # of what follows, against `end`
-        self._ended = False
-        self._replaceable = 2
-        self._start()
-
-    def _start(self) -> None:
         context = multiprocessing.get_context()
-        forks = context.get_start_method() == "fork"
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, self._make if forks else pickle.dumps(self._make), os.getpid()), name="penstock-plan", daemon=True
-        )
-        self._process.start()
-        assert self._process.pid is not None
-        theirs.close()
+
+        def start(make: Any) -> tuple[int, int]:
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs, make, os.getpid()), name="penstock-plan", daemon=True)
+            self._process.start()
+            theirs.close()
+            assert self._process.pid is not None
+            return self._process.pid, self._pipe.fileno()
+
+        if context.get_start_method() == "fork":
+            until_up(lambda: start(make), self._kill)
+            with contextlib.suppress(EOFError):
+                if self._pipe.poll():
+                    self._pipe.recv()
+        else:
+            start(pickle.dumps(make))
         # Other processes may hold copies of a pipe's or a sentinel's end; nobody can hold up a pidfd.
         self._death = self._process.sentinel
         if hasattr(os, "pidfd_open"):
@@ -183,17 +179,9 @@ class Helper:
         """``make(task)``."""
         try:
             self._pipe.send(task)
-            used = self._cpu_s()
-            while not (ready := multiprocessing.connection.wait([self._pipe, self._death], _STILL_S if self._replaceable else None)):
-                before, used = used, self._cpu_s()
-                if used is not None and used == before:
-                    self._replace()
-                    self._pipe.send(task)
-                    used = self._cpu_s()
-            if self._pipe not in ready:
+            if self._pipe not in multiprocessing.connection.wait([self._pipe, self._death]):
                 raise EOFError
             answer, error = self._pipe.recv()
-            self._replaceable = 0
         except (EOFError, OSError) as exc:
             self._process.join(1.0)
             raise WorkerDied(
@@ -206,39 +194,12 @@ class Helper:
 
     def end(self) -> None:
         """Kill the process and wait for it; whoever waits in a call is told `WorkerDied`."""
-        with self._lock:
-            self._ended = True
-            self._process.kill()
-            self._process.join()
+        self._process.kill()
+        self._process.join()
 
-    def _cpu_s(self) -> float | None:
-        """Processor time that the process has used; None where nobody says."""
-        if sys.platform != "linux" or self._process.pid is None:
-            return None
-        try:
-            return time.clock_gettime((~self._process.pid << 3) | 2)  # the clock that clock_getcpuclockid(3) names
-        except OSError:
-            return None  # it is gone, which is told elsewhere
-
-    def _replace(self) -> None:
-        with self._lock:
-            if self._ended:
-                raise EOFError
-            _logger.warning(
-                "the helper process that plans epochs (pid %d) has stood still for %g s, and is replaced: it may have been forked while another "
-                "thread held a lock that it needs.",
-                self._process.pid,
-                _STILL_S,
-            )
-            self._replaceable -= 1
-            self._process.kill()
-            self._process.join()
-            self._pipe.close()
-            self._start()
-
-
-_STILL_S = 10.0
-"""How long a helper that has yet to answer may use no processor time before it is replaced."""
+    def _kill(self) -> None:
+        self.end()
+        self._pipe.close()
 
 
 def _serve(pipe: multiprocessing.connection.Connection, make: Any, parent: int) -> None:
@@ -248,6 +209,9 @@ def _serve(pipe: multiprocessing.connection.Connection, make: Any, parent: int) 
     torch.set_num_threads(1)
     if isinstance(make, bytes):
         make = pickle.loads(make)
+    else:
+        come_up()
+        pipe.send(None)
     while True:
         task = pipe.recv()
         try:

@@ -16,6 +16,7 @@ import socket
 import traceback
 from typing import TYPE_CHECKING
 
+from penstock._fork import come_up, until_up
 from penstock._wire import BORN, ENDED, NOT_BORN, ORDER, REPORT, Setup, receive
 from penstock._worker import set_signals, worker_main
 
@@ -47,6 +48,8 @@ def buried(process: BaseProcess, watched: int) -> int:
 
 def zygote_main(control: socket.socket, setup: Setup) -> None:
     """Fork workers to order and report their ends, until end-of-file and the last worker's end."""
+    come_up()
+    _report(control, 0, BORN, os.getpid())
     set_signals()
     gc.freeze()  # collections in the workers then touch no page of the dataset
     children: dict[int, tuple[int, BaseProcess]] = {}
@@ -100,19 +103,43 @@ def _report(control: socket.socket, serial: int, what: int, value: int) -> None:
         control.sendall(REPORT.pack(serial, what, value))
 
 
-def fork_zygote(setup: Setup) -> tuple[int, socket.socket]:
-    """Fork the zygote: its pid, and the socket for orders and reports."""
-    ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            ours.close()
-            zygote_main(theirs, setup)
-            code = 0
-        except BaseException:  # nothing may return into a copy of the consumer's stack
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    theirs.close()
-    return pid, ours
+class Zygote:
+    """A forked process that is up, as the consumer's process sees it.
+
+    Attributes:
+        pid: Its process id.
+        control: The socket for orders and reports.
+
+    Raises:
+        WorkerDied: See `until_up`.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        until_up(lambda: self._fork(setup), self.kill)
+        with contextlib.suppress(BlockingIOError):
+            receive(self.control, REPORT.size, socket.MSG_DONTWAIT)
+
+    def _fork(self, setup: Setup) -> tuple[int, int]:
+        self.control, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                self.control.close()
+                zygote_main(theirs, setup)
+                code = 0
+            except BaseException:  # nothing may return into a copy of the consumer's stack
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        theirs.close()
+        return self.pid, self.control.fileno()
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self.reap()
+
+    def reap(self) -> None:
+        self.control.close()
+        with contextlib.suppress(ChildProcessError):  # someone else's waitpid(-1) was quicker
+            os.waitpid(self.pid, 0)

@@ -1,0 +1,203 @@
+"""Forks beside other threads, whose locks nobody gives back in the child: real threads that hold real locks, real children that hang."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import Loader
+from penstock import _fork as fork_module
+from penstock import _planner as planner_module
+from penstock import _zygote as zygote_module
+from penstock._errors import WorkerDied
+from penstock._fork import come_up, until_up
+from penstock._planner import Helper
+from penstock.testing import Tagged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="only a fork takes over locks that are held"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+
+def torch_draws() -> None:
+    torch.rand(1000)
+
+
+def numpy_draws() -> None:
+    np.random.rand(1000)
+
+
+def use_python() -> None:
+    """What a native thread does when it begins to use Python; called without the interpreter's lock, as there."""
+    delete(new(interpreter))
+
+
+interpreter_get = ctypes.pythonapi.PyInterpreterState_Get
+interpreter_get.restype = ctypes.c_void_p
+interpreter = interpreter_get()
+native = ctypes.CDLL(None)
+new, delete = native.PyThreadState_New, native.PyThreadState_Delete
+new.restype, new.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+delete.restype, delete.argtypes = None, [ctypes.c_void_p]
+
+
+@contextmanager
+def beside(act: Callable[[], Any]) -> Iterator[None]:
+    """Two other threads that do it without a pause."""
+    ended = False
+
+    def run() -> None:
+        while not ended:
+            act()
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended = True
+        for thread in threads:
+            thread.join()
+
+
+def drawn(task: int) -> tuple[int, float, float]:
+    torch.manual_seed(task)
+    np.random.seed(task)
+    return task, torch.rand(1).item(), np.random.rand()
+
+
+@pytest.mark.parametrize("act", [torch_draws, numpy_draws, use_python])
+def test_helpers_and_workers_come_up_beside_busy_threads(act: Callable[[], None]) -> None:
+    """Forked 8 times each. Seen to hang: without `until_up`, each of the three (without NumPy's lock, the second) (`use_python` before Python 3.11.10 only)."""
+    with beside(act):
+        for task in range(8):
+            helper = Helper(drawn)
+            assert helper(task)[0] == task
+            helper.end()
+            with Loader.from_dataset(Tagged(8), batch_size=4, num_workers=1, method="process") as loader:
+                assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
+    """Have the first children stand still before they come up; gives a list of which came up."""
+
+    def first(n: int) -> list[bool]:
+        came: list[bool] = []
+
+        def comes_up(pid: int, said: int) -> bool:
+            came.append(really(pid, said))
+            return came[-1]
+
+        def come_up() -> None:
+            if len(came) < n:
+                signal.pause()
+            really_come_up()
+
+        really, really_come_up = fork_module._comes_up, fork_module.come_up
+        monkeypatch.setattr(fork_module, "_comes_up", comes_up)
+        for module in (planner_module, zygote_module):
+            monkeypatch.setattr(module, "come_up", come_up)
+        return came
+
+    return first
+
+
+def test_a_helper_that_stands_still_is_forked_anew(still: Callable[[int], list[bool]]) -> None:
+    came = still(2)
+    helper = Helper(drawn)
+    try:
+        assert [helper(7), helper(8)] == [drawn(7), drawn(8)]
+    finally:
+        helper.end()
+    assert came == [False, False, True]
+
+
+def test_a_zygote_that_stands_still_is_forked_anew(still: Callable[[int], list[bool]]) -> None:
+    came = still(2)
+    with Loader.from_dataset(Tagged(8), batch_size=4, num_workers=2, method="process") as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert came == [False, False, True]
+
+
+def test_none_that_comes_up_is_an_error(still: Callable[[int], list[bool]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is left behind (the leak fixture looks). Seen to fail: without killing."""
+    still(2)
+    monkeypatch.setattr(fork_module, "ATTEMPTS", 2)
+    with pytest.raises(WorkerDied, match=r"2 processes forked from this one stood still at once.*forkserver"):
+        Helper(drawn)
+    still(2)
+    with (
+        Loader.from_dataset(Tagged(8), batch_size=4, num_workers=2, method="process") as loader,
+        pytest.raises(WorkerDied, match="stood still"),
+    ):
+        next(iter(loader))
+
+
+def children(*lives: Callable[[], None]) -> int:
+    """Fork one child after the other until one comes up; how many it took."""
+    forked: list[tuple[int, int]] = []
+
+    def fork() -> tuple[int, int]:
+        said, say = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                come_up()
+                lives[len(forked)]()
+                os.write(say, b"!")
+            finally:
+                os._exit(0)
+        os.close(say)
+        forked.append((pid, said))
+        return forked[-1]
+
+    def kill() -> None:
+        os.kill(forked[-1][0], signal.SIGKILL)
+        os.waitpid(forked[-1][0], 0)
+
+    try:
+        until_up(fork, kill)
+        kill()
+    finally:
+        for _, said in forked:
+            os.close(said)
+    return len(forked)
+
+
+def works() -> None:
+    sum(range(20_000_000))
+
+
+def touches() -> None:
+    for _ in range(200):
+        bytearray(10**7)
+
+
+def stands_still() -> None:
+    signal.pause()
+
+
+def dies() -> None:
+    os._exit(1)
+
+
+@pytest.mark.parametrize(("lives", "forked"), [([works], 1), ([touches], 1), ([dies], 1), ([stands_still, stands_still, works], 3)])
+def test_only_what_stands_still_is_killed(lives: list[Callable[[], None]], forked: int) -> None:
+    """A dead one counts as up: whoever reads from it is told. Seen to fail: killing whatever does not speak within 0.2 s."""
+    assert children(*lives) == forked
