@@ -477,7 +477,7 @@ def test_what_a_worker_had_answered_is_not_done_again(pools: Any, tmp_path: Path
     has_started(fifo)
     os.kill(pool.pids[0], signal.SIGKILL)
     launcher: Any = pool._engine._crew._launcher
-    select.select([launcher._control], [], [])  # the death is known before any answer has been read
+    select.select([launcher._zygote.control], [], [])  # the death is known before any answer has been read
     release = threading.Thread(target=lambda: (has_started(fifo), fifo.write_bytes(b"go")))
     release.start()
     assert [result(pool, job) for job in jobs] == [0, 1, 2]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import select
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ _STILL_MS = 100
 
 def come_up() -> None:
     """In the child, before it says that it is up. Never returns if another thread held torch's generator at the fork."""
-    np.random.get_bit_generator().lock.release()  # taken by `until_up`
+    _numpys_lock().release()  # taken by `until_up`
     torch.default_generator.get_state()
 
 
@@ -43,7 +43,7 @@ def until_up(fork: Callable[[], tuple[int, int]], kill: Callable[[], None]) -> N
         WorkerDied: None came up in `ATTEMPTS`.
     """
     for _ in range(ATTEMPTS):
-        with np.random.get_bit_generator().lock:
+        with _numpys_lock():
             child = fork()
         if _comes_up(*child):
             return
@@ -56,18 +56,22 @@ def until_up(fork: Callable[[], tuple[int, int]], kill: Callable[[], None]) -> N
 
 
 def _comes_up(pid: int, said: int) -> bool:
-    """Whether a child speaks; not if it sleeps and has done nothing between two looks. Dead, or not to be seen (not Linux), it counts as up."""
+    """Whether a child speaks; not if it sleeps and has done nothing between two looks. A dead one counts as up; so does any where nobody tells (not Linux)."""
     poller = select.poll()
     poller.register(said, select.POLLIN)
     seen = ""
     while not poller.poll(_STILL_MS):
         before, seen = seen, _status(pid)
         state = seen.rpartition(")")[2][1:2]
-        if state in ("", "Z", "X"):
+        if state in ("Z", "X"):
             return True
         if state == "S" and seen == before:
             return False
     return True
+
+
+def _numpys_lock() -> Any:
+    return np.random.get_bit_generator().lock  # type: ignore[attr-defined,unused-ignore]
 
 
 def _status(pid: int) -> str:

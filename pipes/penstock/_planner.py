@@ -159,8 +159,7 @@ class Helper:
             self._process = context.Process(target=_serve, args=(theirs, make, os.getpid()), name="penstock-plan", daemon=True)
             self._process.start()
             theirs.close()
-            assert self._process.pid is not None
-            return self._process.pid, self._pipe.fileno()
+            return self._process.pid or 0, self._pipe.fileno()
 
         if context.get_start_method() == "fork":
             until_up(lambda: start(make), self._kill)
@@ -172,7 +171,7 @@ class Helper:
         # Other processes may hold copies of a pipe's or a sentinel's end; nobody can hold up a pidfd.
         self._death = self._process.sentinel
         if hasattr(os, "pidfd_open"):
-            self._death = os.pidfd_open(self._process.pid)
+            self._death = os.pidfd_open(self._process.pid or 0)
             weakref.finalize(self, os.close, self._death)
 
     def __call__(self, task: Any) -> Any:

@@ -1,7 +1,7 @@
 """The zygote: a process that forks workers.
 
 It is forked from the consumer's process once, at the start, holds the work, has one thread and runs no user code; so a
-replacement is a fork of a process without threads, and sees the dataset as it was.
+replacement is a fork of a process without threads or locks held, and sees the dataset as it was.
 """
 
 from __future__ import annotations
