@@ -376,7 +376,7 @@ def test_a_soak_of_200_epochs_with_a_kill_every_few_batches(caplog: pytest.LogCa
             if epoch % 50 == 49:
                 gc.collect()
                 here = psutil.Process()
-                zygote = psutil.Process(loader.root._pool._engine._crew._launcher._pid)  # type: ignore[attr-defined]
+                zygote = psutil.Process(loader.root._pool._engine._crew._launcher._zygote.pid)  # type: ignore[attr-defined]
                 sizes.append((here.memory_info().rss, here.num_fds(), zygote.memory_info().rss, zygote.num_fds()))
         assert len(killed) >= 200
         assert len(killed) - 2 <= loader.statistics()[-1].restarts <= len(killed)
