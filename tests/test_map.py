@@ -63,6 +63,27 @@ def test_a_function_gets_values_and_lists_without_their_address():
     assert list(islice(Mapper(source(2), type), 3)) == [int, int, EndOfEpoch(0)]
 
 
+@pytest.mark.parametrize("make", [Mapper, lambda source, function: ParallelMapper(source, function, 0)])
+def test_ctrl_c_loses_no_item_inline(make):
+    """It is no fault of the item, which is done again. Seen to fail: `Mapper` as a node of its own, which went on behind it."""
+    calls = []
+
+    def pressed(value):
+        calls.append(value)
+        if calls == [0, 1]:
+            raise KeyboardInterrupt
+        return 10 * value
+
+    node = make(source(3), pressed)
+    assert next(node) == 0
+    state = node.get_state()
+    with pytest.raises(KeyboardInterrupt):
+        next(node)
+    assert node.get_state() == state
+    assert list(islice(node, 3)) == [10, 20, EndOfEpoch(0)]
+    assert calls == [0, 1, 1, 2]
+
+
 def test_the_window_bounds_what_is_in_work():
     """Seen to fail with `<=` in _fill: one more was begun."""
     pulled = []
