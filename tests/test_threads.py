@@ -67,6 +67,31 @@ def begun(pool, job):
         time.sleep(0)
 
 
+def test_a_job_wakes_one_idle_thread(monkeypatch):
+    """Others would only take the consumer's time: 0.4 ms a batch with 32 threads. Seen to fail: `notify_all` in `submit`."""
+    pool = ThreadPool(Gated(), 8)
+    waits, wait = [], pool._core.offered.wait
+
+    def counted(timeout=None):
+        waits.append(threading.current_thread())
+        return wait(timeout)
+
+    monkeypatch.setattr(pool._core.offered, "wait", counted)
+    pool.start()
+    assert [result(pool, pool.submit(task)) for task in range(20)] == list(range(20))
+    pool.shutdown()
+    assert len(waits) <= 8 + 20
+
+
+def test_a_signal_that_closes_while_the_lock_is_held_does_not_hang():
+    """As a handler of SIGTERM may do. Seen to hang: `Lock` for `RLock`."""
+    pool = ThreadPool(Gated(), 2)
+    pool.start()
+    with pool._core.lock:
+        pool.interrupt()
+    pool.shutdown()
+
+
 def test_results_are_those_of_their_tasks(pools):
     pool = pools(3)
     jobs = [pool.submit(task) for task in range(200)]
@@ -139,6 +164,18 @@ def test_interrupt_ends_a_wait_and_discard_forgets(pools, gate):
     gate.set()
     assert result(pool, pool.submit(3)) == 3
     assert not queued.done
+
+
+def test_shutdown_ends_a_wait(pools, gate):
+    """Seen to fail: `stop` that tells the threads only (it hangs)."""
+    pool = pools(1)
+    job = pool.submit(gate)
+    begun(pool, job)
+    timer = threading.Timer(0.02, pool._core.stop)
+    timer.start()
+    with pytest.raises(ClosedError):
+        pool.wait([job], None)
+    timer.join()
 
 
 def test_a_stuck_thread_is_left_behind_by_name(gate, caplog):

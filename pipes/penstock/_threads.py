@@ -1,7 +1,7 @@
 """Worker threads.
 
 Who touches what: the consumer thread submits, waits and discards; each worker thread takes one job at a time from the inbox, and
-writes its outcome. All of that under the condition; `interrupt` may come from any thread.
+writes its outcome. All of that under one lock, with a condition for either side; `interrupt` may come from any thread.
 
 A thread cannot be stopped. One that is in the middle of a job longer than ``timeout`` is given up: the job is done, with a
 `TimeoutError`, and what comes of it after all is dropped. The thread itself takes jobs again if it ever comes back.
@@ -39,8 +39,10 @@ class _Core:
         self.work = work
         self.allocate = allocate
         self.cells = [[IDLE] for _ in range(num_workers)]  # each written by its thread
-        self.changed = threading.Condition()
-        # All below is read and written under `changed` only.
+        self.lock = threading.RLock()  # a signal's handler may close the loader while its thread holds it
+        self.offered = threading.Condition(self.lock)  # to the threads
+        self.finished = threading.Condition(self.lock)  # to the consumer
+        # All below is read and written under `lock` only.
         self.inbox: deque[Job] = deque()
         self.doing: list[Job | None] = [None] * num_workers
         self.tasks = 0
@@ -48,14 +50,16 @@ class _Core:
         self.stopped = False
 
     def stop(self) -> None:
-        with self.changed:
+        with self.lock:
             self.stopped = True
             self.inbox.clear()
-            self.changed.notify_all()
+            self.offered.notify_all()
+            self.finished.notify_all()
 
     def take(self, number: int) -> Job | None:
-        with self.changed:
-            self.changed.wait_for(lambda: self.stopped or self.inbox)
+        with self.lock:
+            while not self.inbox and not self.stopped:
+                self.offered.wait()
             if self.stopped:
                 return None
             job = self.doing[number] = self.inbox.popleft()
@@ -63,17 +67,17 @@ class _Core:
             return job
 
     def finish(self, number: int, job: Job, value: Any, error: BaseException | None) -> None:
-        with self.changed:
+        with self.lock:
             self.cells[number][0] = IDLE
             self.doing[number] = None
             if not job.done:  # or it was given up
                 job.value, job.error = value, error
                 job.done = True
                 self.tasks += 1
-            self.changed.notify_all()
+            self.finished.notify_all()
 
     def give_up(self, jobs: list[Job], timeout: float | None) -> None:
-        """End one of ``jobs`` that a thread has begun; call it under `changed`."""
+        """End one of ``jobs`` that a thread has begun; call it under `lock`."""
         job = next((job for job in jobs if job.worker != IDLE), None)
         if job is not None:
             what = self.work.name(job.task, self.cells[job.worker][0])
@@ -89,7 +93,7 @@ class _Core:
         raise TimeoutError(f"waited {timeout} s for {self.work.name(jobs[0].task, IDLE)}, {why}.")
 
     def stuck(self) -> list[str]:
-        """The threads that were given up, and what they are at; call it under `changed`."""
+        """The threads that were given up, and what they are at; call it under `lock`."""
         return [
             f"worker thread {number} in {self.work.name(job.task, self.cells[number][0])}"
             for number, job in enumerate(self.doing)
@@ -140,9 +144,9 @@ class ThreadPool:
 
     def submit(self, task: Any) -> Job:
         job = Job(task)
-        with self._core.changed:
+        with self._core.lock:
             self._core.inbox.append(job)
-            self._core.changed.notify_all()
+            self._core.offered.notify()
         return job
 
     def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
@@ -152,22 +156,22 @@ class ThreadPool:
         def over() -> bool:
             return core.interrupted or core.stopped or any(job.done for job in jobs)
 
-        with core.changed:
-            in_time = core.changed.wait_for(over, timeout)
+        with core.lock:
+            in_time = core.finished.wait_for(over, timeout)
             if core.interrupted or core.stopped:
                 raise ClosedError("the loader was closed, or moved elsewhere, while a batch was being waited for.")
             if not in_time:
                 core.give_up(jobs, timeout)
 
     def discard(self) -> None:
-        with self._core.changed:
+        with self._core.lock:
             self._core.inbox.clear()
             self._core.interrupted = False
 
     def interrupt(self) -> None:
-        with self._core.changed:
+        with self._core.lock:
             self._core.interrupted = True
-            self._core.changed.notify_all()
+            self._core.finished.notify_all()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """See `Pool.shutdown` and `join`."""
@@ -178,7 +182,7 @@ class ThreadPool:
 
     def statistics(self) -> ThreadStatistics:
         core = self._core
-        with core.changed:
+        with core.lock:
             return ThreadStatistics(workers=len(self._threads), tasks=core.tasks, waiting=len(core.inbox), stuck=len(core.stuck()))
 
 
