@@ -166,6 +166,7 @@ def test_interrupt_ends_a_wait_and_discard_forgets(pools, gate):
     assert not queued.done
 
 
+@pytest.mark.timeout(10)
 def test_shutdown_ends_a_wait(pools, gate):
     """Seen to fail: `stop` that tells the threads only (it hangs)."""
     pool = pools(1)
