@@ -161,7 +161,7 @@ class ParallelMapper(Node[T]):
         self._window = max_concurrent if max_concurrent is not None else num_workers * (prefetch_factor or _FEW)
         self._undecided = max_concurrent is None and prefetch_factor is None  # whether many items may be in work
 
-        self._allocate = allocate = pinned if pin_memory and can_pin() else Recycler().allocate
+        self._allocate = allocate = pinned if pin_memory and can_pin() else Recycler(self._window).allocate
 
         def pool() -> Pool | None:
             if not num_workers:

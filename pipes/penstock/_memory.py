@@ -76,7 +76,7 @@ class Slots:
         memory = self._mapped[number]
         base = np.ndarray.__new__(SlotView, (len(memory),), np.dtype(np.uint8), cast("Any", memory))
         self._watches[number] = weakref.KeyedRef(base, self._freed.append, number)
-        if len(self._watches) - len(self._freed) > KEPT:
+        if len(self._watches) - len(self._freed) > self._crowd.limit:
             self._crowd.warn()
         return base
 
@@ -131,9 +131,10 @@ class Slots:
 
 @final
 class Crowd:
-    """Says once, for all the slots of a pool, that many batches are kept."""
+    """Says once, for all the slots of a pool, that many batches are kept: more than `KEPT` besides those ``in_work``."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_work: int = 0) -> None:
+        self.limit = KEPT + in_work
         self._warned = False
 
     def warn(self) -> None:
@@ -144,16 +145,20 @@ class Crowd:
         _logger.warning(
             "more than %d batches are still in use, so memory cannot be recycled and new memory is taken for each batch, which is slower. If they "
             "are kept on purpose that is fine; else keep copies (tensor.clone()) or less of each.",
-            KEPT,
+            self.limit,
         )
 
 
 @final
 class Recycler:
-    """Memory of this process for batches of one graph, for any number of threads; `Recycler.allocate` is an `Allocate`."""
+    """Memory of this process for batches of one graph, for any number of threads; `Recycler.allocate` is an `Allocate`.
 
-    def __init__(self) -> None:
-        self._slots = Slots(Crowd())
+    Args:
+        in_work: How many batches may be in work at once, or wait to be handed out.
+    """
+
+    def __init__(self, in_work: int = 0) -> None:
+        self._slots = Slots(Crowd(in_work))
         self._made = 0
         self._lock = threading.Lock()  # never held by a finalizer: those append to a deque, and no more
 
