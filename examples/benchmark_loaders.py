@@ -21,6 +21,8 @@ The columns:
 - first: from building the loader to its first batch, packages being imported and the dataset there.
 - peak: largest memory of all processes together while loading, dataset and packages included; shared pages count once (PSS).
 
+"no loader" is the work alone: processes that load samples and do nothing with them, so nobody can be faster.
+
 Before a loader is measured, one epoch is checked: shapes and types, and that each sample comes once. ``--check`` stops there.
 ``--memory`` adds a dataset of 2 million Python objects, read for an epoch. ``--workloads`` without a name leaves out the rest.
 """
@@ -35,6 +37,7 @@ import importlib.util
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import platform
 import signal
@@ -52,7 +55,20 @@ import numpy as np
 import psutil
 import torch
 
-from benchmark_peers import BATCH_SIZE, LOADERS, REFERENCE, WORKLOADS, Calibration, Loader, Opened, Task, Workload, calibrate, write_shards
+from benchmark_peers import (
+    BATCH_SIZE,
+    LOADERS,
+    NO_LOADER,
+    REFERENCE,
+    WORKLOADS,
+    Calibration,
+    Loader,
+    Opened,
+    Task,
+    Workload,
+    calibrate,
+    write_shards,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -338,6 +354,34 @@ def measure_limit(dataset: Any, seconds: float) -> dict[str, float]:
     return {"copy_gb_s": size / copy_s / 1e9, "make_gb_s": 2 * size / two_s / 1e9, "batch_gb": size / 1e9}
 
 
+def measure_work(dataset: Any, workers: int, seconds: float) -> dict[str, float]:
+    """The work without a loader: processes that load samples and do nothing with them."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Barrier(workers)
+    told = context.SimpleQueue()
+
+    def work(first: int) -> None:
+        torch.set_num_threads(1)
+        places = itertools.cycle(range(first, len(dataset), workers))
+        for _ in range(BATCH_SIZE):
+            dataset[next(places)]
+        ready.wait()
+        samples, start, cpu = 0, time.perf_counter(), time.process_time()
+        while (elapsed := time.perf_counter() - start) < seconds:
+            dataset[next(places)]
+            samples += 1
+        told.put((samples, elapsed, time.process_time() - cpu))
+
+    processes = [context.Process(target=work, args=(first,)) for first in range(workers)]
+    for process in processes:
+        process.start()
+    all_told = [told.get() for _ in processes]
+    for process in processes:
+        process.join()
+    samples_per_s = sum(samples / elapsed for samples, elapsed, _ in all_told)
+    return {"samples_per_s": samples_per_s, "cpu_us": 1e6 * sum(cpu for _, _, cpu in all_told) / sum(samples for samples, _, _ in all_told)}
+
+
 def call_s(function: Callable[[], object], seconds: float) -> float:
     """Median seconds of a call."""
     function()
@@ -388,6 +432,8 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
     workload = WORKLOADS[job["workload"]]
     short = job["metric"] == "boundary" or (job["metric"] == "check" and not job["workload"].startswith("W1"))
     dataset = workload.make(Calibration(**job["calibration"]), workload.short * BATCH_SIZE if short else workload.length)
+    if job["metric"] == "work":
+        return measure_work(dataset, workload.workers, job["seconds"])
     if job["metric"] == "limit":
         return measure_limit(dataset, job["seconds"])
     if job["metric"] == "shards":
@@ -470,6 +516,8 @@ class Program:
     def chosen(self, workload: str) -> list[str]:
         """Names of the loaders of a workload, out of those that were asked for."""
         names = [name for name, loader in LOADERS.items() if workload in loader.workloads]
+        if self.options.check or "speed" not in self.options.metrics:
+            names = [name for name in names if name != NO_LOADER]
         asked = self.options.loaders
         return [name for name in names if not asked or name in asked or any(name.startswith(f"{one},") for one in asked)]
 
@@ -486,7 +534,9 @@ class Program:
         """One turn of one loader."""
         told: dict[str, Any] = {}
         metrics = [] if self.options.check else [metric for metric in METRICS if metric in self.options.metrics]
-        if not self.rounds[workload][name]:
+        if name == NO_LOADER:
+            metrics = ["work"]
+        elif not self.rounds[workload][name]:
             metrics.insert(0, "check")
         for metric in metrics:
             said = self.child(workload=workload, loader=name, metric=metric, shards=shards, step_s=told.get("step_s", 0.0))
@@ -602,13 +652,8 @@ def print_table(program: Program, workload: str) -> None:
 
 def print_limit(program: Program, workload: str) -> None:
     """What the work itself would allow."""
-    kind, at = WORKLOADS[workload], program.calibration
-    cores = min(kind.workers, len(os.sched_getaffinity(0)))
-    if workload in ("W2", "W3"):
-        sample_ms = at.image_ms if workload == "W2" else at.loop_ms
-        print(f"limit: {1000 * cores / sample_ms:,.0f} samples/s with {cores} cores for the workers")
-    elif workload == "W5":
-        print(f"limit: {kind.workers / 0.005:,.0f} samples/s")
+    if workload == "W5":
+        print(f"limit: {WORKLOADS[workload].workers / 0.005:,.0f} samples/s")
     elif "failed" in program.limits.get(workload, {}):
         print(f"limit: {program.limits[workload]['failed']}")
     elif workload in program.limits:
