@@ -128,7 +128,7 @@ def test_a_small_batch_asks_for_no_memory():
 
 @pytest.mark.parametrize("index", [20, -21])
 def test_indices_are_checked_before_they_go_to_a_device(index):
-    """A GPU does not raise: it ends. ``meta`` checks nothing either. Seen to fail: `_there` without `_from_0`."""
+    """A GPU does not raise: it ends. ``meta`` checks nothing either. Seen to fail: `_on` without `_from_0`."""
     on_device = torch.empty(20, 3, device="meta")
     for dataset in (TensorDataset(on_device), Table(on_device, 20)):
         assert next(leaves(gathered(dataset, batch([3, -1]), 0, afresh))).shape == (2, 3)
@@ -146,7 +146,7 @@ def test_what_is_to_be_pinned_is(monkeypatch):
 
 
 def test_a_subset_that_says_it_is_shorter():
-    """The tensors count from their own end. ``meta`` stands for a device. Seen to fail: `_there` that is told the length of the dataset."""
+    """The tensors count from their own end. ``meta`` stands for a device. Seen to fail: `_on` that is told the length of the dataset."""
 
     class Half(TensorDataset):
         def __len__(self):

@@ -349,3 +349,16 @@ def test_a_node_that_reads_by_next_is_not_padded_behind_its_back():
     with pytest.raises(penstock.GraphError, match="needs its own at"):
         node.at(np.arange(2))
     assert next(node).values == 0
+
+
+def test_a_signal_that_closes_a_loader_in_the_middle_of_next_is_told_so():
+    """Its handler may run wherever the main thread is. Seen to fail: a GraphError of a StopIteration, which the graph gives once it is closed."""
+
+    class Signalled(penstock.Node):
+        def next(self):
+            loader.close()
+            raise StopIteration
+
+    loader = Loader(Signalled(Batcher(Cycler(Sampler(SequentialOrder(8))), 2)))
+    with pytest.raises(penstock.ClosedError, match="this loader was closed"):
+        next(iter(loader))

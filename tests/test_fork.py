@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from penstock import _fork as fork_module
 from penstock import _planner as planner_module
 from penstock import _zygote as zygote_module
 from penstock._errors import WorkerDied
-from penstock._fork import come_up, until_up
+from penstock._fork import ATTEMPTS, come_up, until_up
 from penstock._planner import Helper
 from penstock.testing import Tagged
 
@@ -92,8 +93,8 @@ def drawn(task: int) -> tuple[int, float, float]:
 
 @pytest.mark.parametrize("act", [torch_draws, numpy_draws, use_python])
 def test_helpers_and_workers_come_up_beside_busy_threads(act: Callable[[], None]) -> None:
-    """Forked 4 times each. Seen to hang: without `until_up`; without holding NumPy's lock; without giving it back in the child; without a look
-    at torch's generator; before Python 3.11.10 also for `use_python`.
+    """Forked 4 times each. Seen to hang: without `until_up` (`use_python` before Python 3.11.10 only); without a new lock for NumPy in the
+    child; without a look at torch's generator.
     """
     with beside(act):
         for task in range(4):
@@ -104,6 +105,22 @@ def test_helpers_and_workers_come_up_beside_busy_threads(act: Callable[[], None]
                 assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_a_fork_of_others_at_the_same_time_can_draw() -> None:
+    """As a DataLoader's worker that another thread starts. Seen to fail: NumPy's lock held by the parent, which the other child inherits."""
+
+    def fork() -> tuple[int, int]:
+        thread = threading.Thread(target=np.random.rand, daemon=True)
+        thread.start()
+        thread.join(5)
+        assert not thread.is_alive()
+        return 0, speaks
+
+    speaks, end = os.pipe()
+    os.close(end)
+    until_up(fork, lambda: None)
+    os.close(speaks)
+
+
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
     """Have the first children stand still before they come up; gives a list of which came up."""
@@ -111,8 +128,8 @@ def still(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
     def first(n: int) -> list[bool]:
         came: list[bool] = []
 
-        def comes_up(pid: int, said: int) -> bool:
-            came.append(really(pid, said))
+        def comes_up(pid: int, said: int, still_ms: float) -> bool:
+            came.append(really(pid, said, still_ms))
             return came[-1]
 
         def come_up() -> None:
@@ -144,6 +161,28 @@ def test_a_zygote_that_stands_still_is_forked_anew(still: Callable[[int], list[b
     with Loader.from_dataset(Tagged(8), batch_size=4, num_workers=2, method="process") as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert came == [False, False, True]
+
+
+def test_a_helper_that_dies_at_once_and_is_reaped_by_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: `pidfd_open` without a thought for that."""
+
+    def until_gone(fork: Callable[[], tuple[int, int]], kill: Callable[[], None]) -> None:
+        pid, _ = fork()
+        while psutil.pid_exists(pid):
+            time.sleep(0)
+
+    monkeypatch.setattr(planner_module, "come_up", dies)
+    monkeypatch.setattr(planner_module, "until_up", until_gone)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        helper = Helper(drawn)
+        with pytest.raises(WorkerDied, match="the helper process that plans epochs is gone"):
+            helper(7)
+        helper.end()
+        multiprocessing.process._children.discard(helper._process)  # type: ignore[attr-defined]  # who waits for a child that was reaped
+        helper._process._popen.finalizer()  # type: ignore[attr-defined]
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_none_that_comes_up_is_an_error(still: Callable[[int], list[bool]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +249,11 @@ def is_stopped() -> None:
     os.kill(pid, signal.SIGSTOP)
 
 
+def sleeps() -> None:
+    """As a hook at the fork may do that has something to wait for."""
+    time.sleep(0.5)
+
+
 def stands_still() -> None:
     signal.pause()
 
@@ -222,6 +266,31 @@ def dies() -> None:
     ("lives", "forked"), [([works], 1), ([touches], 1), ([is_stopped], 1), ([dies], 1), ([stands_still, stands_still, works], 3)]
 )
 def test_only_what_stands_still_is_killed(lives: list[Callable[[], None]], forked: int) -> None:
-    """A dead one counts as up: whoever reads from it is told. Seen to fail: killing whatever does not
-    speak within 0.2 s; whatever has done nothing, without a look at its state; waiting for dead ones."""
+    """A dead one counts as up: whoever reads from it is told. Seen to fail: killing whatever does not speak within 0.2 s; whatever has done
+    nothing, without a look at its state; waiting for dead ones.
+    """
     assert children(*lives) == forked
+
+
+def test_one_that_sleeps_first_comes_up_in_the_end() -> None:
+    """Seen to fail: the same patience with each attempt."""
+    assert 1 < children(*[sleeps] * ATTEMPTS) < ATTEMPTS
+
+
+def test_one_that_is_gone_without_a_trace_counts_as_up() -> None:
+    """Someone else has reaped it, and holds the other end of its pipe. Seen to hang: an empty status taken for that of one at work."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    said, say = os.pipe()
+
+    def fork() -> tuple[int, int]:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(1)
+        return pid, said
+
+    try:
+        until_up(fork, lambda: None)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+        os.close(said)
+        os.close(say)

@@ -7,6 +7,7 @@ import threading
 from itertools import islice
 
 import pytest
+import torchdata.nodes
 
 from penstock import (
     Batcher,
@@ -63,9 +64,16 @@ def test_a_function_gets_values_and_lists_without_their_address():
     assert list(islice(Mapper(source(2), type), 3)) == [int, int, EndOfEpoch(0)]
 
 
-@pytest.mark.parametrize("make", [Mapper, lambda source, function: ParallelMapper(source, function, 0)])
-def test_ctrl_c_loses_no_item_inline(make):
-    """It is no fault of the item, which is done again. Seen to fail: `Mapper` as a node of its own, which went on behind it."""
+def test_a_mapper_may_stand_below_a_batcher():
+    """As where texts are made tokens and then batched. Seen to fail: `Mapper` as a `ParallelMapper` without workers, which cannot be dealt."""
+    node = Batcher(Sharder(Cycler(Mapper(Sampler(SequentialOrder(7)), lambda value: 10 * value)), 1, 2), 2)
+    assert list(islice(node, 4)) == [[10, 30], [50, 0], EndOfEpoch(0), [10, 30]]
+    loader = Loader(Batcher(Mapper(torchdata.nodes.IterableWrapper(range(7)), lambda value: 2 * value), 3))
+    assert list(loader) == [[0, 2, 4], [6, 8, 10], [12]]
+
+
+def test_ctrl_c_loses_no_item_inline():
+    """It is no fault of the item, which is done again. Seen to fail: `_at_once` without an entry for it."""
     calls = []
 
     def pressed(value):
@@ -74,7 +82,7 @@ def test_ctrl_c_loses_no_item_inline(make):
             raise KeyboardInterrupt
         return 10 * value
 
-    node = make(source(3), pressed)
+    node = ParallelMapper(source(3), pressed, 0)
     assert next(node) == 0
     state = node.get_state()
     with pytest.raises(KeyboardInterrupt):

@@ -26,7 +26,7 @@ class Table:
     """Rows in memory, on any device: a map-style dataset whose batches are gathered.
 
     Args:
-        fields: A tree of tensors of shape ``(length, ...)``, formed like a batch.
+        fields: A tree of tensors of shape ``(length, ...)``, formed like a batch, that nobody else has.
         length: Rows.
         augment: Called with each batch and the `Draws` of its samples; what it returns is the batch.
     """
@@ -48,11 +48,17 @@ class Table:
 
     def batch(self, rows: np.ndarray, indices: Indices, seed: int) -> Any:
         """``rows`` (int64, shape ``(n,)``), which are those of ``indices``."""
-        if self._device.type == "cpu":
-            batch = mapped(self.fields, lambda field: _picked(field, rows))
-        else:
-            at = _there(self._device, rows, self._length)
-            batch = mapped(self.fields, lambda field: field.index_select(0, at))
+        at = _on(self._device, rows, self._length)
+
+        def picked(field: torch.Tensor) -> torch.Tensor:
+            try:
+                if self._device.type == "cpu" and field.is_contiguous() and field.nbytes * len(rows) <= _SMALL * field.shape[0]:
+                    return torch.from_numpy(field.numpy().take(rows, 0))  # a third of the time of torch's; it fixes the size of the storage
+                return field.index_select(0, at)
+            except (IndexError, RuntimeError, TypeError):
+                return field[at]  # counts negative ones from the end, says which is out of bounds, and takes what NumPy cannot see
+
+        batch = mapped(self.fields, picked)
         if self.augment is None:
             return batch
         positions = torch.from_numpy(indices.positions).to(self._device)
@@ -134,33 +140,16 @@ def _into(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
         return _into(dataset.dataset, _chosen(dataset, indices), out)
     if isinstance(dataset, ConcatDataset):
         return _from_parts(dataset, indices, out)
-    fields: Fields = dataset.tensors
-    if fields[0].device.type != "cpu":
-        at = _there(fields[0].device, indices, len(fields[0]))
-        made = [one.index_select(0, at) for one in fields]
-    elif out is None:
-        made = [_picked(one, indices) for one in fields]
-    else:
-        at = torch.from_numpy(indices)
-        try:
-            return [torch.index_select(one, 0, at, out=rows) for one, rows in zip(fields, out, strict=True)]
-        except (IndexError, RuntimeError):
-            made = [one[at] for one in fields]  # counts negative ones from the end, and says which is out of bounds
-    return made if out is None else [rows.copy_(one) for rows, one in zip(out, made, strict=True)]
-
-
-def _picked(field: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
-    """Those rows of a tensor on the host, in new memory."""
-    if field.is_contiguous() and field.nbytes * len(rows) <= _SMALL * field.shape[0]:
-        try:
-            return torch.from_numpy(field.numpy().take(rows, 0))  # a third of the time of torch's
-        except (TypeError, RuntimeError):
-            pass  # it is more than NumPy can see
-    at = torch.from_numpy(rows)
+    at = _on(dataset.tensors[0].device, indices, len(dataset.tensors[0]))
     try:
-        return field.index_select(0, at)
-    except (IndexError, RuntimeError):
-        return field[at]
+        if out is None:
+            return [one.index_select(0, at) for one in dataset.tensors]
+        for one, rows in zip(dataset.tensors, out, strict=True):
+            torch.index_select(one, 0, at, out=rows)
+    except (IndexError, RuntimeError):  # This counts negative ones from the end, and says which is out of bounds:
+        fields = [one[at] for one in dataset.tensors]
+        return fields if out is None else [rows.copy_(field) for rows, field in zip(out, fields, strict=True)]
+    return out
 
 
 def _from_parts(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
@@ -188,8 +177,10 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if words is None or tensor.is_complex() else tensor.view(words)
 
 
-def _there(device: torch.device, indices: np.ndarray, n: int) -> torch.Tensor:
-    """The indices on another device; checked here, because there one that is out of bounds is the end of the process."""
+def _on(device: torch.device, indices: np.ndarray, n: int) -> torch.Tensor:
+    """The indices on ``device``; checked here where that is another one: there, one that is out of bounds is the end of the process."""
+    if device.type == "cpu":
+        return torch.from_numpy(indices)
     return torch.from_numpy(_from_0(indices, n)).to(device)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._errors import WorkerDied
 from penstock._segments import Parcel, attach, create
-from penstock._wire import BORN, ENDED, MOST_FDS, NO_DESCRIPTORS, ORDER, REPORT, PassedFd, Setup, receive
+from penstock._wire import BORN, ENDED, MOST_FDS, NO_DESCRIPTORS, NOT_BORN, ORDER, REPORT, PassedFd, Setup, receive
 from penstock._worker import no_ctrl_c, worker_main
 from penstock._zygote import Zygote, buried, watch
 
@@ -70,12 +70,12 @@ class ByZygote:
         except (BrokenPipeError, ConnectionResetError):
             raise self._lost() from None
         while True:
-            serial, what, value = self._report(0)
+            which, what, value = self._report(0)
             if what == ENDED:
-                self.late.append((serial, value))
-            elif serial == serial and what == BORN:
+                self.late.append((which, value))
+            elif what == BORN:  # this one: one at a time is ordered
                 return value
-            elif serial == serial:
+            elif what == NOT_BORN:
                 raise OSError(value, f"worker process {worker} could not be forked: {os.strerror(value)}")
 
     def deaths(self) -> Iterator[tuple[int, int]]:

@@ -330,6 +330,7 @@ class Loader(Generic[T]):
                 if self._fresh:  # Nothing came of where it began: a new iterator begins there again.
                     self._stands, self._loaded = False, self._came_by_load
                 if isinstance(exc, StopIteration):
+                    self._check_open()  # a signal's handler may have closed it meanwhile
                     raise GraphError(
                         "StopIteration came out of the graph: a node above the Cycler ended, or a function in one raised it."
                     ) from exc

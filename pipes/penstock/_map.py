@@ -1,6 +1,6 @@
-"""ParallelMapper and Mapper: the data level, where items become data.
+"""Mapper and ParallelMapper: the data level, where items become data.
 
-It is a bounded FIFO. Each entry holds a job and the source's state after the pull, so the state of the item handed
+The parallel one is a bounded FIFO. Each entry holds a job and the source's state after the pull, so the state of the item handed
 out is simply its entry's: no snapshots, no polling, nothing to reorder.
 """
 
@@ -14,7 +14,7 @@ from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch import Fetch
 from penstock._layout import nbytes
 from penstock._memory import Recycler, can_pin
-from penstock._node import EndOfEpoch, Node, State, fields
+from penstock._node import EndOfEpoch, Node, State, fields, is_mark
 from penstock._pool import IDLE, Job, Pool, pinned
 from penstock._processes import ProcessPool
 from penstock._threads import ThreadPool
@@ -31,6 +31,38 @@ if TYPE_CHECKING:
 T = TypeVar("T", covariant=True)
 
 _logger = logging.getLogger("penstock")
+
+
+@final
+class Mapper(Node[T]):
+    """Apply ``map_fn`` to each item of ``source``, in the caller's thread, and to blocks of them for a `Batcher` or a `Sharder` above.
+
+    Ctrl-C loses the item that it interrupts; a `ParallelMapper` without workers does it again.
+
+    Args:
+        source: The items.
+        map_fn: A `Fetch`, or any callable of one value; never called for a mark.
+        seed: Of the random numbers of samples; default: that of the order.
+        rekey: Key the global generators of ``random``, ``numpy.random`` and torch for each sample; the caller's are restored. See
+            `ParallelMapper`.
+    """
+
+    def __init__(
+        self, source: BaseNode[Any], map_fn: Callable[[Any], T], *, seed: int | None = None, rekey: bool | Literal["always"] = True
+    ) -> None:
+        super().__init__(source)
+        self.map_fn = map_fn
+        self._work = MapWork(map_fn, self.source.settings().get("seed", 0) if seed is None else seed, rekey)
+        self._memory = Recycler()
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), **(self.map_fn.settings() if isinstance(self.map_fn, Fetch) else {})}
+
+    def transform(self, item: Any) -> Any:
+        return self._work.inline(item, self._memory.allocate)
+
+    def _transformed(self, item: Any) -> Any:
+        return item if is_mark(item) else self.transform(item)
 
 
 class _Split:
@@ -74,6 +106,7 @@ class _Entry:
         return self.job is None or self.job.done
 
 
+@final
 class ParallelMapper(Node[T]):
     """Apply ``map_fn`` to the items of ``source`` in parallel workers that live as long as the node.
 
@@ -428,16 +461,6 @@ class ParallelMapper(Node[T]):
                 f"this state was taken with in_order=False by rank {saved[0]} of {saved[1]}, and says what that rank had delivered; "
                 f"this is rank {now[0]} of {now[1]}. Load that rank's own state at the same world size, or train with in_order=True."
             )
-
-
-@final
-class Mapper(ParallelMapper[T]):
-    """Apply ``map_fn`` to each item of ``source``, in the caller's thread: a `ParallelMapper` without workers, which see for the arguments."""
-
-    def __init__(
-        self, source: BaseNode[Any], map_fn: Callable[[Any], T], *, seed: int | None = None, rekey: bool | Literal["always"] = True
-    ) -> None:
-        super().__init__(source, map_fn, 0, seed=seed, rekey=rekey)
 
 
 _FEW, _MANY = 2, 8

@@ -163,14 +163,11 @@ class Helper:
 
         if context.get_start_method() == "fork":
             until_up(lambda: start(make), self._kill)
-            with contextlib.suppress(EOFError):
-                if self._pipe.poll():
-                    self._pipe.recv()
         else:
             start(pickle.dumps(make))
         # Other processes may hold copies of a pipe's or a sentinel's end; nobody can hold up a pidfd.
         self._death = self._process.sentinel
-        if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(AttributeError, ProcessLookupError):  # not Linux; dead already, and reaped by someone else
             self._death = os.pidfd_open(self._process.pid or 0)
             weakref.finalize(self, os.close, self._death)
 
@@ -178,9 +175,12 @@ class Helper:
         """``make(task)``."""
         try:
             self._pipe.send(task)
-            if self._pipe not in multiprocessing.connection.wait([self._pipe, self._death]):
-                raise EOFError
-            answer, error = self._pipe.recv()
+            said = None
+            while said is None:  # which says that the process is up
+                if self._pipe not in multiprocessing.connection.wait([self._pipe, self._death]):
+                    raise EOFError
+                said = self._pipe.recv()
+            answer, error = said
         except (EOFError, OSError) as exc:
             self._process.join(1.0)
             raise WorkerDied(

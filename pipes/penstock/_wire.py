@@ -31,7 +31,7 @@ ORDER = struct.Struct("<2q")  # to the zygote: serial, worker; with the worker's
 REPORT = struct.Struct("<3q")  # from the zygote: serial, what, pid or exit code or errno
 
 READY, REFUSED, VALUE, ERROR, SKIPPED = range(5)  # statuses of an ANSWER
-BORN, ENDED, NOT_BORN = range(3)  # what a REPORT says
+BORN, ENDED, NOT_BORN, UP = range(4)  # what a REPORT says; the last of the zygote itself
 NO_DESCRIPTORS = 117
 """Exit code of a worker that has run out of file descriptors: another one starts with none open."""
 

@@ -17,7 +17,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from penstock._fork import come_up, until_up
-from penstock._wire import BORN, ENDED, NOT_BORN, ORDER, REPORT, Setup, receive
+from penstock._wire import BORN, ENDED, NOT_BORN, ORDER, REPORT, UP, Setup, receive
 from penstock._worker import set_signals, worker_main
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def buried(process: BaseProcess, watched: int) -> int:
 def zygote_main(control: socket.socket, setup: Setup) -> None:
     """Fork workers to order and report their ends, until end-of-file and the last worker's end."""
     come_up()
-    _report(control, 0, BORN, os.getpid())
+    _report(control, 0, UP, 0)
     set_signals()
     gc.freeze()  # collections in the workers then touch no page of the dataset
     children: dict[int, tuple[int, BaseProcess]] = {}
@@ -116,8 +116,6 @@ class Zygote:
 
     def __init__(self, setup: Setup) -> None:
         until_up(lambda: self._fork(setup), self.kill)
-        with contextlib.suppress(BlockingIOError):
-            receive(self.control, REPORT.size, socket.MSG_DONTWAIT)
 
     def _fork(self, setup: Setup) -> tuple[int, int]:
         self.control, theirs = socket.socketpair()
