@@ -54,7 +54,7 @@ class ByZygote:
         for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered once more
             with contextlib.suppress(AttributeError, ValueError, OSError):
                 stream.flush()
-        with warnings.catch_warnings():  # Python 3.12 warns of threads in this process; the zygote touches nothing that they may hold
+        with warnings.catch_warnings():  # Python 3.12 warns of threads in this process; see `_fork`
             warnings.simplefilter("ignore", DeprecationWarning)
             with no_ctrl_c():
                 self._zygote = Zygote(setup)

@@ -134,10 +134,11 @@ class Zygote:
         return self.pid, self.control.fileno()
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # someone else's waitpid(-1) was quicker
+            os.kill(self.pid, signal.SIGKILL)
         self.reap()
 
     def reap(self) -> None:
         self.control.close()
-        with contextlib.suppress(ChildProcessError):  # someone else's waitpid(-1) was quicker
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
