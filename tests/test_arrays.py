@@ -438,3 +438,12 @@ def test_getitems_that_returns_another_number_of_samples(what):
         else:
             with pytest.raises(IndexError):
                 next(iter(loader))
+
+
+def test_the_users_tensor_stays_as_it_was():
+    """It can be resized, and shares nothing with a batch. Seen to fail: rows taken by way of ``Tensor.numpy``, which fixes the size of the storage."""
+    tensor = torch.arange(20.0).reshape(10, 2)
+    with Loader.from_dataset(TensorDataset(tensor), batch_size=4) as loader:
+        batches = [batch for (batch,) in loader]
+    tensor.resize_(40, 2).zero_()
+    assert torch.cat(batches).tolist() == torch.arange(20.0).reshape(10, 2).tolist()
