@@ -58,7 +58,6 @@ import torch
 from benchmark_peers import (
     BATCH_SIZE,
     LOADERS,
-    NO_LOADER,
     REFERENCE,
     WORKLOADS,
     Calibration,
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
 METRICS = ("speed", "boundary", "stall", "memory")
 BUSY = 1.2  # a stalling consumer's time per batch, in steady times of the loader
 LEAST_EPOCHS, MOST_EPOCHS = 4, 60
+NO_LOADER = "no loader, processes"
 MEMORY_LOADERS = (REFERENCE, "penstock, threads", "penstock, processes")
 PEERS = ("torch", "torchdata", "grain", "spdl", "mosaicml-streaming", "penstock", "numpy", "pillow")
 
@@ -516,8 +516,8 @@ class Program:
     def chosen(self, workload: str) -> list[str]:
         """Names of the loaders of a workload, out of those that were asked for."""
         names = [name for name, loader in LOADERS.items() if workload in loader.workloads]
-        if self.options.check or "speed" not in self.options.metrics:
-            names = [name for name in names if name != NO_LOADER]
+        if workload in ("W2", "W3") and "speed" in self.options.metrics and not self.options.check:
+            names.insert(0, NO_LOADER)
         asked = self.options.loaders
         return [name for name in names if not asked or name in asked or any(name.startswith(f"{one},") for one in asked)]
 

@@ -380,15 +380,8 @@ def ours(task: Task, method: str, *, workers: int | None = None, **options: Any)
     return Opened(lambda: iter(loader), loader.close)
 
 
-def nobody(task: Task) -> Opened:
-    """Refuse: it is measured by `measure_work`."""
-    raise NotImplementedError
-
-
 REFERENCE = "DataLoader"
-NO_LOADER = "no loader, processes"
 LOADERS = {
-    NO_LOADER: Loader(nobody, (), ("W2", "W3")),
     REFERENCE: Loader(torch_loader),
     "DataLoader, persistent workers": Loader(functools.partial(torch_loader, persistent_workers=True)),
     "DataLoader, kept iterator": Loader(kept_iterator),
