@@ -147,6 +147,7 @@ def still(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
 
 
 def test_a_helper_that_stands_still_is_forked_anew(still: Callable[[int], list[bool]]) -> None:
+    """Seen to fail: one that sleeps taken for one that is up."""
     came = still(2)
     helper = Helper(drawn)
     try:
@@ -157,6 +158,7 @@ def test_a_helper_that_stands_still_is_forked_anew(still: Callable[[int], list[b
 
 
 def test_a_zygote_that_stands_still_is_forked_anew(still: Callable[[int], list[bool]]) -> None:
+    """Seen to fail: one that sleeps taken for one that is up."""
     came = still(2)
     with Loader.from_dataset(Tagged(8), batch_size=4, num_workers=2, method="process") as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
