@@ -401,5 +401,7 @@ LOADERS = {
     "penstock, 0 workers": Loader(functools.partial(ours, method="thread", workers=0), ("penstock",), ("W1", "W1T")),
     "penstock, threads": Loader(functools.partial(ours, method="thread"), ("penstock",), ("W1", "W1T", "W2", "W3", "W4", "W5")),
     "penstock, processes": Loader(functools.partial(ours, method="process"), ("penstock",)),
-    "penstock, processes, rekey=False": Loader(functools.partial(ours, method="process", rekey=False), ("penstock",), ("W1",)),
+    "penstock, processes, seed_samples=False": Loader(
+        functools.partial(ours, method="process", seed_samples=False), ("penstock",), ("W1",)
+    ),
 }

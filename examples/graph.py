@@ -24,7 +24,7 @@ class Squares(Dataset):
 
 
 def by_hand() -> Loader:
-    """Each line is a node that reads from the one above it."""
+    """Each line is a node that reads from the one before it."""
     node = Sampler(ShuffledOrder(1000, seed=1))  # which sample comes when, for any epoch
     node = Cycler(node)  # epoch after epoch, with a mark between them
     node = Sharder(node)  # this rank's share, whatever the number of ranks

@@ -12,7 +12,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 import penstock
-from penstock.integrations.transformers import PenstockCallback
+from penstock.integrations.transformers import HFTrainerCallback
 
 
 class Line(torch.nn.Module):
@@ -50,7 +50,7 @@ def fit(folder: str, resume: Path | None = None) -> list[int]:
         logging_strategy="no",
     )
     model = Line()
-    PenstockTrainer(model, arguments, callbacks=[PenstockCallback()]).train(resume_from_checkpoint=None if resume is None else str(resume))
+    PenstockTrainer(model, arguments, callbacks=[HFTrainerCallback()]).train(resume_from_checkpoint=None if resume is None else str(resume))
     return model.seen
 
 

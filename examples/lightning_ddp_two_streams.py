@@ -18,7 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import Sampler, TensorDataset
 
 import penstock
-from penstock.integrations.lightning import PenstockCallback
+from penstock.integrations.lightning import LightningCallback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,7 @@ def main() -> None:
     data = TensorDataset(torch.arange(100), torch.linspace(-1, 1, 100).unsqueeze(1))
     with penstock.Loader.from_dataset(data, batch_sampler=TwoStreamBatchSampler(LABELLED, UNLABELLED, 2), tail="drop") as loader:
         trainer = Trainer(
-            callbacks=[PenstockCallback()],
+            callbacks=[LightningCallback()],
             max_epochs=2,
             accelerator="cpu",
             devices=2,

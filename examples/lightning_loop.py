@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import TensorDataset
 
 import penstock
-from penstock.integrations.lightning import PenstockCallback
+from penstock.integrations.lightning import LightningCallback
 
 
 class Line(LightningModule):
@@ -50,7 +50,7 @@ def fit(folder: Path, resume: Path | None = None) -> list[int]:
         ) as validation,  # idle, but warm, where it is not due
     ):
         trainer = Trainer(
-            callbacks=[PenstockCallback(), ModelCheckpoint(folder, "{step}", every_n_train_steps=18, save_top_k=-1)],
+            callbacks=[LightningCallback(), ModelCheckpoint(folder, "{step}", every_n_train_steps=18, save_top_k=-1)],
             max_epochs=3,
             check_val_every_n_epoch=3,
             accelerator="cpu",

@@ -31,11 +31,11 @@ class Digits(Dataset):
         return torch.tensor(self.images[index] / 16, dtype=torch.float32).reshape(1, 8, 8), int(self.labels[index])
 
 
-def shifted(batch: list[torch.Tensor], draws: penstock.Draws) -> list[torch.Tensor]:
+def shifted(batch: list[torch.Tensor], rng: penstock.BatchRng) -> list[torch.Tensor]:
     """Random augmentation of the whole batch, on its device: every image moved by up to one pixel, the same on any number of ranks."""
     images, labels = batch
     padded = torch.nn.functional.pad(images, (1, 1, 1, 1))
-    down, right = draws.integers(0, 3, 2).unbind(dim=1)
+    down, right = rng.integers(0, 3, 2).unbind(dim=1)
     at = torch.arange(8, device=images.device)
     rows, columns = (down[:, None] + at)[:, :, None], (right[:, None] + at)[:, None, :]
     return [padded[torch.arange(len(images), device=images.device)[:, None, None], 0, rows, columns][:, None], labels]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch
-
 from leaks import no_leaks
+from sessions import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -80,15 +80,3 @@ def run_script(tmp_path: Path) -> Callable[..., str]:
         return output.read_text()
 
     return run
-
-
-def session(leader: int) -> list[psutil.Process]:
-    """The live processes of the session that process ``leader`` began."""
-
-    def belongs(process: psutil.Process) -> bool:
-        try:
-            return os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            return False
-
-    return [process for process in psutil.process_iter() if belongs(process)]

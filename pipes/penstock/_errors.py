@@ -9,6 +9,8 @@ PenstockError
 └── ClosedError          used after close()
 """
 
+from __future__ import annotations
+
 
 class PenstockError(Exception):
     """Base of every error that penstock raises by a name of its own."""

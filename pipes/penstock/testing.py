@@ -16,6 +16,7 @@ from penstock import EndOfEpoch, Indices, Loader, Node
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
 __all__ = ["Tagged", "assert_resumes_everywhere", "plain"]
 
 

@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from torchrun import torchrun
 
 from penstock import Loader
 from penstock.testing import Tagged
-from torchrun import torchrun
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent.parent / "examples"
@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_the_laws_hold_on(world_size: int, tmp_path: Path) -> None:
-    """Each law is a function of laws.py. Of those, seen to fail: see the docstrings there."""
-    said = torchrun(tmp_path, world_size, HERE / "laws.py")
+    """Each law is a function of rank_laws.py. Of those, seen to fail: see the docstrings there."""
+    said = torchrun(tmp_path, world_size, HERE / "rank_laws.py")
     good = re.findall(r"^good: (\w+)$", said, re.MULTILINE)
-    functions = {node.name for node in ast.parse((HERE / "laws.py").read_text()).body if isinstance(node, ast.FunctionDef)}
+    functions = {node.name for node in ast.parse((HERE / "rank_laws.py").read_text()).body if isinstance(node, ast.FunctionDef)}
     assert set(good) <= functions
     assert len(good) == {1: 15, 2: 19, 3: 19, 4: 20}[world_size]
 

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sa
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import penstock
-from penstock.integrations.lightning import PenstockCallback
+from penstock.integrations.lightning import LightningCallback
 from penstock.testing import Tagged
 
 N, B = 48, 4
@@ -201,7 +201,7 @@ def fit(case: Case, kind: str, folder: Path, *, ranks: int = 1, resume: Path | N
         checkpoint["every_n_train_steps"] = max(1, int(checkpoint.pop("every") * epoch))
     saver = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, **checkpoint)
     trainer = new_trainer(
-        ranks, [saver, *([PenstockCallback()] if kind == WITH else [])], num_sanity_val_steps=1, limit_val_batches=1, **options
+        ranks, [saver, *([LightningCallback()] if kind == WITH else [])], num_sanity_val_steps=1, limit_val_batches=1, **options
     )
     try:
         trainer.fit(model, None if case.hook else made, DataLoader([0, 1]) if case.validated else None, ckpt_path=resume)
@@ -353,7 +353,7 @@ def run_stream(name: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
         model = Model(case, None, None)
         with penstock.Loader.from_dataset(Tagged(N), batch_sampler=make(), seed=5, **options) as loader:
             saver = ModelCheckpoint(dirpath=place, filename="{step}", save_top_k=-1, every_n_train_steps=at)
-            new_trainer(ranks, [saver, PenstockCallback()], max_epochs=2).fit(model, loader, ckpt_path=resume)
+            new_trainer(ranks, [saver, LightningCallback()], max_epochs=2).fit(model, loader, ckpt_path=resume)
         return model.seen
 
     whole = once(None, folder / name)
@@ -390,7 +390,7 @@ def refusals() -> dict[str, str]:
         with penstock.Loader.from_dataset(Tagged(N - 7), batch_size=B, tail="exact") as loader:
             model = Model(Case("", {}, 0), None, None)
             try:
-                new_trainer(2, [PenstockCallback()], max_epochs=1, enable_checkpointing=False).fit(
+                new_trainer(2, [LightningCallback()], max_epochs=1, enable_checkpointing=False).fit(
                     model, loader if name == "unequal" else DataLoader(Wrapped(loader), batch_size=None)
                 )
             except (penstock.GraphError, TypeError) as exc:

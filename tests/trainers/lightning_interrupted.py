@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 import penstock
-from penstock.integrations.lightning import PenstockCallback
+from penstock.integrations.lightning import LightningCallback
 from penstock.testing import Tagged
 
 
@@ -33,7 +33,7 @@ if __name__ == "__main__":
         devices=2,
         strategy="ddp",
         max_steps=10**9,
-        callbacks=[PenstockCallback()],
+        callbacks=[LightningCallback()],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -167,7 +167,7 @@ def hugging_face(
     """The Hugging Face Trainer: the batches, and the optimizer's steps. ``checkpoint-{save_at}`` is written."""
     from transformers import Trainer, TrainingArguments
 
-    from penstock.integrations.transformers import PenstockCallback
+    from penstock.integrations.transformers import HFTrainerCallback
 
     made = options.pop("loader", None) or (new_loader(collate_fn=named) if kind == PENSTOCK else None)
 
@@ -186,7 +186,7 @@ def hugging_face(
     arguments = TrainingArguments(
         output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no", seed=3, **arguments
     )
-    callbacks = [PenstockCallback()] if kind == PENSTOCK else []
+    callbacks = [HFTrainerCallback()] if kind == PENSTOCK else []
     trainer = Own(Regression(), arguments, callbacks=callbacks, train_dataset=list(range(N)), data_collator=named)
     model = trainer.model
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{resume}") if resume else None)

@@ -11,12 +11,12 @@ import torch
 pytest.importorskip("accelerate")
 
 from accelerate import Accelerator
+from tests.trainers import loops
+from tests.trainers.loops import PENSTOCK
 
 from penstock import Loader
 from penstock.integrations.accelerate import AccelerateLoader
 from penstock.testing import Tagged
-from trainers import loops
-from trainers.loops import PENSTOCK
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,14 +18,14 @@ pytest.importorskip("lightning")
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+from sessions import session
+from tests.trainers import lightning_cases as cases
+from tests.trainers.lightning_cases import CASES, CHANGES, KINDS, PEERS, WITH, WITHOUT, Case, exact
+from tests.trainers.table import WRITING, record
 
-from conftest import session
 from penstock import Loader, StateError
-from penstock.integrations.lightning import PenstockCallback
+from penstock.integrations.lightning import LightningCallback
 from penstock.testing import Tagged
-from trainers import lightning_cases as cases
-from trainers.lightning_cases import CASES, CHANGES, KINDS, PEERS, WITH, WITHOUT, Case, exact
-from trainers.table import WRITING, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ EXACT = {True: "exact", False: "no"}
 
 
 def need(case: Case) -> str:
-    return "" if case.alone else "`PenstockCallback()`"
+    return "" if case.alone else "`LightningCallback()`"
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -117,7 +117,7 @@ def of_changes(ranks: list[dict[str, Any]], folder: Path) -> None:
                 lengths = {len(one["resumed"]) for one in after}
                 result = len(lengths) == 1 and cases.sequence([one["resumed"] for one in after]) == whole
                 result = result and {one["validated"] for one in after} == {validations(case)}
-                record("Lightning", case.name, change, kind, EXACT[result], "" if kind == WITHOUT and result else "`PenstockCallback()`")
+                record("Lightning", case.name, change, kind, EXACT[result], "" if kind == WITHOUT and result else "`LightningCallback()`")
                 if kind == WITH:
                     assert result, (case.name, change, after, whole)
 
@@ -238,7 +238,7 @@ def test_validation_costs_nothing_where_it_is_not_due(method: str) -> None:
         Loader.from_dataset(dataset, batch_size=4, num_workers=2, method=method, run_ahead=False) as validation,
     ):
         trainer = cases.new_trainer(
-            1, [PenstockCallback()], max_epochs=6, check_val_every_n_epoch=3, num_sanity_val_steps=0, enable_checkpointing=False
+            1, [LightningCallback()], max_epochs=6, check_val_every_n_epoch=3, num_sanity_val_steps=0, enable_checkpointing=False
         )
         trainer.fit(model, train, validation)
     assert model.indices == [list(range(30))] * 2
@@ -297,7 +297,7 @@ def test_several_loaders_are_all_restored(tmp_path: Path) -> None:
         model = Both(Case("", {}, 0), None, None)
         saver = ModelCheckpoint(dirpath=tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=9)
         with Loader.from_dataset(Tagged(24), batch_size=4, shuffle=True) as long, Loader.from_dataset(Tagged(9), batch_size=3) as short:
-            cases.new_trainer(1, [saver, PenstockCallback()], max_epochs=3).fit(model, {"long": long, "short": short}, ckpt_path=resume)
+            cases.new_trainer(1, [saver, LightningCallback()], max_epochs=3).fit(model, {"long": long, "short": short}, ckpt_path=resume)
         return model.seen
 
     whole = once(None)
@@ -306,7 +306,7 @@ def test_several_loaders_are_all_restored(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_other_loaders_is_refused() -> None:
-    callback = PenstockCallback()
+    callback = LightningCallback()
     with Loader.from_dataset(Tagged(8)) as loader:
         callback.load_state_dict({"loaders": [loader.state_dict()] * 2})
         assert callback.state_dict() == {"loaders": [loader.state_dict()] * 2}  # until then, what was loaded is what is saved

@@ -12,9 +12,9 @@ pytest.importorskip("lightning")
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
 
-from trainers import loops
-from trainers.loops import KINDS, PENSTOCK, POINTS, TRAINERS, exact, fits
-from trainers.table import WRITING, record
+from tests.trainers import loops
+from tests.trainers.loops import KINDS, PENSTOCK, POINTS, TRAINERS, exact, fits
+from tests.trainers.table import WRITING, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ pytestmark = [
 NEED = {
     "Fabric": '`fabric.save(file, {"loader": loader, …})`',
     "Accelerate": "`AccelerateLoader(loader, accelerator)`",
-    "Hugging Face Trainer": "`PenstockCallback()`, `ignore_data_skip=True`",
+    "Hugging Face Trainer": "`HFTrainerCallback()`, `ignore_data_skip=True`",
 }
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.trainers.table import PAGE
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock import GraphError, Loader
 from penstock.testing import Tagged
-from trainers.table import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

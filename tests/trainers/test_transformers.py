@@ -11,12 +11,12 @@ pytest.importorskip("accelerate")
 
 from typing import TYPE_CHECKING
 
+from tests.trainers import loops
+from tests.trainers.loops import PENSTOCK
 from torch.utils.data import DataLoader
 
 from penstock import StateError
-from penstock.integrations.transformers import PenstockCallback
-from trainers import loops
-from trainers.loops import PENSTOCK
+from penstock.integrations.transformers import HFTrainerCallback
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def test_what_cannot_resume_is_refused_before_the_first_step(tmp_path: Path) -> 
     with pytest.raises(StateError, match=r"checkpoint-12/loader\.json is not there"):
         loops.hugging_face(PENSTOCK, tmp_path, resume=12)
     with pytest.raises(TypeError, match="trains from a DataLoader"):
-        PenstockCallback().on_train_begin(None, None, None, train_dataloader=DataLoader([1]))
+        HFTrainerCallback().on_train_begin(None, None, None, train_dataloader=DataLoader([1]))
 
 
 def test_accumulation_goes_on_with_the_same_batches(tmp_path: Path) -> None:

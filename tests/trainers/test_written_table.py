@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from trainers import table
+from tests.trainers import table
 
 
 def test_the_table_is_what_was_found() -> None:

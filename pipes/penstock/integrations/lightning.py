@@ -1,6 +1,6 @@
 """Lightning: one callback that makes every checkpoint of a `Trainer` resume exactly.
 
-``Trainer(callbacks=[PenstockCallback()])``. Without it the loader's state is in Lightning's checkpoint too, but Lightning restores it only
+``Trainer(callbacks=[LightningCallback()])``. Without it the loader's state is in Lightning's checkpoint too, but Lightning restores it only
 where it resumes inside an epoch, after it has fetched from an un-sized loader, and counts an epoch in steps of the old world size.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @final
-class PenstockCallback(Callback):
+class LightningCallback(Callback):
     """Save and restore the training loaders with the callbacks, which Lightning always does, and before it fetches the first batch.
 
     It finds every `Loader` among the training loaders by itself, also those that a ``train_dataloader`` hook makes, and
@@ -36,6 +36,8 @@ class PenstockCallback(Callback):
 
     Use it without arguments, once; the place among the callbacks does not matter, because Lightning calls checkpoints last.
     """
+
+    state_key = "PenstockCallback"  # under which checkpoints keep it, whatever the class is called: Lightning only warns of a key that it does not know
 
     def __init__(self) -> None:
         self._loaders: list[Loader[Any]] = []

@@ -22,7 +22,7 @@ FILE = "loader.json"
 
 
 @final
-class PenstockCallback(TrainerCallback):
+class HFTrainerCallback(TrainerCallback):
     """Write ``checkpoint-N/loader.json`` with every checkpoint, and go on from it where the trainer resumes.
 
     Args:
@@ -49,7 +49,7 @@ class PenstockCallback(TrainerCallback):
         file = Path(self._checkpoint or Path(_output(args)) / f"checkpoint-{state.global_step}") / FILE
         if not file.exists():
             raise StateError(
-                f"{file} is not there. Resume from a checkpoint that was saved with this callback, or tell it where: PenstockCallback(checkpoint=...)."
+                f"{file} is not there. Resume from a checkpoint that was saved with this callback, or tell it where: HFTrainerCallback(checkpoint=...)."
             )
         loader.load_state_dict(json.loads(file.read_text()))
 

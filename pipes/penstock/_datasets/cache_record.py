@@ -1,0 +1,178 @@
+"""The samples of a cache as bytes: their arrays, one behind the other, then their structure as JSON, and a checksum. Pure."""
+
+from __future__ import annotations
+
+import functools
+import json
+import struct
+import sys
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock._memory.buffers import bytes_of, dtype_name, tensor_over
+
+FOOTER = struct.Struct("=QQII")  # sample, bytes of arrays, bytes of JSON, CRC-32
+
+
+class Unfit(Exception):
+    """What in a sample cannot be held, and why."""
+
+
+def record_of(place: int, value: Any) -> bytes:
+    arrays: list[Any] = []
+    try:
+        structure = json.dumps(_structure(value, arrays, ""), separators=(",", ":")).encode()
+    except (ValueError, RecursionError) as error:
+        raise Unfit(f" is more than JSON can say: {error}") from error
+    parts = [*arrays, structure, FOOTER.pack(place, sum(map(len, arrays)), len(structure), 0)[:-4]]
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return b"".join([*parts, struct.pack("=I", crc)])
+
+
+def is_record(memory: memoryview, end: int, place: int) -> bool:
+    """Whether an undamaged record of that sample ends there."""
+    number, arrays, structure, crc = FOOTER.unpack_from(memory, end - FOOTER.size)
+    start = end - FOOTER.size - structure - arrays
+    return bool(number == place and zlib.crc32(memory[start : end - 4]) == crc)
+
+
+def value_at(memory: memoryview, end: int) -> Any:
+    """The sample whose record ends there, copied."""
+    foot = end - FOOTER.size
+    _, arrays, structure, _ = FOOTER.unpack_from(memory, foot)
+    text = bytes(memory[foot - structure : foot])
+    parsed = _parsed(text) if structure <= _SHORT else json.loads(text)
+    return _Reader(memory, foot - structure - arrays).value(parsed)
+
+
+def _structure(value: Any, arrays: list[Any], where: str) -> Any:
+    """``value`` as JSON: plain values stand for themselves, a list for all else, and what is large is put into ``arrays``."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind in (bytes, np.bytes_):
+        arrays.append(bytes(value))
+        return [kind.__name__, len(value)]
+    if kind is np.str_:
+        return ["str_", "".join(value)]  # `str` would drop NULs at the end
+    if kind is complex:
+        return ["complex", value.real, value.imag]
+    if kind is torch.Tensor:
+        arrays.append(_bytes_of(value, where))
+        return ["tensor", dtype_name(value.dtype), list(value.shape), len(arrays[-1])]
+    if kind is np.ndarray or (isinstance(value, np.generic) and kind is value.dtype.type):
+        if not _comes_back(value):
+            raise Unfit(f"{where} has the dtype {value.dtype}")
+        arrays.append(value.tobytes())
+        return ["array" if kind is np.ndarray else "scalar", value.dtype.str, list(value.shape), len(arrays[-1])]
+    if kind is dict:
+        for key in value:
+            if key is not None and type(key) not in (bool, int, float, str):
+                raise Unfit(f"{where} has the key {key!r:.80}, of type {type(key).__name__}")
+        return ["dict", list(value), [_structure(one, arrays, f"{where}[{key!r}]") for key, one in value.items()]]
+    if kind in (list, tuple) or (
+        isinstance(value, tuple) and hasattr(kind, "_fields") and _named(module_of(kind), kind.__qualname__) is kind
+    ):
+        inside = [_structure(one, arrays, f"{where}[{place}]") for place, one in enumerate(value)]
+        return [kind.__name__, inside] if kind in (list, tuple) else ["named", module_of(kind), kind.__qualname__, kind._fields, inside]
+    raise Unfit(f"{where} is of type {kind.__module__}.{kind.__qualname__}")
+
+
+def _bytes_of(tensor: torch.Tensor, where: str) -> Any:
+    more = {
+        "requires grad": tensor.requires_grad,
+        f"is on {tensor.device}": tensor.device.type != "cpu",
+        f"has the layout {tensor.layout}": tensor.layout is not torch.strided,
+        "is quantized": tensor.is_quantized,
+        "has attributes of its own": tensor.__dict__,
+    }
+    for what, so in more.items():
+        if so:
+            raise Unfit(f"{where} {what}")
+    try:
+        return bytes_of(tensor).tobytes()
+    except RuntimeError as error:
+        raise Unfit(f"{where} has the dtype {tensor.dtype} ({error})") from error
+
+
+def _comes_back(value: Any) -> bool:
+    """Whether its dtype has a name that says everything; that of a record does not."""
+    try:
+        again = np.dtype(value.dtype.str)
+    except TypeError:
+        return False
+    return again == value.dtype and not again.hasobject and (type(value) is np.ndarray or type(value) is again.type)
+
+
+class _Reader:
+    """Builds a sample from its structure, copying its arrays."""
+
+    __slots__ = ("_at", "_memory")
+
+    def __init__(self, memory: memoryview, start: int) -> None:
+        self._memory = memory
+        self._at = start
+
+    def _next(self, nbytes: int) -> memoryview:
+        start = self._at
+        self._at = end = start + nbytes
+        return self._memory[start:end]
+
+    def value(self, node: Any) -> Any:
+        if type(node) is not list:
+            return node
+        match node:
+            case ["tensor", dtype, shape, nbytes]:
+                return tensor_over(bytearray(self._next(nbytes)), shape, dtype)
+            case ["array", dtype, shape, nbytes]:
+                return np.ndarray(shape, dtype, bytearray(self._next(nbytes)))
+            case ["scalar", dtype, shape, nbytes]:
+                return np.ndarray(shape, dtype, bytearray(self._next(nbytes)))[()]
+            case ["dict", keys, inside]:
+                return dict(zip(keys, map(self.value, inside), strict=True))
+            case ["list", inside]:
+                return list(map(self.value, inside))
+            case ["tuple", inside]:
+                return tuple(map(self.value, inside))
+            case ["named", module, name, fields, inside]:
+                return _named_again(module, name, tuple(fields))._make(map(self.value, inside))
+            case ["bytes", nbytes]:
+                return bytes(self._next(nbytes))
+            case ["bytes_", nbytes]:
+                return np.bytes_(bytes(self._next(nbytes)))
+            case ["str_", text]:
+                return np.str_(text)
+            case ["complex", real, imag]:
+                return complex(real, imag)
+        raise AssertionError(f"{node!r:.80} in a record whose checksum is right")
+
+
+_parsed = functools.lru_cache(1024)(json.loads)  # most samples of a dataset have one structure
+_SHORT = 512  # bytes of JSON that are worth keeping parsed: at most a few MB
+
+
+def _named(module: str, name: str) -> Any:
+    """What has that name, in a module that was imported: reading a cache imports nothing."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _named_again(module: str, name: str, fields: tuple[str, ...]) -> Any:
+    found = _named(module, name)
+    if not (isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == fields):
+        raise ValueError(
+            f"the cache holds named tuples {module}.{name}({', '.join(fields)}), and this process knows no such class. Import {module} first; if "
+            f"the class has changed, delete the cache."
+        )
+    return found
+
+
+def module_of(kind: type) -> str:
+    return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__  # what a spawned process calls the main script

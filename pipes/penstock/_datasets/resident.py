@@ -1,0 +1,179 @@
+"""Resident: a whole dataset in the memory of the device, loaded once; a batch is then one index, without workers and without copies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import torch
+
+from penstock._datasets.randomness_check import RandomnessCheck
+from penstock._fetch.array_dataset import ArrayDataset
+from penstock._fetch.fetch import epoch_aware
+from penstock._loader.loader import Loader
+from penstock._memory.devices import resolve_device
+from penstock._memory.tree import leaves, mapped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._random.batch_rng import BatchRng
+
+
+_logger = logging.getLogger("penstock")
+
+_AT_ONCE = 64
+
+
+@final
+class Resident(ArrayDataset):
+    """A dataset held in memory, on ``device``: for data that fits, nothing is faster, and a step waits for nothing.
+
+    Hand it to `Loader.from_dataset` in the dataset's place, without workers. Order, ranks and saved states are the same as with the
+    dataset itself, so a run may change from one to the other. Each rank holds all of it.
+
+    Args:
+        dataset: Map-style, of fixed length: samples of tensors, arrays and numbers that have the same shape. Read once, now.
+        device: Where to hold it; default: the CPU.
+        transform: Applied to each sample as it is loaded, hence once; it must not be random.
+        augment: Called for each batch, on the device, with the batch and the `BatchRng` of its samples.
+        num_workers: Workers that load it, and end then.
+        method: ``"process"`` or ``"thread"``.
+        max_bytes: How large it may become; default: 90 % of the memory that is free on the device.
+        progress: Tell on stderr how far it is, and at the end time and size.
+
+    Attributes:
+        fields: The tensors, formed like a batch; the first dimension is the samples.
+        nbytes: Their size.
+
+    Raises:
+        ValueError: It would be larger than ``max_bytes`` (known after the first samples); samples differ in shape, are not tensors,
+            change with the epoch, or draw from `penstock.sample()`; there is no such device.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device | str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        *,
+        augment: Callable[[Any, BatchRng], Any] | None = None,
+        num_workers: int = 0,
+        method: Literal["thread", "process"] = "process",
+        max_bytes: int | None = None,
+        progress: bool = True,
+    ) -> None:
+        where = resolve_device("cpu" if device is None else device)
+        if epoch_aware(dataset):
+            raise ValueError(
+                f"{type(dataset).__name__} has a set_epoch, so its samples change, and Resident reads them once. Put what is random into augment."
+            )
+        start = time.perf_counter()
+        fields = _loaded(_Transformed(dataset, transform), where, max_bytes, num_workers, method, progress)
+        super().__init__(fields, len(dataset), augment)
+        self.nbytes = sum(field.nbytes for field in leaves(fields))
+        told = f"{len(self)} samples of {type(dataset).__name__}, {_size(self.nbytes)}, are resident on {where} after {time.perf_counter() - start:.1f} s"
+        _logger.info(told)
+        if progress:
+            print(f"\r{told}", file=sys.stderr)
+
+
+class _Transformed:
+    def __init__(self, dataset: Any, transform: Callable[[Any], Any] | None) -> None:
+        self.dataset = dataset
+        self.transform = transform
+        self._once = RandomnessCheck("Put what is random into augment.")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        with self._once.loading(f"sample {index} of {type(self.dataset).__name__}"):
+            sample = self.dataset[index]
+            return sample if self.transform is None else self.transform(sample)
+
+
+def _loaded(dataset: _Transformed, device: torch.device, max_bytes: int | None, num_workers: int, method: Any, progress: bool) -> Any:
+    fields, done = None, 0
+    loader: Loader[Any] = Loader.from_dataset(dataset, batch_size=_AT_ONCE, num_workers=num_workers, method=method, run_ahead=False)
+    with loader:
+        batches = iter(loader)
+        while (batch := _next(batches, done)) is not None:
+            if fields is None:
+                _check(dataset, batch, device, max_bytes)
+                fields = mapped(batch, lambda field: field.new_empty((len(dataset), *field.shape[1:]), device=device))
+            done += _put(fields, batch, done)
+            if progress and sys.stderr.isatty():
+                print(f"\rloading: {done} of {len(dataset)} samples", end="", file=sys.stderr, flush=True)
+    return fields
+
+
+def _next(batches: Any, done: int) -> Any:
+    try:
+        return next(batches, None)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise ValueError(f"{_RAGGED.format(first=done, last=done + _AT_ONCE - 1)}: {error}") from error
+
+
+_RAGGED = (
+    "samples {first} to {last} differ in shape from each other or from those before, and Resident holds one tensor for all. Bring them to one "
+    "shape in transform (pad, crop), or keep them in Cached, which takes any"
+)
+
+
+def _put(fields: Any, batch: Any, done: int) -> int:
+    """Copy a batch to its place; how many rows it has."""
+    rows = 0
+    whole, part = list(leaves(fields)), list(leaves(batch))
+    like = [(one.shape[1:], one.dtype) for one in whole]
+    if [(one.shape[1:], one.dtype) if isinstance(one, torch.Tensor) else None for one in part] != like:
+        came = [(tuple(one.shape[1:]), one.dtype) if isinstance(one, torch.Tensor) else type(one).__name__ for one in part]
+        raise ValueError(
+            f"{_RAGGED.format(first=done, last=done + _AT_ONCE - 1)}: {came} after {[(tuple(shape), dtype) for shape, dtype in like]}."
+        )
+    for field, values in zip(whole, part, strict=True):
+        rows = len(values)
+        field[done : done + rows] = values
+    return rows
+
+
+def _check(dataset: _Transformed, batch: Any, device: torch.device, max_bytes: int | None) -> None:
+    """Refuse, before it is loaded, what would not fit or cannot be held."""
+    other = next((leaf for leaf in leaves(batch) if not isinstance(leaf, torch.Tensor)), None)
+    if other is not None:
+        raise ValueError(
+            f"Resident holds tensors, and a sample of {type(dataset.dataset).__name__} also has a {type(other).__name__} ({other!r:.40}). Turn it into a number in transform, or leave it out."
+        )
+    rows = [leaf.nbytes // len(leaf) for leaf in leaves(batch)]
+    if not rows:
+        raise ValueError(f"a sample of {type(dataset.dataset).__name__} has no tensor in it, so there is nothing to hold.")
+    needed = sum(rows) * len(dataset)
+    free = _free(device)
+    limit = max_bytes if max_bytes is not None else None if free is None else int(0.9 * free)
+    if limit is not None and needed > limit:
+        told = f"max_bytes={max_bytes}" if max_bytes is not None else f"90 % of the {_size(free or 0)} that are free on {device}"
+        raise ValueError(
+            f"{len(dataset)} samples of {_size(sum(rows))} each make {_size(needed)}, more than {told}. Make them smaller in transform (uint8 "
+            f"instead of float32, for instance), hold a Subset, or use Cached, which lies on disk."
+        )
+
+
+def _free(device: torch.device) -> int | None:
+    """Bytes of memory that are free on ``device``; None where nobody says."""
+    if device.type != "cpu":
+        info = getattr(torch.get_device_module(device), "mem_get_info", None)
+        return None if info is None else int(info(device)[0])
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes} bytes"

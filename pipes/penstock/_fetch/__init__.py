@@ -1,0 +1,1 @@
+"""One task: indices in, a batch out. Knows no thread and no process."""

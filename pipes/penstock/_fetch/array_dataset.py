@@ -1,0 +1,194 @@
+"""Datasets that are arrays already: a batch of them is one index operation for each field, and no sample is ever made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from penstock._memory.allocation import pinned
+from penstock._memory.tree import leaves, mapped
+from penstock._random.batch_rng import BatchRng
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._fetch.indices import Indices
+    from penstock._memory.allocation import Allocate
+
+
+Fields = Sequence[torch.Tensor]
+
+
+class ArrayDataset:
+    """Rows in memory, on any device: a map-style dataset whose batches are gathered.
+
+    Args:
+        fields: A tree of tensors of shape ``(length, ...)``, formed like a batch.
+        length: Rows.
+        augment: Called with each batch and the `BatchRng` of its samples; what it returns is the batch.
+    """
+
+    def __init__(self, fields: Any, length: int, augment: Callable[[Any, BatchRng], Any] | None = None) -> None:
+        self.fields = fields
+        self.augment = augment
+        self._length = length
+        self._device: torch.device = next(leaves(fields)).device
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        """One row, as it is kept; ``augment`` sees batches only."""
+        if not -self._length <= index < self._length:
+            raise IndexError(f"index {index} is out of bounds for {self._length} samples")
+        return mapped(self.fields, lambda field: field[index])
+
+    def batch(self, rows: np.ndarray, indices: Indices, seed: int) -> Any:
+        """``rows`` (int64, shape ``(n,)``), which are those of ``indices``."""
+        at = _on(self._device, rows, self._length)
+        try:
+            batch = mapped(self.fields, lambda field: field.index_select(0, at))
+        except (IndexError, RuntimeError):
+            batch = mapped(self.fields, lambda field: field[at])  # counts negative ones from the end, and says which is out of bounds
+        if self.augment is None:
+            return batch
+        positions = torch.from_numpy(indices.positions).to(self._device)
+        return self.augment(batch, BatchRng(seed, indices.epoch, positions))
+
+
+def is_arrays(dataset: Any) -> bool:
+    """Whether `gathered` may know how to read ``dataset``: ours, or torch's own with nothing overridden that decides what a sample is."""
+    if isinstance(dataset, ArrayDataset):
+        return True
+    kind = type(dataset)
+    if isinstance(dataset, TensorDataset):
+        return kind.__getitem__ is TensorDataset.__getitem__ and not hasattr(dataset, "__getitems__")
+    if isinstance(dataset, Subset):
+        own = kind.__getitem__ is Subset.__getitem__ and kind.__getitems__ is Subset.__getitems__
+        return own and is_arrays(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        own = kind.__getitem__ is ConcatDataset.__getitem__ and not hasattr(dataset, "__getitems__")
+        return own and all(is_arrays(part) for part in dataset.datasets)
+    return False
+
+
+def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> Any:
+    """The batch of ``indices``, as ``default_collate`` would have made it of the samples.
+
+    None where that takes more than an index: tensors that require grad, or parts that differ in dtype or shape.
+
+    Raises:
+        IndexError: An index is out of bounds.
+    """
+    rows = indices.values
+    while isinstance(dataset, Subset):
+        dataset, rows = dataset.dataset, _chosen(dataset, rows)
+    if isinstance(dataset, ArrayDataset):
+        return dataset.batch(rows, indices, seed)
+    fields = _fields(dataset)
+    if fields is None:
+        return None
+    small = allocate is not pinned and all(one.nbytes * len(rows) <= _SMALL * one.shape[0] for one in fields)
+    if small or fields[0].device.type != "cpu":
+        return _into(dataset, rows, None)
+    return _into(dataset, rows, allocate([((len(rows), *one.shape[1:]), one.dtype) for one in fields]))
+
+
+_SMALL = 2**16
+"""Bytes of a batch, field by field, up to which new memory, which an index makes by itself, costs less than asking for any."""
+
+
+def _fields(dataset: Any) -> Fields | None:
+    """Tensors like those of ``dataset``, where all parts of it agree."""
+    if isinstance(dataset, TensorDataset):
+        device = dataset.tensors[0].device
+        for one in dataset.tensors:
+            if (
+                type(one) is not torch.Tensor
+                or one.layout is not torch.strided
+                or one.requires_grad
+                or one.is_quantized
+                or one.device != device
+            ):
+                return None
+        return dataset.tensors
+    if isinstance(dataset, Subset):
+        return _fields(dataset.dataset)
+    if isinstance(dataset, ArrayDataset):
+        return None  # within a `ConcatDataset`
+    parts = [_fields(part) for part in dataset.datasets]
+    first = parts[0]
+    if first is None:
+        return None
+    like = [(one.dtype, one.shape[1:], one.device) for one in first]
+    agree = all(part is not None and [(one.dtype, one.shape[1:], one.device) for one in part] == like for part in parts)
+    return first if agree else None
+
+
+def _into(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
+    """Gather into ``out``; where it is None into new memory, on the device where the tensors lie."""
+    if isinstance(dataset, Subset):
+        return _into(dataset.dataset, _chosen(dataset, indices), out)
+    if isinstance(dataset, ConcatDataset):
+        return _from_parts(dataset, indices, out)
+    at = _on(dataset.tensors[0].device, indices, len(dataset.tensors[0]))
+    try:
+        if out is None:
+            return [one.index_select(0, at) for one in dataset.tensors]
+        for one, rows in zip(dataset.tensors, out, strict=True):
+            torch.index_select(one, 0, at, out=rows)
+    except (IndexError, RuntimeError):  # This counts negative ones from the end, and says which is out of bounds:
+        fields = [one[at] for one in dataset.tensors]
+        return fields if out is None else [rows.copy_(field) for rows, field in zip(out, fields, strict=True)]
+    return out
+
+
+def _from_parts(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
+    ends = np.asarray(dataset.cumulative_sizes)
+    indices = _from_0(indices, int(ends[-1]))
+    part_of = np.searchsorted(ends, indices, side="right")
+    first = int(part_of[0])
+    if (part_of == first).all():
+        return _into(dataset.datasets[first], indices - (ends[first - 1] if first else 0), out)
+    for part in np.unique(part_of):
+        places = np.flatnonzero(part_of == part)
+        chosen = indices[places] - (ends[part - 1] if part else 0)
+        fields = _into(dataset.datasets[part], chosen, None)
+        if out is None:
+            out = [one.new_empty((len(indices), *one.shape[1:])) for one in fields]
+        for rows, field in zip(out, fields, strict=True):
+            _words(rows)[torch.from_numpy(places).to(rows.device)] = _words(field)
+    assert out is not None
+    return out
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """A view as integers of the same size, which can be written by index; not all types can."""
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.itemsize)
+    return tensor if words is None or tensor.is_complex() else tensor.view(words)
+
+
+def _on(device: torch.device, indices: np.ndarray, n: int) -> torch.Tensor:
+    """The indices on ``device``; checked here where that is another one: there, one that is out of bounds is the end of the process."""
+    if device.type == "cpu":
+        return torch.from_numpy(indices)
+    return torch.from_numpy(_from_0(indices, n)).to(device)
+
+
+def _from_0(indices: np.ndarray, n: int) -> np.ndarray:
+    """Negative ones counted from the end."""
+    outside = (indices < -n) | (indices >= n)
+    if outside.any():
+        raise IndexError(f"index {indices[outside][0]} is out of bounds for a dataset of {n} samples")
+    return np.where(indices < 0, indices + n, indices)
+
+
+def _chosen(subset: Subset[Any], indices: np.ndarray) -> np.ndarray:
+    """The indices in the dataset inside."""
+    table: Any = subset.indices
+    chosen = table[indices] if isinstance(table, np.ndarray | torch.Tensor) else [table[index] for index in indices.tolist()]
+    return np.asarray(chosen, np.int64)

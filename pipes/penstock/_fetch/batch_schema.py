@@ -1,0 +1,338 @@
+"""The form of a sample: what learns it, and what fills a batch of that form, field by field. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+import torch
+import torch.utils.data._utils.worker as torch_worker
+from torch.utils.data import default_collate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock._memory.allocation import Spec
+
+
+AT_ONCE = 2**16
+"""Bytes of samples that are written together: few calls for tiny samples, while large ones do not pile up."""
+
+
+def collated(samples: Any) -> Any:
+    """``default_collate``, always into ordinary memory."""
+    # Where torch believes to be in a DataLoader's worker, it collates into shared memory of its own, which nobody wants here.
+    info, torch_worker._worker_info = torch_worker._worker_info, None
+    try:
+        return default_collate(samples)
+    finally:
+        torch_worker._worker_info = info
+
+
+def ordinary(samples: Sequence[Any]) -> Any:
+    """The batch of ``samples``, each field of it made by ``default_collate``."""
+    filler = BatchSchema(samples[0], in_place=False).root.filler(iter(()))
+    try:
+        filler.add(samples)
+    except OtherStructure:
+        return collated(samples)
+    return filler.finish(len(samples))
+
+
+class OtherStructure(Exception):
+    """Samples whose containers differ from what the form says."""
+
+
+class BatchSchema:
+    """What a batch of samples like ``sample`` looks like.
+
+    Args:
+        sample: Any.
+        in_place: Whether fields may be written in place at all.
+
+    Attributes:
+        root: The tree of fields.
+        specs: One row of each field that is written in place.
+        step: How many samples to write at once.
+    """
+
+    def __init__(self, sample: Any, *, in_place: bool = True) -> None:
+        self.specs: list[Spec] = []
+        self.root = self._learned(sample, in_place, list)
+        row_bytes = sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in self.specs)
+        self.step = max(1, AT_ONCE // max(1, row_bytes))
+
+    def _learned(self, sample: Any, in_place: bool, column: type) -> Field:
+        parts = _parts(sample)
+        if parts is not None:
+            keyed = type(sample) is dict or dataclasses.is_dataclass(sample)
+            inner = list if keyed else tuple  # what `default_collate` is handed, and hands back where it is strings
+            return _Container(type(sample), list(parts), [self._learned(part, in_place, inner) for part in parts.values()])
+        spec = _spec(sample) if in_place else None
+        if spec is None:
+            return _ListField(column)
+        self.specs.append(spec)
+        return _TensorField(type(sample), sample.dtype if isinstance(sample, np.ndarray | np.generic) else None, *spec, column)
+
+
+def _parts(sample: Any) -> dict[Any, Any] | None:
+    """What a container of ours holds; None for what is a leaf."""
+    kind = type(sample)
+    if kind is dict:
+        return cast("dict[Any, Any]", sample)
+    if kind in (list, tuple) or (isinstance(sample, tuple) and hasattr(sample, "_fields")):
+        return dict(enumerate(sample))
+    if dataclasses.is_dataclass(kind) and not isinstance(sample, Mapping):
+        return {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+    return None
+
+
+def _spec(sample: Any) -> Spec | None:
+    """What one row of the field of ``sample`` is; None where that is not for us to write."""
+    if type(sample) is torch.Tensor:
+        plain_memory = sample.layout is torch.strided and sample.device.type == "cpu" and not sample.is_quantized
+        return (tuple(sample.shape), sample.dtype) if plain_memory and not sample.requires_grad and _in_numpy(sample.dtype) else None
+    if type(sample) not in (np.ndarray, bool, int, float) and not isinstance(sample, np.generic):
+        return None
+    try:
+        batch = collated([np.ascontiguousarray(sample).reshape(sample.shape) if type(sample) is np.ndarray else sample])
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None  # and the ordinary way will say why
+    shape = getattr(sample, "shape", ())
+    if type(batch) is not torch.Tensor or batch.shape != (1, *shape) or not _in_numpy(batch.dtype):
+        return None
+    same = type(sample) in (bool, int, float) or batch.numpy().dtype == sample.dtype
+    return (shape, batch.dtype) if same else None
+
+
+def _in_numpy(dtype: torch.dtype) -> bool:
+    if dtype is torch.bfloat16:
+        return True
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except (TypeError, RuntimeError):
+        return False
+    return True
+
+
+# The fields, and what fills them for one batch.
+
+
+class Field(Protocol):
+    def filler(self, memory: Iterator[torch.Tensor]) -> Filler:
+        """A filler with its share of ``memory``, in the order of `BatchSchema.specs`."""
+        ...
+
+
+class Filler(Protocol):
+    def add(self, column: Sequence[Any]) -> None:
+        """This field of the next samples, one or more.
+
+        Raises:
+            OtherStructure: They are other containers; then nothing counts of what was written for them.
+        """
+
+    def row(self, row: int) -> Any:
+        """What was added for that row, if need be rebuilt; a view of the memory."""
+
+    def astray(self) -> bool:
+        """Whether something that should have been written in place could not be."""
+        ...
+
+    def finish(self, rows: int) -> Any:
+        """The field of the batch."""
+
+
+def _numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A view; of the bits, where NumPy does not have the type. Raises for what is more than plain memory."""
+    return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+class _ListField:
+    """A field that is kept until all of it is there, and then collated the ordinary way; its own filler."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind  # of the column that `default_collate` is handed: strings come out as they went in
+        self.column: list[Any] = []
+
+    def filler(self, memory: Iterator[torch.Tensor]) -> _ListField:
+        return _ListField(self.kind)
+
+    def add(self, column: Sequence[Any]) -> None:
+        self.column.extend(column)
+
+    def row(self, row: int) -> Any:
+        return self.column[row]
+
+    def astray(self) -> bool:
+        """Whether it would be something else now."""
+        return _parts(self.column[0]) is not None or _spec(self.column[0]) is not None
+
+    def finish(self, rows: int) -> Any:
+        if _parts(self.column[0]) is not None:
+            return ordinary(self.column)
+        return collated(self.kind(map(_forward, self.column)))
+
+
+def _forward(one: Any) -> Any:
+    """An array that runs backwards, which torch does not take, the other way; anything else as it is."""
+    return np.ascontiguousarray(one) if type(one) is np.ndarray and min(one.strides, default=0) < 0 else one
+
+
+class _TensorField:
+    """A field of which each sample is one row of a tensor: a tensor, an array, or a number of type ``kind``.
+
+    ``numpy_dtype`` is that of the samples, where they have one; shape and ``dtype`` are a row's.
+    """
+
+    def __init__(self, kind: type, numpy_dtype: np.dtype[Any] | None, shape: tuple[int, ...], dtype: torch.dtype, column: type) -> None:
+        self.kind = kind
+        self.numpy_dtype = numpy_dtype
+        self.shape = shape
+        self.dtype = dtype
+        self.column = column
+        self.write = self._tensors if kind is torch.Tensor else self._arrays if kind is np.ndarray else self._numbers
+
+    def filler(self, memory: Iterator[torch.Tensor]) -> _InPlace:
+        return _InPlace(self, next(memory))
+
+    # Each of these writes `column` to `rows`, or raises, whatever was written.
+
+    def _tensors(self, column: Sequence[Any], rows: torch.Tensor) -> None:
+        first = column[0]
+        if set(map(type, column)) != {torch.Tensor} or first.shape != self.shape or {one.dtype for one in column} != {self.dtype}:
+            raise TypeError
+        if len(column) > 1:
+            torch.stack(list(column), out=rows)  # raises where other shapes than that of the first follow
+        else:
+            _numpy(rows)[0] = _numpy(first)
+
+    def _arrays(self, column: Sequence[Any], rows: torch.Tensor) -> None:
+        if set(map(type, column)) != {np.ndarray}:
+            raise TypeError
+        if len(column) > 1 and self.shape:
+            if set(map(len, column)) != {self.shape[0]}:
+                raise TypeError
+            # This raises where the other dimensions, or the dtypes, are not those of `rows`.
+            np.concatenate(column, out=rows.numpy().reshape(len(column) * self.shape[0], *self.shape[1:]), casting="no")
+            return
+        for place, one in enumerate(column):
+            if one.dtype != self.numpy_dtype or one.shape != self.shape:
+                raise TypeError
+            rows.numpy()[place] = one
+
+    def _numbers(self, column: Sequence[Any], rows: torch.Tensor) -> None:
+        if set(map(type, column)) != {self.kind}:
+            raise TypeError
+        into = rows.numpy()
+        into[...] = np.array(column, into.dtype)  # raises where an int is too large
+
+
+class _InPlace:
+    """Fills the rows of one tensor; from the first sample on that does not fit, all of them go the ordinary way."""
+
+    def __init__(self, field: _TensorField, memory: torch.Tensor) -> None:
+        self._field = field
+        self._memory = memory
+        self._rows = memory.size(0)  # as `len`, which takes a microsecond
+        self._written = 0
+        self._loose: _ListField | None = None
+
+    def add(self, column: Sequence[Any]) -> None:
+        if self._loose is None:
+            end = self._written + len(column)
+            try:
+                self._field.write(column, self._memory if len(column) == self._rows else self._memory[self._written : end])
+            except (TypeError, ValueError, RuntimeError, OverflowError):
+                rows = [self.row(row) for row in range(self._written)]
+                self._loose = _ListField(self._field.column)
+                self._loose.add(rows)
+            else:
+                self._written = end
+                return
+        self._loose.add(column)
+
+    def row(self, row: int) -> Any:
+        if self._loose is not None:
+            return self._loose.row(row)
+        if self._field.kind is torch.Tensor:
+            return self._memory[row]
+        one = self._memory.numpy()[row]
+        return one.item() if self._field.numpy_dtype is None else np.asarray(one) if self._field.kind is np.ndarray else one
+
+    def astray(self) -> bool:
+        return self._loose is not None
+
+    def finish(self, rows: int) -> Any:
+        if self._loose is not None:
+            return self._loose.finish(rows)
+        return self._memory if rows == self._rows else self._memory[:rows]
+
+
+class _Container:
+    """A field made of fields: how to take samples apart, and how to put values together again.
+
+    ``keys`` are those of a dict, the names of a dataclass's fields, or just places. The batch of a tuple is a list, as
+    ``default_collate`` has it; that of a dataclass is one too, made without calling ``__init__``.
+    """
+
+    def __init__(self, kind: type, keys: Sequence[Any], parts: list[Field]) -> None:
+        self.kind = kind
+        self.keys = keys
+        self.parts = parts
+        self.is_record = dataclasses.is_dataclass(kind)
+        self.is_named = hasattr(kind, "_fields")
+
+    def filler(self, memory: Iterator[torch.Tensor]) -> _Parts:
+        return _Parts(self, [part.filler(memory) for part in self.parts])
+
+    def columns(self, samples: Sequence[Any]) -> list[Sequence[Any]]:
+        if set(map(type, samples)) != {self.kind}:
+            raise OtherStructure
+        if self.is_record:
+            return [[getattr(one, name) for one in samples] for name in self.keys]
+        if set(map(len, samples)) != {len(self.keys)}:
+            raise OtherStructure
+        if self.kind is not dict:
+            return list(zip(*samples, strict=True))
+        try:
+            return [[one[key] for one in samples] for key in self.keys]
+        except KeyError:
+            raise OtherStructure from None
+
+    def together(self, values: list[Any], *, batch: bool) -> Any:
+        if self.kind is dict:
+            return dict(zip(self.keys, values, strict=True))
+        if self.is_record:
+            record: Any = object.__new__(self.kind)
+            for name, value in zip(self.keys, values, strict=True):
+                object.__setattr__(record, name, value)
+            return record
+        return self.kind(*values) if self.is_named else values if batch else self.kind(values)
+
+
+class _Parts:
+    """Fills a `_Container`."""
+
+    def __init__(self, field: _Container, parts: list[Filler]) -> None:
+        self._field = field
+        self._parts = parts
+        self._begun = False
+
+    def add(self, column: Sequence[Any]) -> None:
+        if not self._begun and type(column[0]) is self._field.kind is dict and list(column[0]) != self._field.keys:
+            raise OtherStructure  # the first sample's keys are the batch's, in their order
+        self._begun = True
+        for part, its_column in zip(self._parts, self._field.columns(column), strict=True):
+            part.add(its_column)
+
+    def row(self, row: int) -> Any:
+        return self._field.together([part.row(row) for part in self._parts], batch=False)
+
+    def astray(self) -> bool:
+        return any(part.astray() for part in self._parts)
+
+    def finish(self, rows: int) -> Any:
+        return self._field.together([part.finish(rows) for part in self._parts], batch=True)

@@ -1,0 +1,121 @@
+"""Fetch: how the samples of a batch are loaded from a dataset, and collated."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset, default_convert
+
+from penstock._fetch.array_dataset import gathered, is_arrays
+from penstock._fetch.collate import BatchBuilder, Collator
+from penstock._memory.allocation import afresh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock._fetch.indices import Indices
+    from penstock._memory.allocation import Allocate
+
+
+@final
+class Fetch:
+    """Load the samples of a batch from a map-style dataset, and collate them: the ``map_fn`` of the canonical graph.
+
+    Without a ``collate_fn`` each sample is written straight into its row of the batch, in memory that is used again and again; and
+    a ``TensorDataset`` (also in a ``Subset`` or a ``ConcatDataset``) is read by one index operation for each tensor.
+
+    Args:
+        dataset: Has ``__getitem__``; or ``__getitems__``, which is handed a list of indices, and returns the list of their samples,
+            or anything else that is the batch itself: a tensor, an array, a dict or a named tuple of them.
+        collate_fn: Makes a batch of a list of samples; default: as ``torch.utils.data.default_collate``, and dataclasses too. For a
+            single index (no batching) it is handed the sample, and the default is ``default_convert``.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None = None) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.has_getitems = _has_getitems(dataset)
+        self.is_arrays = collate_fn is None and is_arrays(dataset)
+        self._collator = Collator()
+
+    def __call__(self, indices: Any) -> Any:
+        """The batch of a list of indices, or the sample of one index."""
+        if not isinstance(indices, list):
+            return self.convert(self.dataset[indices])
+        if not self.has_getitems:
+            return self.collate([self.dataset[index] for index in indices])
+        return self.batch_of(self.dataset.__getitems__(indices))
+
+    def gathered(self, indices: Indices, seed: int, allocate: Allocate) -> Any:
+        """The batch, where the dataset is arrays; None where a batch of it is more than an index."""
+        if not isinstance(indices.values, np.ndarray) or not len(indices.values):
+            return None
+        return gathered(self.dataset, indices, seed, allocate)
+
+    def begin(self, rows: int, allocate: Allocate) -> BatchBuilder | Listed:
+        """A batch of up to ``rows`` samples, to be added."""
+        return BatchBuilder(self._collator, rows, allocate) if self.collate_fn is None else Listed(self.collate_fn)
+
+    def collate(self, samples: Sequence[Any], allocate: Allocate = afresh) -> Any:
+        """The batch of ``samples``."""
+        return self._collator(samples, allocate) if self.collate_fn is None else self.collate_fn(samples)
+
+    def batch_of(self, fetched: Any, allocate: Allocate = afresh) -> Any:
+        """The batch, of what ``__getitems__`` has returned."""
+        if self.collate_fn is not None or type(fetched) in (list, tuple):
+            return self.collate(fetched, allocate)
+        return default_convert(fetched)  # type: ignore[no-untyped-call]
+
+    def convert(self, one: Any) -> Any:
+        """A sample that is not batched."""
+        return (self.collate_fn or default_convert)(one)
+
+    def settings(self) -> dict[str, Any]:
+        """The length of the dataset, where it has one."""
+        with contextlib.suppress(TypeError):
+            return {"dataset_length": len(self.dataset)}
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_collator": Collator()}  # what was learned here, each worker learns for itself
+
+
+@final
+class Listed:
+    """A batch in the making, for a ``collate_fn`` that is the user's own; see `BatchBuilder`."""
+
+    step = 2**16
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self._collate_fn = collate_fn
+        self._samples: list[Any] = []
+        self.add = self._samples.extend
+
+    @property
+    def added(self) -> int:
+        """How many samples there are."""
+        return len(self._samples)
+
+    def finish(self) -> Any:
+        """The batch of them."""
+        return self._collate_fn(self._samples)
+
+
+def epoch_aware(dataset: Any) -> list[Any]:
+    """What in ``dataset`` has a ``set_epoch``: itself, or what torch's own wrappers hold."""
+    if callable(getattr(dataset, "set_epoch", None)):
+        return [dataset]
+    inside = [dataset.dataset] if isinstance(dataset, Subset) else dataset.datasets if isinstance(dataset, ConcatDataset) else []
+    return [found for one in inside for found in epoch_aware(one)]
+
+
+def _has_getitems(dataset: Any) -> bool:
+    """Whether ``__getitems__`` is worth a call: `Subset` has one that only loops where the dataset inside has none."""
+    while isinstance(dataset, Subset) and (type(dataset).__getitem__, type(dataset).__getitems__) == (
+        Subset.__getitem__,
+        Subset.__getitems__,
+    ):
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))

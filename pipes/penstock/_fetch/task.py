@@ -1,0 +1,315 @@
+"""What a worker does with one task: load samples by their addresses, make a batch of them, and give errors an address too.
+
+Nothing here knows of threads or processes. A task is an `Indices` or any other item, or a `Part` of a batch; a sample's random
+numbers are keyed by (seed, epoch, position), so that a task can be done anywhere, and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
+
+from penstock._errors import GraphError
+from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure
+from penstock._fetch.fetch import Fetch, Listed, epoch_aware
+from penstock._fetch.indices import Indices
+from penstock._fetch.sample import SampleCursor, current
+from penstock._memory.allocation import afresh
+from penstock._random.global_seeding import CALM, GlobalSeeding
+from penstock._workers.pool import IDLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableSequence, Sequence
+
+    from penstock._fetch.collate import BatchBuilder
+    from penstock._fetch.error_policy import OnError
+    from penstock._memory.allocation import Allocate
+
+
+class Part(NamedTuple):
+    """Some rows of a batch, whose samples are wanted as they are: they are collated where all of them are."""
+
+    indices: Indices
+
+
+class _Task:
+    """What every `Work` here has in common: seeded generators, and errors with an address.
+
+    Args:
+        seed: Of the random numbers of the samples.
+        seed_samples: Seed the global generators of ``random``, ``numpy.random`` and torch anew for each sample; see `GlobalSeeding`.
+
+    Attributes:
+        dataset: What ``get_worker_info().dataset`` shows in a worker process.
+        epoch_aware: The datasets that want to be told of an epoch: their ``set_epoch`` is called when a task is of another one than
+            the task before.
+    """
+
+    dataset: Any = None
+    epoch_aware: Sequence[Any] = ()
+
+    def __init__(self, seed: int, seed_samples: bool | Literal["always"]) -> None:
+        if seed_samples not in (True, False, "always"):
+            raise ValueError(f"seed_samples={seed_samples!r} is neither True nor False nor 'always'.")
+        self.seed = seed
+        self._seeding = GlobalSeeding(seed, bool(seed_samples), calm=None if seed_samples == "always" else CALM)
+
+    def __call__(self, task: Any, cell: MutableSequence[int], allocate: Allocate = afresh, *, inline: bool = False) -> Any:
+        token = current.set(None)
+        try:
+            return self._done(task, cell, allocate, inline)
+        except BaseException as exc:
+            annotate(exc, f"while loading {self.name(task, cell[0])}")
+            raise
+        finally:
+            current.reset(token)
+
+    def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
+        """The task done in the caller's own process, whose global generators are left as they were."""
+        return self(task, [IDLE], allocate, inline=True)
+
+    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
+        raise NotImplementedError
+
+    def name(self, task: Any, row: int) -> str:
+        """``task`` in words."""
+        if isinstance(task, Part):
+            task = task.indices
+        if not isinstance(task, Indices):
+            return f"the item {task!r:.80}"
+        if task.is_batch and row != IDLE:
+            task = task[row]
+        if task.is_batch and not len(task):
+            return f"an empty batch (epoch {task.epoch})"
+        if task.is_batch:
+            indices = task.plain()
+            shown = f"[{', '.join(map(str, indices[:8]))}{', …' if len(indices) > 8 else ''}]"
+            return f"the batch of dataset indices {shown} (epoch {task.epoch}, positions {task.positions[0]} to {task.positions[-1]})"
+        return f"dataset index {task.values} (epoch {task.epoch}, position {task.positions})"
+
+    def _begin(self, loading: SampleCursor, position: int) -> None:
+        if self._seeding.active:
+            self._seeding.seed(loading.epoch, position)
+        current.set(loading)
+
+
+@final
+class FunctionTask(_Task):
+    """`Work` that applies a function of the user's to each item: it is handed plain values, without their address.
+
+    Args:
+        function: Any callable of one value.
+        seed: See `_Task`.
+        seed_samples: See `_Task`.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], seed: int, seed_samples: bool | Literal["always"]) -> None:
+        super().__init__(seed, seed_samples)
+        self.function = function
+
+    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
+        with self._seeding.kept(inline):
+            if not isinstance(task, Indices):
+                return self.function(task)
+            position = int(task.positions[0]) if task.is_batch else task.positions
+            self._begin(SampleCursor(self.seed, task.epoch, [position], [task.plain()], [IDLE]), position)
+            return self.function(task.plain())
+
+
+@final
+class FetchTask(_Task):
+    """`Work` that loads the samples of a batch, one by one where it can, and collates them.
+
+    Args:
+        fetch: Says how.
+        seed: See `_Task`.
+        seed_samples: See `_Task`.
+        on_error: What becomes of a sample that raises an ``Exception``.
+    """
+
+    def __init__(self, fetch: Fetch, seed: int, seed_samples: bool | Literal["always"], on_error: OnError = "raise") -> None:
+        super().__init__(seed, seed_samples)
+        self.fetch = fetch
+        self.dataset = fetch.dataset
+        self.on_error = on_error
+        self.epoch_aware = epoch_aware(self.dataset)
+        self._epoch: int | None = None  # that `epoch_aware` were told last, in this process
+
+    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
+        return self._fetched(self.fetch, task, cell, allocate, inline)
+
+    # A batch that several workers load together.
+
+    def parts(self, task: Any, n: int, *, here: bool = True) -> list[Part]:
+        """``task`` in up to ``n`` parts; none where it is not loaded sample by sample.
+
+        Unless workers are ``here``, in this process, a ``collate_fn`` of the user's belongs where the samples are loaded: it may make
+        something of them that can be pickled, or ask for its worker.
+        """
+        fetch = self.fetch
+        if fetch.has_getitems or fetch.is_arrays or not isinstance(task, Indices) or not task.is_batch:
+            return []
+        if fetch.collate_fn is not None and not here:
+            return []
+        size = -(-len(task) // n)
+        return [Part(task[start : start + size]) for start in range(0, len(task), size)] if size < len(task) else []
+
+    def together(self, task: Indices, parts: Sequence[Part], values: Sequence[Any], allocate: Allocate) -> Any:
+        """The batch of ``task``, from the values of its parts; in the caller's own process."""
+        fetch = self.fetch
+        faults: list[SampleFailure] = []
+        batch, start = fetch.begin(len(task), allocate), 0
+        try:
+            for part, value in zip(parts, values, strict=True):
+                marred = value if isinstance(value, PartialBatch) else PartialBatch(value, [], len(value))
+                faults += [fault._replace(row=start + fault.row) for fault in marred.faults]
+                start += len(part.indices)
+                batch.add(marred.value or [])
+            return self._finished(fetch, task, batch, faults)
+        except BaseException as exc:
+            annotate(exc, f"while loading {self.name(task, IDLE)}")
+            raise
+
+    # A task that one worker does.
+
+    def _fetched(self, fetch: Fetch, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
+        if isinstance(task, Part):
+            fetch, task = Fetch(fetch.dataset, _samples), task.indices
+        if not isinstance(task, Indices):
+            raise GraphError(
+                f"Fetch loads samples by index, and {type(task).__name__} came: put a Sampler at the source, or map with a plain function."
+            )
+        if self.epoch_aware and task.epoch != self._epoch:
+            self._tell(task.epoch)
+        if fetch.is_arrays and task.is_batch:
+            try:
+                batch = fetch.gathered(task, self.seed, allocate)
+            except Exception:
+                if self.on_error == "raise":
+                    raise
+                batch = None  # sample by sample, to find out which
+            if batch is not None:
+                return batch
+        many = task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED
+        return self._seeding.run(lambda: self._loaded(fetch, task, cell, allocate), of_many=many, kept=inline)
+
+    def _loaded(self, fetch: Fetch, task: Indices, cell: MutableSequence[int], allocate: Allocate) -> Any:
+        if not task.is_batch:
+            one = Listed(lambda samples: fetch.convert(samples[0]))
+            return self._row_by_row(fetch, task, [task.positions], [task.values], one, fetch.dataset.__getitem__, [IDLE])
+        positions, indices = task.positions.tolist(), task.plain()
+        if not fetch.has_getitems or not indices:
+            load = fetch.dataset.__getitem__
+        else:
+            self._begin(SampleCursor(self.seed, task.epoch, positions[:1], [indices], [IDLE]), positions[0])
+            try:
+                fetched = fetch.dataset.__getitems__(indices)
+            except Exception:
+                if self.on_error == "raise":
+                    raise
+                load = _one_of(fetch.dataset)  # once more, one by one, to find out which
+            else:
+                current.set(None)
+                self._seed_collate(fetch, task)
+                return fetch.batch_of(fetched, allocate)
+        return self._row_by_row(fetch, task, positions, indices, fetch.begin(len(indices), allocate), load, cell)
+
+    def _row_by_row(
+        self,
+        fetch: Fetch,
+        task: Indices,
+        positions: list[int],
+        indices: list[Any],
+        batch: BatchBuilder | Listed,
+        load: Callable[[Any], Any],
+        cell: MutableSequence[int],
+    ) -> Any:
+        loading = SampleCursor(self.seed, task.epoch, positions, indices, cell)
+        current.set(loading)
+        seeding, seed, epoch = self._seeding.active, self._seeding.seed, task.epoch
+        faults: list[SampleFailure] = []
+        begun, rows = 0, len(indices)
+        while begun < rows:
+            samples: list[Any] = []
+            for row in range(begun, min(rows, begun + batch.step)):
+                cell[0] = row
+                if seeding:
+                    seed(epoch, positions[row])
+                try:
+                    samples.append(load(indices[row]))
+                except Exception as exc:
+                    if self.on_error == "raise":
+                        raise
+                    substitute = self._substitute(exc, loading)
+                    faults.append(SampleFailure(row, self.name(task, row), in_words(exc), substitute is SKIP))
+                    if substitute is not SKIP:
+                        samples.append(substitute)
+            begun = row + 1
+            batch.add(samples)
+        cell[0] = IDLE
+        current.set(None)
+        return self._finished(fetch, task, batch, faults)
+
+    def _finished(self, fetch: Fetch, task: Indices, batch: BatchBuilder | Listed, faults: list[SampleFailure]) -> Any:
+        if faults and not batch.added:
+            return PartialBatch(None, faults, 0)
+        self._seed_collate(fetch, task)
+        value = batch.finish()
+        return PartialBatch(value, faults, batch.added) if faults else value
+
+    def _seed_collate(self, fetch: Fetch, task: Indices) -> None:
+        """A ``collate_fn`` that draws has a key of its own, so that it does not depend on what the samples drew."""
+        if fetch.collate_fn is not None and fetch.collate_fn is not _samples and task.is_batch and len(task):
+            self._seeding.seed_collate(task.epoch, int(task.positions[0]))
+
+    def _substitute(self, exc: Exception, loading: SampleCursor) -> Any:
+        if self.on_error == "skip":
+            return SKIP
+        assert callable(self.on_error)
+        loading.again()  # its random numbers do not depend on where the sample failed
+        sample = loading.sample()
+        if self._seeding.active:
+            self._seeding.seed(sample.epoch, sample.position)
+        return self.on_error(exc, sample.index, sample.epoch, sample.position)
+
+    def _tell(self, epoch: int) -> None:
+        self._epoch = None
+        for dataset in self.epoch_aware:
+            dataset.set_epoch(epoch)
+        self._epoch = epoch
+
+
+def work_of(
+    map_fn: Callable[[Any], Any], seed: int, seed_samples: bool | Literal["always"], on_error: OnError = "raise"
+) -> FetchTask | FunctionTask:
+    """The `Work` that applies ``map_fn``: sample by sample where that is a `Fetch`, else as a whole."""
+    if isinstance(map_fn, Fetch):
+        return FetchTask(map_fn, seed, seed_samples, on_error)
+    return FunctionTask(map_fn, seed, seed_samples)
+
+
+_WATCHED = 8
+"""Samples in a batch that are worth watching."""
+
+
+def _samples(samples: list[Any]) -> list[Any]:
+    """The ``collate_fn`` of a `Part`."""
+    return samples
+
+
+def annotate(exc: BaseException, note: str) -> None:
+    """Add a note, where the exception can bear one (a frozen dataclass cannot)."""
+    with contextlib.suppress(Exception):
+        exc.add_note(note)
+
+
+def in_words(exc: BaseException) -> str:
+    """Type and message, whatever the message may raise."""
+    try:
+        return f"{type(exc).__name__}: {exc}"
+    except Exception:
+        return f"{type(exc).__name__}, whose message cannot be shown"
+
+
+def _one_of(dataset: Any) -> Callable[[Any], Any]:
+    return lambda index: dataset.__getitems__([index])[0]

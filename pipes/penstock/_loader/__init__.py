@@ -1,0 +1,1 @@
+"""The roof of a graph."""

@@ -1,0 +1,258 @@
+"""The canonical graph, from `DataLoader`'s words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from torch.utils.data import IterableDataset
+
+from penstock._fetch.array_dataset import ArrayDataset
+from penstock._fetch.fetch import Fetch
+from penstock._memory.devices import can_pin, resolve_device
+from penstock._nodes.batcher import Batcher
+from penstock._nodes.cycler import Cycler
+from penstock._nodes.distributed_sampler import taken_over
+from penstock._nodes.iterable_source import IterableSource
+from penstock._nodes.node import BaseNode, Node
+from penstock._nodes.parallel_mapper import ParallelMapper
+from penstock._nodes.pin_memory import PinMemory
+from penstock._nodes.sampler import Sampler
+from penstock._nodes.sampler_wrapper import SamplerWrapper
+from penstock._nodes.sharder import Sharder
+from penstock._nodes.to_device import ToDevice
+from penstock._random.orders import SequentialOrder, ShuffledOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from penstock._fetch.error_policy import OnError
+    from penstock._nodes.tails import Tail
+    from penstock._random.orders import Order
+    from penstock._workers.pool import StartMethod
+
+
+class FromDataset:
+    """The classmethod that builds the canonical graph, for the `Loader` to inherit: one signature, next to what it builds."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, root: BaseNode[Any], *, endless: bool, restart_on_stop_iteration: bool) -> None: ...
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        *,
+        batch_size: int | None = 1,
+        shuffle: bool = False,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        order: Order | None = None,
+        seed: int = 0,
+        num_workers: int = 0,
+        method: Literal["thread", "process"] = "process",
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        prefetch_factor: int | None = None,
+        in_order: bool = True,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: StartMethod | None = None,
+        generator: torch.Generator | None = None,
+        persistent_workers: bool = True,
+        device: torch.device | str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        split: Literal["items", "within"] = "items",
+        tail: Tail = "pad",
+        plan_ahead: bool = True,
+        seed_samples: bool | Literal["always"] = True,
+        run_ahead: bool = True,
+        max_restarts: int | None = None,
+        on_error: OnError = "raise",
+        max_errors: float | None = None,
+        endless: bool = False,
+        restart_on_stop_iteration: bool = True,
+    ) -> Self:
+        """A `Loader` over the canonical graph of ``dataset``: order, epochs, ranks, batches, workers, pinned memory.
+
+        The words up to ``persistent_workers`` are those of ``torch.utils.data.DataLoader``, with its meanings; the others are ours.
+
+        Args:
+            dataset: Map-style; or an ``IterableDataset``, or a finite torchdata node, which every rank reads whole, in this process.
+            batch_size: Samples in a batch, on this rank; None: no batches.
+            shuffle: A new order every epoch, a pure function of (``seed``, epoch).
+            sampler: Any sampler of indices. A ``DistributedSampler`` is taken over: its seed, shuffle and drop_last are used here.
+            batch_sampler: Any sampler of lists of indices; whole batches are dealt to the ranks. Excludes ``batch_size`` and ``drop_last``.
+            order: A `SequentialOrder`, `ShuffledOrder`, `TorchOrder` or `WeightedOrder`; excludes ``shuffle`` and ``sampler``.
+            seed: Of everything random.
+            num_workers: Worker threads or processes; 0 loads in this thread.
+            method: ``"process"`` or ``"thread"``.
+            collate_fn: Makes a batch of a list of samples; default torch's ``default_collate``.
+            pin_memory: Copy batches to pinned memory, where there is an accelerator.
+            drop_last: Leave out the batch at an epoch's end that is not full.
+            prefetch_factor: Batches in work for each worker; default 2, and 8 where batches are small (64 KiB).
+            in_order: False hands batches out as they are done; see `ParallelMapper`.
+            timeout: Seconds to wait for a batch; 0 waits for ever.
+            worker_init_fn: Called with the worker's number in each worker process.
+            multiprocessing_context: A start method or context; default: multiprocessing's.
+            generator: Its initial seed becomes ``seed``. Nothing is drawn from it.
+            persistent_workers: Accepted for `DataLoader`'s sake: workers always live as long as the loader.
+            device: Copy batches there ahead of time, see `ToDevice`; default: they stay on the CPU.
+            rank: See `Sharder`; looked up at the first batch where it is None.
+            world_size: See `Sharder`.
+            mesh: See `Sharder`.
+            split: See `Sharder`.
+            tail: See `Sharder`: ``"pad"``, ``"drop"`` or ``"exact"``.
+            plan_ahead: See `SamplerWrapper`.
+            seed_samples: See `ParallelMapper`.
+            run_ahead: Load the first batches of the next epoch before it is asked for.
+            max_restarts: See `ParallelMapper`.
+            on_error: See `ParallelMapper`: ``"raise"``, ``"skip"`` or a function.
+            max_errors: See `ParallelMapper`.
+            endless: See `Loader`.
+            restart_on_stop_iteration: See `Loader`.
+
+        Raises:
+            ValueError: Arguments that exclude each other, or make no sense; an empty dataset.
+            TypeError: A dataset without a length where one is needed.
+            GraphError: A sampler that shards by itself.
+        """
+        if generator is not None:
+            seed = generator.initial_seed() % 2**63
+        device = None if device is None else resolve_device(device)
+        if isinstance(dataset, ArrayDataset) and num_workers:
+            raise ValueError(
+                f"num_workers={num_workers}: a {type(dataset).__name__} dataset lies in memory and needs no workers. Leave it out."
+            )
+        _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, endless)
+        map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn)
+        if isinstance(dataset, IterableDataset | BaseNode):
+            source, map_fn = _read(dataset), _collate_only(collate_fn, batch_size)
+        elif (sharded := taken_over(sampler, batch_sampler)) is not None:
+            source, tail = Sampler(sharded.order), sharded.tail
+            if rank is None and mesh is None:
+                rank, world_size = sharded.rank, sharded.world_size
+            if sharded.batch_size is not None:
+                batch_size, drop_last = sharded.batch_size, sharded.drop_last
+        elif sampler is not None:
+            source = SamplerWrapper(sampler, seed, plan_ahead=plan_ahead)
+        elif batch_sampler is not None:
+            source, batch_size = SamplerWrapper(batch_sampler, seed, plan_ahead=plan_ahead), None
+        else:
+            source = Sampler(order or _default_order(dataset, shuffle, seed))
+
+        node: Node[Any] = Sharder(Cycler(source), rank, world_size, mesh=mesh, split=split, tail=tail)
+        if batch_size is not None:
+            node = Batcher(node, batch_size, drop_last)
+        node = ParallelMapper(
+            node,
+            map_fn,
+            num_workers,
+            in_order,
+            method,
+            multiprocessing_context,
+            prefetch_factor=prefetch_factor,
+            timeout=_seconds(timeout),
+            worker_init_fn=worker_init_fn,
+            seed=seed,
+            seed_samples=seed_samples,
+            pin_memory=pin_memory or (device is not None and device.type != "cpu"),
+            run_ahead=run_ahead,
+            max_restarts=max_restarts,
+            on_error=on_error,
+            max_errors=max_errors,
+        )
+        if device is not None:
+            node = ToDevice(node, device, run_ahead=run_ahead)
+        elif pin_memory and can_pin():
+            node = PinMemory(node, run_ahead=run_ahead)
+        return cls(node, endless=endless, restart_on_stop_iteration=restart_on_stop_iteration)
+
+
+def _read(dataset: Any) -> BaseNode[Any]:
+    return dataset if isinstance(dataset, BaseNode) else IterableSource(dataset)
+
+
+def _collate_only(collate_fn: Callable[[Any], Any] | None, batch_size: int | None) -> Callable[[Any], Any]:
+    fetch = Fetch(None, collate_fn)
+    return fetch.convert if batch_size is None else fetch.collate
+
+
+def _default_order(dataset: Any, shuffle: bool, seed: int) -> Order:
+    n = _length(dataset)
+    return ShuffledOrder(n, seed) if shuffle else SequentialOrder(n)
+
+
+def _length(dataset: Any) -> int:
+    try:
+        n = len(dataset)
+    except TypeError as exc:
+        raise TypeError(
+            f"{type(dataset).__name__} has no length, which its order is made of. Give it a __len__, or pass a sampler; "
+            f"a dataset that can only be iterated should be a torch.utils.data.IterableDataset."
+        ) from exc
+    return n
+
+
+def _seconds(timeout: float) -> float | None:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0:
+        raise ValueError(f"timeout={timeout!r} must be a number of seconds from 0; 0 waits for ever.")
+    return timeout or None
+
+
+def _check_together(
+    dataset: Any,
+    batch_size: Any,
+    shuffle: bool,
+    sampler: Any,
+    batch_sampler: Any,
+    order: Any,
+    drop_last: bool,
+    tail: str,
+    split: str,
+    endless: bool,
+) -> None:
+    """Refuse what makes no sense together, as `DataLoader` does."""
+    orders = [
+        name
+        for name, given in (
+            ("shuffle=True", shuffle),
+            ("sampler", sampler is not None),
+            ("batch_sampler", batch_sampler is not None),
+            ("order", order is not None),
+        )
+        if given
+    ]
+    if isinstance(dataset, IterableDataset | BaseNode):
+        if orders:
+            raise ValueError(
+                f"{orders[0]} needs a dataset that is read by index, and {type(dataset).__name__} is read from its beginning. Leave {orders[0]} out."
+            )
+    elif not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
+        raise TypeError(f"a dataset has __getitem__ (and __len__), or is an IterableDataset, and {type(dataset).__name__} is neither.")
+    elif hasattr(dataset, "__len__") and len(dataset) == 0:
+        raise ValueError(
+            f"{type(dataset).__name__} is empty (its length is 0), so there is nothing to load. Look where its files are found."
+        )
+    if len(orders) > 1:
+        raise ValueError(f"{' and '.join(orders)} exclude each other: each decides the order. Keep one of them.")
+    if batch_sampler is not None and (batch_size != 1 or drop_last):
+        raise ValueError(
+            f"batch_sampler and batch_size={batch_size}, drop_last={drop_last} exclude each other: a batch sampler already makes the batches. Drop one of them."
+        )
+    if batch_size is None and drop_last:
+        raise ValueError("drop_last=True needs batches, and batch_size=None makes none. Drop one of them.")
+    if drop_last and tail == "exact":
+        raise ValueError("drop_last=True leaves samples out, and tail='exact' promises all of them. Drop one of them.")
+    if endless and tail == "exact":
+        raise ValueError("tail='exact' lets ranks run out, and endless=True never does. Use tail='pad' or tail='drop'.")
+    if split == "within" and batch_sampler is None:
+        raise ValueError(
+            "split='within' deals the places of a batch sampler's batches, and there is no batch_sampler. Give one, or leave split out."
+        )

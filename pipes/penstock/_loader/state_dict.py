@@ -1,0 +1,72 @@
+"""Saved states as they come back from files: what can be said about one without the graph."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from penstock._errors import StateError
+from penstock._nodes.node import epoch_of
+
+if TYPE_CHECKING:
+    from penstock._nodes.node import State
+
+
+FORMAT = 1
+"""Of the saved state. It changes when an older state could no longer be read rightly."""
+
+KEY = "penstock"
+"""The one key of `Loader.state_dict`."""
+
+
+def parsed(state_dict: Any) -> dict[str, Any]:
+    """The JSON of a saved state, with all that can be said about it without the graph."""
+    if not isinstance(state_dict, dict) or not isinstance(state_dict.get(KEY), str):
+        came = f"a dict with the keys {list(state_dict)!r:.200}" if isinstance(state_dict, dict) else type(state_dict).__name__
+        raise StateError(
+            f"a state of penstock is a dict with the one key {KEY!r} and a JSON text, and {came} came. Save what loader.state_dict() returns."
+        )
+    text = state_dict[KEY]
+    try:
+        state = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as exc:
+        raise StateError(f"the text of this state is not JSON ({exc}): {text!r:.80}. It is damaged; load an older one.") from exc
+    if not isinstance(state, dict) or state.get("format") != FORMAT or isinstance(state.get("format"), bool):
+        number = state.get("format") if isinstance(state, dict) else state
+        raise StateError(f"this state has the format {number!r:.80}, and this version of penstock reads format {FORMAT}.")
+    for key in ("settings", "state"):
+        if not isinstance(state.get(key), dict):
+            raise StateError(f"this state has no {key!r}: it is damaged; load an older one.")
+    return state
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def epoch_in(state: State) -> int:
+    try:
+        epoch = epoch_of(state)
+    except (KeyError, TypeError) as exc:
+        raise StateError("this state has no 'epoch': it is damaged; load an older one.") from exc
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**62:
+        raise StateError(f"'epoch' of a state must be a whole number from 0, and {epoch!r:.80} came.")
+    return epoch
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The settings that differ, in words."""
+    nothing = object()
+    return [
+        f"{key} was {saved.get(key, 'not there')!r:.80} and is {now.get(key, 'not there')!r:.80}"
+        for key in sorted({*saved, *now})
+        if saved.get(key, nothing) != now.get(key, nothing)
+    ]
+
+
+def warn_of_start(differences: list[str], epoch: int) -> None:
+    warnings.warn(
+        f"strict=False: this state was saved under other settings ({'; '.join(differences)}), so loading starts at epoch {epoch}.",
+        stacklevel=3,
+    )

@@ -1,0 +1,50 @@
+"""Devices: which there are, and page-locked memory for the way to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from penstock._memory.tree import leaves, mapped
+
+
+def resolve_device(device: torch.device | str) -> torch.device:
+    """``device``, with an index where its kind has any.
+
+    Raises:
+        ValueError: This machine has no such device.
+    """
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is not a device of torch: {error}") from error
+    found = ["cpu"]
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is not None:
+        found += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
+    if wanted.type == "cpu":
+        return torch.device("cpu")
+    if wanted.index is None and accelerator is not None and wanted.type == accelerator.type:
+        wanted = torch.device(wanted.type, torch.accelerator.current_device_index())
+    if str(wanted) not in found:
+        raise ValueError(f"device={str(device)!r} is not there. This machine has: {', '.join(found)}.")
+    return wanted
+
+
+def pin(batch: Any) -> Any:
+    """``batch`` in page-locked memory, as ``DataLoader(pin_memory=True)`` does it; what lies on a device, which that refuses, stays there."""
+    if any(map(_on_device, leaves(batch))):
+        return mapped(batch, lambda leaf: leaf if _on_device(leaf) else pin_memory(leaf))  # type: ignore[no-untyped-call]
+    return pin_memory(batch)  # type: ignore[no-untyped-call]
+
+
+def _on_device(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
+
+
+def can_pin() -> bool:
+    """Whether there is an accelerator whose copies gain from pinned memory."""
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and accelerator.type != "mps" and torch.accelerator.is_available()

@@ -1,0 +1,1 @@
+"""The contract of a node, and one file a node."""

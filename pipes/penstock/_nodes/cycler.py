@@ -1,0 +1,95 @@
+"""Cycler: one epoch after another, for ever."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from penstock._errors import StateError
+from penstock._nodes.node import EndOfEpoch, Node, State, fields
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock._nodes.node import BaseNode
+
+
+T = TypeVar("T", covariant=True)
+
+
+@final
+class Cycler(Node[T]):
+    """Repeat ``source`` epoch after epoch, with an `EndOfEpoch` mark after each.
+
+    It stands downstream of the source of the order and upstream of everything that is slow, so that workers never learn that an epoch ended.
+
+    Args:
+        source: A finite node, ours or torchdata's: it ends by ``StopIteration``.
+
+    Raises:
+        ValueError: On reading, when an epoch has no item at all; an endless graph would spin.
+    """
+
+    def __init__(self, source: BaseNode[Any]) -> None:
+        super().__init__(source)
+        self._epoch = 0
+        self._ended = False
+        self._fresh = True
+
+    @property
+    def endless(self) -> bool:
+        return True
+
+    def reset(self, initial_state: State | None = None) -> None:
+        if initial_state is None:
+            initial_state = self.start_of(0)
+        super(Node, self).reset(initial_state)
+        self._epoch = initial_state["epoch"]
+        self._ended = initial_state["source"] is None
+        self._fresh = initial_state == self.start_of(self._epoch)
+        self.source.reset(self.source.start_of(self._epoch) if self._ended else initial_state["source"])
+
+    def next(self) -> T | EndOfEpoch:  # type: ignore[override]
+        if not self._ended:
+            try:
+                item: T = next(self.source)
+            except StopIteration:
+                pass
+            else:
+                self._fresh = False
+                return item
+        if self._fresh and not self.source.items_per_epoch():
+            raise ValueError(
+                f"epoch {self._epoch} has no items at all, so an endless graph would spin. Give it a source that is not empty, and can be read again."
+            )
+        mark = EndOfEpoch(self._epoch)
+        self.reset(self.start_of(self._epoch + 1))
+        return mark
+
+    def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
+        if self._ended:
+            return []
+        block: Sequence[T] = self.source.take(n, every=every, first=first)
+        self._fresh = self._fresh and len(block) == 0
+        return block
+
+    def remaining(self, state: State | None = None) -> int | None:
+        if state is None:
+            return 0 if self._ended else self.source.remaining()
+        return 0 if state["source"] is None else self.source.remaining(state["source"])
+
+    def get_state(self) -> State:
+        return {"epoch": self._epoch, "source": None if self._ended else self.source.get_state()}
+
+    def start_of(self, epoch: int) -> State:
+        return {"epoch": epoch, "source": self.source.start_of(epoch)}
+
+    def end_of(self, epoch: int) -> State:
+        return {"epoch": epoch, "source": None}
+
+    def check(self, state: Any) -> None:
+        inner = fields(state, epoch=int, source=object)["source"]
+        if inner is None:
+            return
+        self.source.check(inner)
+        if inner.get("epoch", state["epoch"]) != state["epoch"]:
+            raise StateError(f"a state of epoch {state['epoch']} whose source stands in epoch {inner['epoch']} is damaged.")

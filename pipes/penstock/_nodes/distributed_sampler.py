@@ -1,0 +1,82 @@
+"""What is done about samplers that deal out indices by themselves: a DistributedSampler is taken over, any other is refused."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from torch.utils.data import BatchSampler, DistributedSampler
+
+from penstock._errors import GraphError
+from penstock._nodes.epoch_plan import wrapped
+from penstock._random.orders import SequentialOrder, TorchOrder
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DistributedSamplerSettings:
+    """What a ``DistributedSampler`` asked for, in words of this library.
+
+    Attributes:
+        order: Its order over the whole dataset.
+        tail: What becomes of the last round, as `Sharder` has it.
+        batch_size: That of the ``BatchSampler`` around it; None where there was none.
+        drop_last: That of the ``BatchSampler``.
+        rank: The rank it was made for.
+        world_size: And of how many.
+    """
+
+    order: TorchOrder | SequentialOrder
+    tail: Literal["pad", "drop"]
+    batch_size: int | None
+    drop_last: bool
+    rank: int
+    world_size: int
+
+
+def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSettings | None:
+    """The same order unsharded, if ``sampler`` or ``batch_sampler`` is a ``DistributedSampler`` or a ``BatchSampler`` around one.
+
+    Else None. Left as it is, each rank would be dealt a share of its share.
+
+    Raises:
+        GraphError: It is a ``DistributedSampler`` whose ``__iter__`` is another, so that nobody knows its order.
+    """
+    given = sampler if sampler is not None else batch_sampler
+    batches = given if isinstance(given, BatchSampler) and type(given).__iter__ is BatchSampler.__iter__ else None
+    inner = given if batches is None else batches.sampler
+    if not isinstance(inner, DistributedSampler):
+        return None
+    if type(inner).__iter__ is not DistributedSampler.__iter__:
+        refuse_sharded(inner)
+    if inner.epoch != 0:
+        warnings.warn(
+            f"the DistributedSampler stands at epoch {inner.epoch} by its own set_epoch, and is taken over at epoch 0. Call loader.set_epoch({inner.epoch}).",
+            stacklevel=4,
+        )
+    n = len(inner.dataset)  # type: ignore[arg-type]
+    return DistributedSamplerSettings(
+        order=TorchOrder(n, inner.seed) if inner.shuffle else SequentialOrder(n),
+        tail="drop" if inner.drop_last else "pad",
+        batch_size=None if batches is None else batches.batch_size,
+        drop_last=batches is not None and batches.drop_last,
+        rank=inner.rank,
+        world_size=inner.num_replicas,
+    )
+
+
+def refuse_sharded(sampler: Any) -> None:
+    """Refuse a sampler that gives each rank its own share, also where it is wrapped in another.
+
+    Raises:
+        GraphError: It has a ``rank``, ``num_replicas`` or ``process_index``.
+    """
+    for one in wrapped(sampler):
+        if any(hasattr(one, name) for name in ("rank", "num_replicas", "process_index")):
+            name = type(one).__name__
+            if getattr(type(one), "__iter__", None) is DistributedSampler.__iter__:
+                remedy = "Give it to from_dataset, which takes it over, or use Sampler(TorchOrder(n, seed))"
+            else:
+                remedy = "Give the sampler that it shards, or one whose __iter__ yields the indices of all ranks"
+            raise GraphError(f"{name} deals out the indices to the ranks, and the Sharder would deal each share out again. {remedy}.")

@@ -1,0 +1,49 @@
+"""Mapper: the data level in the caller's thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+
+from penstock._fetch.fetch import Fetch
+from penstock._fetch.task import work_of
+from penstock._memory.recycler import Recycler
+from penstock._nodes.node import Node, is_mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._nodes.node import BaseNode
+
+T = TypeVar("T", covariant=True)
+
+
+@final
+class Mapper(Node[T]):
+    """Apply ``map_fn`` to each item of ``source``, in the caller's thread, and to blocks of them for a `Batcher` or a `Sharder` downstream.
+
+    Ctrl-C loses the item that it interrupts; a `ParallelMapper` without workers does it again.
+
+    Args:
+        source: The items.
+        map_fn: A `Fetch`, or any callable of one value; never called for a mark.
+        seed: Of the random numbers of samples; default: that of the order.
+        seed_samples: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample; the caller's are restored. See
+            `ParallelMapper`.
+    """
+
+    def __init__(
+        self, source: BaseNode[Any], map_fn: Callable[[Any], T], *, seed: int | None = None, seed_samples: bool | Literal["always"] = True
+    ) -> None:
+        super().__init__(source)
+        self.map_fn = map_fn
+        self._work = work_of(map_fn, self.source.settings().get("seed", 0) if seed is None else seed, seed_samples)
+        self._memory = Recycler()
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), **(self.map_fn.settings() if isinstance(self.map_fn, Fetch) else {})}
+
+    def transform(self, item: Any) -> Any:
+        return self._work.inline(item, self._memory.allocate)
+
+    def _transformed(self, item: Any) -> Any:
+        return item if is_mark(item) else self.transform(item)

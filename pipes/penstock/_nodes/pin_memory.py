@@ -1,0 +1,80 @@
+"""PinMemory: batches in page-locked memory, from where a copy to the device needs no detour."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import torch
+
+from penstock._memory.devices import can_pin, pin
+from penstock._memory.tree import leaves
+from penstock._nodes.node import is_mark
+from penstock._nodes.reader_node import ReaderNode
+from penstock._statistics import PinStatistics
+
+if TYPE_CHECKING:
+    from penstock._nodes.node import BaseNode
+
+
+T = TypeVar("T", covariant=True)
+
+
+@final
+class PinMemory(ReaderNode[T]):
+    """Copy batches into page-locked ("pinned") memory in one background thread, as ``DataLoader(pin_memory=True)`` does.
+
+    Without an accelerator that has such memory there is nothing to pin for: items pass through unchanged, with one warning and no thread.
+
+    Batches that lie in pinned memory already, as those of a `ParallelMapper` with ``pin_memory=True``, or on a device, are handed on as they
+    are.
+
+    Args:
+        source: Batches: tensors, containers of them, and objects with a ``pin_memory()`` method.
+        prefetch_factor: Batches kept ready.
+        run_ahead: Read into the next epoch before it is asked for.
+    """
+
+    def __init__(self, source: BaseNode[T], prefetch_factor: int = 1, *, run_ahead: bool = True) -> None:
+        self._pin = _Pin() if can_pin() else None
+        self._passed = 0
+        super().__init__(source, prefetch_factor, "penstock-pin", convert=self._pin, run_ahead=run_ahead, threaded=self._pin is not None)
+        if self._pin is None:
+            warnings.warn("PinMemory: there is no accelerator to pin memory for, so batches pass through unchanged.", stacklevel=2)
+
+    def next(self) -> T:
+        item = super().next()
+        self._passed += self._pin is None and not is_mark(item)
+        return item
+
+    def statistics(self) -> tuple[Any, ...]:
+        own = PinStatistics(0, self._passed) if self._pin is None else PinStatistics(self._pin.pinned, self._pin.already)
+        return (*super().statistics(), own)
+
+
+class _Pin:
+    """Pins a batch; the first time, on the device that the consumer had chosen."""
+
+    def __init__(self) -> None:
+        self.device = torch.accelerator.current_device_index()
+        self.ready = False
+        self.pinned = self.already = 0
+
+    def __call__(self, item: Any) -> Any:
+        if is_mark(item):
+            return item
+        if not self.ready:
+            torch.accelerator.set_device_index(self.device)
+            torch.set_num_threads(1)
+            self.ready = True
+        if all(map(_needs_nothing, leaves(item))):
+            self.already += 1
+            return item
+        self.pinned += 1
+        return pin(item)
+
+
+def _needs_nothing(leaf: Any) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.device.type != "cpu" or leaf.is_pinned()
+    return not hasattr(leaf, "pin_memory")

@@ -1,0 +1,31 @@
+"""Prefetcher: items ready before they are asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar, final
+
+from penstock._nodes.reader_node import ReaderNode
+
+if TYPE_CHECKING:
+    from penstock._nodes.node import BaseNode
+
+
+T = TypeVar("T", covariant=True)
+
+
+@final
+class Prefetcher(ReaderNode[T]):
+    """Read ahead of the consumer in one background thread.
+
+    Behind a `ParallelMapper` with workers it does little, since that keeps items in work by itself; behind anything that works in the
+    caller's thread it takes that work away from there.
+
+    Args:
+        source: After the first ``next`` only the background thread reads it.
+        prefetch_factor: Items kept ready; memory is bounded by ``prefetch_factor + 1`` items.
+        timeout: Seconds to wait for one item before ``TimeoutError``; None waits for ever.
+        run_ahead: Read into the next epoch before it is asked for.
+    """
+
+    def __init__(self, source: BaseNode[T], prefetch_factor: int = 2, *, timeout: float | None = None, run_ahead: bool = True) -> None:
+        super().__init__(source, prefetch_factor, "penstock-prefetch", run_ahead=run_ahead, timeout=timeout)

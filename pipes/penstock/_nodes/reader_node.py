@@ -1,0 +1,78 @@
+"""What nodes that read their source in a thread of their own have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock._nodes.node import Node, State, is_mark
+from penstock._workers.reader_thread import ReaderThread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._nodes.node import BaseNode
+
+
+T = TypeVar("T", covariant=True)
+
+
+class ReaderNode(Node[T]):
+    """Hand out what a `ReaderThread` has read of ``source``. The state is the source's, as of the item handed out last.
+
+    Args:
+        source: After the first ``next`` only the pump's thread reads it.
+        prefetch_factor: Items kept ready.
+        name: The thread's name.
+        convert: Applied to each item, marks too, in that thread.
+        run_ahead: Read into the next epoch before it is asked for.
+        timeout: Seconds to wait for one item; None waits for ever.
+        threaded: If False there is no thread, and the source is read when an item is asked for.
+    """
+
+    def __init__(
+        self,
+        source: BaseNode[Any],
+        prefetch_factor: int,
+        name: str,
+        *,
+        convert: Callable[[Any], Any] | None = None,
+        run_ahead: bool = True,
+        timeout: float | None = None,
+        threaded: bool = True,
+    ) -> None:
+        super().__init__(source)
+        if isinstance(prefetch_factor, bool) or not isinstance(prefetch_factor, int) or prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor={prefetch_factor!r} must be a whole number of at least 1.")
+        holds = None if run_ahead else is_mark
+        self._pump = ReaderThread(self.source, prefetch_factor, name, convert=convert, holds=holds, timeout=timeout) if threaded else None
+
+    def reset(self, initial_state: State | None = None) -> None:
+        super(Node, self).reset(initial_state)
+        (self.source if self._pump is None else self._pump).reset(initial_state)
+
+    def next(self) -> T:
+        item: T = next(self.source) if self._pump is None else self._pump.next()
+        return item
+
+    def take(self, n: int, *, every: int = 1, first: int = 0) -> Any:
+        raise TypeError(f"a {type(self).__name__} stands downstream of the data level; put Sharder and Batcher upstream of it.")
+
+    def get_state(self) -> State:
+        return self.source.get_state() if self._pump is None else self._pump.state
+
+    def start_of(self, epoch: int) -> State | None:
+        return self.source.start_of(epoch)
+
+    def remaining(self, state: State | None = None) -> int | None:
+        return self.source.remaining(self.get_state() if state is None else state)
+
+    def interrupt(self) -> None:
+        (self.source if self._pump is None else self._pump).interrupt()
+
+    def shutdown(self) -> None:
+        if self._pump is not None:
+            self._pump.shutdown()
+        self.source.shutdown()
+
+    def statistics(self) -> tuple[Any, ...]:
+        return (*self.source.statistics(), *(() if self._pump is None else (self._pump.statistics(),)))

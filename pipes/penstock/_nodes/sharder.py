@@ -1,0 +1,239 @@
+"""Sharder: this rank's share of the global sequence."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+
+import numpy as np
+import torch.distributed
+
+from penstock._errors import GraphError
+from penstock._fetch.indices import Indices
+from penstock._nodes.node import Node, State, epoch_of
+from penstock._nodes.tails import Tail, check_tail, share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from penstock._nodes.node import BaseNode
+
+
+T = TypeVar("T", covariant=True)
+log = logging.getLogger("penstock")
+
+
+@final
+class Sharder(Node[T]):
+    """Deal the items of ``source`` to the ranks, round by round.
+
+    Its state is its source's at the end of a round, so it is the same on every rank and loads on any number of them. Only under
+    ``tail="exact"`` a rank that ran out before others stands at the epoch's end before them; rank 0 is never early.
+
+    Args:
+        source: The global sequence, the same on every rank: samples, or whole batches of a batch sampler.
+        rank: This process's number, from 0. Where it is None, rank and world size are looked up when the first item is asked
+            for: in ``mesh``, else in ``torch.distributed``, else in the environment's ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
+        world_size: How many ranks share the sequence.
+        mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``: ranks with the same place in it get the same items.
+        split: ``"items"`` deals whole items; ``"within"`` deals the places of each batch, place j to rank j mod world_size.
+        tail: What becomes of the last round of an epoch, if it is short. ``"pad"`` fills it up from the epoch's start, as
+            ``DistributedSampler`` does; ``"drop"`` leaves it out; ``"exact"`` deals it as it is, so that ranks may differ by one.
+
+    Raises:
+        ValueError: On construction or at the first item: numbers that make no sense, or an epoch with less than one round under
+            ``tail="drop"``. On every rank alike.
+        GraphError: At the first item, on every rank alike: ``tail="pad"`` over a source that cannot be read by position or does not
+            know its length. At any item: a process group that does not agree with the rank found before it existed.
+    """
+
+    def __init__(
+        self,
+        source: BaseNode[Any],
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        mesh: DeviceMesh | None = None,
+        split: Literal["items", "within"] = "items",
+        tail: Tail = "pad",
+    ) -> None:
+        super().__init__(source)
+        check_tail(tail)
+        if split not in ("items", "within"):
+            raise ValueError(f"split={split!r} is neither 'items' nor 'within'.")
+        if (rank is None) != (world_size is None):
+            raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together: give both, or neither to have them looked up.")
+        if mesh is not None and (rank is not None or mesh.ndim != 1):
+            raise ValueError(
+                f"mesh must be one dimension, such as mesh['dp'], and excludes rank: it has {mesh.ndim} dimensions, rank={rank!r}."
+            )
+        if rank is not None and world_size is not None:
+            _check_rank(rank, world_size, "the arguments")
+        self.split = split
+        self.tail = tail
+        self._given = None if rank is None or world_size is None else (rank, world_size)
+        self._mesh = mesh
+        self._pinned: tuple[int, int] | None = None
+        self._opened = False  # in this epoch: what _open looks at was found good
+        self._dealt = False  # in this epoch: an item
+
+    def reset(self, initial_state: State | None = None) -> None:
+        self._pinned = self.ranks()
+        super().reset(initial_state)
+        self._opened = False
+        self._dealt = initial_state is not None and initial_state != self.start_of(epoch_of(initial_state))
+        if self.split == "items" and self.tail == "drop":
+            self._check_round(self.source.items_per_epoch())
+        if self.split == "items" and self.tail == "exact" and self._pinned[1] > 1:
+            log.info("tail='exact' on several ranks: a rank that ran out says in its state that the epoch is over. Save rank 0's.")
+
+    def next(self) -> T:
+        block = self.take(1)
+        if len(block):
+            return block[0]
+        mark: T = next(self.source)
+        self._opened = self._dealt = False
+        return mark
+
+    def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
+        if every != 1:
+            raise GraphError("a Sharder under a Sharder would share out the same items twice. Remove one of them.")
+        rank, world_size = self._agreed()
+        if world_size == 1:
+            return self.source.take(n)
+        if self.split == "within":
+            return [self._places(batch) for batch in self.source.take(n)]
+        if not self._opened:
+            self._open()
+        left = self.source.remaining()
+        if left is None:
+            return self._dealt_by_reading(n)
+        block = self.source.take(min(n, share(left, 0, world_size, self.tail)), every=world_size, first=rank)
+        rest = self.source.remaining()
+        if rest and share(rest, rank, world_size, self.tail) == 0:
+            self.source.take(1, every=rest, first=rest)  # Passed over: here the epoch is over. Under "drop" on all ranks alike.
+        if self.tail == "pad" and len(block) < min(n, share(left, rank, world_size, "pad")):
+            block = self._padded(block, left)
+        return block
+
+    def remaining(self, state: State | None = None) -> int | None:
+        return self._share(self.source.remaining(state))
+
+    def items_per_epoch(self) -> int | None:
+        return self._share(self.source.items_per_epoch())
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "split": self.split}
+
+    def choices(self) -> dict[str, Any]:
+        return {**super().choices(), "split": self.split, "tail": self.tail}
+
+    def ranks(self) -> tuple[int, int]:
+        """The rank and the world size: what was pinned, or what would be now."""
+        if self._pinned is not None:
+            return self._pinned
+        if self._given is not None:
+            return self._given
+        if self._mesh is not None:
+            return self._mesh.get_local_rank(), self._mesh.size()
+        group = _process_group()
+        if group is not None:
+            return group
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            return 0, 1
+        try:
+            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        except ValueError:
+            came = f"RANK={os.environ['RANK']!r} and WORLD_SIZE={os.environ['WORLD_SIZE']!r}"
+            raise ValueError(
+                f"{came} in the environment must be whole numbers. Set both, or neither, or give rank and world_size."
+            ) from None
+        _check_rank(rank, world_size, "the environment")
+        return rank, world_size
+
+    def _agreed(self) -> tuple[int, int]:
+        """The pinned numbers, unless a process group that came up later says otherwise."""
+        assert self._pinned is not None
+        if self._given is None and self._mesh is None:
+            group = _process_group()  # Asked each time: it may come, go and come again. 2 us.
+            if group is not None and group != self._pinned:
+                raise GraphError(
+                    f"this loader began as rank {self._pinned[0]} of {self._pinned[1]}, and torch.distributed now says rank {group[0]} of {group[1]}. "
+                    f"Call init_process_group before the first batch, or give rank and world_size."
+                )
+        return self._pinned
+
+    def _share(self, items: int | None) -> int | None:
+        if items is None or self.split == "within":
+            return items
+        return share(items, *self.ranks(), self.tail)
+
+    def _open(self) -> None:
+        """What has to be known before an epoch is dealt, so that no rank alone runs into it at the epoch's end."""
+        self.source.take(0)  # A sampler makes its plan now, and knows its length from then on.
+        if self.tail == "pad":
+            self.source.at(np.arange(0))  # Refuses by itself where it cannot be read by position.
+            if self.source.items_per_epoch() is None:
+                raise GraphError("tail='pad' needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'.")
+        self._opened = True
+
+    def _check_round(self, items: int | None) -> None:
+        world_size = self.ranks()[1]
+        if items is not None and 0 < items < world_size:
+            raise ValueError(
+                f"tail='drop' leaves nothing: an epoch has {items} items for {world_size} ranks. Use tail='pad', or fewer ranks."
+            )
+
+    def _padded(self, block: Sequence[T], left: int) -> Sequence[T]:
+        """``block`` and the one item that this rank lacks to a full last round, from the epoch's start."""
+        rank, world_size = self._agreed()
+        total = self.source.items_per_epoch()
+        assert total is not None
+        missing = total + rank - left % world_size
+        more = self.source.at(np.array([missing]))
+        if isinstance(block, Indices) and isinstance(more, Indices):
+            values = [*block.plain(), *more.plain()]
+            return Indices(
+                block.epoch,
+                np.append(block.positions, more.positions),
+                np.array(values) if isinstance(block.values, np.ndarray) else values,
+            )
+        return [*block, *more]
+
+    def _dealt_by_reading(self, n: int) -> Sequence[T]:
+        """This rank's part of the next ``n`` rounds, where every rank has to read all of them."""
+        rank, world_size = self._agreed()
+        block = self.source.take(n * world_size)
+        if self.tail == "drop" and not self._dealt:
+            self._check_round(len(block))
+        self._dealt = self._dealt or len(block) > 0
+        return block[rank::world_size][: share(len(block), rank, world_size, self.tail)]
+
+    def _places(self, batch: Any) -> Any:
+        rank, world_size = self._agreed()
+        if isinstance(batch, Indices) and not batch.is_batch:
+            raise GraphError(
+                "split='within' deals the places of a batch, and single items came. Give a batch_sampler, or put the Batcher upstream of the Sharder."
+            )
+        if len(batch) % world_size:
+            raise ValueError(
+                f"split='within' needs batches that divide: one of {len(batch)} places came for {world_size} ranks. Use split='items'."
+            )
+        return batch[rank::world_size]
+
+
+def _process_group() -> tuple[int, int] | None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return None
+
+
+def _check_rank(rank: int, world_size: int, where: str) -> None:
+    for name, number in (("rank", rank), ("world_size", world_size)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise ValueError(f"{name}={number!r} of {where} must be a whole number.")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank} and world_size={world_size} of {where} do not fit: a rank is at least 0 and below the world size.")

@@ -1,0 +1,103 @@
+"""ToDevice: batches on the device before they are asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+
+import torch
+
+from penstock._memory.devices import can_pin, pin, resolve_device
+from penstock._memory.tree import leaves, mapped
+from penstock._nodes.node import is_mark
+from penstock._nodes.reader_node import ReaderNode
+
+if TYPE_CHECKING:
+    from penstock._nodes.node import BaseNode
+
+
+T = TypeVar("T", covariant=True)
+
+
+@final
+class ToDevice(ReaderNode[T]):
+    """Copy batches to ``device`` ahead of the consumer, on a stream of their own, so that the copy goes on while the device computes.
+
+    Each batch is pinned (unless it is already), copied without blocking, and handed out at once: the consumer's current stream waits
+    for the copy, the consumer does not. Its memory is not used again before that stream has done with it. A batch on its way counts
+    as not delivered. On a device without streams of its own (MPS) copies are plain; on the CPU nothing is done at all.
+
+    Args:
+        source: Batches: tensors, dicts, lists, tuples, dataclasses of them, and objects with a ``to(device)``; all else stays as it is.
+        device: Such as ``"cuda"``, ``"cuda:1"``, ``"xpu"``, ``"mps"``, ``"cpu"``; without an index, the current one of the thread that
+            builds this node.
+        prefetch_factor: Batches ready on the device; its memory holds up to ``prefetch_factor + 2`` of them.
+        run_ahead: Read into the next epoch before it is asked for.
+
+    Raises:
+        ValueError: This machine has no such device.
+    """
+
+    def __init__(self, source: BaseNode[T], device: torch.device | str, prefetch_factor: int = 2, *, run_ahead: bool = True) -> None:
+        self.device = resolve_device(device)
+        threaded = self.device.type != "cpu"
+        convert = _Mover(self.device) if threaded else None
+        super().__init__(source, prefetch_factor, "penstock-device", convert=convert, run_ahead=run_ahead, threaded=threaded)
+
+    def next(self) -> T:
+        item: Any = super().next()
+        return item.arrived() if isinstance(item, _Moved) else item  # type: ignore[no-any-return]
+
+
+class _Moved(NamedTuple):
+    """A batch on its way to ``device``: once the ``events`` have happened, ``tensors`` have arrived. Without streams there are neither."""
+
+    batch: Any
+    device: torch.device
+    tensors: list[torch.Tensor]
+    events: list[Any]
+
+    def arrived(self) -> Any:
+        """The batch, for use on the current stream: that waits for the copy, and its memory for that.
+
+        Objects with a ``to`` of their own are moved only now, because nobody else can say which tensors are in them.
+        """
+        if self.events:
+            stream = torch.get_device_module(self.device).current_stream(self.device)
+            for event in self.events:
+                stream.wait_event(event)
+            for tensor in self.tensors:
+                tensor.record_stream(stream)
+        return mapped(self.batch, self._moved_whole)
+
+    def _moved_whole(self, leaf: Any) -> Any:
+        to = None if isinstance(leaf, torch.Tensor | type) else getattr(leaf, "to", None)
+        return to(self.device) if callable(to) else leaf
+
+
+class _Mover:
+    """Starts the copy of a batch; in the pump's thread."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pins = can_pin()
+        self._streams: Any = torch.get_device_module(device)
+        self._stream: Any = None
+
+    def __call__(self, item: Any) -> Any:
+        if is_mark(item):
+            return item
+        if not hasattr(self._streams, "Stream"):
+            return _Moved(mapped(item, self._moved), self._device, [], [])
+        if self._stream is None:
+            self._streams.set_device(self._device)
+            self._stream = self._streams.Stream(self._device)
+        pinned = pin(item) if self._pins else item
+        with self._streams.stream(self._stream):
+            batch = mapped(pinned, self._moved)
+            events = [self._stream.record_event()]
+        if any(isinstance(leaf, torch.Tensor) and leaf.device == self._device for leaf in leaves(item)):
+            events.append(self._streams.current_stream(self._device).record_event())  # it was made there, in this thread
+        return _Moved(batch, self._device, [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)], events)
+
+    def _moved(self, leaf: Any) -> Any:
+        return leaf.to(self._device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf

@@ -1,0 +1,73 @@
+"""Random numbers for the samples of a batch, drawn on the device where the batch lies."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+
+from penstock._random.sample_rng import epoch_word
+
+_GAMMA = 0x9E3779B97F4A7C15
+
+
+@final
+class BatchRng:
+    """Random numbers for each sample of a batch: a pure function of (seed, epoch, position), whatever the batch, the rank or the device.
+
+    A counter-based generator: word j of a sample is SplitMix64's finaliser (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+    Generators", OOPSLA 2014) of the sample's key plus j times the golden gamma. `uniform` and `integers` are the same to the last bit
+    on every device; `normal` goes through logarithms, which devices round differently.
+
+    Args:
+        seed: Of the loader.
+        epoch: Of the batch.
+        positions: Of its samples, int64, shape ``(n,)``; the numbers are made on their device.
+    """
+
+    def __init__(self, seed: int, epoch: int, positions: torch.Tensor) -> None:
+        self._keys = _mixed((positions ^ _signed(epoch_word(seed, epoch))) + _signed(_GAMMA))
+        self._drawn = 0
+
+    def uniform(self, *shape: int) -> torch.Tensor:
+        """From 0 up to 1, float32, shape ``(n, *shape)``: multiples of 2**-24."""
+        return (self._words(shape, 24)).to(torch.float32) * 2.0**-24
+
+    def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
+        """From ``low`` up to ``high - 1``, int64, shape ``(n, *shape)``.
+
+        Raises:
+            ValueError: ``high`` is not above ``low``, or further than 2**31.
+        """
+        if not 0 < high - low <= 2**31:
+            raise ValueError(f"integers({low}, {high}): high must be above low, by 2**31 at most.")
+        return self._words(shape, 62) % (high - low) + low
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        """Of mean 0 and variance 1, float32, shape ``(n, *shape)``; Box and Muller, Annals of Mathematical Statistics 29 (1958)."""
+        radius = torch.sqrt(-2 * torch.log((self._words(shape, 53).to(torch.float64) + 1) * 2.0**-53))
+        return (radius * torch.cos(2 * math.pi * (self._words(shape, 53).to(torch.float64) * 2.0**-53))).to(torch.float32)
+
+    def _words(self, shape: tuple[int, ...], bits: int) -> torch.Tensor:
+        """The upper ``bits`` of the next words of every sample."""
+        count = math.prod(shape)
+        places = torch.arange(self._drawn + 1, self._drawn + count + 1, device=self._keys.device)
+        self._drawn += count
+        return _shifted(_mixed(self._keys[:, None] + places * _signed(_GAMMA)), 64 - bits).reshape(len(self._keys), *shape)
+
+
+def _mixed(words: torch.Tensor) -> torch.Tensor:
+    """SplitMix64's finaliser; int64 arithmetic wraps around, as that of 64 bits without a sign does."""
+    words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
+    words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: torch.Tensor, by: int) -> torch.Tensor:
+    """To the right, filled up with zeros."""
+    return (words >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word

@@ -1,0 +1,126 @@
+"""The global generators of ``random``, ``numpy.random`` and torch: seeded for a sample, watched, and put back."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+import torch
+
+from penstock._random.sample_rng import sample_word
+from penstock._random.splitmix import GAMMA, mixed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def seed_globals(seed: int, epoch: int, position: int) -> None:
+    """Seed ``random``, ``numpy.random`` and torch's CPU generator, in 7 us; see `global_rngs_kept` for taking it back.
+
+    NumPy and torch seed the same Mersenne Twister by 32 bits, so each gets its own half of a word. ``torch.manual_seed`` would
+    also seed every accelerator, which takes 100 us.
+    """
+    word = sample_word(seed, epoch, position)
+    other = mixed(word + GAMMA)
+    random.seed(word)
+    np.random.seed(other >> 32)
+    torch.default_generator.manual_seed(other & 0xFFFFFFFF)
+
+
+@contextmanager
+def global_rngs_kept() -> Iterator[None]:
+    """Leave the three global generators as they were found, to the bit, also after an exception; 80 us.
+
+    What another thread draws from them meanwhile is taken back too: they are the process's, not a thread's.
+    """
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])
+
+
+class States(NamedTuple):
+    """Where the three global generators stand.
+
+    Python's as the memory of its Mersenne Twister (a place and 624 words) and the deviate that it keeps, or as ``random.getstate`` has it;
+    NumPy's as the memory of its own (624 words and a place).
+    """
+
+    python: tuple[Any, ...]
+    numpy: bytes
+    torch: bytes
+
+
+@final
+class GlobalRngSnapshot:
+    """Tells cheaply whether anything was drawn from the three global generators: 4 us a look, where `global_rngs_kept` takes 80.
+
+    ``numpy.random.get_state`` takes 30 us and ``random.getstate`` 8, so these two are compared as memory: NumPy's through the address that
+    it publishes, Python's behind the head of its object, where CPython has it; only once it was found there. A normal deviate that
+    NumPy keeps for the next call is not in that memory, so where there may be one nothing is said.
+    """
+
+    _BYTES = 4 * 624 + 4
+
+    def __init__(self) -> None:
+        self._without_deviate: bytes | None = None  # NumPy's memory when it was last known to keep none
+
+    def look(self) -> States | None:
+        """Where they stand; None where that cannot be told."""
+        generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        if not isinstance(generator, np.random.MT19937):
+            return None
+        memory = ctypes.string_at(generator.ctypes.state_address, self._BYTES)
+        if memory != self._without_deviate:
+            state: Any = np.random.get_state()
+            if state[3] or _numpy_state(memory)[1].tobytes() != state[1].tobytes() or _numpy_state(memory)[2] != state[2]:
+                return None
+            self._without_deviate = memory
+        found = _python_twister()
+        python = random.getstate() if found is None else (ctypes.string_at(found[1], _PYTHON_BYTES), found[0].gauss_next)
+        return States(python, memory, torch.default_generator.get_state().numpy().tobytes())
+
+    @staticmethod
+    def put_back(states: States) -> None:
+        """Let them stand there again."""
+        random.setstate((3, _python_words(states.python[0]), states.python[1]) if len(states.python) == 2 else states.python)
+        np.random.set_state(_numpy_state(states.numpy))
+        torch.default_generator.set_state(torch.frombuffer(bytearray(states.torch), dtype=torch.uint8))
+
+
+_PYTHON_BYTES = 4 * 625
+
+
+@cache
+def _python_twister() -> tuple[Any, int] | None:
+    """Python's global generator, and where its memory is; None where it was not found to be there."""
+    generator = getattr(random.getstate, "__self__", None)
+    if sys.implementation.name != "cpython" or type(generator) is not random.Random:
+        return None
+    head = object.__basicsize__
+    address = id(generator) + head
+    if (
+        random.Random.__basicsize__ < head + _PYTHON_BYTES
+        or _python_words(ctypes.string_at(address, _PYTHON_BYTES)) != generator.getstate()[1]
+    ):
+        return None
+    return generator, address
+
+
+def _python_words(memory: bytes) -> tuple[int, ...]:
+    """624 words and a place, as ``random.getstate`` has them."""
+    place, *words = np.frombuffer(memory, np.uint32).tolist()
+    return (*words, place)
+
+
+def _numpy_state(memory: bytes) -> tuple[str, np.ndarray, int, int, float]:
+    words = np.frombuffer(memory, np.uint32)
+    return "MT19937", words[:624], int(words[624]), 0, 0.0

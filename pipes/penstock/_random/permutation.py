@@ -1,0 +1,103 @@
+"""Permutations of an epoch, keyed by (seed, epoch): sorted random words for short ones, a cipher for long ones. Pure."""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+
+SORTED: Final = 2**12
+"""Up to this length an epoch is shuffled by sorting random words, above it by a cipher."""
+
+
+class SortedPermutation:
+    """The permutation that sorts n random words (of which two are equal once in 2**41 epochs, and then stay in order)."""
+
+    def __init__(self, epoch: int, seed: int, n: int) -> None:
+        self.epoch = epoch
+        self._permutation = np.argsort(philox_words(seed, epoch, SHUFFLED, n), kind="stable").astype(np.int64)
+
+    def __call__(self, positions: Int64s) -> Int64s:
+        return self._permutation[positions]
+
+
+class FeistelPermutation:
+    """The network of `ShuffledOrder` under the keys of one epoch."""
+
+    def __init__(self, epoch: int, seed: int, n: int) -> None:
+        self.epoch = epoch
+        a = isqrt(n - 1) + 1
+        b = -(-n // a)
+        self._n = np.uint64(n)
+        self._a = _cell(a)
+        keys = philox_words(seed, epoch, SHUFFLED, rounds(n))
+        # A hash h of 64 bits becomes a number below m by (h >> bits) * m >> (64 - bits), which overflows for no m < 2**bits.
+        halves = [(_cell(m), _cell(m.bit_length()), _cell(64 - m.bit_length())) for m in (a, b)]
+        self._rounds = [(_cell(int(key)), *halves[k % 2]) for k, key in enumerate(keys)]
+
+    def __call__(self, positions: Int64s) -> Int64s:
+        out = self._network(positions.astype(np.uint64))
+        while out.size and out.max() >= self._n:  # cycle walking
+            outside = out >= self._n
+            out[outside] = self._network(out[outside])
+        return out.view(np.int64)
+
+    def _network(self, x: UInt64s) -> UInt64s:
+        right = x // self._a
+        left = x - right * self._a
+        h, shifted = np.empty_like(x), np.empty_like(x)
+        for key, modulus, down, up in self._rounds:
+            np.add(right, key, out=h)
+            np.multiply(h, _M1, out=h)
+            np.right_shift(h, _S32, out=shifted)
+            np.bitwise_xor(h, shifted, out=h)
+            np.multiply(h, _M2, out=h)
+            np.right_shift(h, down, out=h)
+            np.multiply(h, modulus, out=h)
+            np.right_shift(h, up, out=h)
+            np.add(left, h, out=left)
+            # left - modulus wraps around to a huge number where left is below the modulus already: the smaller is the remainder.
+            np.subtract(left, modulus, out=h)
+            np.minimum(left, h, out=left)
+            left, right = right, left
+        if len(self._rounds) % 2:
+            left, right = right, left
+        right *= self._a
+        right += left
+        return right
+
+
+def rounds(n: int) -> int:
+    """Of the network at length ``n``: always even, so that both halves are hashed equally often."""
+    return 8 if n < 2**24 else 6
+
+
+def _cell(value: int) -> UInt64s:
+    """A constant as NumPy's functions take it fastest: an array without a dimension."""
+    return np.array(value, dtype=np.uint64)
+
+
+# The multipliers and shifts of variant 13 of Stafford's finalisers, "Better Bit Mixing" (2011), which SplitMix64 uses.
+_M1, _M2 = _cell(0xBF58476D1CE4E5B9), _cell(0x94D049BB133111EB)
+_S30, _S27, _S31, _S32 = _cell(30), _cell(27), _cell(31), _cell(32)
+_GAMMA = _cell(0x9E3779B97F4A7C15)
+SHUFFLED, WEIGHTED = 1, 2
+
+
+def philox_words(seed: int, epoch: int, purpose: int, n: int) -> UInt64s:
+    """``n`` random words for (seed, epoch), shape ``(n,)``; the counter's highest word keeps the purposes apart."""
+    philox = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, purpose], np.uint64))
+    return philox.random_raw(n).astype(np.uint64, copy=False)
+
+
+def splitmix64_stream(counter: UInt64s, key: np.uint64, other_key: np.uint64) -> UInt64s:
+    """The words of a SplitMix64 stream at ``counter``; the other key makes it another stream, not only another part of the same."""
+    z = counter * _GAMMA + key
+    z = (z ^ (z >> _S30)) * _M1 ^ other_key
+    z = (z ^ (z >> _S27)) * _M2
+    return z ^ (z >> _S31)

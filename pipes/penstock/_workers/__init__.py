@@ -1,0 +1,1 @@
+"""Who does tasks: threads and processes. Knows no data."""

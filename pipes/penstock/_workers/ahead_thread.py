@@ -1,0 +1,130 @@
+"""Epochs planned ahead, so that a slow sampler makes no gap: the thread and the process that make plans.
+
+Where a sampler may run is decided by whose random numbers it draws. One that owns its generator runs in a thread of this
+process. One that may draw from the global generators must not run beside the user's threads, which draw from them too: it
+runs in a helper process.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+from penstock._errors import ClosedError
+from penstock._workers.lifetime import join, patience_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+P = TypeVar("P")
+
+
+class _Desk(Generic[P]):
+    """What the thread and the planner share. The thread must not hold the planner, or an abandoned one would never end."""
+
+    def __init__(self, make: Callable[[Any], P]) -> None:
+        self.make = make
+        self.changed = threading.Condition()
+        # All below is read and written under `changed` only. One order at a time: a newer one takes the place of the older,
+        # which is still carried out, because a sampler cannot be stopped, but then thrown away.
+        self.key: int | None = None
+        self.task: Any = None
+        self.answer: tuple[P | None, BaseException | None] | None = None
+        self.interrupted = False
+        self.stopped = False
+
+    def run(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.stopped or (self.key is not None and self.answer is None))
+                if self.stopped:
+                    del self.make  # and with it a helper's open files, although the planner may be kept
+                    return
+                key, task = self.key, self.task
+            answer: tuple[P | None, BaseException | None]
+            try:
+                answer = self.make(task), None
+            except BaseException as exc:
+                answer = None, exc
+            with self.changed:
+                if self.key == key and self.task is task and not self.stopped:
+                    self.answer = answer
+                self.changed.notify_all()
+            del answer
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopped = True
+            self.answer = None
+            self.changed.notify_all()
+
+
+@final
+class AheadThread(Generic[P]):
+    """Make one plan ahead of the consumer, in one background thread that lives as long as the planner.
+
+    Args:
+        make: Makes a plan; called from the background thread only.
+        end: Called when the planner ends, and before its thread is waited for: it makes a ``make`` that waits return.
+    """
+
+    def __init__(self, make: Callable[[Any], P], end: Callable[[], None] | None = None) -> None:
+        self._desk = _Desk(make)
+        self._thread = threading.Thread(target=self._desk.run, name="penstock-plan", daemon=True)
+        self._finalizer = weakref.finalize(self, _end, self._desk, end, os.getpid())
+        self._thread.start()
+
+    def order(self, key: int, task: Any) -> None:
+        """Have ``task`` made, known as ``key`` (an epoch); nothing happens where it is in the making, or made, already."""
+        with self._desk.changed:
+            if self._desk.stopped:
+                raise ClosedError("the planner has ended; build a new loader.")
+            if self._desk.key != key:
+                self._desk.key, self._desk.task, self._desk.answer = key, task, None
+                self._desk.changed.notify_all()
+
+    def get(self, key: int, task: Any) -> P:
+        """The plan ``key``, ordered as ``task`` if it was not yet; waits for it, and raises what came of it.
+
+        Raises:
+            ClosedError: `interrupt` or `shutdown` was called meanwhile.
+        """
+        desk = self._desk
+        self.order(key, task)
+        with desk.changed:
+            desk.changed.wait_for(lambda: desk.answer is not None or desk.interrupted or desk.stopped)
+            if desk.answer is None:
+                desk.interrupted = False
+                raise ClosedError("the wait for the next epoch's plan was interrupted.")
+            plan, error = desk.answer
+            desk.key = desk.task = desk.answer = None
+        if error is not None:
+            raise error
+        return plan  # type: ignore[return-value]
+
+    def resume(self) -> None:
+        """Forget an `interrupt` that came while nobody waited."""
+        with self._desk.changed:
+            self._desk.interrupted = False
+
+    def interrupt(self) -> None:
+        """Wake whoever waits in `get` with `ClosedError`, or the next who would; until `resume`; from any thread."""
+        with self._desk.changed:
+            self._desk.interrupted = True
+            self._desk.changed.notify_all()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the thread; again, does nothing. See `Pool.shutdown` and `join`."""
+        if not self._desk.stopped:
+            self._finalizer()
+            join([self._thread], patience_s(timeout))
+
+
+def _end(desk: _Desk[Any], end: Callable[[], None] | None, pid: int) -> None:
+    if os.getpid() == pid:  # In a user's forked child there is no thread, and the helper process is another's.
+        desk.stop()
+        if end is not None:
+            end()

@@ -1,0 +1,52 @@
+"""How long an end may take, and what is said of what does not end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+PATIENCE_S = 2.0
+"""How long a shutdown may take, unless `closing_within` says otherwise."""
+
+_patience_s: ContextVar[float] = ContextVar("penstock_patience_s", default=PATIENCE_S)
+
+
+@contextlib.contextmanager
+def closing_within(timeout: float) -> Iterator[None]:
+    """Let every `Pool.shutdown` in the body that is not told a time take ``timeout`` seconds; nodes hand no arguments down."""
+    token = _patience_s.set(timeout)
+    try:
+        yield
+    finally:
+        _patience_s.reset(token)
+
+
+def patience_s(timeout: float | None) -> float:
+    """``timeout``, or that of `closing_within`."""
+    return _patience_s.get() if timeout is None else timeout
+
+
+_logger = logging.getLogger("penstock")
+
+
+_WAKING_S = 0.1
+"""However little time is left, an idle thread is given this to end."""
+
+
+def join(threads: Iterable[threading.Thread], timeout: float) -> None:
+    """Wait ``timeout`` seconds for threads that were told to end. One that is at work and does not is named in the log and left behind, as a daemon."""
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        if not thread.is_alive() or thread is threading.current_thread():
+            continue
+        thread.join(max(_WAKING_S, deadline - time.monotonic()))
+        if thread.is_alive():
+            _logger.warning("thread %s is still at work and cannot be stopped; it is left behind, and its result dropped.", thread.name)

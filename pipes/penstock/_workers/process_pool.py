@@ -1,0 +1,130 @@
+"""Worker processes: the pool's handle.
+
+Behind it stand the engine (`_scheduler`: where each task is, deaths, replacements), the launchers (`_launch`, `_zygote`), what runs in a worker
+(`_worker`), what they say to each other (`_wire`), and the memory in which results travel (`_segments`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import weakref
+from typing import TYPE_CHECKING, Any, final
+
+from penstock._workers.lifetime import PATIENCE_S, patience_s
+from penstock._workers.processes.protocol import Setup
+from penstock._workers.processes.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from multiprocessing.context import BaseContext
+
+    from penstock._statistics import ProcessStatistics
+    from penstock._workers.pool import Job, Work
+
+
+@final
+class ProcessPool:
+    """`Pool` of ``num_workers`` processes that do ``work``.
+
+    Args:
+        work: Reaches each worker once: by fork, or pickled.
+        num_workers: At least 1.
+        queue_size: Tasks that a worker may hold, the one it does included; 64 at most are used.
+        refill_at: A worker is given more when it holds no more than this, and then several at once, because for small tasks waking
+            it is most of the cost; default: whenever there is room.
+        max_restarts: How many workers may be replaced in the pool's life, all together. Not a rate: a job that runs for weeks
+            should end with a reason rather than lose a worker a day unseen.
+        multiprocessing_context: A start method or context; default: multiprocessing's for the platform.
+        worker_init_fn: Called with the worker's number in each worker as it starts, after seeding.
+        seed: What the workers' own generators are seeded from, together with their numbers.
+        name: Prefix of the processes' names.
+
+    Raises:
+        ValueError: An argument makes no sense.
+        RuntimeError: The platform has no Unix sockets that pass file descriptors (Windows).
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        num_workers: int,
+        *,
+        queue_size: int = 2,
+        refill_at: int | None = None,
+        max_restarts: int = 8,
+        multiprocessing_context: str | BaseContext | None = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        seed: int = 0,
+        name: str = "penstock-map",
+    ) -> None:
+        for what, number, least in (("num_workers", num_workers, 1), ("queue_size", queue_size, 1), ("max_restarts", max_restarts, 0)):
+            if number < least:
+                raise ValueError(f"{what}={number} must be at least {least}.")
+        if isinstance(multiprocessing_context, str):
+            multiprocessing.get_context(multiprocessing_context)  # refuses a name that it does not know
+        if not hasattr(socket, "send_fds"):
+            raise RuntimeError(
+                'worker processes need Unix sockets that pass file descriptors, which this platform has not. Use method="thread".'
+            )
+        setup = Setup(work, num_workers, seed, worker_init_fn, name)
+        self._scheduler = Scheduler(
+            setup, queue_size, queue_size - 1 if refill_at is None else refill_at, max_restarts, multiprocessing_context
+        )
+        self._finalizer = weakref.finalize(self, self._scheduler.shutdown, PATIENCE_S)
+
+    def start(self) -> None:
+        """Start the workers; again, does nothing.
+
+        Raises:
+            TypeError: The start method pickles ``work``, and it cannot be pickled.
+            ClosedError: After `shutdown`, or in a fork of the process that made the pool.
+        """
+        self._scheduler.check_usable()
+        with self._scheduler.lock:
+            self._scheduler.start()
+
+    def submit(self, task: Any) -> Job:
+        """Hand over a task; never blocks on a worker. Raises what pickling ``task`` raises."""
+        self._scheduler.check_usable()
+        with self._scheduler.lock:
+            return self._scheduler.submit(task)
+
+    def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
+        """Until one of ``jobs`` is done.
+
+        After ``timeout`` seconds one of ``jobs`` is done with a `TimeoutError`, if a worker was in the middle of it. That worker is
+        killed and replaced, which counts as a restart; so is one that has not come to a job, because it is at something else.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds are over, and no worker has begun any of them: they are still to come.
+            ClosedError: After `interrupt` (until `discard`), after `shutdown`, or in a fork.
+            ValueError: None of them is on its way.
+        """
+        self._scheduler.check_usable()
+        with self._scheduler.lock:
+            self._scheduler.wait(list(jobs), timeout)
+
+    def discard(self) -> None:
+        """Forget every job in flight, and any interrupt; jobs that are not done fail, for whoever still waits for them."""
+        self._scheduler.check_usable()
+        with self._scheduler.lock:
+            self._scheduler.discard()
+
+    def interrupt(self) -> None:
+        """Make the `wait` that is going on, and every one up to `discard`, raise `ClosedError`; from any thread."""
+        self._scheduler.interrupt()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the workers within ``timeout`` seconds, by force after a quarter of them; again, does nothing. From any thread."""
+        self._finalizer.detach()
+        self._scheduler.shutdown(patience_s(timeout))
+
+    def statistics(self) -> ProcessStatistics:
+        """What the pool has done so far, and holds now."""
+        return self._scheduler.statistics()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The workers' process ids, by worker number."""
+        return self._scheduler.pids()

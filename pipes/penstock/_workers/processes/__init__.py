@@ -1,0 +1,1 @@
+"""The engine of a pool of processes."""

@@ -1,0 +1,251 @@
+"""Starting worker processes and hearing of their deaths: by a zygote of our own, or by multiprocessing."""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import warnings
+from multiprocessing.context import set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock._errors import WorkerDied
+from penstock._memory.parcel import Parcel
+from penstock._memory.shared_memory import attach, create
+from penstock._workers.processes.protocol import BORN, ENDED, MOST_FDS, NO_DESCRIPTORS, NOT_BORN, ORDER, REPORT, PassedFd, Setup, receive
+from penstock._workers.processes.signals import no_ctrl_c
+from penstock._workers.processes.worker_main import worker_main
+from penstock._workers.processes.zygote import Zygote, buried, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.process import BaseProcess
+
+
+_LIKELY = {
+    "SIGKILL": "possibly out of memory (the kernel's OOM killer; see dmesg), or killed by hand",
+    "SIGSEGV": "a crash in native code",
+    "SIGABRT": "native code gave up",
+    "SIGBUS": "memory or a mapped file that is not there, for instance a full disk or a truncated file",
+    "SIGFPE": "a crash in native code",
+    "SIGILL": "native code built for another processor",
+    "SIGTERM": "it was asked to end, for instance by a job scheduler",
+}
+
+
+class Launcher(Protocol):
+    late: list[tuple[int, int]]  # deaths that came while a start was awaited; the poller does not show them again
+
+    def launch(self, serial: int, worker: int, channel: socket.socket) -> int: ...
+    def greeting(self) -> tuple[int, list[int]]: ...
+    def deaths(self) -> Iterator[tuple[int, int]]: ...
+    def join(self, timeout: float) -> bool: ...
+    def kill(self) -> None: ...
+    def disown(self) -> None: ...
+
+
+class ByZygote:
+    """Workers by fork, from a process without threads."""
+
+    def __init__(self, setup: Setup, poller: select.poll) -> None:
+        for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered once more
+            with contextlib.suppress(AttributeError, ValueError, OSError):
+                stream.flush()
+        with warnings.catch_warnings():  # Python 3.12 warns of threads in this process; see `_fork`
+            warnings.simplefilter("ignore", DeprecationWarning)
+            with no_ctrl_c():
+                self._zygote = Zygote(setup)
+        self.late: list[tuple[int, int]] = []
+        poller.register(self._zygote.control, select.POLLIN)
+
+    def greeting(self) -> tuple[int, list[int]]:
+        return 0, []
+
+    def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
+        try:
+            socket.send_fds(self._zygote.control, [ORDER.pack(serial, worker)], [channel.fileno()])
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._lost() from None
+        while True:
+            which, what, value = self._report(0)
+            if what == ENDED:
+                self.late.append((which, value))
+            elif what == BORN:  # this one: one at a time is ordered
+                return value
+            elif what == NOT_BORN:
+                raise OSError(value, f"worker process {worker} could not be forked: {os.strerror(value)}")
+
+    def deaths(self) -> Iterator[tuple[int, int]]:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                serial, what, code = self._report(socket.MSG_DONTWAIT)
+                if what == ENDED:
+                    self.late.append((serial, code))
+        while self.late:
+            yield self.late.pop(0)
+
+    def join(self, timeout: float) -> bool:
+        with contextlib.suppress(OSError):
+            self._zygote.control.shutdown(socket.SHUT_WR)
+        poller = select.poll()
+        poller.register(self._zygote.control, select.POLLIN)
+        deadline = time.monotonic() + timeout
+        while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if not receive(self._zygote.control, REPORT.size)[0]:
+                self._zygote.reap()
+                return True
+        return False
+
+    def kill(self) -> None:
+        self._zygote.kill()
+
+    def disown(self) -> None:
+        self._zygote.control.close()
+
+    def _report(self, flags: int) -> tuple[int, int, int]:
+        message, _ = receive(self._zygote.control, REPORT.size, flags)
+        if not message:
+            raise self._lost()
+        serial, what, value = REPORT.unpack(message)
+        return serial, what, value
+
+    def _lost(self) -> WorkerDied:
+        return WorkerDied(
+            f"the process that forks the workers (pid {self._zygote.pid}) has died, {_LIKELY['SIGKILL']}. Build a new loader."
+        )
+
+
+class ByContext:
+    """Workers by ``multiprocessing``'s forkserver or spawn, which get the setup pickled, once for all of them."""
+
+    def __init__(self, setup: Setup, context: Any, poller: select.poll) -> None:
+        passing = _Passing()
+        try:
+            with passing:
+                parcel = Parcel(setup, reducers=_reducers())
+        except Exception as error:
+            passing.close()
+            raise TypeError(
+                f"the dataset (or map_fn, collate_fn, worker_init_fn, on_error) cannot be pickled, which worker processes started by "
+                f'{context.get_start_method()!r} need: {type(error).__name__}: {error}. Use method="thread" or multiprocessing_context="fork", or '
+                f"make it picklable: functions and classes at the top of a module, files and locks opened in the worker."
+            ) from error
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()  # now: it would let Ctrl-C through again, in the middle of the start of a worker
+        self.late: list[tuple[int, int]] = []
+        self._context = context
+        self._poller = poller
+        self._name = setup.name
+        self._processes: dict[int, tuple[int, BaseProcess]] = {}
+        self._nbytes = parcel.end()
+        self._passing = passing
+        self._fd = create(self._nbytes)
+        parcel.write(attach(self._fd, self._nbytes))
+
+    def greeting(self) -> tuple[int, list[int]]:
+        return self._nbytes, [self._fd, *self._passing.fds]
+
+    def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
+        process = self._context.Process(target=worker_main, args=(worker, channel), name=f"{self._name}-{worker}", daemon=True)
+        process.start()
+        watched = watch(process, owned=self._context.get_start_method() != "forkserver")
+        self._processes[watched] = (serial, process)
+        self._poller.register(watched, select.POLLIN)
+        return int(process.pid)
+
+    def deaths(self) -> Iterator[tuple[int, int]]:
+        for watched in self._ended(0.0):
+            self._poller.unregister(watched)
+            serial, process = self._processes.pop(watched)
+            yield serial, buried(process, watched)
+
+    def join(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while self._processes and (ended := self._ended(max(0.0, deadline - time.monotonic()))):
+            for watched in ended:
+                buried(self._processes.pop(watched)[1], watched)
+        if self._processes:
+            return False
+        self._passing.close()
+        os.close(self._fd)
+        return True
+
+    def kill(self) -> None:
+        for _, process in self._processes.values():
+            process.kill()
+        self.join(1.0)
+
+    def disown(self) -> None:
+        for watched, (_, process) in self._processes.items():
+            if watched != process.sentinel:
+                os.close(watched)
+        self._passing.close()
+        os.close(self._fd)
+
+    def _ended(self, timeout: float) -> list[int]:
+        poller = select.poll()
+        for watched in self._processes:
+            poller.register(watched, select.POLLIN)
+        return [watched for watched, _ in poller.poll(timeout * 1000)]
+
+
+class _Passing:
+    """Stands in for the process that `multiprocessing` starts, while locks, queues and values of its are pickled; keeps their descriptors."""
+
+    DupFd = PassedFd
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    def __enter__(self) -> None:
+        set_spawning_popen(self)  # type: ignore[arg-type,unused-ignore]
+
+    def __exit__(self, *_: object) -> None:
+        set_spawning_popen(None)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """The place of ``fd`` in the hello."""
+        if len(self.fds) == MOST_FDS - 3:
+            raise ValueError(f"more than {len(self.fds)} file descriptors in queues and values")
+        self.fds.append(os.dup(fd))
+        return len(self.fds) - 1
+
+    def close(self) -> None:
+        """Close them, when no worker will be started any more."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def _reducers() -> dict[type, Any]:
+    """As `multiprocessing` pickles for a process that it starts; but tensors by value, into memory that all workers map."""
+    more = getattr(ForkingPickler, "_extra_reducers", {})
+    return {**copyreg.dispatch_table, **{kind: how for kind, how in more.items() if not how.__module__.startswith("torch")}}
+
+
+def cause_of(code: int) -> str:
+    """How a worker ended, in words, from its exit code (negative: a signal)."""
+    if code == NO_DESCRIPTORS:
+        return "its file descriptors were exhausted; user code in it opens files and does not close them"
+    if code >= 0:
+        return f"exit code {code}, so it ended itself (os._exit, or native code that calls exit)"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+    return f"signal {name}, {_LIKELY.get(name, 'sent by another process or by itself')}"
+
+
+def preload() -> None:
+    """Have the fork server import torch and the worker's code once, unless the user has chosen what it imports."""
+    from multiprocessing import forkserver
+
+    server = getattr(forkserver, "_forkserver", None)
+    if getattr(server, "_preload_modules", None) == ["__main__"]:
+        forkserver.set_forkserver_preload(["__main__", "torch", "penstock._workers.processes.worker_main"])

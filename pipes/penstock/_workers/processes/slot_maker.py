@@ -1,0 +1,116 @@
+"""The slots of one worker process: where it collates, and where its answers lie."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from penstock._memory.allocation import afresh
+from penstock._memory.buffers import carved, carved_bytes
+from penstock._memory.shared_memory import attach, create
+from penstock._memory.slots import NO_SLOT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from penstock._memory.allocation import Spec
+    from penstock._memory.parcel import Parcel
+
+
+_PAGE = 65536  # bytes: slots grow in these steps
+_ROOM = 4096  # bytes: what is left behind the arrays of a batch for the rest of it; where it needs more, all of it moves
+
+
+# Slots, as the worker sees them.
+
+
+class WorkerSlots:
+    """The slots that this worker has made, and where the answer to the task in hand goes. Which of them are free, the consumer knows."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[int, memoryview] = {}
+        self._made = 0
+        self._place = memoryview(b"")
+        self._lent = NO_SLOT
+        self._fd: int | None = None  # of `_slot`, where it is new
+        self._slot = NO_SLOT
+        self._memory: memoryview | None = None  # of `_slot`, or the place; None: nothing was asked for
+        self._used = 0
+
+    def begin(self, place: memoryview, lent: int) -> None:
+        """The next task: its place in the area, for a small answer, and the slot that was lent."""
+        self._place, self._lent = place, lent
+        self._memory, self._used = None, 0
+
+    def allocate(self, specs: Sequence[Spec]) -> list[torch.Tensor]:
+        """Memory for a batch, where its answer will lie; afresh, where there is not so much shared memory.
+
+        Raises:
+            OSError: No file descriptor.
+        """
+        nbytes = carved_bytes(specs)
+        try:
+            self._take(nbytes + _ROOM)
+        except MemoryError:  # so the answer will not fit either, and says so
+            return afresh(specs)
+        self._used = nbytes
+        return carved(np.frombuffer(cast("Any", self._memory), np.uint8), specs)
+
+    def send(self, parcel: Parcel) -> tuple[int, int, int, int, int | None]:
+        """Write the answer: slot or `NO_SLOT` for the place, its size where it is new, start and end, and a new slot's descriptor.
+
+        Raises:
+            MemoryError: A new slot was needed, and there is no memory for it.
+            OSError: ... and no file descriptor for it.
+        """
+        start = self._used
+        if self._memory is None or (end := parcel.end(self._memory, start)) > len(self._memory):
+            start, end = 0, parcel.end()
+            self._take(end, other=True)  # because the buffers may lie in this one
+        assert self._memory is not None
+        parcel.write(self._memory, start)
+        fd, self._fd = self._fd, None
+        return self._slot, 0 if fd is None else len(self._memory), start, end, fd
+
+    def drop(self, numbers: list[int]) -> None:
+        """Unmap slots that will not be lent again."""
+        for number in numbers:
+            self._mapped.pop(number, None)
+
+    def _take(self, nbytes: int, *, other: bool = False) -> None:
+        """Let ``_memory`` be of at least ``nbytes``, and if so wanted other than it is."""
+        if self._memory is not None and nbytes <= len(self._memory) and not other:
+            return
+        taken = None if self._memory is None else self._slot
+        self._memory = None
+        if self._fd is not None:  # made for this task, and too small: nobody else knows of it
+            os.close(self._fd)
+            self._fd = None
+            del self._mapped[self._slot]
+        lent = self._mapped.get(self._lent)
+        if nbytes <= len(self._place) and not (other and taken == NO_SLOT):
+            self._slot, self._memory = NO_SLOT, self._place
+        elif lent is not None and nbytes <= len(lent) and not (other and taken == self._lent):
+            self._slot, self._memory = self._lent, lent
+        else:
+            self._slot, self._memory, self._fd = self._new(nbytes)
+
+    def _new(self, nbytes: int) -> tuple[int, memoryview, int]:
+        size = -(-(nbytes + nbytes // 8) // _PAGE) * _PAGE  # an eighth more, for batches that grow a little
+        try:
+            fd = create(size)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise MemoryError(
+                f"no shared memory for a result of {nbytes} bytes ({error}). Keep fewer batches, prefetch less, use smaller batches or "
+                f"fewer workers, or give the machine (or its container) more memory."
+            ) from error
+        number, self._made = self._made, self._made + 1
+        self._mapped[number] = attach(fd, size)
+        return number, self._mapped[number], fd

@@ -1,0 +1,211 @@
+"""A worker process: its loop, and how it begins and ends.
+
+Each worker talks to the consumer over one socket pair of its own, and shares one `Area` with it: tasks, small answers and the row
+being loaded lie there, large answers in slots (`_segments`). Nothing is shared that a killed process could hold: no lock, no queue.
+
+Who ends whom. End-of-file on its socket tells an idle worker to leave. A worker in the middle of a task is ended by its
+*lifeline*: a pipe on which nothing is ever sent and whose other end only the consumer's process holds; when that end closes, be
+it by `shutdown` or because the process was killed, the kernel sends SIGKILL. (``PR_SET_PDEATHSIG`` would not do: it follows the
+thread that forked, and does not exist for grandchildren.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import random
+import select
+import signal
+import socket
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils import worker as torch_worker
+
+from penstock._errors import SampleError
+from penstock._memory.parcel import Parcel, unpack
+from penstock._memory.shared_memory import attach
+from penstock._memory.slots import NO_SLOT
+from penstock._workers.pool import IDLE, Work
+from penstock._workers.processes.protocol import (
+    ANSWER,
+    AT_ONCE,
+    ERROR,
+    HELLO,
+    MOST_FDS,
+    NO_DESCRIPTORS,
+    READY,
+    REFUSED,
+    SKIPPED,
+    TASK,
+    VALUE,
+    Area,
+    PassedFd,
+    Setup,
+    receive,
+)
+from penstock._workers.processes.remote_error import RemoteError
+from penstock._workers.processes.signals import set_signals
+from penstock._workers.processes.slot_maker import WorkerSlots
+
+
+def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None) -> None:
+    """Answer tasks until end-of-file. ``setup`` comes by fork, or else over the channel, pickled."""
+    set_signals()
+    hello, fds = receive(channel, HELLO.size, most_fds=MOST_FDS)
+    if not hello:
+        return
+    area_bytes, setup_bytes = HELLO.unpack(hello)
+    area = Area(attach(fds[0], area_bytes))
+    os.close(fds[0])
+    _end_with(fds[1])
+    server = _Server(worker, channel, area)
+    try:
+        if setup is None:
+            PassedFd.received = fds[3:]
+            setup = _load(fds[2], setup_bytes)
+        _prepare(setup, worker)
+    except BaseException as error:  # user code: the consumer must see whatever it raises
+        server.refuse(error)
+        return
+    try:
+        server.serve(setup.work)
+    except (BrokenPipeError, ConnectionResetError):  # the consumer has gone
+        return
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # user code has opened too many: the task is done again by a new worker
+            os._exit(NO_DESCRIPTORS)
+        raise
+
+
+def _load(fd: int, nbytes: int) -> Setup:
+    """The setup, its NumPy arrays as private (copy-on-write) views of memory that all workers share."""
+    memory = attach(fd, nbytes, private=True)
+    os.close(fd)
+    setup: Setup = unpack(np.frombuffer(memory, np.uint8))
+    return setup
+
+
+def _prepare(setup: Setup, worker: int) -> None:
+    """What `DataLoader` does in a new worker: one thread, seeds of its own, the worker info, the user's function."""
+    torch.set_num_threads(1)
+    seed = (setup.seed + worker) % 2**63
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(np.random.SeedSequence([setup.seed % 2**63, worker]).generate_state(4))
+    dataset = getattr(setup.work, "dataset", None)
+    info: Any = torch_worker.WorkerInfo  # by keyword, because its fields differ between versions of torch
+    torch_worker._worker_info = info(id=worker, num_workers=setup.num_workers, seed=seed, dataset=dataset)
+    if setup.worker_init_fn is not None:
+        setup.worker_init_fn(worker)
+
+
+class _Server:
+    """A worker's side of its channel."""
+
+    def __init__(self, worker: int, channel: socket.socket, area: Area) -> None:
+        self._where = f"worker process {worker} (pid {os.getpid()})"
+        self._channel = channel
+        self._area = area
+        self._slots = WorkerSlots()
+
+    def serve(self, work: Work) -> None:
+        """Answer tasks, in the order in which they come, until end-of-file."""
+        cells = self._area.cells
+        self._channel.sendall(ANSWER.pack(0, READY, NO_SLOT, 0, 0, 0))
+        while True:
+            message, fds = receive(self._channel, TASK.size * AT_ONCE)
+            if not message:
+                return
+            for number, place, nbytes, lent, *drops in TASK.iter_unpack(message):
+                self._slots.drop(drops)
+                if number < cells[Area.WANTED]:
+                    self._channel.sendall(ANSWER.pack(number, SKIPPED, NO_SLOT, 0, 0, 0))
+                    continue
+                cells[Area.DOING] = number
+                if nbytes > Area.PLACE and not fds:
+                    raise OSError(errno.EMFILE, "no room for the task's file descriptor")
+                body = attach(fds[0], nbytes) if nbytes > Area.PLACE else self._area.places[place][:nbytes]
+                self._slots.begin(self._area.places[place], lent)
+                status, parcel = self._do(work, body)
+                del body
+                self._answer(number, status, parcel)
+                del parcel  # This frame must not keep a result alive while it waits for the next task.
+                cells[Area.DOING] = -1
+            for fd in fds:
+                os.close(fd)
+
+    def refuse(self, error: BaseException) -> None:
+        """Tell the consumer why this worker cannot work."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._slots.begin(self._area.places[0], NO_SLOT)
+            self._answer(0, REFUSED, _failure(error))
+
+    def _do(self, work: Work, body: memoryview) -> tuple[int, Parcel]:
+        task = None
+        try:
+            task = pickle.loads(body)
+            value = work(task, self._area.row, self._slots.allocate)
+        except BaseException as error:  # SystemExit and the like are errors of user code too
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                os._exit(NO_DESCRIPTORS)  # what was opened and never closed is gone with this process; another one does the task again
+            with contextlib.suppress(Exception):  # an exception that is frozen bears no note
+                error.add_note(f"in {self._where}")
+            return ERROR, _failure(error)
+        finally:
+            self._area.row[0] = IDLE
+        try:
+            return VALUE, Parcel(value)
+        except BaseException as error:  # a user's __reduce__ may raise anything
+            kind = type(value)
+            refused = SampleError(
+                f"the result, a {kind.__module__}.{kind.__qualname__}, cannot be pickled, so it cannot leave {self._where}: {type(error).__name__}: "
+                f'{error}. Return tensors, arrays or plain Python objects, or use method="thread".'
+            )
+            refused.__cause__ = error
+            refused.add_note(f"while loading {work.name(task, IDLE)}")
+            return ERROR, _failure(refused)
+
+    def _answer(self, number: int, status: int, parcel: Parcel) -> None:
+        try:
+            slot, size, start, end, fd = self._slots.send(parcel)
+        except MemoryError as error:
+            self._answer(number, ERROR, _failure(error, Area.PLACE))
+            return
+        message = ANSWER.pack(number, status, slot, size, start, end)
+        if fd is None:
+            self._channel.sendall(message)
+        else:
+            socket.send_fds(self._channel, [message], [fd])
+            os.close(fd)
+
+
+def _failure(error: BaseException, room: int | None = None) -> Parcel:
+    failure = RemoteError.of(error)
+    return Parcel(tuple(failure if room is None else failure.short(room)))
+
+
+def _end_with(lifeline: int) -> None:
+    """End this process as soon as nobody holds the other end of ``lifeline``."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore]
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    except (ImportError, AttributeError, OSError):  # not Linux
+        threading.Thread(target=_end_after, args=(lifeline,), name="penstock-lifeline", daemon=True).start()
+        return
+    poller = select.poll()
+    poller.register(lifeline, select.POLLIN)
+    if poller.poll(0):  # it ended before the signal was armed
+        os._exit(1)
+
+
+def _end_after(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os._exit(1)

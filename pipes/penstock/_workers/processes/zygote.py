@@ -1,0 +1,145 @@
+"""The zygote: a process that forks workers.
+
+It is forked from the consumer's process once, at the start, holds the work, has one thread and runs no user code; so a
+replacement is a fork of a process without threads or locks held, and sees the dataset as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import traceback
+from typing import TYPE_CHECKING
+
+from penstock._workers.forking import come_up, until_up
+from penstock._workers.processes.protocol import BORN, ENDED, NOT_BORN, ORDER, REPORT, UP, Setup, receive
+from penstock._workers.processes.signals import set_signals
+from penstock._workers.processes.worker_main import worker_main
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+
+def watch(process: BaseProcess, *, owned: bool = True) -> int:
+    """A file descriptor that becomes readable when ``process`` dies.
+
+    A pidfd where there is one: the sentinel of `multiprocessing` is a pipe that a helper process of the user's dataset inherits
+    and keeps open. For a child that is not ``owned`` (a fork server reaps it) the sentinel is the server's own report.
+    """
+    if owned:
+        with contextlib.suppress(AttributeError, OSError):
+            return os.pidfd_open(process.pid or 0)
+    return process.sentinel
+
+
+def buried(process: BaseProcess, watched: int) -> int:
+    """Reap ``process``, which has ended; its exit code, negative for a signal."""
+    if watched != process.sentinel:
+        os.close(watched)
+    process.join()
+    code = process.exitcode
+    process.close()
+    return code if code is not None else -signal.SIGKILL
+
+
+def zygote_main(control: socket.socket, setup: Setup) -> None:
+    """Fork workers to order and report their ends, until end-of-file and the last worker's end."""
+    come_up()
+    _report(control, 0, UP, 0)
+    set_signals()
+    gc.freeze()  # collections in the workers then touch no page of the dataset
+    children: dict[int, tuple[int, BaseProcess]] = {}
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    open_for_orders = True
+    while open_for_orders or children:
+        for fd, _ in poller.poll():
+            if fd != control.fileno():
+                serial, process = children.pop(fd)
+                poller.unregister(fd)
+                _report(control, serial, ENDED, buried(process, fd))
+                continue
+            message, fds = receive(control, ORDER.size)
+            if message:
+                _fork_worker(control, message, fds[0], setup, children, poller)
+            else:
+                poller.unregister(control)
+                open_for_orders = False
+
+
+def _fork_worker(
+    control: socket.socket, message: bytes, channel_fd: int, setup: Setup, children: dict[int, tuple[int, BaseProcess]], poller: select.poll
+) -> None:
+    serial, worker = ORDER.unpack(message)
+    channel = socket.socket(fileno=channel_fd)
+    process = multiprocessing.get_context("fork").Process(
+        target=_born, args=(worker, channel, setup, [control.fileno(), *children]), name=f"{setup.name}-{worker}"
+    )
+    try:
+        process.start()
+    except OSError as error:
+        _report(control, serial, NOT_BORN, error.errno or 0)
+        return
+    finally:
+        channel.close()  # or this process would keep the worker's end open, and its death would be no end-of-file
+    watched = watch(process)
+    children[watched] = (serial, process)
+    poller.register(watched, select.POLLIN)
+    _report(control, serial, BORN, process.pid or 0)
+
+
+def _born(worker: int, channel: socket.socket, setup: Setup, inherited: list[int]) -> None:
+    for fd in inherited:  # the zygote's own, and those of elder siblings
+        os.close(fd)
+    worker_main(worker, channel, setup)
+
+
+def _report(control: socket.socket, serial: int, what: int, value: int) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        control.sendall(REPORT.pack(serial, what, value))
+
+
+class Zygote:
+    """A forked process that is up, as the consumer's process sees it.
+
+    Attributes:
+        pid: Its process id.
+        control: The socket for orders and reports.
+
+    Raises:
+        WorkerDied: See `until_up`.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        until_up(lambda: self._fork(setup), self.kill)
+
+    def _fork(self, setup: Setup) -> tuple[int, int]:
+        self.control, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                self.control.close()
+                zygote_main(theirs, setup)
+                code = 0
+            except BaseException:  # nothing may return into a copy of the consumer's stack
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        theirs.close()
+        return self.pid, self.control.fileno()
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # someone else's waitpid(-1) was quicker
+            os.kill(self.pid, signal.SIGKILL)
+        self.reap()
+
+    def reap(self) -> None:
+        self.control.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)

@@ -1,0 +1,252 @@
+"""Resident data: the ordinary loader's batches, gathered; refusals with sizes; random numbers by position."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset
+
+import penstock
+from penstock import BatchRng, Loader, Resident
+from penstock._memory.tree import leaves
+from penstock.testing import assert_resumes_everywhere
+
+N, B = 23, 4
+
+
+class Samples(Dataset):
+    """A bit of everything that can be held; counts what is read."""
+
+    def __init__(self, n: int = N) -> None:
+        self.n, self.read = n, 0
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> dict:
+        self.read += 1
+        return {
+            "image": np.full((3, 2), index, np.uint8),
+            "pair": (torch.tensor([index, -index], dtype=torch.bfloat16), float(index)),
+            "label": index,
+            "flag": index % 2 == 0,
+        }
+
+
+def resident(dataset: object = None, **options: object) -> Resident:
+    return Resident(Samples() if dataset is None else dataset, progress=False, **options)
+
+
+def loader(dataset: object, **options: object) -> Loader:
+    return Loader.from_dataset(dataset, **{"batch_size": B, "shuffle": True, "seed": 7, **options})
+
+
+def assert_same(one: object, other: object) -> None:
+    assert type(one) is type(other)
+    for a, b in zip(leaves(one), leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("ranks", [None, (0, 2), (1, 2)])
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2}])
+def test_batches_are_the_ordinary_loaders(how, ranks):
+    """Value for value over three epochs, on each of two ranks, and the states too. Seen to fail with rows put in reverse."""
+    ranked = {} if ranks is None else {"rank": ranks[0], "world_size": ranks[1]}
+    with loader(resident(**how), **ranked) as held, loader(Samples(), **ranked) as ordinary:
+        for _ in range(3):
+            for one, other in zip(held, ordinary, strict=True):
+                assert_same(one, other)
+                assert held.state_dict() == ordinary.state_dict()
+
+
+def test_a_run_may_change_to_resident_data_and_back():
+    """Seen to fail when the dataset's type was among the settings."""
+    rows = resident()
+    with loader(Samples()) as ordinary, loader(rows) as held, loader(Samples()) as again:
+        expected = [list(ordinary) for _ in range(2)]
+        first = loader(Samples())
+        batches = iter(first)
+        got = [next(batches) for _ in range(2)]
+        held.load_state_dict(first.state_dict())
+        batches = iter(held)
+        got += [next(batches) for _ in range(2)]
+        again.load_state_dict(held.state_dict())
+        got += list(again)
+        for one, other in zip(got, expected[0], strict=True):
+            assert_same(one, other)
+
+
+def test_resume_law():
+    rows = resident()
+    assert_resumes_everywhere(lambda: loader(rows).root, steps=14)
+
+
+def test_a_subset_of_it():
+    rows = resident()
+    with loader(Subset(rows, range(5, 15))) as held, loader(Subset(Samples(), range(5, 15))) as ordinary:
+        for one, other in zip(held, ordinary, strict=True):
+            assert_same(one, other)
+
+
+def test_the_transform_is_applied_once():
+    seen = []
+
+    def doubled(sample: dict) -> torch.Tensor:
+        seen.append(sample["label"])
+        return torch.tensor(sample["label"] * 2)
+
+    rows = resident(transform=doubled)
+    with loader(rows, shuffle=False) as held:
+        for _ in range(2):
+            assert torch.cat(list(held)).tolist() == [2 * k for k in range(N)]
+    assert seen == list(range(N))
+
+
+def test_one_row_and_out_of_bounds():
+    rows = resident()
+    assert rows[3]["label"] == rows[3 - N]["label"] == 3
+    for index in (N, -N - 1):
+        with pytest.raises(IndexError, match="out of bounds for 23 samples"):
+            rows[index]
+    with loader(rows, shuffle=False, sampler=[0, -1, 2, 5, 99]) as held:
+        batches = iter(held)
+        assert next(batches)["label"].tolist() == [0, N - 1, 2, 5]
+        with pytest.raises(IndexError, match="99"):
+            next(batches)
+
+
+def test_too_large_is_refused_before_it_is_loaded_and_sizes_are_told():
+    """Seen to fail with the check behind the last batch: everything was read."""
+    dataset = Samples(10_000)
+    with pytest.raises(ValueError, match=r"10000 samples of 27 bytes each make 0\.3 MB, more than max_bytes=1000"):
+        resident(dataset, max_bytes=1000)
+    assert dataset.read <= 64
+    with pytest.raises(ValueError, match=r"make .* GB, more than 90 % of the .* GB that are free on cpu"):
+        resident(Huge(2**50))
+
+
+class Huge(Dataset):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Ragged(Samples):
+    def __init__(self, odd: int) -> None:
+        super().__init__(200)
+        self.odd = odd
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(3 if index < self.odd else 4)
+
+
+@pytest.mark.parametrize("odd", [70, 128])  # within a batch that is read at once, and from one to the next
+def test_ragged_samples_are_refused_with_the_remedy(odd):
+    with pytest.raises(ValueError, match=r"samples (64 to 127|128 to 191) differ in shape.*pad, crop.*Cached"):
+        resident(Ragged(odd))
+
+
+def test_what_cannot_be_held_is_refused():
+    with pytest.raises(ValueError, match=r"also has a (str|list) .*Turn it into a number"):
+        resident([{"x": 1, "name": "a"}] * 3)
+    with pytest.raises(ValueError, match="no tensor"):
+        resident([{}] * 3)
+    with pytest.raises(ValueError, match="This machine has: cpu"):
+        resident(device="cuda:97")
+
+    class Changing(Samples):
+        def set_epoch(self, epoch: int) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="has a set_epoch"):
+        resident(Changing())
+    with pytest.raises(ValueError, match="needs no workers"):
+        loader(resident(), num_workers=2)
+
+
+def test_what_would_be_frozen_is_refused_or_told(caplog):
+    """Seen to fail: `_Transformed` that looks at the dataset and not at the transform."""
+    with pytest.raises(ValueError, match=r"sample 0 of Samples drew from penstock.sample\(\).*Put what is random into augment"):
+        resident(transform=lambda one: one["image"] + penstock.sample().rng.random())
+    assert caplog.text == ""
+    resident(transform=lambda one: one["image"] + np.random.random())
+    assert caplog.text.count("sample 0 of Samples drew from the global random numbers") == caplog.text.count("drew from") == 1
+
+
+def test_an_error_of_the_dataset_comes_as_it_is():
+    class Failing(Samples):
+        def __getitem__(self, index: int) -> int:
+            if index == 20:
+                raise LookupError("no such file")
+            return index
+
+    with pytest.raises(LookupError, match="no such file") as raised:
+        resident(Failing())
+    assert "dataset index 20" in raised.value.__notes__[0]
+
+
+def noisy(batch: dict, draws: BatchRng) -> dict:
+    return {**batch, "noise": draws.uniform(2), "shift": draws.integers(-3, 4), "normal": draws.normal()}
+
+
+def test_augmentation_is_the_same_on_any_number_of_ranks_and_after_a_resume():
+    """Seen to fail with the place in the batch instead of the position."""
+
+    def by_label(**options: object) -> dict[int, tuple]:
+        with loader(resident(augment=noisy), tail="exact", **options) as held:
+            return {
+                (epoch, int(label)): tuple(float(value) for key in ("noise", "shift", "normal") for value in batch[key][row].flatten())
+                for epoch in range(2)
+                for batch in held
+                for row, label in enumerate(batch["label"])
+            }
+
+    alone = by_label()
+    assert len(alone) == len(set(alone.values())) == 2 * N
+    assert by_label(batch_size=3) == alone
+    assert {**by_label(rank=0, world_size=2), **by_label(rank=1, world_size=2, batch_size=2)} == alone
+    rows = resident(augment=noisy)
+    with loader(rows) as one, loader(rows) as other:
+        batches = iter(one)
+        next(batches)
+        other.load_state_dict(one.state_dict())
+        for a, b in zip(batches, other, strict=True):
+            assert_same(a, b)
+
+
+def test_draws():
+    """Bounds, moments and independence of shape; golden values, because runs must be repeatable for years."""
+    positions = torch.arange(100_000)
+    draws = BatchRng(3, 1, positions)
+    uniform, whole, normal = draws.uniform(), draws.integers(-2, 3), draws.normal(2)
+    assert 0 <= uniform.min() < 0.001
+    assert 0.999 < uniform.max() < 1
+    assert abs(uniform.mean() - 0.5) < 0.005
+    assert set(whole.tolist()) == {-2, -1, 0, 1, 2}
+    assert torch.bincount(whole + 2).min() > 19_400
+    assert normal.shape == (100_000, 2)
+    assert abs(normal.mean()) < 0.01
+    assert abs(normal.std() - 1) < 0.01
+    assert abs(torch.corrcoef(torch.stack([uniform, whole.float(), normal[:, 0], normal[:, 1]])).fill_diagonal_(0)).max() < 0.02
+    together, apart = BatchRng(3, 1, positions[:5]), BatchRng(3, 1, positions[:5])
+    assert torch.equal(together.uniform(2, 3).flatten(1), torch.cat([apart.uniform(1) for _ in range(6)], dim=1))
+    assert torch.equal(BatchRng(3, 1, positions[7:8]).uniform(), uniform[7:8])
+    assert BatchRng(1, 2, torch.arange(3)).integers(0, 1000, 2).tolist() == GOLDEN
+    for low, high in ((0, 0), (3, 2), (0, 2**31 + 1)):
+        with pytest.raises(ValueError, match="high must be above low"):
+            draws.integers(low, high)
+
+
+GOLDEN = [[575, 959], [211, 342], [5, 219]]
+
+
+def test_what_it_tells(capsys):
+    Resident(Samples())
+    assert "23 samples of Samples, 621 bytes, are resident on cpu after 0.0 s" in capsys.readouterr().err

@@ -1,0 +1,422 @@
+"""The laws of many ranks, on as many as torchrun started. Data carries its address: item i of epoch e is 1000 * e + i."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from datetime import timedelta
+from itertools import count
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torchdata.nodes
+from ranks import RANK, WORLD_SIZE, error, flat, gathered, in_order, run
+from sklearn.datasets import load_digits
+from torch.distributed.algorithms.join import Join
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+
+from penstock import Batcher, Cycler, IterableSource, Loader, Sampler, SamplerWrapper, SequentialOrder, Sharder, TorchOrder
+from penstock._loader.check_ranks import check_ranks
+from penstock.testing import Tagged
+
+N = 23
+
+
+def loader(n: int = N, batch_size: int = 4, **options) -> Loader:
+    return Loader.from_dataset(Tagged(n), batch_size=batch_size, **options)
+
+
+# Before there is a process group. Run once, by main().
+
+
+def numbers_of_another_world() -> Loader:
+    """A loader that has begun as the only rank there is."""
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+    alone = loader()
+    assert next(iter(alone)).tolist() == [0, 1, 2, 3]
+    os.environ |= {"RANK": str(RANK), "WORLD_SIZE": str(WORLD_SIZE)}
+    return alone
+
+
+def no_numbers() -> Loader:
+    """A loader that was built, and asked for its length, when nothing told its rank."""
+    del os.environ["RANK"], os.environ["WORLD_SIZE"]
+    early = loader(24)
+    assert len(early) == 6
+    os.environ |= {"RANK": str(RANK), "WORLD_SIZE": str(WORLD_SIZE)}
+    return early
+
+
+ALONE, EARLY = numbers_of_another_world(), no_numbers()
+
+
+def the_process_group_may_start_after_the_loader_was_built():
+    assert in_order(gathered(flat(EARLY))) == list(range(24))
+    assert len(EARLY) == -(-24 // WORLD_SIZE // 4)
+
+
+def a_process_group_that_comes_later_with_other_numbers_is_an_error():
+    iterator = iter(ALONE)
+    said = gathered(error(lambda: next(iterator)))
+    if WORLD_SIZE == 1:
+        assert said == ["no error"]
+    else:
+        ours = "GraphError: this loader began as rank 0 of 1, and torch.distributed now says rank {} of {}. Call init_process_group"
+        assert all(text.startswith(ours.format(rank, WORLD_SIZE)) for rank, text in enumerate(said))
+    ALONE.close()
+
+
+# Who gets what.
+
+
+def the_union_over_ranks_is_the_dataset_with_the_documented_tail():
+    rounds = -(-N // WORLD_SIZE)
+    expected = {
+        "pad": [k % N for k in range(rounds * WORLD_SIZE)],
+        "exact": list(range(N)),
+        "drop": list(range(N // WORLD_SIZE * WORLD_SIZE)),
+    }
+    for tail, indices in expected.items():
+        for options in ({}, {"num_workers": 2, "method": "thread"}):
+            with loader(tail=tail, **options) as batches:
+                for epoch in range(3):
+                    assert in_order(gathered(flat(batches))) == [1000 * epoch + index for index in indices], (tail, epoch)
+    with loader(tail="exact", shuffle=True, num_workers=1) as batches:
+        for epoch in range(2):
+            assert sorted(value for hand in gathered(flat(batches)) for value in hand) == [1000 * epoch + index for index in range(N)]
+
+
+def torch_order_is_what_a_dataloader_with_a_distributed_sampler_gives():
+    """Rank by rank, batch by batch, over three epochs; by our own order, and by taking theirs over."""
+    for drop_last in (False, True):
+        sampler = DistributedSampler(range(N), shuffle=True, seed=7, drop_last=drop_last)
+        theirs = DataLoader(range(N), batch_size=4, sampler=sampler)
+        options = [{"order": TorchOrder(N, seed=7), "tail": "drop" if drop_last else "pad"}, {"sampler": sampler}]
+        for option in options:
+            with loader(**option) as ours:
+                for epoch in range(3):
+                    sampler.set_epoch(epoch)
+                    assert [batch.tolist() for batch in ours] == [(batch + 1000 * epoch).tolist() for batch in theirs]
+                    assert len(ours) == len(theirs)
+
+
+def all_ranks_have_the_same_state_at_every_step():
+    batch_sampler = BatchSampler(RandomSampler(range(N), generator=torch.Generator()), 3, False)
+    for options in (
+        {"shuffle": True},
+        {"shuffle": True, "num_workers": 2, "method": "thread"},
+        {"tail": "drop", "order": TorchOrder(N)},
+        {"drop_last": True},
+        {"batch_size": 1, "batch_sampler": batch_sampler},
+        {"batch_size": 1, "batch_sampler": batch_sampler, "tail": "drop"},
+    ):
+        with loader(**options) as batches:
+            for state in (batches.state_dict() for _ in range(3) for _ in batches):
+                assert gathered(state) == [state] * WORLD_SIZE
+            check_ranks(batches)
+
+
+def at_the_end_of_an_exact_epoch_all_ranks_have_the_same_state():
+    """And before it the first rank's is right. Seen to fail when a rank that ran out stood before the items of the others."""
+    for n, batch_size in ((7, 1), (7, 2), (1, 1), (2, 2), (N, 4)):
+        with loader(n, batch_size, tail="exact") as batches:
+            for _ in range(2):
+                mine = flat(batches)
+                everyones = gathered((mine, batches.state_dict()))
+                assert sorted(value % 1000 for hand, _ in everyones for value in hand) == list(range(n))
+                said = [state for hand, state in everyones if hand]
+                assert said == [said[0]] * len(said)
+
+
+def ranks_of_one_tensor_parallel_group_get_the_same_data():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with loader(24, mesh=mesh["dp"], shuffle=True) as batches:
+        check_ranks(batches)
+        hands = gathered(flat(batches))
+    assert hands[0] == hands[1]
+    assert hands[2] == hands[3]
+    assert sorted(hands[0] + hands[2]) == list(range(24))
+
+
+def whole_batches_of_a_batch_sampler_are_dealt():
+    sampler = BatchSampler(RandomSampler(range(N), generator=torch.Generator()), 3, False)
+    with Loader.from_dataset(Tagged(N), batch_sampler=sampler, tail="exact") as batches:
+        for epoch in range(2):
+            dealt = gathered([batch.tolist() for batch in batches])
+            assert sorted(value for hand in dealt for batch in hand for value in batch) == [1000 * epoch + index for index in range(N)]
+            assert sum(map(len, dealt)) == 8
+            assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+
+
+def a_batch_sampler_without_a_length_is_padded_too():
+    """Seen to fail: without a length the last round was left short, and a rank alone had a batch more."""
+    with Loader.from_dataset(Tagged(N), batch_sampler=WithoutLength(), tail="pad") as batches:
+        for epoch in range(2):
+            dealt = gathered([batch.tolist() for batch in batches])
+            assert {len(hand) for hand in dealt} == {-(-5 // WORLD_SIZE)}
+            expected = [[1000 * epoch + (2 * k + j) % 10 for j in range(2)] for k in range(-(-5 // WORLD_SIZE) * WORLD_SIZE)]
+            assert [dealt[k % WORLD_SIZE][k // WORLD_SIZE] for k in range(len(expected))] == expected
+
+
+class WithoutLength:
+    def __iter__(self):
+        return ([2 * k, 2 * k + 1] for k in range(5))
+
+
+# Evaluation.
+
+
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images, dtype=torch.int64), torch.tensor(labels)
+
+
+def confusion(images: torch.Tensor, labels: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
+    """How often each digit was taken for which, by the nearest centre; in whole numbers, so that sums do not depend on their order."""
+    guesses = ((images[:, None, :] - centres) ** 2).sum(dim=2).argmin(dim=1)
+    return torch.bincount(labels * 10 + guesses, minlength=100)
+
+
+def an_exact_evaluation_equals_that_of_one_process():
+    """Accuracy over scikit-learn's 1797 digits; a ``DistributedSampler`` counts some twice, unless the ranks divide them."""
+    images, labels = digits()
+    centres = torch.stack([images[labels == digit].sum(dim=0) // int((labels == digit).sum()) for digit in range(10)])
+    for n in (1797, 1795):
+        data = torch.utils.data.TensorDataset(images[:n], labels[:n])
+        alone = confusion(*data.tensors, centres)
+        ours, theirs = torch.zeros(100, dtype=torch.int64), torch.zeros(100, dtype=torch.int64)
+        with Loader.from_dataset(data, batch_size=64, tail="exact") as batches:
+            for x, y in batches:
+                ours += confusion(x, y, centres)
+        for x, y in DataLoader(data, batch_size=64, sampler=DistributedSampler(data, shuffle=False)):
+            theirs += confusion(x, y, centres)
+        dist.all_reduce(ours)
+        dist.all_reduce(theirs)
+        assert torch.equal(ours, alone)
+        assert ours.view(10, 10).trace() / ours.sum() == alone.view(10, 10).trace() / n
+        assert int(theirs.sum()) == n + -n % WORLD_SIZE
+        assert torch.equal(theirs, alone) == (n % WORLD_SIZE == 0)
+
+
+def in_step(batches):
+    """The pattern of docs/distributed.md: as many rounds on every rank; None where this rank has no batch left."""
+    iterator = iter(batches)
+    while True:
+        batch = next(iterator, None)
+        anyone = torch.tensor(int(batch is not None))
+        dist.all_reduce(anyone, op=dist.ReduceOp.MAX)
+        if not anyone:
+            return
+        yield batch
+
+
+def ranks_that_run_out_first_or_get_nothing_stay_in_step():
+    for n in (1, 2, 5, 7):
+        seen = torch.zeros(n, dtype=torch.int64)
+        with loader(n, 1, tail="exact") as batches:
+            rounds = 0
+            for batch in in_step(batches):
+                mine = torch.zeros(n, dtype=torch.int64)
+                if batch is not None:
+                    mine[batch] = 1
+                dist.all_reduce(mine)  # a collective inside of the loop
+                seen += mine
+                rounds += 1
+        assert seen.tolist() == [1] * n
+        assert rounds == -(-n // WORLD_SIZE)
+
+
+def uneven_training_joins():
+    """DistributedDataParallel over ``tail="exact"``, by torch's own ``Join``."""
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    steps = 0
+    with loader(7, 1, tail="exact") as batches, Join([model]):
+        for batch in batches:
+            model(batch.float()[:, None]).sum().backward()
+            steps += 1
+    assert sum(gathered(steps)) == 7
+
+
+# Bad input: the same clear error on every rank, and no rank waits.
+
+
+def on_every_rank(action, text: str, *more: str) -> None:
+    """That ``action`` ends on all ranks in one and the same error, which begins with ``text`` and holds ``more``."""
+    said = gathered(error(action))
+    assert said == [said[0]] * WORLD_SIZE, said
+    assert said[0].startswith(text), said
+    assert all(part in said[0] for part in more), said
+
+
+def first(root_or_loader):
+    batches = root_or_loader if isinstance(root_or_loader, Loader) else Loader(root_or_loader)
+    try:
+        return next(iter(batches))
+    finally:
+        batches.close()
+
+
+def more_ranks_than_items_under_drop_is_refused():
+    few = WORLD_SIZE - 1
+    text = f"ValueError: tail='drop' leaves nothing: an epoch has {few} items for {WORLD_SIZE} ranks"
+    on_every_rank(lambda: first(loader(few, 1, tail="drop")), text)
+    on_every_rank(lambda: first(Sharder(Cycler(IterableSource(range(few))), tail="drop")), text)
+    on_every_rank(lambda: first(Sharder(Cycler(SamplerWrapper(range(few))), tail="drop")), text)
+
+
+def a_source_without_positions_cannot_be_padded():
+    text = "GraphError: {} cannot be read by position, which tail='pad' needs"
+    on_every_rank(lambda: first(Sharder(Cycler(IterableSource(range(N))))), text.format("range"))
+    foreign = torchdata.nodes.IterableWrapper(range(N))
+    on_every_rank(lambda: first(Sharder(Cycler(foreign))), text.format("IterableWrapper"))
+    batches = Batcher(Cycler(Sampler(SequentialOrder(N))), 4)
+    on_every_rank(lambda: first(Sharder(batches)), "ValueError: batches cannot be padded. Put the Sharder upstream of the Batcher")
+    on_every_rank(lambda: first(loader(split="within")), "ValueError: split='within' deals the places of a batch sampler's batches")
+
+
+def a_length_that_lies_gives_no_rank_more_than_its_share():
+    """Seen to fail when the length was believed until the sampler had been read: some ranks got a batch, and others none."""
+
+    class Lying(WithoutLength):
+        def __len__(self):
+            return 7
+
+    def batches_of(tail):
+        with warnings.catch_warnings(action="ignore"), Loader.from_dataset(Tagged(N), batch_sampler=Lying(), tail=tail) as batches:
+            return [batch.tolist() for batch in batches]
+
+    on_every_rank(lambda: batches_of("pad"), "GraphError: tail='pad' needs a source that knows how many items an epoch has")
+    assert gathered(len(batches_of("drop"))) == [5 // WORLD_SIZE] * WORLD_SIZE
+    assert sorted(batch for hand in gathered(batches_of("exact")) for batch in hand) == [[2 * k, 2 * k + 1] for k in range(5)]
+
+
+def an_empty_epoch_is_refused():
+    on_every_rank(lambda: first(Sharder(Cycler(IterableSource([])), tail="exact")), "ValueError: epoch 0 has no items at all")
+    with loader(1, 1, tail="exact") as batches:
+        assert sum(gathered(len(list(batches)))) == 1  # Not empty over all, so that no rank raises.
+
+
+def a_rank_beyond_the_world_is_refused():
+    for rank, world_size in ((WORLD_SIZE, WORLD_SIZE), (-1, WORLD_SIZE), (0, 0)):
+        action = lambda rank=rank, world_size=world_size: loader(rank=rank, world_size=world_size)  # noqa: E731
+        on_every_rank(action, f"ValueError: rank={rank} and world_size={world_size} of the arguments do not fit")
+
+
+def ranks_that_disagree_are_told_so():
+    last = WORLD_SIZE - 1
+    others = "rank 0" if last == 1 else f"ranks {', '.join(map(str, range(last)))}"
+    mismatch = "StateMismatch: the ranks do not load parts of one sequence: "
+    mine = last == RANK
+
+    def check(**options):
+        with loader(**{"n": N, **options}) as batches:
+            check_ranks(batches)
+
+    check()
+    lengths = f"is {N} on {others} and {N - 1} on rank {last}"
+    on_every_rank(lambda: check(shuffle=True, seed=3 if mine else 0), f"{mismatch}seed is 0 on {others} and 3 on rank {last}. Build")
+    on_every_rank(lambda: check(n=N - mine), mismatch, f"; length {lengths}. Build", f"items in an epoch {lengths}")
+    on_every_rank(lambda: check(batch_size=4 + mine), f"{mismatch}batch_size is 4 on {others} and 5 on rank {last}")
+    on_every_rank(lambda: check(tail="drop" if mine else "pad"), f"{mismatch}tail is 'pad' on {others} and 'drop' on rank {last}")
+    on_every_rank(lambda: check(sampler=range(N - mine)), mismatch, f"items in an epoch {lengths}")
+    lacking = ", ".join(map(str, range(1, WORLD_SIZE)))
+    on_every_rank(
+        lambda: check(rank=0, world_size=WORLD_SIZE), f"{mismatch}of {WORLD_SIZE} shares nobody loads {lacking}; loaded are 0 by ranks "
+    )
+    with loader() as batches:
+        if mine:
+            next(iter(batches))
+        on_every_rank(lambda: check_ranks(batches), mismatch + "state is ")
+
+    class Broken:
+        def __len__(self):
+            return N
+
+        def __iter__(self):
+            return iter(range(N))
+
+        def settings(self):
+            return {}
+
+        def indices(self, epoch, positions):
+            return positions
+
+    with loader(order=Broken()) as batches:
+        if mine:
+            batches.root.settings = lambda: 1 / 0
+        on_every_rank(lambda: check_ranks(batches), f"{mismatch}rank {last} failed with ZeroDivisionError")
+
+
+def one_rank_of_16384_reads_its_own_share_only():
+    """Each process here plays single ranks of a large world, and counts what its source was asked for; no clock is read."""
+    asked = []
+
+    class Watched:
+        def __len__(self):
+            return 10**12
+
+        def settings(self):
+            return {}
+
+        def indices(self, epoch, positions):
+            asked.append(len(positions))
+            return np.array(positions)
+
+    for rank in (RANK, 9999 + RANK, 16383 - RANK):
+        with Loader.from_dataset(range(10**12), order=Watched(), batch_size=32, rank=rank, world_size=16384) as batches:
+            iterator = iter(batches)
+            assert next(iterator).tolist() == [rank + 16384 * k for k in range(32)]
+            for step in count(1):
+                if step == 20:
+                    break
+                assert next(iterator)[0] == rank + 16384 * 32 * step
+            state = batches.state_dict()
+            read = sum(asked)
+            batches.load_state_dict(state)  # Also a jump costs no more.
+            next(iter(batches))
+            assert sum(asked) - read <= 32 * 3
+    assert sum(asked) <= 2 * 3 * 32 * 24  # a sampler computes ahead as much as was read, at most
+
+
+def a_loader_is_stateful():
+    assert isinstance(EARLY, Stateful)
+    EARLY.close()
+
+
+def main() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    checks = [
+        the_process_group_may_start_after_the_loader_was_built,
+        a_process_group_that_comes_later_with_other_numbers_is_an_error,
+        the_union_over_ranks_is_the_dataset_with_the_documented_tail,
+        torch_order_is_what_a_dataloader_with_a_distributed_sampler_gives,
+        all_ranks_have_the_same_state_at_every_step,
+        at_the_end_of_an_exact_epoch_all_ranks_have_the_same_state,
+        whole_batches_of_a_batch_sampler_are_dealt,
+        a_batch_sampler_without_a_length_is_padded_too,
+        an_exact_evaluation_equals_that_of_one_process,
+        ranks_that_run_out_first_or_get_nothing_stay_in_step,
+        uneven_training_joins,
+        a_rank_beyond_the_world_is_refused,
+        an_empty_epoch_is_refused,
+        one_rank_of_16384_reads_its_own_share_only,
+        a_loader_is_stateful,
+    ]
+    if WORLD_SIZE > 1:
+        checks += [
+            a_source_without_positions_cannot_be_padded,
+            a_length_that_lies_gives_no_rank_more_than_its_share,
+            ranks_that_disagree_are_told_so,
+            more_ranks_than_items_under_drop_is_refused,
+        ]
+    if WORLD_SIZE == 4:
+        checks += [ranks_of_one_tensor_parallel_group_get_the_same_data]
+    run(checks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,450 @@
+"""Datasets that are arrays, and batches that ``__getitems__`` has made: what comes is what `DataLoader` gives, value for value."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+
+from penstock import Indices, Loader
+from penstock._fetch import array_dataset as arrays_module
+from penstock._fetch.array_dataset import ArrayDataset, gathered, is_arrays
+from penstock._fetch.fetch import Fetch
+from penstock._fetch.task import FetchTask
+from penstock._memory.allocation import afresh
+from penstock._memory.tree import leaves
+from penstock._workers.pool import IDLE
+
+
+def tensors(n, start=0):
+    at = torch.arange(start, start + n)
+    return TensorDataset(
+        at,
+        at[:, None, None].expand(n, 2, 3) * 0.5,
+        (at % 2).bool(),
+        at.to(torch.bfloat16)[:, None],
+        (at * 1j)[:, None],
+        at.to(torch.uint8).reshape(n, 1),
+        torch.empty(n, 0),
+        at.repeat(4, 1).T,
+    )
+
+
+def same(ours, theirs):
+    if isinstance(theirs, torch.Tensor):
+        return type(ours) is type(theirs) and ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    assert type(ours) is type(theirs), (ours, theirs)
+    return len(ours) == len(theirs) and all(map(same, ours, theirs))
+
+
+NEVER = -1
+"""Small enough to need no memory that is asked for."""
+
+
+@pytest.fixture(params=["of their own", "lent"])
+def memory(request, monkeypatch):
+    """What small batches lie in."""
+    if request.param == "lent":
+        monkeypatch.setattr(arrays_module, "_SMALL", NEVER)
+
+
+BASE = tensors(20)
+DATASETS = {
+    "tensors": BASE,
+    "subset by list": Subset(BASE, [3, 19, 0, 3, 7, 11]),
+    "subset by range": Subset(BASE, range(19, 2, -2)),
+    "subset by array": Subset(BASE, np.array([5, 4, 3, 2, 19], np.int32)),
+    "subset by tensor": Subset(BASE, torch.tensor([5, 4, 3, 2, 19])),
+    "subset by negative": Subset(BASE, [-1, -20, 5, -3]),
+    "concat": ConcatDataset([tensors(7), tensors(5, 100), tensors(9, 50)]),
+    "concat of one": ConcatDataset([tensors(7)]),
+    "subset of subset": Subset(Subset(BASE, list(range(0, 20, 2))), [9, 1, -2, 4]),
+    "subset of concat": Subset(ConcatDataset([tensors(7), tensors(5, 100)]), [11, 0, 6, 7, -1, -12, 3]),
+    "concat of subsets": ConcatDataset([Subset(BASE, [5, 3, 1]), tensors(4, 60), Subset(tensors(3, 90), [-1, -2])]),
+    "concat of concats": ConcatDataset(
+        [ConcatDataset([tensors(2), tensors(3, 9)]), Subset(ConcatDataset([tensors(4), tensors(1)]), [4, 0])]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("batch_size", [1, 4, 50])
+def test_batches_are_dataloaders(name, batch_size, memory):
+    """Also negative indices, empty parts and empty rows. Seen to fail: `_from_parts` that searches from the left (a part's first sample)."""
+    dataset = DATASETS[name]
+    assert is_arrays(dataset)
+    n = len(dataset)
+    order = [*range(n), *range(-n, 0)] if "concat" in name or name == "tensors" else [*range(n)] * 2
+    theirs = list(DataLoader(dataset, batch_size=batch_size, sampler=order))
+    with Loader.from_dataset(dataset, batch_size=batch_size, sampler=order) as ours:
+        batches = list(ours)
+    assert len(batches) == len(theirs)
+    assert all(map(same, batches, theirs))
+
+
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_with_workers(method):
+    dataset = DATASETS["concat of subsets"]
+    with Loader.from_dataset(dataset, batch_size=3, num_workers=2, method=method) as ours:
+        assert all(map(same, list(ours), list(DataLoader(dataset, batch_size=3))))
+
+
+def test_no_sample_is_ever_made(monkeypatch):
+    """Seen to fail: `Fetch.is_arrays` of False."""
+    dataset = DATASETS["concat of concats"]
+    expected = DataLoader(dataset).collate_fn([dataset[0], dataset[4], dataset[6]])
+    monkeypatch.setattr(TensorDataset, "__getitem__", lambda self, index: pytest.fail("a sample was made"))
+    work = FetchTask(Fetch(dataset), 0, seed_samples=False)
+    assert work.parts(batch([0, 1, 2, 3]), 2) == []
+    assert same(work(batch([0, 4, 6]), [IDLE]), expected)
+
+
+def batch(values):
+    return Indices(0, np.arange(len(values)), np.array(values))
+
+
+def test_it_lies_in_the_memory_that_was_given(monkeypatch):
+    monkeypatch.setattr(arrays_module, "_SMALL", NEVER)
+    given = []
+
+    def allocate(specs):
+        given.extend(afresh(specs))
+        return given
+
+    rows = gathered(BASE, batch([3, -1]), 0, allocate)
+    assert [one.data_ptr() for one in rows] == [one.data_ptr() for one in given]
+    given.clear()
+    rows = gathered(DATASETS["subset of concat"], batch([1, 2]), 0, allocate)
+    assert [one.data_ptr() for one in rows] == [one.data_ptr() for one in given]
+
+
+def test_a_small_batch_asks_for_no_memory():
+    """Seen to fail: `_SMALL` of -1."""
+    rows = gathered(BASE, batch([3, -1]), 0, lambda specs: pytest.fail("memory was asked for"))
+    assert same(rows, [one[[3, -1]] for one in BASE.tensors])
+
+
+@pytest.mark.parametrize("index", [20, -21])
+def test_indices_are_checked_before_they_go_to_a_device(index):
+    """A GPU does not raise: it ends. ``meta`` checks nothing either. Seen to fail: `_on` without `_from_0`."""
+    on_device = torch.empty(20, 3, device="meta")
+    for dataset in (TensorDataset(on_device), ArrayDataset(on_device, 20)):
+        assert next(leaves(gathered(dataset, batch([3, -1]), 0, afresh))).shape == (2, 3)
+        with pytest.raises(IndexError, match=f"index {index} is out of bounds for a dataset of 20 samples"):
+            gathered(dataset, batch([3, index]), 0, afresh)
+
+
+def test_what_is_to_be_pinned_is(monkeypatch):
+    """Small, too; a plain tensor stands for pinned memory. Seen to fail: `gathered` that does not ask."""
+    given = []
+    pinned = lambda specs: given.extend(afresh(specs)) or given  # noqa: E731
+    monkeypatch.setattr(arrays_module, "pinned", pinned)
+    rows = gathered(BASE, batch([3, -1]), 0, pinned)
+    assert [one.data_ptr() for one in rows] == [one.data_ptr() for one in given]
+
+
+def test_a_subset_that_says_it_is_shorter():
+    """The tensors count from their own end. ``meta`` stands for a device. Seen to fail: `_on` that is told the length of the dataset."""
+
+    class Half(TensorDataset):
+        def __len__(self):
+            return 5
+
+    assert gathered(Half(torch.arange(10)), batch([-1, 7]), 0, afresh)[0].tolist() == [9, 7]
+    assert gathered(Half(torch.empty(10, device="meta")), batch([-1, 7]), 0, afresh)[0].shape == (2,)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.bool])
+def test_rare_types_in_parts(dtype):
+    """Seen to fail: `_from_parts` that writes rows as they are (torch cannot index all types)."""
+    dataset = ConcatDataset([TensorDataset(torch.arange(start, start + 4).to(dtype)) for start in (1, 5)])
+    with Loader.from_dataset(dataset, batch_size=3, sampler=[0, 7, 4, 3, 2, 1]) as ours:
+        for one, theirs in zip(ours, DataLoader(dataset, batch_size=3, sampler=[0, 7, 4, 3, 2, 1]), strict=True):
+            assert one[0].dtype == dtype
+            assert torch.equal(one[0].view(torch.uint8), theirs[0].view(torch.uint8))
+
+
+def test_a_batch_is_no_view_of_the_dataset():
+    dataset = TensorDataset(torch.arange(8.0))
+    with Loader.from_dataset(dataset, batch_size=8) as loader:
+        next(iter(loader))[0].fill_(7)
+    assert dataset.tensors[0].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("index", [20, -21, 10**12])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_index_that_is_out_of_bounds_is_named(index, workers, memory):
+    """Seen to fail: `_from_parts` without its check (-21 is counted from the end of the last part)."""
+    for dataset in (BASE, ConcatDataset([tensors(10), tensors(10)])):
+        with Loader.from_dataset(dataset, batch_size=2, sampler=[3, index], num_workers=workers) as loader:
+            with pytest.raises(IndexError, match=str(index)) as raised:
+                next(iter(loader))
+            assert f"dataset indices [3, {index}]" in raised.value.__notes__[0]
+
+
+def test_an_index_out_of_a_subsets_bounds_is_named():
+    with Loader.from_dataset(Subset(BASE, [1, 2]), batch_size=2, sampler=[1, 7]) as loader:
+        with pytest.raises(IndexError) as raised:
+            next(iter(loader))
+        assert "dataset indices [1, 7]" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("on_error", ["skip", lambda error, index, epoch, position: tensors(1, 77)[0]])
+def test_with_on_error_the_others_are_loaded(on_error, caplog):
+    """Seen to fail: `_fetched` without the ``suppress``."""
+    with Loader.from_dataset(BASE, batch_size=3, sampler=[3, 20, 5], on_error=on_error) as loader:
+        numbers = next(iter(loader))[0].tolist()
+    assert numbers == ([3, 5] if on_error == "skip" else [3, 77, 5])
+    assert "dataset index 20 (epoch 0, position 1)" in caplog.text
+
+
+# What takes the ordinary way.
+
+
+class Doubled(TensorDataset):
+    def __getitem__(self, index):
+        return tuple(2 * one for one in super().__getitem__(index))
+
+
+class Fetching(TensorDataset):
+    def __getitems__(self, indices):
+        return [tuple(3 * one for one in self[index]) for index in indices]
+
+
+class OddSubset(Subset):
+    def __getitem__(self, index):
+        return self.dataset[self.indices[-1 - index]]
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class OddSubsets(Subset):
+    def __getitems__(self, indices):
+        return [self.dataset[0] for _ in indices]
+
+
+class OddConcat(ConcatDataset):
+    def __getitem__(self, index):
+        return super().__getitem__(len(self) - 1 - index)
+
+
+class OnlyLonger(TensorDataset):
+    def __len__(self):
+        return 3
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Doubled(torch.arange(6)),
+        Fetching(torch.arange(6)),
+        OddSubset(TensorDataset(torch.arange(6)), [1, 2, 3]),
+        OddSubsets(TensorDataset(torch.arange(6)), [1, 2, 3]),
+        OddConcat([TensorDataset(torch.arange(6)), TensorDataset(torch.arange(2))]),
+        Subset(Doubled(torch.arange(6)), [1, 2, 3]),
+        ConcatDataset([TensorDataset(torch.arange(6)), Doubled(torch.arange(6))]),
+        Subset(Fetching(torch.arange(6)), [1, 2]),
+    ],
+    ids=lambda dataset: type(dataset).__name__,
+)
+def test_what_overrides_something_is_asked(dataset):
+    """Seen to fail: `is_arrays` by isinstance alone."""
+    assert not is_arrays(dataset)
+    with Loader.from_dataset(dataset, batch_size=2) as loader:
+        assert all(map(same, list(loader), list(DataLoader(dataset, batch_size=2))))
+
+
+def test_what_overrides_something_else_is_gathered():
+    dataset = OnlyLonger(torch.arange(6))
+    assert is_arrays(dataset)
+    with Loader.from_dataset(dataset, batch_size=2) as loader:
+        assert all(map(same, list(loader), list(DataLoader(dataset, batch_size=2))))
+
+
+class Tagging(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        ConcatDataset([TensorDataset(torch.arange(4)), TensorDataset(torch.arange(4.0))]),
+        ConcatDataset([TensorDataset(torch.zeros(4, 2)), TensorDataset(torch.ones(4, 2).double())]),
+        TensorDataset(torch.arange(4.0).as_subclass(Tagging)),
+        TensorDataset(torch.arange(4.0), torch.arange(4.0).to(torch.complex64).conj()),
+        TensorDataset(torch.arange(4).to(torch.uint16), torch.arange(8.0).reshape(4, 2).to(torch.float8_e4m3fn)),
+    ],
+    ids=["int and float", "float and double", "subclass", "conjugate", "rare dtypes"],
+)
+def test_parts_that_differ_and_tensors_that_are_more(dataset):
+    with Loader.from_dataset(dataset, batch_size=3) as loader:
+        ours = list(loader)
+    for one, two in zip(ours, DataLoader(dataset, batch_size=3), strict=True):
+        for mine, its in zip(one, two, strict=True):
+            assert type(mine) is type(its)
+            assert mine.dtype == its.dtype
+            mine, its = (each.resolve_conj() for each in (mine, its))
+            assert mine.contiguous().view(torch.uint8).equal(its.contiguous().view(torch.uint8))
+
+
+def test_parts_of_other_shapes_are_dataloaders_error():
+    dataset = ConcatDataset([TensorDataset(torch.zeros(3, 2)), TensorDataset(torch.zeros(3, 4))])
+    with Loader.from_dataset(dataset, batch_size=3) as loader:
+        assert [one[0].shape for one in loader] == [(3, 2), (3, 4)]
+    with Loader.from_dataset(dataset, batch_size=2) as loader, pytest.raises(RuntimeError, match="equal size"):
+        list(loader)
+
+
+def test_parts_with_other_numbers_of_tensors():
+    dataset = ConcatDataset([TensorDataset(torch.zeros(2)), TensorDataset(torch.zeros(2), torch.zeros(2))])
+    with Loader.from_dataset(dataset, batch_size=2) as loader:
+        assert [len(one) for one in loader] == [1, 2]
+
+
+def test_gradients_flow_into_the_dataset():
+    """Such a dataset is read sample by sample, as torch does."""
+    weights = torch.arange(6.0, requires_grad=True)
+    with Loader.from_dataset(TensorDataset(weights, torch.arange(6)), batch_size=3) as loader:
+        for values, numbers in loader:
+            (values * numbers).sum().backward()
+    assert weights.grad.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_dataset_that_changes_is_read_as_it_is():
+    dataset = TensorDataset(torch.zeros(4))
+    with Loader.from_dataset(dataset, batch_size=4) as loader:
+        assert next(iter(loader))[0].tolist() == [0] * 4
+        dataset.tensors = (torch.arange(4.0).double()[:, None],)
+        assert next(iter(loader))[0].dtype == torch.float64
+
+
+# Batches that `__getitems__` makes.
+
+Pair = namedtuple("Pair", "x y")
+
+
+class Made(Dataset):
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        raise AssertionError("__getitems__ is there")
+
+    def __getitems__(self, indices):
+        assert type(indices) is list
+        assert all(type(index) is int for index in indices)
+        return self.make(np.array(indices))
+
+
+class Frame(dict):
+    pass
+
+
+KINDS = {
+    "list": lambda at: [{"x": index} for index in at.tolist()],
+    "tuple": lambda at: tuple((index, float(index)) for index in at.tolist()),
+    "tensor": lambda at: torch.from_numpy(at)[:, None],
+    "array": lambda at: at * 1.5,
+    "dict": lambda at: {"x": at, "y": torch.from_numpy(at), "z": [str(index) for index in at]},
+    "subclass of dict": lambda at: Frame(x=at),
+    "named tuple": lambda at: Pair(at, torch.from_numpy(at)),
+    "string": lambda at: "abc",
+}
+EXPECTED = {
+    "list": lambda at: {"x": at},
+    "tuple": lambda at: [at, at.double()],
+    "tensor": lambda at: at[:, None],
+    "array": lambda at: at.double() * 1.5,
+    "dict": lambda at: {"x": at, "y": at, "z": [str(index.item()) for index in at]},
+    "subclass of dict": lambda at: {"x": at},
+    "named tuple": lambda at: Pair(at, at),
+    "string": lambda at: "abc",
+}
+
+
+def alike(ours, theirs):
+    if isinstance(theirs, torch.Tensor):
+        return isinstance(ours, torch.Tensor) and ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    if isinstance(theirs, dict):
+        return isinstance(ours, dict) and set(ours) == set(theirs) and all(alike(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, list | tuple):
+        return type(ours) is type(theirs) and len(ours) == len(theirs) and all(map(alike, ours, theirs))
+    return ours == theirs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "method": "thread"}], ids=["inline", "processes", "threads"]
+)
+def test_what_getitems_returns(kind, options):
+    """A list is of samples; anything else is the batch. Seen to fail: `batch_of` that collates whatever comes."""
+    with Loader.from_dataset(Made(KINDS[kind]), batch_size=4, **options) as loader:
+        batches = list(loader)
+    assert len(batches) == 2
+    for found, expected in zip(batches, (torch.arange(4), torch.arange(4, 6)), strict=True):
+        assert alike(found, EXPECTED[kind](expected)), found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_collate_fn_is_handed_what_dataloader_hands_it(kind):
+    """Whatever that is, and once for each batch."""
+    seen = {"ours": [], "theirs": []}
+    dataset = Made(KINDS[kind])
+    with Loader.from_dataset(dataset, batch_size=4, collate_fn=lambda one: seen["ours"].append(one)) as loader:
+        list(loader)
+    list(DataLoader(dataset, batch_size=4, collate_fn=lambda one: seen["theirs"].append(one)))
+    assert len(seen["ours"]) == len(seen["theirs"]) == 2
+    for one, two in zip(seen["ours"], seen["theirs"], strict=True):
+        assert type(one) is type(two)
+        assert repr(one) == repr(two)
+
+
+@pytest.mark.parametrize("dataset", DATASETS.values(), ids=DATASETS)
+def test_a_collate_fn_is_handed_a_list_of_samples(dataset):
+    seen = {"ours": [], "theirs": []}
+    with Loader.from_dataset(dataset, batch_size=4, collate_fn=lambda one: seen["ours"].append(one)) as loader:
+        list(loader)
+    list(DataLoader(dataset, batch_size=4, collate_fn=lambda one: seen["theirs"].append(one)))
+    assert len(seen["ours"]) == len(seen["theirs"])
+    for one, two in zip(seen["ours"], seen["theirs"], strict=True):
+        assert type(one) is type(two) is list
+        assert all(map(same, one, two))
+
+
+def test_getitems_of_a_subset_is_that_of_its_dataset():
+    asked = []
+
+    def make(at):
+        asked.append(at.tolist())
+        return {"x": at}
+
+    with Loader.from_dataset(Subset(Made(make), [5, 3, 1]), batch_size=2) as loader:
+        assert [one["x"].tolist() for one in loader] == [[5, 3], [1]]
+    assert asked == [[5, 3], [1]]
+
+
+@pytest.mark.parametrize("what", [[], [1], [1, 2, 3]])
+def test_getitems_that_returns_another_number_of_samples(what):
+    """As with `DataLoader`: what comes is collated."""
+    with Loader.from_dataset(Made(lambda at: list(what)), batch_size=2) as loader:
+        if what:
+            assert next(iter(loader)).tolist() == what
+        else:
+            with pytest.raises(IndexError):
+                next(iter(loader))
+
+
+def test_the_users_tensor_stays_as_it_was():
+    """It can be resized, and shares nothing with a batch. Seen to fail: rows taken by way of ``Tensor.numpy``, which fixes the size of the storage."""
+    tensor = torch.arange(20.0).reshape(10, 2)
+    with Loader.from_dataset(TensorDataset(tensor), batch_size=4) as loader:
+        batches = [batch for (batch,) in loader]
+    tensor.resize_(40, 2).zero_()
+    assert torch.cat(batches).tolist() == torch.arange(20.0).reshape(10, 2).tolist()

@@ -1,0 +1,184 @@
+"""What a worker does with one task: samples, batches, random numbers, and names for errors."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+import penstock
+from penstock import Fetch, Indices, Loader
+from penstock._fetch.task import FetchTask
+from penstock._workers.pool import IDLE
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return {"x": np.float32(index), "name": f"n{index}", "y": (index, torch.tensor([index]))}
+
+
+class Gathered(Numbers):
+    def __getitems__(self, indices):
+        self.asked = indices
+        return [self[index] for index in indices]
+
+
+def batch(values, epoch=0, start=0):
+    return Indices(epoch, np.arange(start, start + len(values)), np.array(values))
+
+
+def same(ours, theirs):
+    if isinstance(theirs, torch.Tensor):
+        return ours.dtype == theirs.dtype and ours.equal(theirs)
+    if isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(same(ours[key], theirs[key]) for key in theirs)
+    if isinstance(theirs, list | tuple):
+        return type(ours) is type(theirs) and all(map(same, ours, theirs))
+    return ours == theirs
+
+
+@pytest.mark.parametrize(
+    "dataset", [Numbers(), Gathered(), Subset(Numbers(), range(5, 20)), TensorDataset(torch.arange(20.0), torch.arange(20))]
+)
+@pytest.mark.parametrize("batch_size", [3, None])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_dataloaders(dataset, batch_size, workers):
+    """The same values, dtypes and containers, batched or not."""
+    theirs = list(DataLoader(dataset, batch_size=batch_size))
+    with Loader.from_dataset(dataset, batch_size=batch_size, num_workers=workers) as ours:
+        batches = list(ours)
+    assert len(batches) == len(theirs)
+    assert all(map(same, batches, theirs))
+
+
+def test_a_collate_fn_of_ones_own():
+    with Loader.from_dataset(Numbers(), batch_size=3, collate_fn=lambda samples: [one["name"] for one in samples]) as loader:
+        assert next(iter(loader)) == ["n0", "n1", "n2"]
+
+
+def test_getitems_is_asked_once_for_a_batch():
+    dataset = Gathered()
+    Fetch(dataset)([3, 4])
+    assert dataset.asked == [3, 4]
+
+
+class Noise(Dataset):
+    """Draws from everything there is to draw from."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        own = penstock.sample()
+        return torch.tensor(
+            [
+                float(index),
+                random.random(),
+                np.random.random(),
+                torch.rand(()).item(),
+                own.rng.random(),
+                torch.rand((), generator=own.torch_generator).item(),
+            ],
+            dtype=torch.float64,
+        )
+
+
+def by_index(**options):
+    """epoch -> dataset index -> what was drawn; and everything in the order of delivery."""
+    with Loader.from_dataset(Noise(), shuffle=True, seed=5, **options) as loader:
+        return [{int(row[0]): row.tolist() for rows in loader for row in rows} for _ in range(2)]
+
+
+def test_augmentation_is_the_same_whatever_loads_it():
+    """Purity: workers, method, batch size and ranks change no number. Seen to fail with a seed per worker."""
+    expected = by_index(batch_size=4)
+    assert by_index(batch_size=4, num_workers=1) == expected
+    assert by_index(batch_size=3, num_workers=3) == expected
+    ranks = [by_index(batch_size=2, num_workers=1, rank=rank, world_size=2) for rank in range(2)]
+    assert [{**one, **two} for one, two in zip(*ranks, strict=True)] == expected
+    assert expected[0] != expected[1]
+    assert len({tuple(row[1:]) for epoch in expected for row in epoch.values()}) == 24
+
+
+def test_threads_key_what_belongs_to_the_sample():
+    expected = [{index: row[4:] for index, row in epoch.items()} for epoch in by_index(batch_size=4)]
+    threads = [{index: row[4:] for index, row in epoch.items()} for epoch in by_index(batch_size=4, num_workers=3, method="thread")]
+    assert threads == expected
+
+
+def test_inline_loading_leaves_the_callers_generators_alone():
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    with Loader.from_dataset(Noise(), batch_size=4) as loader:
+        for _ in loader:
+            pass
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == expected
+
+
+def test_rekey_false_leaves_the_global_generators_to_the_user():
+    random.seed(3)
+    drawn = random.random()
+    random.seed(3)
+    with Loader.from_dataset(Noise(), batch_size=4, seed_samples=False) as loader:
+        assert next(iter(loader))[0, 1].item() == drawn
+
+
+def test_a_sample_drawn_twice_in_an_epoch_is_augmented_twice():
+    work = FetchTask(Fetch(Noise()), seed=0, seed_samples=True)
+    rows = work.inline(batch([7, 7])).tolist()
+    assert rows[0][0] == rows[1][0] == 7
+    assert set(rows[0][1:]).isdisjoint(rows[1][1:])
+
+
+def test_sample_knows_its_address_and_is_unknown_elsewhere():
+    class Address:
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            one = penstock.sample()
+            return one.epoch, one.position, one.index, one.seed
+
+    work = FetchTask(Fetch(Address(), list), seed=9, seed_samples=True)
+    assert work.inline(batch([5, 6], epoch=2, start=3)) == [(2, 3, 5, 9), (2, 4, 6, 9)]
+    with pytest.raises(RuntimeError, match="only while a sample is being loaded"):
+        penstock.sample()
+
+
+def test_the_cell_holds_the_row_that_is_being_loaded():
+    cell, seen = [IDLE], []
+
+    class Peeking:
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, index):
+            seen.append(cell[0])
+            return index
+
+    FetchTask(Fetch(Peeking()), 0, seed_samples=False)(batch([4, 5, 6]), cell)
+    assert (seen, cell) == ([0, 1, 2], [IDLE])
+
+
+def test_names():
+    work = FetchTask(Fetch(Numbers()), 0, seed_samples=False)
+    assert work.name(batch([4, 5], 1, 8), 1) == "dataset index 5 (epoch 1, position 9)"
+    assert work.name(batch([4, 5], 1, 8), IDLE) == "the batch of dataset indices [4, 5] (epoch 1, positions 8 to 9)"
+    assert work.name(batch(list(range(9))), IDLE).startswith("the batch of dataset indices [0, 1, 2, 3, 4, 5, 6, 7, …]")
+    assert work.name("path/to/file", IDLE) == "the item 'path/to/file'"
+
+
+def test_an_error_in_collate_names_the_batch():
+    def ragged(samples):
+        raise RuntimeError("ragged")
+
+    work = FetchTask(Fetch(Numbers(), ragged), 0, seed_samples=False)
+    with pytest.raises(RuntimeError) as raised:
+        work.inline(batch([4, 5]))
+    assert raised.value.__notes__ == ["while loading the batch of dataset indices [4, 5] (epoch 0, positions 0 to 1)"]

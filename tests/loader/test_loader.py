@@ -1,0 +1,767 @@
+"""The roof: where iterators start, what states mean, in every order in which trainers call."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from itertools import islice
+
+import pytest
+
+import penstock
+from penstock import Batcher, Cycler, EndOfEpoch, Loader, Node, ParallelMapper, Sampler, SequentialOrder
+from penstock.testing import Tagged
+
+N, B = 10, 3  # four batches an epoch, the last one short
+
+
+def loader(**options) -> Loader:
+    return Loader.from_dataset(Tagged(N), batch_size=B, **options)
+
+
+def values(batches) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+def flattened(batches) -> list[int]:
+    return [value for batch in batches for value in batch.tolist()]
+
+
+def counted_resets(batches: Loader) -> list:
+    """The states that the graph is made to stand at from now on: each one drops what is in flight."""
+    resets, original = [], batches.root.reset
+    batches.root.reset = lambda state=None: (resets.append(state), original(state))[1]
+    return resets
+
+
+def epoch(e: int, start: int = 0) -> list[list[int]]:
+    """The batches of epoch ``e``, in order, from the ``start``-th on."""
+    return [[1000 * e + i for i in range(first, min(first + B, N))] for first in range(0, N, B)][start:]
+
+
+class Countless(penstock.Node):
+    """A finite source that does not know its length."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+        self.at_item = 0
+
+    def reset(self, initial_state=None) -> None:
+        super().reset(initial_state)
+        self.at_item, self.at_epoch = (initial_state["item"], initial_state["epoch"]) if initial_state else (0, 0)
+
+    def next(self) -> int:
+        if self.at_item == self.n:
+            raise StopIteration
+        self.at_item += 1
+        return 1000 * self.at_epoch + self.at_item - 1
+
+    def get_state(self):
+        return {"epoch": self.at_epoch, "item": self.at_item}
+
+    def start_of(self, epoch):
+        return {"epoch": epoch, "item": 0}
+
+    def remaining(self, state=None):
+        return None
+
+    def items_per_epoch(self):
+        return None
+
+    def check(self, state):
+        pass
+
+
+def unsized(**options) -> Loader:
+    return Loader(ParallelMapper(Batcher(Cycler(Countless(N)), B), list, 2), **options)
+
+
+# Iterating.
+
+
+def test_each_pass_is_the_next_epoch():
+    with loader() as batches:
+        assert [values(batches) for _ in range(3)] == [epoch(0), epoch(1), epoch(2)]
+
+
+def test_iter_does_nothing_and_next_decides():
+    """Seen to fail when _Epoch started in __init__: the discarded iterator cost an epoch."""
+    with loader() as batches:
+        for _ in range(5):
+            iter(batches)
+        state = batches.state_dict()
+        assert values(batches) == epoch(0)
+        discarded = iter(batches)
+        batches.load_state_dict(state)
+        assert values(discarded) == epoch(0)
+
+
+def test_nothing_starts_before_the_first_batch():
+    with loader(num_workers=2, method="thread") as batches:
+        iter(batches), len(batches), batches.state_dict(), batches.epoch, batches.remaining, batches.position, batches.is_last
+        batches.set_epoch(3)
+        batches.load_state_dict(batches.state_dict())
+        assert batches.statistics()[-1].tasks == 0
+        assert batches.root._pool._started is False
+
+
+def test_epoch_ends_by_count_without_stop_iteration():
+    """Trainers stop after len() batches. Seen to fail when completeness was read off the mark only: every epoch began with a jump."""
+    with loader() as batches:
+        resets = counted_resets(batches)
+        for e in range(4):
+            assert values(islice(batches, len(batches))) == epoch(e)
+        assert len(resets) == 1
+
+
+def test_part_of_an_epoch_then_the_next_one():
+    with loader() as batches:
+        assert values(islice(batches, 2)) == epoch(0)[:2]
+        assert values(batches) == epoch(1)
+
+
+def test_break_drops_the_rest_of_the_epoch():
+    with loader(num_workers=2, method="thread") as batches:
+        for _ in batches:
+            break
+        assert values(batches) == epoch(1)
+
+
+def test_endless_goes_on_where_it_stands():
+    with loader(endless=True) as batches:
+        iterator = iter(batches)
+        assert values(islice(iterator, 6)) == epoch(0) + epoch(1)[:2]
+        assert values(islice(batches, 6)) == epoch(1)[2:] + epoch(2)
+        with pytest.raises(TypeError, match="endless"):
+            len(batches)
+
+
+def test_unsized_reaches_the_mark():
+    with unsized() as batches:
+        assert [list(batches) for _ in range(3)] == [epoch(0), epoch(1), epoch(2)]
+        with pytest.raises(TypeError, match="no length"):
+            len(batches)
+        assert (batches.remaining, batches.is_last, batches.position) == (0, True, None)
+
+
+def test_a_started_iterator_dies_when_a_newer_one_starts():
+    """Seen to fail without the run counter: the old iterator stole a batch of the new one."""
+    with loader() as batches:
+        old = iter(batches)
+        next(old)
+        new = iter(batches)
+        assert values(islice(new, 1)) == epoch(1)[:1]
+        with pytest.raises(RuntimeError, match="newer one"):
+            next(old)
+        del old
+        assert values(new) == epoch(1)[1:]
+
+
+def test_a_newer_iterator_that_did_not_start_kills_nothing():
+    with loader() as batches:
+        old = iter(batches)
+        next(old)
+        iter(batches)
+        assert values(old) == epoch(0)[1:]
+
+
+def test_an_exhausted_iterator_stays_so():
+    with loader() as batches:
+        iterator = iter(batches)
+        list(iterator)
+        assert list(iterator) == []
+        assert values(batches) == epoch(1)
+
+
+# set_epoch.
+
+
+def test_set_epoch_in_a_loop_is_the_same_stream():
+    with loader() as batches:
+        for e in range(3):
+            batches.set_epoch(e)
+            assert values(batches) == epoch(e)
+
+
+def test_set_epoch_in_a_loop_drops_nothing():
+    """Seen to fail when set_epoch always jumped."""
+    with loader(run_ahead=False) as batches:
+        resets = counted_resets(batches)
+        for e in range(4):
+            batches.set_epoch(e)
+            assert values(islice(batches, 4)) == epoch(e)
+        assert len(resets) == 1
+
+
+def test_set_epoch_moves_nothing_by_itself():
+    with loader() as batches:
+        iterator = iter(batches)
+        next(iterator)
+        state = batches.state_dict()
+        batches.set_epoch(7)
+        assert batches.state_dict() == state
+        assert values(iterator) == epoch(0)[1:]
+        assert values(batches) == epoch(7)
+        assert values(batches) == epoch(8)
+
+
+@pytest.mark.parametrize("asked", [0, 1, 5])
+def test_set_epoch_elsewhere_jumps(asked):
+    with loader() as batches:
+        list(batches), next(iter(batches))  # epoch 1 is partly delivered
+        batches.set_epoch(asked)
+        assert values(batches) == epoch(asked)
+
+
+def test_set_epoch_back_to_a_delivered_epoch():
+    with loader() as batches:
+        list(batches)
+        batches.set_epoch(0)
+        assert values(batches) == epoch(0)
+
+
+def test_set_epoch_continues_a_loaded_epoch():
+    with loader() as batches:
+        list(batches), list(islice(batches, 2))
+        state = batches.state_dict()
+    for order in ("before", "after"):
+        with loader() as resumed:
+            if order == "before":
+                resumed.set_epoch(1)
+            resumed.load_state_dict(state)
+            if order == "after":
+                resumed.set_epoch(1)
+            assert values(resumed) == epoch(1, 2)
+            resumed.set_epoch(2)
+            assert values(resumed) == epoch(2)
+
+
+def test_set_epoch_to_a_completed_loaded_epoch_is_its_empty_remainder():
+    with loader() as batches:
+        list(batches)
+        state = batches.state_dict()
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        resumed.set_epoch(0)
+        assert values(resumed) == []
+        resumed.set_epoch(1)
+        assert values(resumed) == epoch(1)
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        resumed.set_epoch(resumed.epoch)
+        assert values(resumed) == epoch(1)
+
+
+def test_set_epoch_to_another_epoch_than_the_loaded_one_is_refused():
+    with loader() as batches:
+        list(batches), list(islice(batches, 2))
+        state = batches.state_dict()
+        for wrong in (0, 2):
+            batches.load_state_dict(state)
+            batches.set_epoch(wrong)
+            with pytest.raises(penstock.StateError, match=rf"set_epoch\({wrong}\).*epoch 1.*loader.epoch"):
+                next(iter(batches))
+        assert values(batches) == epoch(1, 2)
+
+
+def test_set_epoch_yields_to_the_state_of_an_unsized_loader():
+    """Trainers count the epochs of an un-sized loader wrongly."""
+    with unsized() as batches:
+        list(batches), list(islice(batches, 2))
+        state = batches.state_dict()
+    with unsized() as resumed:
+        resumed.load_state_dict(state)
+        resumed.set_epoch(0)
+        assert list(resumed) == epoch(1, 2)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.0, "1", None, True])
+def test_set_epoch_refuses_what_is_no_epoch(wrong):
+    with pytest.raises(ValueError, match="whole number"):
+        loader().set_epoch(wrong)
+
+
+# Saving and loading.
+
+
+@pytest.mark.parametrize("make", [loader, lambda: loader(num_workers=2, method="thread"), unsized])
+@pytest.mark.parametrize("stop", range(13))
+def test_resume_at_every_batch(make, stop):
+    """In order, by value, across epochs; also right after the last batch of one."""
+
+    def flat(batches, n):
+        out = []
+        while len(out) < n:
+            for batch in batches:
+                out.append(list(map(int, batch)))
+                if len(out) == n:
+                    return out, batches.state_dict()
+        return out, batches.state_dict()
+
+    with make() as whole:
+        expected, _ = flat(whole, 20)
+    with make() as first:
+        before, state = flat(first, stop)
+        assert before == expected[:stop]
+    with make() as second:
+        second.load_state_dict(json.loads(json.dumps(state)))
+        assert flat(second, 20 - stop)[0] == expected[stop:]
+
+
+def test_state_after_the_last_batch_is_the_same_whether_the_end_was_seen():
+    with loader() as batches:
+        seen = iter(batches)
+        last = [batches.state_dict() for _ in seen][-1]
+        assert batches.state_dict() == last
+        assert batches.epoch == 0
+
+
+def test_completed_epoch_resumes_to_the_next_one_or_to_its_empty_remainder():
+    with loader() as batches:
+        list(batches)
+        state = batches.state_dict()
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        assert resumed.epoch == 1
+        assert values(resumed) == epoch(1)
+    with loader(restart_on_stop_iteration=False) as resumed:
+        resumed.load_state_dict(state)
+        assert resumed.epoch == 0
+        assert values(resumed) == []
+        assert values(resumed) == epoch(1)
+
+
+def test_load_is_right_at_any_moment_and_again():
+    with loader() as batches:
+        list(islice(batches, 2))
+        state = batches.state_dict()
+        running = iter(batches)
+        next(running)
+        batches.load_state_dict(state)
+        batches.load_state_dict(state)
+        assert batches.state_dict() == state
+        with pytest.raises(RuntimeError, match="a state was loaded"):
+            next(running)
+        assert values(batches) == epoch(0, 2)
+
+
+def test_state_dict_before_load_changes_nothing():
+    """torchdata's Loader ignores the loaded state then; torch.distributed.checkpoint calls in this order."""
+    with loader() as batches:
+        list(islice(batches, 3))
+        state = batches.state_dict()
+    with loader() as resumed:
+        fresh = resumed.state_dict()
+        assert fresh.keys() == state.keys()
+        resumed.load_state_dict(state)
+        assert values(resumed) == epoch(0, 3)
+
+
+def test_a_state_never_changes_after_it_was_taken():
+    with loader(num_workers=2, method="thread") as batches:
+        iterator = iter(batches)
+        next(iterator)
+        taken = [batches.state_dict()]
+        kept = copy.deepcopy(taken)
+        list(iterator)
+        assert taken == kept
+
+
+def test_state_is_small_and_json_at_any_size():
+    for n in (10, 10**6, 10**12):
+        big = Loader(Batcher(Cycler(Sampler(penstock.ShuffledOrder(n, seed=2**62))), 2))
+        with big:
+            next(iter(big))
+            state = big.state_dict()
+            assert list(state) == ["penstock"]
+            assert len(json.dumps(state)) < 1000
+            assert json.loads(state["penstock"])["format"] == 1
+
+
+def test_end_epoch_gives_up_the_rest_in_the_state_too():
+    with loader() as batches:
+        for k, _ in enumerate(batches):
+            if k == 1:
+                batches.end_epoch()
+        assert (k, batches.is_last, batches.remaining) == (1, True, 0)
+        state = batches.state_dict()
+        assert values(batches) == epoch(1)
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        assert resumed.epoch == 1
+        assert values(resumed) == epoch(1)
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        resumed.set_epoch(0)
+        assert values(resumed) == []
+
+
+def test_end_epoch_at_the_end_of_an_epoch_does_nothing():
+    with loader() as batches:
+        list(batches)
+        state = batches.state_dict()
+        batches.end_epoch()
+        assert batches.state_dict() == state
+        assert values(batches) == epoch(1)
+
+
+def test_commit_means_the_last_committed_batch():
+    with loader() as batches:
+        batches.commit(0)
+        iterator = iter(batches)
+        before = batches.state_dict()
+        next(iterator)
+        first = [batches.state_dict(), next(iterator)][0]
+        assert first == before  # nothing was committed
+        batches.commit()
+        state = batches.state_dict()
+        with pytest.raises(ValueError, match=r"commit\(2\): 1 batches"):
+            batches.commit(2)
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        assert values(resumed) == epoch(0, 1)
+
+
+def test_commit_must_be_armed():
+    with loader() as batches, pytest.raises(ValueError, match=r"commit\(0\)"):
+        batches.commit()
+
+
+def test_a_new_iterator_and_a_load_forget_what_was_not_committed():
+    with loader() as batches:
+        batches.commit(0)
+        list(islice(batches, 2))
+        next(iter(batches))
+        batches.commit()
+        with pytest.raises(ValueError, match="0 batches"):
+            batches.commit()
+        batches.load_state_dict(batches.state_dict())
+        with pytest.raises(ValueError, match="0 batches"):
+            batches.commit()
+
+
+# Where it stands.
+
+
+def test_position_remaining_is_last_and_epoch_at_every_batch():
+    with loader(num_workers=2, method="thread") as batches:
+        seen = []
+        for _ in range(2):
+            seen += [(batches.epoch, batches.position, batches.remaining, batches.is_last, len(batches)) for _ in batches]
+        assert seen == [(e, k, 4 - k, k == 4, 4) for e in (0, 1) for k in (1, 2, 3, 4)]
+
+
+def test_len_is_that_of_a_whole_epoch_after_a_resume():
+    with loader() as batches:
+        list(islice(batches, 3))
+        batches.load_state_dict(batches.state_dict())
+        assert (len(batches), batches.remaining) == (4, 1)
+        assert values(batches) == epoch(0, 3)
+        assert len(batches) == 4
+
+
+def test_len_never_pins_the_rank(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with loader() as batches:
+        assert len(batches) == 4
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "1")
+        assert len(batches) == 2
+        assert values(batches) == [[1, 3, 5], [7, 9]]
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        assert len(batches) == 2
+
+
+def test_has_none_of_the_attributes_that_trainers_trip_over():
+    batches = loader()
+    for name in ("_iterator", "dataset", "sampler", "batch_sampler"):
+        assert not hasattr(batches, name)
+
+
+# States that are refused.
+
+
+def saved() -> dict:
+    with loader(shuffle=True, seed=1) as batches:
+        next(iter(batches))
+        return batches.state_dict()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        5,
+        "text",
+        [],
+        {},
+        {"penstock": 5},
+        {"penstock": "{"},
+        {"penstock": "[]"},
+        {"penstock": "{}"},
+        {"penstock": '{"format": 2, "settings": {}, "state": {}}'},
+        {"penstock": '{"format": true, "settings": {}, "state": {}}'},
+        {"penstock": '{"format": 1, "settings": {}}'},
+        {"penstock": '{"format": 1, "settings": [], "state": {}}'},
+        {"penstock": '{"format": 1, "settings": {}, "state": NaN}'},
+        {"penstock": "[" * 100_000},
+        {"loader": {"epoch": 0}},
+    ],
+)
+def test_what_is_no_state_is_refused_and_the_loader_stays_usable(state):
+    with loader() as batches:
+        with pytest.raises(penstock.StateError):
+            batches.load_state_dict(state)
+        assert values(batches) == epoch(0)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        {},
+        {"epoch": 0},
+        {"epoch": -1, "source": None},
+        {"epoch": 0.0, "source": None},
+        {"epoch": True, "source": None},
+        {"epoch": "0", "source": None},
+        {"epoch": 2**63, "source": None},
+        {"epoch": 0, "source": 5},
+        {"epoch": 0, "source": {"epoch": 0}},
+        {"epoch": 0, "source": {"epoch": 1, "position": 0}},
+        {"epoch": 0, "source": {"epoch": 0, "position": N + 1}},
+        {"epoch": 0, "source": {"epoch": 0, "position": -1}},
+        {"epoch": 0, "source": {"epoch": 0, "position": 3, "extra": 1}},
+        {"delivered": [1], "source": {"epoch": 0, "source": None}},
+        {"delivered": [-1], "source": {"epoch": 0, "source": None}, "rank": 0, "world_size": 1},
+        {"delivered": [2, 1], "source": {"epoch": 0, "source": None}, "rank": 0, "world_size": 1},
+        {"delivered": "x", "source": {"epoch": 0, "source": None}, "rank": 0, "world_size": 1},
+    ],
+)
+def test_a_state_out_of_bounds_is_refused(inner):
+    state = json.loads(saved()["penstock"])
+    state["state"] = inner
+    with loader(shuffle=True, seed=1) as batches:
+        with pytest.raises(penstock.StateError):
+            batches.load_state_dict({"penstock": json.dumps(state)})
+        next(iter(batches))
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"shuffle": True, "seed": 2}, "seed was 1 and is 2"),
+        ({"shuffle": False}, "order was 'shuffled' and is 'sequential'"),
+        ({"shuffle": True, "seed": 1, "batch_size": None}, "batches_of was 'samples' and is 'not there'"),
+    ],
+)
+def test_other_settings_are_a_mismatch_with_both_values(other, words):
+    with loader(**other) if "batch_size" not in other else Loader.from_dataset(Tagged(N), **other) as batches:
+        with pytest.raises(penstock.StateMismatch, match=words):
+            batches.load_state_dict(saved())
+        next(iter(batches))
+
+
+def test_another_dataset_is_a_mismatch_unless_not_strict():
+    with Loader.from_dataset(Tagged(N + 1), batch_size=B, shuffle=True, seed=1) as batches:
+        with pytest.raises(penstock.StateMismatch, match="length was 10 and is 11"):
+            batches.load_state_dict(saved())
+        with pytest.warns(UserWarning, match="starts at epoch 1"):
+            batches.load_state_dict(saved(), strict=False)
+        assert batches.epoch == 1
+        assert sorted(flattened(batches)) == [1000 + i for i in range(N + 1)]
+
+
+@pytest.mark.parametrize(
+    "other", [{"num_workers": 2, "method": "thread"}, {"batch_size": 5}, {"prefetch_factor": 7}, {"in_order": False}, {"tail": "drop"}]
+)
+def test_what_may_change_between_save_and_load(other):
+    state = saved()
+    with loader(shuffle=True, seed=1) as batches:
+        whole = flattened(batches)
+    with Loader.from_dataset(Tagged(N), **{"batch_size": B, "shuffle": True, "seed": 1, **other}) as batches:
+        batches.load_state_dict(state)
+        assert flattened(batches) == whole[B:]
+
+
+# Ends.
+
+
+@pytest.mark.parametrize("wrap", [lambda node: node, lambda node: Batcher(node, 2)], ids=["whole", "in part"])
+@pytest.mark.parametrize("delivered", [1, 5])
+def test_two_loaders_over_one_graph_do_not_take_each_others_items(wrap, delivered):
+    """In mid-epoch and at an epoch's end; whoever starts somewhere else may. Seen to fail: without the check in `_advance`, in `_pass_mark`, in `refresh`."""
+    graph = Cycler(Sampler(SequentialOrder(5)))
+    one, other = Loader(graph), Loader(wrap(graph))
+    batches = iter(one)
+    read = list(islice(batches, delivered))
+    state = one.state_dict()
+    others = iter(other)
+    next(others)
+    for attempt in (one.refresh, lambda: next(batches if delivered == 1 else iter(one))):
+        with pytest.raises(penstock.GraphError, match="another Loader has begun"):
+            attempt()
+    assert one.state_dict() == state
+    one.load_state_dict(state)
+    assert [*read, *one] == [*range(5), *(range(5) if delivered == 5 else ())]
+    with pytest.raises(penstock.GraphError, match="another Loader has begun"):
+        next(others)
+
+
+def test_two_loaders_over_one_node_of_torchdata():
+    """Each has a wrapper of its own around it. Seen to fail: `_origin` that stops at the wrapper."""
+    from torchdata.nodes import IterableWrapper
+    from torchdata.nodes import Mapper as Theirs
+
+    node = IterableWrapper(range(6))
+    one, other = Loader(node), Loader(Theirs(node, str))
+    batches = iter(one)
+    assert next(batches) == 0
+    assert next(iter(other)) == "0"
+    with pytest.raises(penstock.GraphError, match="another Loader has begun"):
+        next(batches)
+
+
+def test_closed_loader_refuses_but_still_says_where_it_was():
+    batches = loader(num_workers=2, method="thread")
+    iterator = iter(batches)
+    next(iterator)
+    state = batches.state_dict()
+    batches.close()
+    batches.close()
+    assert batches.state_dict() == state
+    for use in (lambda: next(iterator), lambda: next(iter(batches)), lambda: batches.load_state_dict(state), batches.end_epoch):
+        with pytest.raises(penstock.ClosedError):
+            use()
+
+
+class Broken(Tagged):
+    """Item 4 raises."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 4:
+            raise KeyError("four")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_an_exception_the_loader_goes_on_and_a_state_tries_again(workers):
+    options = {"batch_size": B, "num_workers": workers, "method": "thread"}
+    with Loader.from_dataset(Broken(N), **options) as batches:
+        iterator = iter(batches)
+        assert values([next(iterator)]) == [[0, 1, 2]]
+        with pytest.raises(KeyError) as raised:
+            next(iterator)
+        assert raised.value.__notes__[0] == "while loading dataset index 4 (epoch 0, position 4)"
+        state = batches.state_dict()
+        assert values(iterator) == epoch(0, 2)
+    with Loader.from_dataset(Tagged(N), **options) as healed:
+        healed.load_state_dict(state)
+        assert values(healed) == epoch(0, 1)
+
+
+def test_two_failures_in_a_row_count_one_by_one():
+    """Seen to fail when a state was only taken after a success: the second error tried both batches again."""
+
+    class Worse(Tagged):
+        def __getitem__(self, index):
+            if index in (4, 7):
+                raise KeyError(index)
+            return super().__getitem__(index)
+
+    with Loader.from_dataset(Worse(N), batch_size=B) as batches:
+        iterator = iter(batches)
+        next(iterator)
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                next(iterator)
+        state = batches.state_dict()
+    with loader() as healed:
+        healed.load_state_dict(state)
+        assert values(healed) == epoch(0, 2)
+
+
+def test_a_first_batch_that_failed_is_tried_again_by_a_new_iterator():
+    fail = [True]
+
+    class Once(Tagged):
+        def __getitem__(self, index):
+            if fail[0]:
+                fail[0] = False
+                raise OSError("disk")
+            return super().__getitem__(index)
+
+    with Loader.from_dataset(Once(N), batch_size=B) as batches:
+        with pytest.raises(OSError, match="disk"):
+            next(iter(batches))
+        assert values(batches) == epoch(0)
+
+
+def test_stop_iteration_out_of_user_code_is_an_error_not_an_end():
+    class Leaky(Tagged):
+        def __getitem__(self, index):
+            if index == 4:
+                next(iter(()))
+            return super().__getitem__(index)
+
+    for workers in (0, 2):
+        with Loader.from_dataset(Leaky(N), batch_size=B, num_workers=workers, method="thread") as batches:
+            iterator = iter(batches)
+            next(iterator)
+            with pytest.raises(penstock.SampleError, match=r"StopIteration.*dataset index 4"):
+                next(iterator)
+            assert values(iterator) == epoch(0, 2)
+
+
+@pytest.mark.parametrize("item", [None, {}, 0, [], False, ""])
+def test_none_and_empty_are_data(item):
+    """torchdata's Loader restarts the epoch on None."""
+
+    class Same:
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            return item
+
+    with Loader.from_dataset(Same(), batch_size=2, collate_fn=list) as batches:
+        assert list(batches) == [[item] * 2, [item] * 2, [item]]
+    with Loader.from_dataset(Same(), batch_size=None, collate_fn=lambda one: one) as batches:
+        assert list(batches) == [item] * 5
+
+
+# Graphs that do not fit.
+
+
+class Swallower(Node):
+    """Loses marks."""
+
+    def next(self):
+        item = next(self.source)
+        return next(self.source) if isinstance(item, EndOfEpoch) else item
+
+
+class Mangler(Node):
+    """Hands on its own idea of a mark."""
+
+    def next(self):
+        item = next(self.source)
+        return EndOfEpoch(item.epoch + 1) if isinstance(item, EndOfEpoch) else item
+
+
+@pytest.mark.parametrize(("bad", "words"), [(Swallower, "lost it"), (Mangler, "lost or mangled")])
+def test_a_lost_or_mangled_mark_is_named(bad, words):
+    with Loader(bad(Batcher(Cycler(Sampler(SequentialOrder(N))), B))) as batches, pytest.raises(penstock.GraphError, match=words):
+        for _ in range(2):
+            list(batches)
+
+
+def test_the_callers_random_numbers_are_left_alone():
+    random.seed(1)
+    expected = random.random()
+    random.seed(1)
+    with loader(shuffle=True) as batches:
+        list(batches)
+    assert random.random() == expected

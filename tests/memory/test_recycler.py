@@ -1,0 +1,810 @@
+"""Memory that is used again: what a user keeps of a batch never changes, however it is kept, and where nothing is kept it is reused.
+
+Sample i of epoch e is full of ``1000 * e + i``, so that a batch says what it ought to be; and what is kept is remembered with a
+checksum, because ordinary data has no address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+import traceback
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock import Loader
+from penstock._memory.buffers import aligned, carved, carved_bytes
+from penstock._memory.parcel import Parcel, unpack
+from penstock._memory.recycler import LARGE, Recycler
+from penstock._memory.shared_memory import attach
+from penstock._memory.slots import KEPT, NO_SLOT, KeptBatches, SlotTable
+from penstock._workers.processes.slot_maker import WorkerSlots
+
+pytestmark = pytest.mark.timeout(60)
+
+KINDS = {
+    "inline": {"num_workers": 0},
+    "threads": {"num_workers": 2, "method": "thread"},
+    "processes": {"num_workers": 2, "method": "process", "multiprocessing_context": "fork"},
+}
+by_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+class Full:
+    """Samples of several tensors and arrays; ``floats`` of the first, so that batches of four are of 16 bytes times that."""
+
+    def __init__(self, n=40, floats=20_000, grows=False):
+        self.n, self.floats, self.grows = n, floats, grows
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        value = 1000 * penstock.sample().epoch + index
+        floats = self.floats + 5_000 * (index // 4) if self.grows else self.floats
+        return {
+            "x": torch.full((floats,), float(value)),
+            "pair": [np.full((50, 40), value), value],
+            "bits": torch.full((8,), value, dtype=torch.bfloat16),
+            "name": f"{value}",
+        }
+
+
+def check_batch(batch, epoch, number, size=4):
+    expected = [1000 * epoch + number * size + row for row in range(len(batch["x"]))]
+    assert batch["x"].amin(1).tolist() == batch["x"].amax(1).tolist() == expected
+    assert batch["pair"][0].amin((1, 2)).tolist() == batch["pair"][0].amax((1, 2)).tolist() == expected
+    assert batch["pair"][1].tolist() == expected
+    assert batch["name"] == [f"{value}" for value in expected]
+
+
+# Ways to keep something of a batch. Each returns a function that gives its bytes now, and holds nothing else.
+
+
+def plainly(batch):
+    return lambda: batch["x"].numpy().tobytes() + batch["pair"][0].numpy().tobytes()
+
+
+def of(make):
+    def keep(batch):
+        kept = make(batch)
+        return lambda: np.ascontiguousarray(kept).tobytes()
+
+    return keep
+
+
+def storage(batch):
+    kept = batch["x"].untyped_storage()
+    return lambda: torch.empty(0).set_(kept).numpy().tobytes()
+
+
+def saved_by_autograd(batch):
+    weight = torch.ones(batch["x"].shape[1], requires_grad=True)
+    product = (batch["x"] * weight).sum()
+    return lambda: torch.autograd.grad(product, weight, retain_graph=True)[0].numpy().tobytes()
+
+
+def in_a_graph_of_views(batch):
+    kept = batch["x"].t()[3:50:7].detach().view(torch.int32).T
+    return lambda: kept.numpy().tobytes()
+
+
+class InAThread:
+    """A thread that holds a view, and nobody else."""
+
+    def __init__(self, batch):
+        self.part, self.asked, self.told = batch["x"][1:3], threading.Event(), threading.Event()
+        threading.Thread(target=self.hold, args=(self.__dict__.pop("part"),), daemon=True).start()
+
+    def hold(self, part):
+        while self.asked.wait() and not self.__dict__.get("over"):
+            self.asked.clear()
+            self.bytes = part.numpy().tobytes()
+            self.told.set()
+
+    def __call__(self):
+        self.told.clear()
+        self.asked.set()
+        self.told.wait()
+        return self.bytes
+
+    def end(self):
+        self.over = True
+        self.asked.set()
+
+
+WAYS = [
+    plainly,
+    of(lambda batch: batch["pair"][0].numpy()),
+    of(lambda batch: batch["pair"].pop(0)),
+    of(lambda batch: batch["x"][2]),
+    of(lambda batch: batch["x"][1:, 7:-7:3]),
+    of(lambda batch: batch["x"].T),
+    of(lambda batch: list(batch["x"])[-1]),
+    of(lambda batch: batch["x"].unbind(0)[0].numpy()[5:]),
+    of(lambda batch: batch["x"].detach().reshape(-1)[::11]),
+    of(lambda batch: np.from_dlpack(batch["x"])[0]),
+    of(lambda batch: torch.from_dlpack(batch["pair"][0])[0]),
+    of(lambda batch: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(batch["x"]))),
+    of(lambda batch: memoryview(batch["x"].numpy())),
+    of(lambda batch: np.lib.stride_tricks.sliding_window_view(batch["x"].numpy()[0, :100], 5)),
+    of(lambda batch: batch["x"].expand(2, *batch["x"].shape)[1]),
+    of(lambda batch: torch.as_tensor(batch["x"].numpy()[2])),
+    of(lambda batch: torch.nn.Parameter(batch["x"]).detach()),
+    of(lambda batch: batch["bits"].view(torch.int16)),
+    of(lambda batch: batch["bits"][1:].float()),
+    of(lambda batch: np.asarray(batch["x"]).view(np.uint8)[:, 3:9]),
+    storage,
+    saved_by_autograd,
+    in_a_graph_of_views,
+    InAThread,
+]
+
+
+class Keeper:
+    """Holds things for a while, and looks at them when it lets go of them."""
+
+    def __init__(self, seed):
+        self.chance = random.Random(seed)
+        self.held = []
+
+    def keep(self, batch):
+        for _ in range(self.chance.choice([0, 0, 1, 1, 2])):
+            look = self.chance.choice(WAYS)(dict(batch, pair=list(batch["pair"])))
+            self.held.append((look, zlib.crc32(look())))
+
+    def let_go(self, most):
+        while len(self.held) > most:
+            self.check(self.held.pop(self.chance.randrange(len(self.held))))
+
+    def check(self, one):
+        look, checksum = one
+        assert zlib.crc32(look()) == checksum, "something that was kept has changed"
+        if isinstance(look, InAThread):
+            look.end()
+
+
+def keep_and_check(options, seed, batches, *, floats=20_000, kill=0.0, **full):
+    keeper = Keeper(seed)
+    number = epoch = 0
+    with Loader.from_dataset(Full(floats=floats, **full), batch_size=4, max_restarts=1000, **options) as loader:
+        iterator = iter(loader)
+        for _ in range(batches):
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                iterator = iter(loader)
+                number, epoch = 0, epoch + 1
+                batch = next(iterator)
+            check_batch(batch, epoch, number)
+            keeper.keep(batch)
+            del batch
+            keeper.let_go(keeper.chance.randrange(12))
+            number += 1
+            if keeper.chance.random() < kill:
+                os.kill(keeper.chance.choice(loader.root._pool.pids), signal.SIGKILL)
+            if keeper.chance.random() < 0.05 and number < 10:
+                state = loader.state_dict()
+                loader.load_state_dict(state)
+                iterator = iter(loader)
+    for one in keeper.held:
+        keeper.check(one)
+
+
+@pytest.mark.slow
+@by_kind
+@pytest.mark.parametrize("floats", [12_000, 125_000], ids=["0.2 MB", "2 MB"])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_kept_never_changes(kind, floats, seed):
+    """The property. Seen to fail: `SlotTable.view` whose reference is to a slice of the view; `SlotTable.lend` that lends the oldest slot that is
+    viewed; `give_back` of the slot that was answered in; `carved` over the memory itself.
+    """
+    keep_and_check(KINDS[kind], seed, 80, floats=floats)
+
+
+@by_kind
+def test_what_is_kept_never_changes_in_short(kind):
+    """Seen to fail: as above."""
+    keep_and_check(KINDS[kind], 7, 15, floats=12_000)
+
+
+@pytest.mark.slow
+def test_what_is_kept_outlives_the_workers_that_made_it(caplog):
+    """SIGKILL now and then."""
+    keep_and_check(KINDS["processes"], 5, 80, floats=12_000, kill=0.1)
+
+
+@pytest.mark.slow
+@by_kind
+def test_batches_that_grow(kind):
+    """From batch to batch, so that slots are too small again and again, and back to small at each epoch. Seen to fail: `_take` without
+    the test of the length.
+    """
+    keep_and_check(KINDS[kind], 6, 60, floats=10_000, grows=True)
+
+
+@pytest.mark.slow
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(sorted(KINDS)), st.integers(8_000, 60_000), st.booleans())
+def test_what_is_kept_never_changes_at_random(seed, kind, floats, grows):
+    keep_and_check(KINDS[kind], seed, 40, floats=floats, grows=grows)
+
+
+@pytest.mark.parametrize("way", range(len(WAYS)))
+@by_kind
+def test_each_way_of_keeping(kind, way):
+    """One batch kept in one way, while twelve others come. Seen to fail: as above."""
+    with Loader.from_dataset(Full(n=56, floats=12_000), batch_size=4, **KINDS[kind]) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        look = WAYS[way](next(iterator))
+        checksum = zlib.crc32(look())
+        for _ in iterator:
+            assert zlib.crc32(look()) == checksum
+    assert zlib.crc32(look()) == checksum
+    if isinstance(look, InAThread):
+        look.end()
+
+
+# Keeping all of them.
+
+
+@pytest.mark.slow
+@by_kind
+def test_a_list_of_all_batches(kind, caplog):
+    """Does not hang, and warns of it."""
+    n = 4 * (2 * KEPT + 40)
+    with Loader.from_dataset(Full(n=n, floats=9_000), batch_size=4, **KINDS[kind]) as loader:
+        batches = list(loader)
+        for number, batch in enumerate(batches):
+            check_batch(batch, 0, number)
+    assert caplog.records
+    assert {record.name for record in caplog.records} == {"penstock"}
+    assert "batches are still in use" in caplog.text
+    for number, batch in enumerate(batches):
+        check_batch(batch, 0, number)
+
+
+def test_a_wide_window_is_not_the_users(caplog):
+    """What waits to be handed out, he has not kept. Seen to fail: `Recycler` without ``in_work``."""
+    with Loader.from_dataset(
+        Full(n=4 * KEPT, floats=LARGE // 4), batch_size=1, num_workers=2, prefetch_factor=KEPT, method="thread"
+    ) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        while loader.statistics()[-1].tasks < 2 * KEPT:  # all of the window
+            time.sleep(0)
+        check_batch(first, 0, 0)
+    assert "still in use" not in caplog.text
+
+
+@pytest.mark.slow
+@by_kind
+def test_one_warning(kind, caplog):
+    with Loader.from_dataset(Full(n=4 * (2 * KEPT + 40), floats=9_000), batch_size=4, **KINDS[kind]) as loader:
+        kept = [list(loader) for _ in range(2)]
+    assert len(kept) == 2
+    assert len(caplog.records) == 1
+
+
+@by_kind
+def test_no_warning_for_few(kind, caplog):
+    with Loader.from_dataset(Full(n=80, floats=9_000), batch_size=4, **KINDS[kind]) as loader:
+        kept = list(loader)
+        for _ in range(3):
+            kept = list(loader)
+    assert len(kept) == 20
+    assert caplog.text == ""
+
+
+@by_kind
+def test_memory_is_used_again(kind):
+    """Seen to fail: `lend` that always answers `NO_SLOT`."""
+    with Loader.from_dataset(Full(n=400, floats=9_000), batch_size=4, prefetch_factor=2, **KINDS[kind]) as loader:
+        addresses = [batch["x"].data_ptr() for batch in loader]
+    bound = {"inline": 3, "threads": 7, "processes": 12}[kind]  # what is in work, one in the user's hands, and the first
+    assert len(set(addresses[5:])) <= bound
+
+
+@by_kind
+def test_batches_that_live_at_once_never_overlap(kind):
+    """Seen to fail: `carved` without ``start``."""
+    with Loader.from_dataset(Full(n=48, floats=9_000), batch_size=4, **KINDS[kind]) as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            batches = [next(iterator) for _ in range(4)]
+            tensors = [one for batch in batches for one in (batch["x"], batch["pair"][0], batch["pair"][1], batch["bits"])]
+            spans = sorted((one.data_ptr(), one.data_ptr() + one.nbytes) for one in tensors)
+            assert all(one[1] <= two[0] for one, two in itertools.pairwise(spans))
+            del batches, tensors
+
+
+@by_kind
+def test_a_batch_may_be_written_to(kind):
+    """By the user, and nobody else sees it."""
+    with Loader.from_dataset(Full(n=40, floats=9_000), batch_size=4, **KINDS[kind]) as loader:
+        for _ in range(2):
+            for number, batch in enumerate(loader):
+                check_batch(batch, loader.epoch, number)
+                batch["x"].fill_(-1)
+                batch["pair"][0].numpy()[:] = -1
+                batch["bits"].zero_()
+
+
+# After the loader.
+
+
+@by_kind
+def test_after_close(kind):
+    loader = Loader.from_dataset(Full(n=48, floats=9_000), batch_size=4, **KINDS[kind])
+    batches = list(loader)
+    loader.close()
+    del loader
+    gc.collect()
+    for number, batch in enumerate(batches):
+        check_batch(batch, 0, number)
+        batch["x"].mul_(2)
+
+
+@pytest.mark.slow
+def test_after_the_death_of_its_worker(caplog):
+    """What the user holds outlives the worker that made it."""
+    with Loader.from_dataset(Full(n=160, floats=9_000), batch_size=4, **KINDS["processes"]) as loader:
+        iterator = iter(loader)
+        batches = [next(iterator) for _ in range(4)]
+        for pid in loader.root._pool.pids:
+            os.kill(pid, signal.SIGKILL)
+        for number in range(4, 20):
+            check_batch(next(iterator), 0, number)
+    for number, batch in enumerate(batches):
+        check_batch(batch, 0, number)
+
+
+def in_a_child(body):
+    """Run ``body(wait)`` in a fork; returns a function that lets ``wait`` return, and raises if the body did. NumPy only: torch hangs there."""
+    begin, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(go)
+            body(lambda: os.read(begin, 1))
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(begin)
+
+    def end():
+        os.close(go)
+        assert os.waitpid(child, 0)[1] == 0
+
+    return end
+
+
+@pytest.mark.slow
+@by_kind
+@pytest.mark.parametrize("dropped", [False, True])
+def test_in_a_forked_child(kind, dropped):
+    """Also where the parent lets go of the batch, and the workers fill other batches."""
+    with Loader.from_dataset(
+        Full(n=160, floats=12_000), batch_size=4, **{**KINDS[kind], "num_workers": min(1, KINDS[kind]["num_workers"])}
+    ) as loader:
+        iterator = iter(loader)
+        kept = [next(iterator) for _ in range(6)]
+
+        sums = [zlib.crc32(batch["x"].numpy().tobytes()) for batch in kept]
+
+        def body(wait):
+            wait()
+            assert [zlib.crc32(batch["x"].numpy().tobytes()) for batch in kept] == sums
+
+        end = in_a_child(body)
+        del body
+        if dropped:
+            kept.clear()
+        for number in range(6, 40):
+            check_batch(next(iterator), 0, number)
+        end()
+        for number, batch in enumerate(kept):
+            check_batch(batch, 0, number)
+
+
+@pytest.mark.slow
+def test_a_child_that_lets_go_does_not_disturb_the_parent():
+    """The finalizer runs in the child too."""
+    with Loader.from_dataset(Full(n=80, floats=9_000), batch_size=4, **KINDS["processes"]) as loader:
+        iterator = iter(loader)
+        kept = [next(iterator) for _ in range(3)]
+
+        def body(wait):
+            kept.clear()
+            gc.collect()
+
+        in_a_child(body)()
+        for number in range(3, 20):
+            check_batch(next(iterator), 0, number)
+        for number, batch in enumerate(kept):
+            check_batch(batch, 0, number)
+
+
+# What travels beside.
+
+
+class Beside:
+    """A batch of 0.2 MB, and beside it so much else that both need another slot."""
+
+    def __init__(self, chars, varies):
+        self.chars, self.varies = chars, varies
+
+    def __len__(self):
+        return 80
+
+    def __getitem__(self, index):
+        many = self.chars * (index % 3) if self.varies else self.chars
+        return {"x": torch.full((12_500,), float(index)), "s": chr(97 + index % 26) * many, "o": (index,)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chars", [10, 1_000, 30_000, 300_000])
+@pytest.mark.parametrize("varies", [False, True])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_big_strings_beside_a_batch_in_place(chars, varies, keeps):
+    """Seen to fail: `send` without ``other=True``, which writes over buffers that it has not copied yet."""
+    kept = []
+    with Loader.from_dataset(Beside(chars, varies), batch_size=4, **KINDS["processes"]) as loader:
+        for number, batch in enumerate(loader):
+            for row, index in enumerate(range(4 * number, 4 * number + 4)):
+                assert set(batch["x"][row].tolist()) == {float(index)}
+                assert batch["s"][row] == chr(97 + index % 26) * (chars * (index % 3) if varies else chars)
+            if keeps and number % 2:
+                kept.append((number, batch))
+    for number, batch in kept:
+        assert batch["x"][:, ::5000].tolist() == [[float(4 * number + row)] * 3 for row in range(4)]
+
+
+class Own:
+    """A collate_fn's own tensors, of several kinds."""
+
+    def __init__(self, floats):
+        self.floats = floats
+
+    def __call__(self, samples):
+        first = float(samples[0])
+        whole = torch.full((3, self.floats), first)
+        return {
+            "whole": whole,
+            "view of it": whole[1],
+            "transposed": torch.full((self.floats, 2), first).T,
+            "array": np.full(self.floats, first),
+            "fortran": np.asfortranarray(np.full((4, self.floats), first)),
+            "read-only": np.broadcast_to(np.float32(first), (self.floats,)),
+            "empty": torch.empty(0, 5),
+            "empty array": np.empty((0, 5)),
+            "nothing": None,
+            "scalar": torch.tensor(first),
+            "leaf": torch.full((3,), first, requires_grad=True),
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("floats", [10, 20_000])
+@by_kind
+def test_tensors_of_a_collate_fn(kind, floats):
+    """Also such that share memory, and such as cannot lie anywhere in one piece."""
+    kept = []
+    with Loader.from_dataset(range(80), batch_size=4, collate_fn=Own(floats), **KINDS[kind]) as loader:
+        for number, batch in enumerate(loader):
+            kept.append((number, batch))
+            if len(kept) > 3:
+                kept.pop(number % 3)
+            for was, one in kept:
+                for name in ("whole", "view of it", "transposed", "array", "fortran", "read-only", "scalar", "leaf"):
+                    values = one[name].detach().numpy() if isinstance(one[name], torch.Tensor) else one[name]
+                    assert values.min() == values.max() == 4 * was, name
+                assert one["empty"].shape == one["empty array"].shape == (0, 5)
+                assert one["leaf"].requires_grad
+
+
+@pytest.mark.slow
+def test_small_answers_are_the_users_own():
+    """They come in a place that the next task needs. Seen to fail: `Seat.value` without its copy."""
+    with Loader.from_dataset(range(4000), batch_size=4, **KINDS["processes"]) as loader:
+        batches = list(loader)
+    assert torch.stack(batches).flatten().tolist() == list(range(4000))
+
+
+@pytest.mark.slow
+def test_sizes_around_the_edges():
+    """Of a place (64 KiB), of a slot's steps, of what is recycled."""
+    sizes = [1, 63, 64, 15_000, 16_000, 16_300, 16_384, 16_400, 32_700, 32_768, 33_000]
+
+    class Sized:
+        def __len__(self):
+            return len(sizes) * 4
+
+        def __getitem__(self, index):
+            return torch.full((sizes[index % len(sizes)],), index, dtype=torch.float32), "x" * 50
+
+    for options in KINDS.values():
+        with Loader.from_dataset(Sized(), batch_size=1, **options) as loader:
+            for number, (row, (text,)) in enumerate(loader):
+                assert row.shape == (1, sizes[number % len(sizes)])
+                assert row.min() == row.max() == number
+                assert text == "x" * 50
+
+
+# The parts.
+
+
+class TestSlotMaker:
+    PLACE = 65536
+
+    def maker(self, lent=NO_SLOT):
+        maker = WorkerSlots()
+        maker.begin(memoryview(bytearray(self.PLACE)), lent)
+        return maker
+
+    def sent(self, maker, value):
+        slot, size, start, end, fd = maker.send(Parcel(value))
+        if fd is not None:
+            memory = attach(fd, size)
+            os.close(fd)
+        else:
+            memory = maker._place if slot == NO_SLOT else maker._mapped[slot]
+        assert start <= end <= len(memory)
+        return slot, memory, unpack(np.frombuffer(memory, np.uint8), start)
+
+    def test_what_lies_in_place_is_not_copied(self, monkeypatch):
+        """Seen to fail: `_lying` that answers -1."""
+        maker = self.maker()
+        specs = [((1000, 30), torch.float32), ((7,), torch.bfloat16), ((3,), torch.bool), ((500,), torch.int64)]
+        tensors = maker.allocate(specs)
+        for number, one in enumerate(tensors):
+            one.fill_(number)
+        parcel = Parcel({"all": tensors, "other": torch.full((9,), 5.0)})
+        end = parcel.end(maker._memory, maker._used)
+        places = parcel._places
+        begin = tensors[0].data_ptr()
+        assert places[:4] == [one.data_ptr() - begin for one in tensors]
+        assert maker._used <= places[4] < end < maker._used + 4096
+        _, _, value = self.sent(maker, {"all": tensors, "other": torch.full((9,), 5.0)})
+        assert [set(one.flatten().tolist()) for one in value["all"]] == [{0.0}, {1.0}, {True}, {3}]
+        assert value["other"].tolist() == [5.0] * 9
+
+    @pytest.mark.parametrize("more", [0, 5_000, 100_000])
+    @pytest.mark.parametrize("lent", [False, True])
+    @pytest.mark.parametrize("length", [1000, 20_000])
+    def test_what_needs_more_room_moves(self, more, lent, length):
+        """Small and large, in a new slot and in a lent one. Seen to fail: `send` that takes the same memory again."""
+        maker = self.maker()
+        if lent:
+            number, _, _ = self.sent(maker, torch.zeros(length + 1000, dtype=torch.float32))
+            maker.begin(memoryview(bytearray(self.PLACE)), number)
+        (rows,) = maker.allocate([((length,), torch.float32)])
+        rows.copy_(torch.arange(length))
+        _, memory, (found, text) = self.sent(maker, (rows, "x" * more))
+        assert found.tolist() == list(range(length))
+        assert text == "x" * more
+        address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+        assert address <= found.data_ptr() < address + len(memory)
+
+    def test_parts_of_it_and_all_of_it_backwards(self):
+        """Views that do not begin where the memory does, or not in order."""
+        maker = self.maker()
+        one, two = maker.allocate([((40, 100), torch.float32), ((40,), torch.int64)])
+        one.copy_(torch.arange(4000.0).reshape(40, 100))
+        two.copy_(torch.arange(40))
+        value = (two[30:], one[::2], one[5:7], one.T, two.flip(0), one[3:3])
+        _, _, found = self.sent(maker, value)
+        assert all(torch.equal(mine, its) for mine, its in zip(found, value, strict=True))
+
+    def test_asked_twice(self):
+        """As by a batch that is loaded again: the second answer counts."""
+        maker = self.maker()
+        for length in (100, 50_000, 200, 90_000):
+            (rows,) = maker.allocate([((length,), torch.float32)])
+            rows.fill_(length)
+        assert len(maker._mapped) == 1, "what was too small is unmapped"
+        _, _, found = self.sent(maker, rows)
+        assert found.shape == (90_000,)
+        assert found.min() == found.max() == 90_000
+
+    def test_asked_and_not_used(self):
+        maker = self.maker()
+        maker.allocate([((50_000,), torch.float32)])
+        _, _, found = self.sent(maker, ("an error", torch.arange(3)))
+        assert found[0] == "an error"
+        assert found[1].tolist() == [0, 1, 2]
+
+    def test_memory_of_an_earlier_task_is_copied(self):
+        """A user's object could still hold it."""
+        maker = self.maker()
+        (rows,) = maker.allocate([((50_000,), torch.float32)])
+        rows.fill_(1)
+        first, _, _ = self.sent(maker, rows)
+        maker.begin(memoryview(bytearray(self.PLACE)), NO_SLOT)
+        second, _, found = self.sent(maker, rows)
+        assert first != second
+        rows.fill_(2)
+        assert found.min() == found.max() == 1
+
+    @pytest.mark.slow
+    @settings(max_examples=30, deadline=None)
+    @given(st.data())
+    def test_tasks_at_random(self, data):
+        """With slots lent and dropped as the consumer would, and answers that are kept. Seen to fail: `_take` that takes the lent slot
+        whatever its length; `carved` without alignment.
+        """
+        maker = WorkerSlots()
+        place, kept, idle = memoryview(bytearray(self.PLACE)), [], []
+        lengths = st.integers(0, 40_000)
+        dtypes = st.sampled_from([torch.float32, torch.uint8, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+        for k in range(data.draw(st.integers(1, 8))):
+            maker.begin(place, lent := idle.pop() if idle else NO_SLOT)
+            tensors = maker.allocate([((data.draw(lengths),), data.draw(dtypes)) for _ in range(data.draw(st.integers(1, 4)))])
+            for one in tensors:
+                one.fill_(k % 2)
+            value = (tensors, "x" * data.draw(st.sampled_from([0, 3000, 70_000])), torch.full((data.draw(lengths),), k % 2))
+            slot, _, found = self.sent(maker, value)
+            expected = [[len(one), k % 2] for one in (*tensors, value[2])]
+            if slot != lent and lent != NO_SLOT:
+                idle.append(lent)
+            assert [[len(one), k % 2] for one in (*found[0], found[2])] == expected
+            assert all((one == k % 2).all() for one in (*found[0], found[2]))
+            if slot != NO_SLOT and data.draw(st.booleans()):
+                kept.append((found, k % 2))
+            elif slot != NO_SLOT:
+                idle.append(slot)
+            for (ones, _, last), bit in kept:
+                assert all((one == bit).all() for one in (*ones, last))
+
+
+class TestSlots:
+    def slots(self, n=1, nbytes=1000):
+        slots = SlotTable(KeptBatches())
+        for number in range(n):
+            slots.add(number, memoryview(bytearray(nbytes)))
+        return slots
+
+    def test_a_viewed_slot_is_not_lent(self):
+        slots = self.slots(2)
+        one, two = slots.view(0), slots.view(1)
+        assert slots.lend() == NO_SLOT
+        part = one[5:9].view(np.int32)
+        del one
+        assert slots.lend() == NO_SLOT
+        del part
+        assert slots.lend() == 0
+        assert slots.lend() == NO_SLOT
+        del two
+        assert slots.lend() == 1
+
+    def test_a_lent_slot_is_not_lent_again_before_it_was_viewed_or_given_back(self):
+        slots = self.slots(1)
+        slots.view(0)
+        assert slots.lend() == 0
+        assert slots.lend() == NO_SLOT
+        slots.give_back(0)
+        assert slots.lend() == 0
+
+    def test_what_is_too_small_is_told_once(self):
+        slots = self.slots(1)
+        slots.view(0)
+        slots.give_back(slots.lend(), useful=False)
+        assert slots.dropped() == [0]
+        assert slots.dropped() == []
+        assert slots.lend() == NO_SLOT
+        assert slots.count() == (0, 0)
+
+    def test_what_cannot_be_mapped_is_dropped(self):
+        slots = SlotTable(KeptBatches())
+        slots.add(3, None)
+        assert slots.dropped(1) == [3]
+
+
+class TestRecycler:
+    def test_small_memory_is_not_recycled(self):
+        recycler = Recycler()
+        recycler.allocate([((LARGE // 4 - 16,), torch.float32)])
+        assert recycler._made == 0
+        recycler.allocate([((LARGE // 4,), torch.float32)])
+        assert recycler._made == 1
+
+    def test_two_of_one_batch_never_share(self):
+        """Asked twice while the first is still held."""
+        recycler = Recycler()
+        one = recycler.allocate([((100_000,), torch.float32)])
+        two = recycler.allocate([((100_000,), torch.float32)])
+        one[0].fill_(1), two[0].fill_(2)
+        assert one[0].max() == 1
+
+    def test_any_number_of_threads(self):
+        """Each fills what it was given, and looks at it later."""
+        recycler, wrong = Recycler(), []
+
+        def work(number):
+            chance, held = random.Random(number), []
+            for k in range(150):
+                value = number * 1000 + k
+                (rows,) = recycler.allocate([((chance.choice([40_000, 60_000]),), torch.int64)])
+                rows.numpy()[:] = value
+                held.append((value, rows.numpy()[chance.randrange(100) :]))
+                while len(held) > chance.randrange(6):
+                    value, rows = held.pop(chance.randrange(len(held)))
+                    if not (rows == value).all():
+                        wrong.append(value)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16, torch.uint16, torch.complex128, torch.float8_e5m2])
+    def test_carving(self, dtype):
+        """Whole, aligned, apart. Seen to fail: `aligned` as the identity."""
+        specs = [((3, 5), dtype), ((), dtype), ((0, 4), dtype), ((7,), dtype), ((2, 1, 3), dtype)]
+        memory = np.zeros(carved_bytes(specs) + 64, np.uint8)
+        memory = memory[-memory.ctypes.data % 64 :][: carved_bytes(specs)]
+        tensors = carved(memory, specs)
+        assert [(tuple(one.shape), one.dtype) for one in tensors] == specs
+        assert all(one.is_contiguous() for one in tensors)
+        assert all(one.data_ptr() % 64 == 0 for one in tensors if one.numel())
+        spans = sorted((one.data_ptr(), one.data_ptr() + one.nbytes) for one in tensors if one.numel())
+        assert all(one[1] <= two[0] for one, two in itertools.pairwise(spans))
+        assert spans[-1][1] <= memory.ctypes.data + len(memory)
+
+    @given(st.integers(0, 10**6))
+    @settings(max_examples=20)
+    def test_aligned(self, nbytes):
+        assert aligned(nbytes) % 64 == 0
+        assert nbytes <= aligned(nbytes) < nbytes + 64
+
+
+# Its end.
+
+
+def segments():
+    """Of worker processes, mapped here."""
+    gc.collect()
+    return sum("penstock" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.slow
+def test_memory_is_given_back():
+    """With the last batch, after the loader."""
+    before = segments()
+    with Loader.from_dataset(Full(n=96, floats=9_000), batch_size=4, **KINDS["processes"]) as loader:
+        kept = [batch["x"][0] for batch in loader]
+    assert segments() >= before + 20
+    kept = kept[:2]
+    assert segments() <= before + 2
+    del kept
+    assert segments() == before
+
+
+@pytest.mark.slow
+def test_an_abandoned_loader_lets_go():
+    """Also of batches that were never asked for."""
+    with contextlib.ExitStack() as stack:
+        loader = stack.enter_context(Loader.from_dataset(Full(n=80, floats=9_000), batch_size=4, **KINDS["processes"]))
+        batch = next(iter(loader))
+    del loader
+    gc.collect()
+    check_batch(batch, 0, 0)

@@ -1,0 +1,151 @@
+"""The contract: indices and their addresses, foreign nodes, and what a user's own node gets for free."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torchdata.nodes
+
+from penstock import Batcher, Cycler, EndOfEpoch, GraphError, Indices, Loader, Mapper, Node, Sampler, SequentialOrder, Sharder, StateError
+from penstock._fetch.indices import pack
+from penstock._nodes.node import epoch_of, fields
+
+
+def test_indices_are_a_sequence_of_single_ones():
+    batch = Indices(2, np.array([4, 5, 6]), np.array([40, 50, 60]))
+    assert (len(batch), batch.is_batch, batch.plain()) == (3, True, [40, 50, 60])
+    assert batch[1] == Indices(2, 5, 50)
+    assert type(batch[1].values) is int
+    assert batch[::2] == Indices(2, np.array([4, 6]), np.array([40, 60]))
+    assert pack(list(batch)) == batch
+    assert batch != Indices(1, batch.positions, batch.values)
+
+
+def test_values_that_are_no_integers_are_kept_as_they_are():
+    packed = pack([Indices(0, 0, "a"), Indices(0, 1, (1, 2)), Indices(0, 2, True)])
+    assert packed.values == ["a", (1, 2), True]
+    assert pack([1, 2]) == [1, 2]
+    assert pack([]) == []
+
+
+class Doubled(Node):
+    def transform(self, item):
+        assert not isinstance(item, EndOfEpoch | Indices)
+        return item * 2
+
+
+def test_a_users_node_sees_values_only_and_keeps_the_address():
+    node = Doubled(Cycler(Sampler(SequentialOrder(2))))
+    assert list(islice(node, 4)) == [Indices(0, 0, 0), Indices(0, 1, 2), EndOfEpoch(0), Indices(1, 0, 0)]
+
+
+def test_a_users_node_stands_anywhere_above_the_cycler():
+    low = Batcher(Sharder(Doubled(Cycler(Sampler(SequentialOrder(5)))), 1, 2), 2)
+    high = Doubled(Mapper(Batcher(Sharder(Cycler(Sampler(SequentialOrder(5))), 1, 2), 2), list))
+    assert [one.plain() for one in islice(low, 2)] == [[2, 6], [0]]
+    assert list(islice(high, 2)) == [[1, 3, 1, 3], [0, 0]]
+
+
+def test_a_state_of_ones_own_needs_its_own_reset_and_start():
+    with pytest.raises(GraphError, match="Halfway has a get_state of its own"):
+
+        class Halfway(Node):
+            def get_state(self):
+                return {}
+
+
+def test_a_node_that_reads_by_next_cannot_be_dealt_above_the_cycler():
+    class Own(Node):
+        def next(self):
+            return next(self.source)
+
+    with pytest.raises(GraphError, match="needs its own take"):
+        next(Batcher(Own(Cycler(Sampler(SequentialOrder(5)))), 2))
+
+
+class Plus(torchdata.nodes.BaseNode):
+    """What a user of torchdata has."""
+
+    def __init__(self, source) -> None:
+        super().__init__()
+        self.source = source
+
+    def reset(self, initial_state=None):
+        super().reset(initial_state)
+        self.source.reset(initial_state)
+
+    def next(self):
+        return next(self.source) + 1
+
+    def get_state(self):
+        return self.source.state_dict()
+
+
+def test_foreign_nodes_below_the_cycler():
+    node = Batcher(Cycler(Plus(torchdata.nodes.IterableWrapper(range(3)))), 2)
+    plain = [item if isinstance(item, EndOfEpoch) else item.plain() for item in islice(node, 4)]
+    assert plain == [[1, 2], [3], EndOfEpoch(0), [1, 2]]
+
+
+def test_a_foreign_node_above_the_cycler_is_refused_when_built():
+    for build in (
+        lambda cycler: torchdata.nodes.Batcher(cycler, 2),
+        lambda cycler: Plus(cycler),
+        lambda cycler: torchdata.nodes.Prefetcher(Plus(Plus(cycler)), 2),
+    ):
+        with pytest.raises(GraphError, match="stands downstream of a Cycler"):
+            Loader(build(Cycler(Sampler(SequentialOrder(3)))))
+
+
+class Hidden(torchdata.nodes.BaseNode):
+    """Hides its source, so that only its items give it away."""
+
+    def __init__(self, inner) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def reset(self, initial_state=None):
+        super().reset(initial_state)
+        self._inner.reset(initial_state)
+
+    def next(self):
+        return next(self._inner)
+
+    def get_state(self):
+        return self._inner.state_dict()
+
+
+def test_a_hidden_one_is_found_by_the_mark_it_hands_on():
+    loader = Loader(Hidden(Cycler(Sampler(SequentialOrder(2)))))
+    with pytest.raises(GraphError, match=r"Hidden handed on EndOfEpoch\(epoch=0\)"):
+        list(loader)
+
+
+def test_what_is_no_node_is_refused():
+    with pytest.raises(GraphError, match="not list"):
+        Cycler([1, 2, 3])
+
+
+def test_our_finite_nodes_under_torchdatas_loader():
+    loader = torchdata.nodes.Loader(Mapper(Batcher(Sampler(SequentialOrder(5)), 2), list))
+    assert [list(loader) for _ in range(2)] == [[[0, 1], [2, 3], [4]]] * 2
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    resumed = torchdata.nodes.Loader(Mapper(Batcher(Sampler(SequentialOrder(5)), 2), list))
+    resumed.load_state_dict(state)
+    assert list(resumed) == [[2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    "state", [None, [], {}, {"a": 1}, {"a": 1, "b": "x", "c": 0}, {"a": -1, "b": ""}, {"a": True, "b": ""}, {"a": 1.0, "b": ""}]
+)
+def test_fields_refuses(state):
+    with pytest.raises(StateError):
+        fields(state, a=int, b=str)
+
+
+def test_epoch_of_looks_below():
+    assert epoch_of({"mine": 1, "source": {"epoch": 7, "source": {"epoch": 9}}}) == 7

@@ -1,0 +1,215 @@
+"""Prefetcher, PinMemory and the reader thread upstream of them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from itertools import islice
+
+import pytest
+import torch
+
+from penstock import ClosedError, Cycler, EndOfEpoch, Loader, Mapper, Node, PinMemory, Prefetcher, Sampler, SequentialOrder
+from penstock._memory.devices import can_pin
+from penstock._statistics import PinStatistics
+
+
+def source(n=5):
+    return Cycler(Sampler(SequentialOrder(n)))
+
+
+class Gated(Node):
+    """Hands on an item only once its gate is opened, and says when it is asked."""
+
+    def __init__(self, source, gate, asked) -> None:
+        super().__init__(source)
+        self.gate, self.asked = gate, asked
+
+    def transform(self, item):
+        self.asked.release()
+        assert self.gate.acquire(timeout=20)
+        return item
+
+
+def test_it_reads_ahead_but_no_further_than_its_depth():
+    """Seen to fail with an unbounded queue: the reader asked for a fourth item."""
+    gate, asked = threading.Semaphore(0), threading.Semaphore(0)
+    node = Prefetcher(Gated(source(9), gate, asked), 2)
+    node.reset()
+    for _ in range(2):
+        assert asked.acquire(timeout=20)
+        gate.release()
+    assert not asked.acquire(timeout=0.05)  # two are ready, and a third is not asked for
+    assert next(node).values == 0
+    assert asked.acquire(timeout=20)
+    gate.release()
+    node.shutdown()
+
+
+def test_a_stuck_reader_is_left_behind_by_name(caplog):
+    """Within the time that `close` was given. Seen to fail: `shutdown` that waits 2 s whatever was said; `join` that says nothing."""
+    gate, asked = threading.Semaphore(0), threading.Semaphore(0)
+    loader = Loader(Prefetcher(Gated(source(9), gate, asked), 2))
+    gate.release()
+    next(iter(loader))
+    assert asked.acquire(timeout=20)
+    assert asked.acquire(timeout=20)
+    thread = next(thread for thread in threading.enumerate() if thread.name == "penstock-prefetch")
+    began = time.monotonic()
+    loader.close(timeout=0.05)
+    assert time.monotonic() - began < 1
+    assert caplog.text.count("thread penstock-prefetch is still at work") == 1
+    gate.release()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_an_idle_reader_is_not_called_busy_however_little_time_there_is(caplog):
+    """Seen to fail: `join` that gives a thread no time to wake."""
+    loader = Loader(Prefetcher(source(9), 2))
+    next(iter(loader))
+    loader.close(timeout=0)
+    assert caplog.text == ""
+
+
+def test_one_thread_for_life():
+    node = Prefetcher(source(), 2)
+    node.reset()
+    idents = set()
+    for state in (None, node.start_of(3), node.start_of(1)):
+        node.reset(state)
+        list(islice(node, 14))
+        idents |= {thread.ident for thread in threading.enumerate() if thread.name == "penstock-prefetch"}
+    assert len(idents) == 1
+    node.shutdown()
+
+
+def test_a_reset_steals_no_item():
+    """torchdata's old reader takes an item of the new run. Seen to fail without waiting for the reader to leave the source."""
+    gate, asked = threading.Semaphore(0), threading.Semaphore(0)
+    node = Prefetcher(Gated(source(50), gate, asked), 4)
+    node.reset()
+    assert asked.acquire(timeout=20)  # the reader is inside the source, with item 0
+    mover = threading.Thread(target=node.reset, args=({"epoch": 0, "source": {"epoch": 0, "position": 30}},))
+    mover.start()
+    gate.release(50)
+    mover.join(20)
+    assert [item.values for item in islice(node, 3)] == [30, 31, 32]
+    node.shutdown()
+
+
+class Faulty(Node):
+    def transform(self, item):
+        if item == 2:
+            raise KeyError("two")
+        return item
+
+
+def test_an_error_arrives_in_its_place_and_is_no_end():
+    node = Prefetcher(Faulty(source(4)), 3)
+    assert [next(node).values, next(node).values] == [0, 1]
+    before = node.state_dict()
+    with pytest.raises(KeyError, match="two"):
+        next(node)
+    assert node.state_dict() == before
+    assert [getattr(item, "values", item) for item in islice(node, 3)] == [3, EndOfEpoch(0), 0]
+    node.shutdown()
+
+
+def test_stop_iteration_of_a_finite_source_stays():
+    node = Prefetcher(Sampler(SequentialOrder(3)), 2)
+    assert [item.values for item in node] == [0, 1, 2]
+    assert list(node) == []
+    node.shutdown()
+
+
+def test_run_ahead_false_stops_at_the_mark():
+    """Seen to fail without the hold: epoch 1 was asked for while nobody wanted it."""
+    loaded = []
+
+    def note(value):
+        loaded.append(value)
+        return value
+
+    node = Prefetcher(Mapper(source(3), note), 8, run_ahead=False)
+    assert [next(node) for _ in range(3)] == [0, 1, 2]
+    assert next(node) == EndOfEpoch(0)
+    assert loaded == [0, 1, 2]
+    assert next(node) == 0
+    node.shutdown()
+
+
+def test_a_timeout_says_so_and_loses_nothing():
+    gate, asked = threading.Semaphore(0), threading.Semaphore(0)
+    node = Prefetcher(Gated(source(), gate, asked), 1, timeout=0.05)
+    with pytest.raises(TimeoutError, match=r"waited 0.05 s for penstock-prefetch"):
+        next(node)
+    gate.release(9)
+    node._pump._timeout = 20
+    assert next(node).values == 0
+    node.shutdown()
+
+
+def test_shutdown_ends_and_is_final():
+    node = Prefetcher(source(), 2)
+    next(node)
+    node.shutdown()
+    node.shutdown()
+    with pytest.raises(ClosedError):
+        next(node)
+    with pytest.raises(ClosedError):
+        node.reset()
+
+
+def test_an_abandoned_one_is_collected_with_its_thread():
+    """Seen to fail when the thread held the pump."""
+    node = Prefetcher(Prefetcher(source(), 2), 2)
+    next(node)
+    threads = [thread for thread in threading.enumerate() if thread.name == "penstock-prefetch"]
+    assert len(threads) == 2
+    gone = weakref.ref(node)
+    del node
+    gc.collect()
+    assert gone() is None
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("depth", [0, -1, 1.5, None, True])
+def test_a_depth_that_is_none_is_refused(depth):
+    with pytest.raises(ValueError, match="prefetch_factor"):
+        Prefetcher(source(), depth)
+
+
+def test_statistics_count():
+    node = Prefetcher(source(), 2)
+    list(islice(node, 4))
+    (counted,) = node.statistics()
+    assert (counted.name, counted.depth) == ("penstock-prefetch", 2)
+    assert counted.items >= 4
+    assert counted.wait_s > 0
+    node.shutdown()
+
+
+@pytest.mark.skipif(can_pin(), reason="this machine has an accelerator")
+def test_pin_memory_without_an_accelerator_passes_through_and_says_so():
+    with pytest.warns(UserWarning, match="no accelerator"):
+        node = PinMemory(Mapper(source(), torch.tensor))
+    batch = next(node)
+    assert batch.item() == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-pin"]
+    assert node.statistics() == (PinStatistics(pinned=0, already=1),)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not can_pin(), reason="no accelerator on this machine")
+def test_pin_memory_pins():
+    node = PinMemory(Mapper(source(), lambda value: {"x": torch.full((3,), value)}))
+    batches = list(islice(node, 5))
+    assert all(batch["x"].is_pinned() for batch in batches)
+    assert [batch["x"][0].item() for batch in batches] == [0, 1, 2, 3, 4]
+    assert next(node) == EndOfEpoch(0)
+    node.shutdown()

@@ -1,0 +1,542 @@
+"""The first batch of an empty pipeline is loaded by all workers at once; whatever is in it, it is the batch that one would have made.
+
+Gates, not sleeps: a sample that begins a worker's part says so through a pipe, and waits at another until all have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+import penstock
+from penstock import SKIP, Fetch, Indices, Loader, SampleError
+from penstock._fetch.error_policy import PartialBatch
+from penstock._fetch.task import FetchTask
+from penstock._memory.allocation import afresh
+from penstock._workers.pool import IDLE
+from penstock.testing import Tagged, assert_resumes_everywhere
+
+pytestmark = pytest.mark.timeout(30)
+METHODS = ["thread", "process"]
+by_method = pytest.mark.parametrize("method", METHODS)
+by_method_at_once = pytest.mark.parametrize("method", ["thread", "process"])
+N, BATCH = 36, 12
+
+
+def loading(dataset, method, workers=3, **options):
+    options = {"batch_size": BATCH, "seed": 4, **options}
+    if method == "process" and workers:
+        options["multiprocessing_context"] = "fork"
+    return Loader.from_dataset(dataset, num_workers=workers, method=method, **options)
+
+
+class Gates:
+    """Through which a thread or a forked process can say that it has begun, and wait."""
+
+    def __init__(self):
+        self.begun, self.begin = os.pipe()
+        self.wait, self.go = os.pipe()
+
+    def pass_(self, word=b"."):
+        os.write(self.begin, word)
+        os.read(self.wait, 1)
+
+    def seen(self, n, within=3.0):
+        """What the first ``n`` have said; fewer where no more came in time."""
+        words = b""
+        while len(words) < n and select.select([self.begun], [], [], within)[0]:
+            words += os.read(self.begun, n - len(words))
+        return words
+
+    def open(self, n):
+        os.write(self.go, b"g" * n)
+
+    def close(self):
+        for fd in (self.begun, self.begin, self.wait, self.go):
+            os.close(fd)
+
+
+@pytest.fixture
+def gates():
+    gates = Gates()
+    yield gates
+    gates.close()
+
+
+class Gated(Tagged):
+    """Says at each of some samples that it has come there, and waits."""
+
+    def __init__(self, n, gates, at):
+        super().__init__(n)
+        self.gates, self.at = gates, at
+
+    def __getitem__(self, index):
+        value = super().__getitem__(index)
+        if value in self.at:
+            self.gates.pass_(bytes([index]))
+        return value
+
+
+@contextlib.contextmanager
+def opened(gates, n):
+    """Gates that let all through once ``n`` are there, and tell who they were: a list that is filled at the end."""
+    words = []
+
+    def guard():
+        words.extend(gates.seen(n))
+        gates.open(200)
+
+    thread = threading.Thread(target=guard)
+    thread.start()
+    yield words
+    thread.join()
+
+
+# That it is so.
+
+
+@by_method_at_once
+@pytest.mark.parametrize(
+    ("batch_size", "workers", "firsts"), [(12, 3, [0, 4, 8]), (12, 2, [0, 6]), (10, 3, [0, 4, 8]), (5, 4, [0, 2, 4]), (2, 3, [0, 1])]
+)
+def test_all_workers_load_the_first_batch(gates, method, batch_size, workers, firsts):
+    """None goes on before all of them have begun. Seen to fail: `parts` that answers nothing (only one comes to the gate in three seconds)."""
+    with loading(Gated(N, gates, firsts), method, workers, batch_size=batch_size) as loader:
+        with opened(gates, len(firsts)) as words:
+            batches = list(loader)
+        assert sorted(words) == firsts
+    assert torch.cat(batches).tolist() == list(range(N))
+
+
+@by_method_at_once
+def test_also_after_a_jump(gates, method):
+    """Seen to fail: as above."""
+    with loading(Tagged(N), "thread", 0) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with loading(Gated(N, gates, [12, 16, 20]), method) as loader:
+        loader.load_state_dict(state)
+        with opened(gates, 3) as words:
+            assert next(iter(loader)).tolist() == list(range(12, 24))
+        assert sorted(words) == [12, 16, 20]
+
+
+@by_method_at_once
+def test_also_at_an_epoch_that_had_to_be_waited_for(gates, method):
+    """With ``run_ahead=False`` the pipeline is empty then."""
+    with loading(Gated(N, gates, [1000, 1004, 1008]), method, run_ahead=False) as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(N))
+        with opened(gates, 3) as words:
+            assert torch.cat(list(loader)).tolist() == list(range(1000, 1000 + N))
+        assert sorted(words) == [0, 4, 8]
+
+
+@by_method_at_once
+def test_the_batches_behind_it_are_loaded_meanwhile(gates, method):
+    """By those who have done their part."""
+    with loading(Gated(N, gates, [0, 12, 24]), method, 2) as loader:
+        with opened(gates, 2) as words:
+            assert torch.cat(list(loader)).tolist() == list(range(N))
+        assert sorted(words) in ([0, 12], [0, 24])
+
+
+def test_parts_are_the_batch():
+    """In order, without gaps, none empty. Seen to fail: a size that is rounded down."""
+    work = FetchTask(Fetch(Tagged(100)), 0, seed_samples=False)
+    for rows in range(1, 40):
+        task = Indices(2, np.arange(rows) + 7, np.arange(rows)[::-1].copy())
+        for n in range(1, 9):
+            parts = work.parts(task, n)
+            assert len(parts) <= n
+            assert all(len(part.indices) for part in parts)
+            if rows > 1 and n > 1:
+                assert [value for part in parts for value in part.indices.values.tolist()] == task.values.tolist()
+                assert [place for part in parts for place in part.indices.positions.tolist()] == task.positions.tolist()
+                values = [work(part, [IDLE]) for part in parts]
+                assert work.together(task, parts, values, afresh).tolist() == [2000 + value for value in task.values.tolist()]
+            else:
+                assert parts == []
+
+
+# Values.
+
+
+class Rich:
+    """Everything that a batch can be made of, and random numbers."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        own = penstock.sample()
+        return {
+            "image": np.full((40, 40), index, np.float32),
+            "large": torch.full((30_000,), float(index)),
+            "half": torch.full((3,), float(index), dtype=torch.bfloat16),
+            "label": index,
+            "name": f"{index}",
+            "pair": (index / 3, [np.int16(index), index % 2 == 0]),
+            "own": own.rng.random(),
+            "address": torch.tensor([own.epoch, own.position, own.index]),
+        }
+
+
+class Drawing(Rich):
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "globals": (random.random(), np.random.randn(), torch.rand(2))}
+
+
+def plain(value):
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+@by_method
+@pytest.mark.parametrize("batch_size", [2, 5, 12, 36])
+def test_every_batch_is_what_one_would_have_made(method, batch_size):
+    """Seen to fail: parts that are put together from the last to the first."""
+    dataset = Drawing() if method == "process" else Rich()
+    runs = []
+    for workers in (0, 3):
+        with loading(dataset, method, workers, batch_size=batch_size, shuffle=True) as loader:
+            runs.append([plain(batch) for _ in range(2) for batch in loader])
+    assert runs[0] == runs[1]
+
+
+class Collate:
+    def __call__(self, samples):
+        return [(index, random.random(), np.random.randn(), torch.rand(()).item()) for index in samples]
+
+
+def test_a_collate_fn_that_draws_draws_the_same():
+    """Wherever it is called."""
+    random.seed(1), np.random.seed(1), np.random.randn(), torch.manual_seed(1)
+    before = [str(random.getstate()), str(np.random.get_state()), torch.get_rng_state().tolist()]
+    runs = []
+    for workers in (0, 1, 3):
+        with loading(Tagged(N), "process", workers, collate_fn=Collate()) as loader:
+            runs.append(list(loader))
+    assert runs[0] == runs[1] == runs[2]
+    assert [str(random.getstate()), str(np.random.get_state()), torch.get_rng_state().tolist()] == before
+
+
+@by_method
+def test_a_collate_fn_is_called_once_with_all_samples(method):
+    sizes = []
+
+    def collate(samples):
+        sizes.append((type(samples), len(samples)))
+        return samples
+
+    with loading(Tagged(N), method, collate_fn=collate, batch_size=36, run_ahead=False) as loader:
+        assert next(iter(loader)) == list(range(N))
+    assert sizes in ([], [(list, N)])
+
+
+def test_samples_that_cannot_be_pickled():
+    """A collate_fn makes something of them that can: what is said to a worker about one batch must hold for the first one too."""
+    with loading(Unpicklable(), "process", collate_fn=lambda samples: [one() for one in samples]) as loader:
+        assert [value for batch in loader for value in batch] == list(range(N))
+
+
+class Unpicklable:
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return lambda: index
+
+
+def test_a_collate_fn_knows_its_worker():
+    """And finds there what ``worker_init_fn`` has made."""
+    with loading(Tagged(N), "process", 2, collate_fn=lambda samples: get_worker_info().id) as loader:
+        assert set(loader) <= {0, 1}
+
+
+@by_method
+def test_a_sample_in_no_batch_is_not_split(method):
+    with loading(Tagged(N), method, batch_size=None) as loader:
+        assert list(loader) == list(range(N))
+
+
+class Fetching(Tagged):
+    def __getitems__(self, indices):
+        assert len(indices) == BATCH
+        return [self[index] for index in indices]
+
+
+@by_method
+def test_getitems_is_asked_for_whole_batches(method):
+    with loading(Fetching(N), method) as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(N))
+
+
+def test_small_windows():
+    """``max_concurrent=1``: the pipeline is empty before every batch."""
+    with loading(Tagged(N), "thread", prefetch_factor=1) as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(N))
+
+
+@by_method
+def test_out_of_order(method):
+    with loading(Tagged(N), method, in_order=False) as loader:
+        for epoch in range(2):
+            assert sorted(torch.cat(list(loader)).tolist()) == [1000 * epoch + index for index in range(N)]
+
+
+@by_method
+@pytest.mark.slow
+def test_the_resume_law(method):
+    """Every resumed loader begins with parts."""
+    assert_resumes_everywhere(lambda: loading(Tagged(14), method, 2, batch_size=4, shuffle=True), steps=9)
+
+
+@by_method
+@pytest.mark.slow
+def test_the_resume_law_with_samples_that_fail(method, caplog):
+    assert_resumes_everywhere(lambda: loading(Bad(14, {0, 5, 6, 13}), method, 2, batch_size=4, on_error="skip"), steps=9)
+
+
+# Samples that fail.
+
+
+class Bad(Tagged):
+    def __init__(self, n, bad):
+        super().__init__(n)
+        self.bad = bad
+
+    def __getitem__(self, index):
+        value = super().__getitem__(index)
+        if index in self.bad:
+            raise ValueError(f"sample {index} is bad")
+        return value
+
+
+@by_method
+@pytest.mark.parametrize("bad", [0, 3, 4, 7, 11])
+def test_an_error_names_its_sample(method, bad):
+    """In whichever part. Seen to fail: `name` of a `Part` with the row counted from the batch's first."""
+    with loading(Bad(N, {bad}), method) as loader:
+        iterator = iter(loader)
+        with pytest.raises(ValueError, match=f"sample {bad} is bad") as raised:
+            next(iterator)
+        notes = raised.value.__notes__
+        assert notes[0] == f"while loading dataset index {bad} (epoch 0, position {bad})"
+        assert "in worker" in notes[1]
+        assert torch.cat([next(iterator), next(iterator)]).tolist() == list(range(12, N))
+
+
+@by_method
+def test_several_errors_are_one(method):
+    """The first one's. What comes of the other parts is nobody's batch."""
+    with loading(Bad(N, set(range(0, 12, 2))), method) as loader:
+        iterator = iter(loader)
+        with pytest.raises(ValueError, match="is bad"):
+            next(iterator)
+        assert torch.cat([next(iterator), next(iterator)]).tolist() == list(range(12, N))
+
+
+@by_method
+@pytest.mark.parametrize("bad", [{0}, {3, 4}, {4, 5, 6, 7}, {0, 11}, set(range(1, 12)), {5, 17, 30}], ids=str)
+def test_skipping(method, bad, caplog):
+    """Also a whole part. Seen to fail: `together` that gives no faults on."""
+    with loading(Bad(N, bad), method, on_error="skip") as loader:
+        batches = [batch.tolist() for batch in loader]
+        skipped = loader.root.statistics()[-1].skipped
+    assert batches == [[index for index in range(start, start + 12) if index not in bad] for start in (0, 12, 24)]
+    assert skipped == len(bad)
+    words = [record.getMessage() for record in caplog.records]
+    assert [f"dataset index {index} (epoch 0, position {index})" in word for index, word in zip(sorted(bad), words, strict=True)] == [
+        True
+    ] * len(bad)
+    assert [f"sample {index} is bad" in word for index, word in zip(sorted(bad), words, strict=True)] == [True] * len(bad)
+
+
+@by_method
+def test_skipping_a_whole_part_before_a_collate_fn(method, caplog):
+    """Seen to fail: `together` that takes ``None`` for samples."""
+    with loading(Bad(N, {4, 5, 6, 7}), method, on_error="skip", collate_fn=sum) as loader:
+        assert list(loader) == [sum(range(4)) + sum(range(8, 12)), sum(range(12, 24)), sum(range(24, 36))]
+
+
+@by_method
+def test_nothing_left(method, caplog):
+    with loading(Bad(N, set(range(12))), method, on_error="skip") as loader:
+        iterator = iter(loader)
+        with pytest.raises(SampleError, match="nothing is left of a batch: all 12 samples"):
+            next(iterator)
+        assert next(iterator).tolist() == list(range(12, 24))
+
+
+@by_method
+def test_substitutes(method, caplog):
+    def on_error(error, index, epoch, position):
+        assert str(error) == f"sample {index} is bad"
+        return SKIP if index == 7 else 500 + index
+
+    with loading(Bad(N, {1, 7, 8, 20}), method, on_error=on_error) as loader:
+        batches = [batch.tolist() for batch in loader]
+    assert batches[0] == [0, 501, 2, 3, 4, 5, 6, 508, 9, 10, 11]
+    assert batches[1] == [12, 13, 14, 15, 16, 17, 18, 19, 520, 21, 22, 23]
+
+
+@by_method
+def test_the_budget(method, caplog):
+    exceeded = pytest.raises(SampleError, match=r"more samples failed than max_errors=2.*3 of 12 so far.*dataset index 9")
+    with loading(Bad(N, {1, 5, 9}), method, on_error="skip", max_errors=2) as loader, exceeded:
+        next(iter(loader))
+
+
+def test_the_rows_of_faults():
+    """Of the batch, not of the part. Seen to fail: `together` without ``start +``."""
+    work = FetchTask(Fetch(Bad(N, {0, 5, 6, 11})), 0, seed_samples=False, on_error="skip")
+    task = Indices(0, np.arange(100, 112), np.arange(12))
+    parts = work.parts(task, 3)
+    marred = work.together(task, parts, [work(part, [IDLE]) for part in parts], afresh)
+    assert isinstance(marred, PartialBatch)
+    assert [fault.row for fault in marred.faults] == [0, 5, 6, 11]
+    assert ["position 105" in fault.sample for fault in marred.faults] == [False, True, False, False]
+    assert marred.left == 8
+    assert marred.value.tolist() == [1, 2, 3, 4, 7, 8, 9, 10]
+
+
+@by_method
+def test_samples_that_do_not_go_together(method):
+    """Though those of each part do. The error names the batch."""
+
+    class Ragged(Tagged):
+        def __getitem__(self, index):
+            return torch.zeros(2 if index < 6 else 3)
+
+    with loading(Ragged(N), method, 2) as loader:
+        iterator = iter(loader)
+        with pytest.raises(RuntimeError, match="equal size") as raised:
+            next(iterator)
+        assert raised.value.__notes__[0].startswith("while loading the batch of dataset indices [0, 1, 2")
+        assert next(iterator).shape == (12, 3)
+
+
+@by_method
+def test_samples_whose_parts_differ(method):
+    """As ``default_collate`` would promote them."""
+
+    class Mixed(Tagged):
+        def __getitem__(self, index):
+            return {"x": index if index < 6 else float(index), "y": torch.tensor(index) if index < 6 else torch.tensor(float(index))}
+
+    runs = []
+    for workers in (0, 2):
+        with loading(Mixed(N), method, workers) as loader:
+            runs.append([plain(batch) for batch in loader])
+    assert runs[0] == runs[1]
+
+
+def raises_in_collate(samples):
+    raise LookupError("in collate")
+
+
+@by_method
+def test_an_error_in_collate_fn(method):
+    with loading(Tagged(N), method, collate_fn=raises_in_collate) as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            with pytest.raises(LookupError, match="in collate") as raised:
+                next(iterator)
+            assert "while loading the batch of dataset indices" in raised.value.__notes__[0]
+
+
+# Workers that hang or die.
+
+
+@by_method
+@pytest.mark.slow
+def test_a_part_that_hangs(gates, method):
+    """Is named, and its batch is lost; the others come. Seen to fail: `_Split.under_way` without the parts that are not done."""
+    with loading(Gated(N, gates, [5]), method, timeout=0.3) as loader:
+        iterator = iter(loader)
+        with pytest.raises(TimeoutError, match=r"dataset index 5 \(epoch 0, position 5\)"):
+            next(iterator)
+        gates.open(1)
+        assert torch.cat([next(iterator), next(iterator)]).tolist() == list(range(12, N))
+
+
+class Dying(Tagged):
+    """A sample that kills its worker: once, or always."""
+
+    def __init__(self, n, at, flag=None):
+        super().__init__(n)
+        self.at, self.flag = at, flag
+
+    def __getitem__(self, index):
+        if index == self.at and penstock.sample().epoch == 0 and (self.flag is None or not self.flag.exists()):
+            if self.flag is not None:
+                self.flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("at", [0, 5, 11])
+def test_a_worker_that_dies_in_its_part(tmp_path, caplog, at):
+    """Its part is done again, by another."""
+    with loading(Dying(N, at, tmp_path / "flag"), "process") as loader:
+        assert torch.cat(list(loader)).tolist() == list(range(N))
+        assert loader.root._pool.statistics().restarts == 1
+    assert f"dataset index {at} (epoch 0, position {at})" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_sample_that_kills_twice_is_named(caplog):
+    with loading(Dying(N, 5), "process") as loader:
+        iterator = iter(loader)
+        with pytest.raises(SampleError, match=r"dataset index 5 \(epoch 0, position 5\) has killed two workers"):
+            next(iterator)
+        assert torch.cat([next(iterator), next(iterator)]).tolist() == list(range(12, N))
+
+
+@by_method
+def test_closing_in_the_middle(gates, method):
+    """While they wait at the gates."""
+    loader = loading(Gated(N, gates, [0, 4, 8]), method)
+    failed = []
+
+    def consume():
+        try:
+            next(iter(loader))
+        except penstock.ClosedError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    assert gates.seen(1)
+    if method == "thread":
+        gates.open(50)
+    loader.close()
+    thread.join()
+    gates.open(50)
+
+
+@by_method
+def test_jumping_in_the_middle(method):
+    """Parts that nobody wants any more come to nothing."""
+    with loading(Tagged(N), method) as loader:
+        start = loader.state_dict()
+        next(iter(loader))
+        after = loader.state_dict()
+        for _ in range(3):
+            loader.load_state_dict(start)
+            iterator = iter(loader)
+            assert next(iterator).tolist() == list(range(12))
+            loader.load_state_dict(after)
+            assert torch.cat(list(loader)).tolist() == list(range(12, N))

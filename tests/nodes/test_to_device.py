@@ -1,0 +1,298 @@
+"""ToDevice, pinned batches and what is resident on a device: on the CPU what can be seen there, and the rest with ``-m gpu``."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import Batcher, Cycler, EndOfEpoch, Fetch, Loader, ParallelMapper, PinMemory, Resident, Sampler, SequentialOrder, ToDevice
+from penstock._memory.devices import can_pin, pin, resolve_device
+from penstock._memory.tree import leaves, mapped
+from penstock._statistics import PinStatistics
+from penstock.testing import assert_resumes_everywhere
+
+gpu = pytest.mark.skipif(not (torch.accelerator.is_available() and can_pin()), reason="no accelerator with streams on this machine")
+
+
+class Images:
+    """Image ``i`` is full of ``i``."""
+
+    def __init__(self, n: int = 10, side: int = 4) -> None:
+        self.n, self.side = n, side
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> dict:
+        return {"image": np.full((self.side, self.side), index, np.float32), "label": index, "name": f"n{index}"}
+
+
+def loaded(dataset=None, **options):
+    return ParallelMapper(Batcher(Cycler(Sampler(SequentialOrder(10))), 2), Fetch(Images() if dataset is None else dataset), 0, **options)
+
+
+def accelerator() -> torch.device:
+    return torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())
+
+
+def test_the_cpu_changes_nothing():
+    """No thread, no copy: the very object that the source has made."""
+    source = loaded()
+    made = []
+    original = source.next
+    source.next = lambda: made.append(original()) or made[-1]
+    node = ToDevice(source, "cpu")
+    assert all(batch is made[k] for k, batch in enumerate(islice(node, 5)))
+    assert next(node) == EndOfEpoch(0)
+    assert [thread for thread in threading.enumerate() if thread.name == "penstock-device"] == []
+    assert node.get_state() == source.get_state()
+
+
+def test_resume_law_over_to_device():
+    assert_resumes_everywhere(lambda: ToDevice(Batcher(Cycler(Sampler(SequentialOrder(10))), 3), "cpu"), steps=12)
+
+
+@pytest.mark.parametrize("device", ["cuda:97", "xpu:3", "meta", "nonsense", 1.5])
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(device):
+    with pytest.raises(ValueError, match=r"This machine has: cpu|is not a device of torch"):
+        ToDevice(loaded(), device)
+    with pytest.raises(ValueError, match=r"This machine has: cpu|is not a device of torch"):
+        Loader.from_dataset(Images(), device=device)
+
+
+@pytest.mark.parametrize("factor", [0, -1, 1.5, True])
+def test_a_prefetch_factor_that_makes_no_sense(factor):
+    with pytest.raises(ValueError, match="prefetch_factor"):
+        ToDevice(loaded(), "cpu", factor)
+
+
+class Pair(NamedTuple):
+    x: object
+    y: object
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    x: object
+    y: object = 0
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"a": 1, "b": [2, (3, 4)]},
+        Pair(1, {"c": 2}),
+        Record(1, Pair(2, 3)),
+        OrderedDict(a=1, b=2),
+        [],
+        {},
+        5,
+    ],
+)
+def test_a_tree_keeps_its_form(tree):
+    """Type by type; seen to fail when a named tuple became a tuple."""
+    changed = mapped(tree, lambda leaf: leaf * 10)
+    assert type(changed) is type(tree)
+    assert list(leaves(changed)) == [leaf * 10 for leaf in leaves(tree)]
+    assert mapped(changed, lambda leaf: leaf // 10) == tree
+    assert list(leaves(tree)) == list(leaves(mapped(tree, lambda leaf: leaf)))  # the tree itself is as it was
+
+
+def test_what_lies_on_a_device_needs_no_pinning():
+    """``meta`` stands for one. Seen to fail: `pin` that hands everything to torch ("Cannot access accelerator device")."""
+
+    class Own:
+        def pin_memory(self) -> str:
+            return "pinned"
+
+    there = torch.empty(3, device="meta")
+    batch = pin({"there": there, "own": [Own(), "name"]})
+    assert batch["there"] is there
+    assert batch["own"] == ["pinned", "name"]
+
+
+def test_the_cpu_is_always_present():
+    assert resolve_device("cpu") == torch.device("cpu")
+    assert resolve_device(torch.device("cpu", 0)) == torch.device("cpu")
+
+
+# With an accelerator.
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}])
+def test_batches_arrive_on_the_device_in_order(workers):
+    with Loader.from_dataset(Images(), batch_size=2, device=accelerator(), **workers) as loader:
+        for _ in range(2):
+            batches = list(loader)
+            assert [batch["label"].tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+            for batch in batches:
+                assert batch["image"].device == batch["label"].device == accelerator()
+                assert torch.equal(batch["image"][:, 0, 0].long(), batch["label"])
+                assert batch["name"] == [f"n{label}" for label in batch["label"].tolist()]
+
+
+@pytest.mark.gpu
+@gpu
+def test_a_batch_on_its_way_is_not_delivered():
+    node = ToDevice(loaded(), accelerator(), 3)
+    next(node)
+    state = node.get_state()
+    assert node.remaining(state) == 4
+    other = ToDevice(loaded(), accelerator(), 1)
+    other.reset(state)
+    assert next(other)["label"].tolist() == [2, 3]
+    node.shutdown()
+    other.shutdown()
+
+
+@pytest.mark.gpu
+@gpu
+def test_the_copy_waits_for_nobody_and_the_consumer_for_the_copy():
+    """The consumer's stream is held up; batches still arrive whole, whenever it comes to read them."""
+    streams = torch.get_device_module(accelerator())
+    with Loader.from_dataset(Images(10, 1500), batch_size=2, device=accelerator(), num_workers=2, method="thread") as loader:
+        for _ in range(3):
+            sums = []
+            for batch in loader:
+                streams._sleep(20_000_000)  # cycles
+                sums.append((batch["image"].sum(dim=(1, 2)), batch["label"]))
+                del batch  # its memory must not be used again before the sum was taken
+            for total, label in sums:
+                assert torch.equal(total, label * float(1500 * 1500))
+
+
+@pytest.mark.gpu
+@gpu
+def test_pinned_memory_is_not_used_again_before_the_copy_is_over():
+    """The user copies by hand and drops the batch at once, while the stream is held up."""
+    streams = torch.get_device_module(accelerator())
+    with Loader.from_dataset(Images(40, 700), batch_size=2, pin_memory=True, num_workers=2, method="thread") as loader:
+        copies = []
+        for batch in loader:
+            assert batch["image"].is_pinned()
+            streams._sleep(20_000_000)
+            copies.append((batch["image"].to(accelerator(), non_blocking=True), batch["label"].clone()))
+            del batch
+        for images, labels in copies:
+            assert torch.equal(images[:, 0, 0].cpu().long(), labels)
+            assert torch.equal(images[:, -1, -1].cpu().long(), labels)
+
+
+@pytest.mark.gpu
+@gpu
+def test_the_naive_way_would_be_seen():
+    """One pinned buffer, written again as soon as the tensor is gone: what the test above must be able to see."""
+    streams = torch.get_device_module(accelerator())
+    buffer = torch.empty(2, 700, 700, pin_memory=True)
+    copies = []
+    for value in range(4):
+        buffer.fill_(value)
+        streams._sleep(20_000_000)
+        copies.append(buffer.to(accelerator(), non_blocking=True))
+    assert [int(copy[0, 0, 0]) for copy in copies] != [0, 1, 2, 3]
+
+
+@pytest.mark.gpu
+@gpu
+def test_pin_memory_has_nothing_to_do_where_batches_are_made_pinned():
+    node = PinMemory(loaded(pin_memory=True))
+    batches = list(islice(node, 5))
+    assert all(batch["image"].is_pinned() for batch in batches)
+    assert node.statistics()[-1] == PinStatistics(pinned=0, already=5)
+    node.shutdown()
+
+
+class Boxed:
+    """A batch of one's own."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def pin_memory(self) -> Boxed:
+        return Boxed(self.x.pin_memory())
+
+    def to(self, device) -> Boxed:
+        return Boxed(self.x.to(device))
+
+
+@pytest.mark.gpu
+@gpu
+def test_batches_of_ones_own_types():
+    source = lambda: ParallelMapper(Batcher(Cycler(Sampler(SequentialOrder(10))), 2), lambda indices: Boxed(torch.tensor(indices)), 0)  # noqa: E731
+    pinned = PinMemory(source())
+    assert next(pinned).x.is_pinned()
+    pinned.shutdown()
+    moved = ToDevice(source(), accelerator())
+    assert next(moved).x.device == accelerator()
+    moved.shutdown()
+
+
+@pytest.mark.gpu
+@gpu
+def test_resident_on_the_device_is_the_ordinary_loader():
+    class Plain(Images):
+        def __getitem__(self, index: int) -> dict:
+            return {"image": np.full((4, 4), index, np.float32), "label": index}
+
+    resident = Resident(Plain(100), accelerator(), progress=False)
+    ordinary = Loader.from_dataset(Plain(100), batch_size=8, shuffle=True)
+    with Loader.from_dataset(resident, batch_size=8, shuffle=True) as loader:
+        for _ in range(2):
+            for batch, other in zip(loader, ordinary, strict=True):
+                assert batch["image"].device == accelerator()
+                assert torch.equal(batch["image"].cpu(), other["image"])
+                assert torch.equal(batch["label"].cpu(), other["label"])
+        assert loader.state_dict() == ordinary.state_dict()
+
+
+@pytest.mark.gpu
+@gpu
+def test_an_index_that_is_out_of_bounds_does_not_end_the_device():
+    resident = Resident(torch.utils.data.TensorDataset(torch.arange(20)), accelerator(), progress=False)
+    with Loader.from_dataset(resident, batch_size=2, sampler=[-1, 3, 4, 20]) as loader:
+        batches = iter(loader)
+        assert next(batches)[0].tolist() == [19, 3]
+        with pytest.raises(IndexError, match="index 20 is out of bounds"):
+            next(batches)
+    assert torch.ones(3, device=accelerator()).sum().item() == 3
+
+
+@pytest.mark.gpu
+@gpu
+def test_what_is_on_the_device_already_is_waited_for_too():
+    """It was made in the reader thread, on its current stream, which is not the consumer's."""
+    streams = torch.get_device_module(accelerator())
+
+    def made(indices: list[int]) -> dict:
+        streams._sleep(20_000_000)
+        return {"there": torch.full((1000,), float(indices[0]), device=accelerator()), "here": torch.tensor(indices)}
+
+    node = ToDevice(ParallelMapper(Batcher(Cycler(Sampler(SequentialOrder(10))), 2), made, 0), accelerator())
+    with streams.stream(streams.Stream()):
+        sums = [(batch["there"].sum() / 1000, batch["here"][0]) for batch in islice(node, 5)]
+    assert [(there.item(), here.item()) for there, here in sums] == [(k, k) for k in (0, 2, 4, 6, 8)]
+    node.shutdown()
+    resident = Resident(torch.utils.data.TensorDataset(torch.arange(20)), accelerator(), progress=False)
+    for way in ({"device": accelerator()}, {"pin_memory": True}):
+        with Loader.from_dataset(resident, batch_size=5, **way) as loader:
+            assert [batch[0].tolist() for batch in loader] == [[*range(k, k + 5)] for k in (0, 5, 10, 15)]
+
+
+@pytest.mark.gpu
+@gpu
+def test_draws_are_the_same_on_every_device():
+    from penstock import BatchRng
+
+    here, there = (BatchRng(1, 2, torch.arange(1000, device=device)) for device in ("cpu", accelerator()))
+    assert torch.equal(here.uniform(3, 2), there.uniform(3, 2).cpu())
+    assert torch.equal(here.integers(-5, 7, 4), there.integers(-5, 7, 4).cpu())
+    assert torch.allclose(here.normal(3), there.normal(3).cpu(), atol=1e-5)

@@ -1,0 +1,156 @@
+"""Draw the package as boxes and arrows, in words: ``python tests/project/house.py [FOLDER OF THE PACKAGE]``.
+
+A *box* is what stands directly in the package's folder: a package (a room) or a file. An *arrow* is an import from one box into another, also
+one for type checkers only. The *floor* of a box is one more than the highest that it imports from. Imports are read, not run.
+
+With ``--batch`` it also lists the files that one batch of worker processes enters, in the consumer and in a worker.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Graph = dict[str, set[str]]
+
+
+def imports(tree: ast.AST, name: str, *, is_package: bool) -> Iterator[tuple[int, str]]:
+    """Line and full dotted name of everything imported; ``torch.distributed`` also where it is reached as an attribute."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                yield from ((node.lineno, alias.name) for alias in aliases)
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                parents = f"penstock.{name}".rstrip(".").split(".")[: None if level <= is_package else is_package - level]
+                base = ".".join([*parents, module] if module else parents) if level else module
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in aliases)
+            case ast.Attribute(value=ast.Name(id="torch"), attr="distributed" | "multiprocessing"):
+                yield node.lineno, f"torch.{node.attr}"
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(module)), *_],
+            ):
+                yield node.lineno, module
+
+
+def name_of(file: Path, package: Path) -> str:
+    """``penstock/_nodes/node.py`` -> ``_nodes.node``; a package bears the name of its folder, the front door none."""
+    parts = file.relative_to(package).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def files_of(package: Path) -> Graph:
+    """Which file imports which."""
+    files = {name_of(file, package): file for file in package.rglob("*.py")}
+    return {name: {target for target in _targets(file, name, files) if target != name} for name, file in files.items()}
+
+
+def boxes_of(files: Graph) -> Graph:
+    """Which box imports from which."""
+    boxes: Graph = {}
+    for name, targets in files.items():
+        box = boxes.setdefault(name.split(".")[0], set())
+        box |= {target.split(".")[0] for target in targets} - {name.split(".")[0]}
+    return boxes
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """One circle, if there is any."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [error.args[1]]
+    return []
+
+
+def floors(graph: Graph) -> dict[str, int]:
+    """The floor of each box, from 1; within a circle they are counted as far as they go."""
+    found: dict[str, int] = {}
+
+    def floor(box: str, below: frozenset[str]) -> int:
+        if box not in found:
+            found[box] = 1 + max((floor(target, below | {box}) for target in graph[box] - below - {box}), default=0)
+        return found[box]
+
+    return {box: floor(box, frozenset()) for box in graph}
+
+
+def _targets(file: Path, name: str, files: dict[str, Path]) -> Iterator[str]:
+    for _, target in imports(ast.parse(file.read_text()), name, is_package=file.name == "__init__.py"):
+        parts = target.split(".")
+        if parts[0] == "penstock":
+            yield next(known for depth in range(len(parts), 0, -1) if (known := ".".join(parts[1:depth])) in files)
+
+
+_ONE_BATCH = """
+import os, sys
+import penstock
+
+package, calls = os.path.dirname(penstock.__file__), os.environ["CALLS"]
+
+def watch(who):
+    entered = set()
+    def note(frame, event, argument):
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(package) and file not in entered:
+            entered.add(file)
+            with open(calls, "a") as out:
+                out.write(f"{who} {os.path.relpath(file, package)}\\n")
+    sys.setprofile(note)
+
+class Squares:
+    def __len__(self): return 10_000
+    def __getitem__(self, index):
+        if index == 200 and os.getpid() != CONSUMER: watch("worker")
+        return index * index
+
+CONSUMER = os.getpid()
+with penstock.Loader.from_dataset(Squares(), batch_size=10, num_workers=1, prefetch_factor=1) as loader:
+    batches = iter(loader)
+    for _ in range(40): next(batches)
+    watch("consumer")
+    next(batches)
+    sys.setprofile(None)
+"""
+
+
+def one_batch(package: Path, calls: Path) -> dict[str, list[str]]:
+    """The files that one batch enters, in the consumer's process and in the worker's."""
+    env = {"PYTHONPATH": str(package.parent), "CALLS": str(calls)}
+    calls.write_text("")
+    subprocess.run([sys.executable, "-c", _ONE_BATCH], env=env, check=True)
+    entered = sorted(set(calls.read_text().splitlines()))
+    return {who: [line.split()[1] for line in entered if line.startswith(who)] for who in ("consumer", "worker")}
+
+
+def main(arguments: list[str]) -> None:
+    folders = [Path(argument) for argument in arguments if not argument.startswith("-")]
+    package = (folders or [Path(__file__).parent.parent.parent / "pipes" / "penstock"])[0].resolve()
+    files = files_of(package)
+    boxes = boxes_of(files)
+    levels = floors(boxes)
+    for level in range(max(levels.values()), 0, -1):
+        print(f"floor {level}: " + "  ".join(sorted(box or "(front door)" for box in boxes if levels[box] == level)))
+    arrows = sum(map(len, boxes.values()))
+    found = circles(boxes) or circles(files)
+    shown = ": " + " -> ".join(found[0]) if found else ""
+    print(f"{len(boxes)} boxes, {max(levels.values())} floors, {arrows} arrows, {len(found)} circles{shown}")
+    if "--batch" in arguments:
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            entered = one_batch(package, Path(folder) / "calls")
+        for who, names in entered.items():
+            print(f"one batch enters {len(names)} files in the {who}: {' '.join(names)}")
+        print(f"{len({name for names in entered.values() for name in names})} files in all")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,200 @@
+"""Rooms import downwards: the table of who may import whom, no circle among files, and the front door.
+
+The imports are read, not run, also those for type checkers only. A file that stands in no room is a fault too.
+"""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.project.house import boxes_of, circles, files_of, floors, imports, name_of
+
+import penstock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(penstock.__file__).parent
+
+MAY_IMPORT = {  # room: those it may import from
+    "_errors": "",
+    "_statistics": "",
+    "_random": "",
+    "_memory": "",
+    "_workers": "_errors _statistics _memory",
+    "_fetch": "_errors _statistics _random _memory _workers",
+    "_nodes": "_errors _statistics _random _memory _workers _fetch",
+    "_loader": "_errors _random _memory _workers _fetch _nodes",
+    "_datasets": "_errors _random _memory _fetch _loader",
+    "": "_errors _random _fetch _nodes _loader _datasets",  # the front door itself, penstock/__init__.py
+    "testing": "front",
+    "integrations": "front",
+}
+CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subprocess", "threading", "torch.multiprocessing")
+ONLY_IN = {  # module: the rooms and files that may import it
+    **dict.fromkeys(
+        CONCURRENCY,
+        "_workers testing _memory.recycler _memory.slots _datasets.cache_files _datasets.randomness_check",
+    ),
+    "torchdata": "_nodes.node",
+    "torch.distributed": "_nodes.sharder _loader.check_ranks _loader.canonical_graph",
+    "accelerate": "integrations.accelerate",
+    "lightning": "integrations.lightning",
+    "pytorch_lightning": "integrations.lightning",
+    "transformers": "integrations.transformers",
+}
+FOR_ALL = {"numpy", "torch"}
+
+
+def faults(package: Path) -> list[str]:
+    """Every import under ``package`` (the folder ``penstock``) that the tables do not allow, in words."""
+    return sorted(fault for file in package.rglob("*.py") for fault in faults_of(file, name_of(file, package)))
+
+
+def faults_of(file: Path, name: str) -> Iterator[str]:
+    if room_of(name) not in MAY_IMPORT:
+        yield f"{name or 'penstock'} stands in no room: give it a row in the table"
+        return
+    for line, target in imports(ast.parse(file.read_text()), name, is_package=file.name == "__init__.py"):
+        if not allowed(name, target):
+            yield f"{name or 'penstock'}, line {line}: may not import {target}"
+
+
+def allowed(name: str, target: str) -> bool:
+    room = room_of(name)
+    if target == "penstock" or target.startswith("penstock."):
+        other = room_of(target.partition(".")[2])
+        return (other or "front") in MAY_IMPORT[room].split() or other == room != ""
+    for module, owners in ONLY_IN.items():
+        if target == module or target.startswith(f"{module}."):
+            return any(name == owner or name.startswith(f"{owner}.") for owner in owners.split())
+    top = target.split(".")[0]
+    return top in FOR_ALL or top in sys.stdlib_module_names or (name == "testing" and top == "psutil")
+
+
+def room_of(name: str) -> str:
+    """``_nodes.node.Node`` -> ``_nodes``; ``Node``, which is at the front door -> the empty name."""
+    first = name.split(".")[0]
+    return first if first in MAY_IMPORT or (first.startswith("_") and not first.startswith("__")) else ""
+
+
+def test_packages_import_downwards() -> None:
+    assert faults(PACKAGE) == []
+
+
+def test_no_circles_among_files() -> None:
+    """Seen to fail: the canonical graph built by importing the loader, which imports it."""
+    assert circles(files_of(PACKAGE)) == []
+
+
+def test_a_circle_is_seen(tmp_path: Path) -> None:
+    for name, code in {"_a": "from penstock import _b", "_b": "import penstock._c", "_c": "from penstock._a import x"}.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    assert [sorted({*circle}) for circle in circles(files_of(tmp_path))] == [["_a", "_b", "_c"]]
+
+
+def test_the_house_is_small() -> None:
+    boxes = boxes_of(files_of(PACKAGE))
+    assert len(boxes) <= 13
+    assert max(floors(boxes).values()) <= 8
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "fault"),
+    [
+        ("_errors", "from penstock._statistics import Report", "_errors, line 1: may not import penstock._statistics.Report"),
+        ("_random/orders", "import penstock._nodes", "_random.orders, line 1: may not import penstock._nodes"),
+        ("_random/orders", "from penstock import Node", "_random.orders, line 1: may not import penstock.Node"),
+        ("_random/orders", "import threading", "_random.orders, line 1: may not import threading"),
+        ("_random/orders", "import torch\ntorch.distributed.get_rank()", "_random.orders, line 2: may not import torch.distributed"),
+        ("_random/orders", "from torch import distributed as dist", "_random.orders, line 1: may not import torch.distributed"),
+        ("_memory/tree", "import threading", "_memory.tree, line 1: may not import threading"),
+        ("_workers/pool", "from penstock._nodes.node import Node", "_workers.pool, line 1: may not import penstock._nodes.node.Node"),
+        ("_workers/pool", "from penstock._fetch.fetch import Fetch", "_workers.pool, line 1: may not import penstock._fetch.fetch.Fetch"),
+        ("_fetch/task", "from penstock._nodes.node import Node", "_fetch.task, line 1: may not import penstock._nodes.node.Node"),
+        ("_nodes/cycler", "from torchdata.nodes import BaseNode", "_nodes.cycler, line 1: may not import torchdata.nodes.BaseNode"),
+        ("_nodes/cycler", "def late():\n    import concurrent.futures", "_nodes.cycler, line 2: may not import concurrent.futures"),
+        ("_nodes/cycler", "from ..  import _loader", "_nodes.cycler, line 1: may not import penstock._loader"),
+        ("_nodes/mapper", "from multiprocessing import get_context", "_nodes.mapper, line 1: may not import multiprocessing.get_context"),
+        ("_nodes/mapper", "from torch.multiprocessing import Queue", "_nodes.mapper, line 1: may not import torch.multiprocessing.Queue"),
+        (
+            "_nodes/mapper",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import penstock._loader.loader",
+            "_nodes.mapper, line 3: may not import penstock._loader.loader",
+        ),
+        (
+            "_loader/loader",
+            "import penstock.integrations.lightning",
+            "_loader.loader, line 1: may not import penstock.integrations.lightning",
+        ),
+        ("_loader/loader", "from penstock._datasets import cached", "_loader.loader, line 1: may not import penstock._datasets.cached"),
+        ("__init__", "from .integrations import lightning", "penstock, line 1: may not import penstock.integrations.lightning"),
+        ("__init__", "from importlib import import_module\nimport_module('lightning')", "penstock, line 2: may not import lightning"),
+        ("testing", "from penstock._nodes.node import Node", "testing, line 1: may not import penstock._nodes.node.Node"),
+        (
+            "integrations/lightning",
+            "from penstock._loader.loader import Loader",
+            "integrations.lightning, line 1: may not import penstock._loader.loader.Loader",
+        ),
+        ("integrations/lightning", "import accelerate", "integrations.lightning, line 1: may not import accelerate"),
+        ("integrations/lightning", "from .. import _nodes", "integrations.lightning, line 1: may not import penstock._nodes"),
+        ("_nodes/batcher", "import pandas", "_nodes.batcher, line 1: may not import pandas"),
+        ("_cellar/wine", "", "_cellar.wine stands in no room: give it a row in the table"),
+    ],
+)
+def test_a_forbidden_import_is_seen(tmp_path: Path, name: str, code: str, fault: str) -> None:
+    file = tmp_path / "penstock" / f"{name}.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(code)
+    assert faults(tmp_path / "penstock") == [fault]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("_nodes/node", "from torchdata.nodes import BaseNode\nfrom penstock._errors import GraphError"),
+        ("_workers/process_pool", "import multiprocessing.connection\nfrom penstock._workers.processes.zygote import Zygote"),
+        ("_nodes/mapper", "from penstock._nodes.node import Node\nfrom . import node\nfrom .._workers import thread_pool"),
+        ("_nodes/sharder", "import torch\ntorch.distributed.get_rank()"),
+        ("_memory/recycler", "import threading"),
+        ("__init__", "from ._loader.loader import Loader\nfrom . import _nodes"),
+        ("testing", "import penstock\nfrom penstock import Node"),
+        ("integrations/lightning", "import lightning\nfrom penstock import Loader\nfrom .. import Node"),
+    ],
+)
+def test_an_allowed_import_is_let_through(tmp_path: Path, name: str, code: str) -> None:
+    file = tmp_path / "penstock" / f"{name}.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(code)
+    assert faults(tmp_path / "penstock") == []
+
+
+def test_front_door_is_exact_and_sorted() -> None:
+    listing = "import penstock; print(*(n for n in vars(penstock) if not n.startswith('_')))"  # before anyone imported a module of it
+    named = subprocess.run([sys.executable, "-c", listing], check=True, capture_output=True, text=True).stdout.split()
+    assert penstock.__all__ == sorted(named, key=str.casefold)
+
+
+def test_front_door_and_testing_are_the_only_public_modules() -> None:
+    public = {name for file in PACKAGE.rglob("*.py") if not (name := name_of(file, PACKAGE)).startswith("_")}
+    assert (
+        public - {"", "testing", "integrations", "integrations.accelerate", "integrations.lightning", "integrations.transformers"} == set()
+    )
+
+
+def test_every_name_of_the_front_door_has_a_docstring() -> None:
+    assert [name for name in penstock.__all__ if not (getattr(penstock, name).__doc__ or "").strip()] == []
+
+
+def test_every_name_of_the_front_door_shows_itself_as_such() -> None:
+    """``penstock.Loader`` and not the room it lives in, in tracebacks and ``help``; and it can be pickled by that name."""
+    shown = {name: getattr(getattr(penstock, name), "__module__", "penstock") for name in penstock.__all__ if name != "SKIP"}
+    assert set(shown.values()) == {"penstock"}
+    assert pickle.loads(pickle.dumps(penstock.Loader)) is penstock.Loader
+    assert pickle.loads(pickle.dumps(penstock.SKIP)) is penstock.SKIP

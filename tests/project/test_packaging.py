@@ -1,0 +1,78 @@
+"""What is shipped: the wheel, the source distribution, and what they ask for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import penstock
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCE = ROOT / "pipes" / "penstock"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
+    """The names in the source distribution, and in the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)], check=True, capture_output=True)
+    (archive,) = folder.glob("penstock-*.tar.gz")
+    (wheel,) = folder.glob("penstock-*.whl")
+    with tarfile.open(archive) as sdist, zipfile.ZipFile(wheel) as zipped:
+        return [name.split("/", 1)[1] for name in sdist.getnames()], zipped.namelist()
+
+
+@pytest.mark.slow
+def test_wheel_holds_the_package_and_nothing_else(built: tuple[list[str], list[str]]) -> None:
+    _, names = built
+    package = {name for name in names if not name.startswith(f"penstock-{PROJECT['version']}.dist-info/")}
+    ours = {str(file.relative_to(SOURCE.parent)) for file in SOURCE.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
+    assert package == ours
+    assert "penstock/py.typed" in package
+
+
+@pytest.mark.slow
+def test_source_distribution_can_be_tested(built: tuple[list[str], list[str]]) -> None:
+    names, _ = built
+    for needed in ["LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml", "examples/demo.py", "tests/conftest.py"]:
+        assert needed in names
+    assert not [name for name in names if "__pycache__" in name or name.startswith(".venv")]
+
+
+def test_nothing_is_importable_as_pipes(tmp_path: Path) -> None:
+    look = "import importlib.util as u; spec = u.find_spec('pipes'); print(spec and (spec.origin or list(spec.submodule_search_locations)))"
+    found = subprocess.run([sys.executable, "-c", look], cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+    assert found == "None" or Path(found).parent == Path(subprocess.__file__).parent  # the standard library's, up to Python 3.12
+
+
+def test_tests_run_against_the_installed_wheel() -> None:
+    if Path(penstock.__file__).is_relative_to(SOURCE):
+        pytest.skip("pipes/ is on the import path; `make test` takes the wheel")
+    assert "site-packages" in penstock.__file__
+
+
+def test_runtime_needs_three_packages_only() -> None:
+    assert {Requirement(line).name for line in PROJECT["dependencies"]} == {"numpy", "torch", "torchdata"}
+
+
+def test_constraints_are_exact_and_within_what_the_project_allows() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line)] == []
+    pinned = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+    wanted = [Requirement(line) for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()) for line in group]
+    outside = [
+        str(need)
+        for need in wanted
+        if need.name != "penstock" and not need.specifier.contains(pinned.get(canonicalize_name(need.name), "0"))
+    ]
+    assert outside == []

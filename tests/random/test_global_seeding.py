@@ -1,0 +1,530 @@
+"""Global generators, keyed for each sample or watched: what a sample draws never depends on which, nor on who else loads what.
+
+A *drawing* dataset takes numbers from one of the process's three generators, at some of its positions. Here one `FetchTask` stands for
+one worker: it is given batches in the order in which a worker would get them, and must give what one that always keys gives.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import SKIP, Fetch, Indices, Loader
+from penstock._fetch import task as task_module
+from penstock._fetch.task import FetchTask
+from penstock._random import global_rng
+from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
+from penstock._random.global_seeding import CALM, GlobalSeeding
+from penstock._workers.pool import IDLE
+
+N = 256
+BATCH = 8
+
+
+@pytest.fixture(autouse=True)
+def kept():
+    with global_rngs_kept():
+        seed_globals(8, 8, 8)  # no deviate is left over from the test before
+        yield
+
+
+# What is drawn.
+
+
+def words(n):
+    return int.from_bytes(np.random.bytes(4 * n), "little") % 2**40
+
+
+DRAWS = {
+    "random": random.random,
+    "gauss": lambda: random.gauss(0, 1),
+    "shuffle": lambda: random.sample(range(100), 3)[0],
+    "numpy": np.random.random,
+    "randn": np.random.randn,  # caches a second deviate
+    "three randn": lambda: np.random.randn(3).sum(),
+    "numpy's 624 words": lambda: words(624),
+    "random's 624 words": lambda: random.getrandbits(32 * 624) % 2**40,
+    "torch": lambda: torch.rand((), dtype=torch.float64).item(),
+    "torch randn": lambda: torch.randn(()).item(),  # caches one too
+    "torch's 624 words": lambda: torch.randint(2**20, (624,)).sum().item(),
+    "one word each": lambda: random.getrandbits(32) + np.random.randint(2**31) + torch.randint(2**31, ()).item(),
+    "a seed of one's own": lambda: (np.random.seed(7), np.random.random())[1],
+}
+ALWAYS = range(10**9)
+NEVER = ()
+
+
+class Drawing:
+    """Position p gives (p, what it draws, what is drawn after that), where p is one of ``when``."""
+
+    def __init__(self, draw, when, n=N):
+        self.draw, self.when, self.n = draw, when, n
+        self.calls = []
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        self.calls.append(index)
+        return (index, float(self.draw()), random.random(), np.random.random()) if index in self.when else (index, 0.0, 0.0, 0.0)
+
+
+def rows(batch):
+    return torch.stack([column.double() for column in batch], 1).tolist()
+
+
+def indices(values, epoch=0):
+    return Indices(epoch, np.array(values), np.array(values))
+
+
+def always_keyed(dataset):
+    """Each sample in a batch of its own, so that nothing is ever watched."""
+    work = FetchTask(Fetch(dataset), 3, True)
+    return flat(work(indices([value]), [IDLE]) for value in range(len(dataset)))
+
+
+def flat(batches):
+    return [row for batch in batches for row in rows(batch)]
+
+
+def everything(dataset, **options):
+    with Loader.from_dataset(dataset, seed=3, **options) as loader:
+        return flat(loader)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("when", [NEVER, ALWAYS, {0}, {BATCH * CALM - 1}, {BATCH * CALM}, {150}, {199, 200}, {N - 1}], ids=str)
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_sample_is_the_same_keyed_or_watched(draw, when, inline):
+    """Seen to fail: `_watched` that returns its value although something was drawn; `GlobalRngSnapshot.look` without one of the three."""
+    expected = always_keyed(Drawing(DRAWS[draw], when))
+    np.random.random(3), random.random(), torch.rand(3)
+    work = FetchTask(Fetch(Drawing(DRAWS[draw], when)), 3, True)
+    load = work.inline if inline else partial(work, cell=[IDLE])
+    assert flat(load(indices(range(start, start + BATCH))) for start in range(0, N, BATCH)) == expected
+
+
+def test_watching_begins():
+    """So that the tests above look at what they mean to. Seen to fail: `_calm` that is never counted."""
+    work = FetchTask(Fetch(Drawing(None, NEVER)), 3, True)
+    seen = []
+    work._seeding.seed, key = lambda *address: (seen.append(address), key(*address)), work._seeding.seed
+    for start in range(0, N, BATCH):
+        work(indices(range(start, start + BATCH)), [IDLE])
+    assert len(seen) == CALM * BATCH
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("when", [ALWAYS, {150}, {151, 180, 200}], ids=str)
+def test_a_batch_that_surprises_is_loaded_once_more_and_no_other_is(when, inline):
+    """Seen to fail: `_watched` without ``_calm = None`` (every batch that draws is loaded twice)."""
+    dataset = Drawing(np.random.random, when)
+    work = FetchTask(Fetch(dataset), 3, True)
+    load = work.inline if inline else partial(work, cell=[IDLE])
+    for start in range(0, N, BATCH):
+        load(indices(range(start, start + BATCH)))
+    again = [] if when is ALWAYS else range(144, 152)
+    assert sorted(dataset.calls) == sorted([*range(N), *again])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_worker_gives_any_batch_the_same(data):
+    """Random batches of random sizes in a random order, of any epoch. Seen to fail: `_watched` as above; `_seen` kept over keyed batches."""
+    draw = DRAWS[data.draw(st.sampled_from(sorted(DRAWS)))]
+    when = data.draw(st.sets(st.integers(0, 60), max_size=3))
+    dataset = Drawing(draw, when)
+    with global_rngs_kept():
+        seed_globals(8, 8, 8)
+        work = FetchTask(Fetch(dataset), 3, True)
+        for _ in range(data.draw(st.integers(5, 12))):
+            values = data.draw(st.lists(st.integers(0, 60), min_size=1, max_size=12))
+            inline = data.draw(st.booleans())
+            task = Indices(data.draw(st.integers(0, 1)), np.array(values), np.array(values))
+            found = rows(work(task, [IDLE], inline=inline))
+            for value, row in zip(values, found, strict=True):
+                seed_globals(3, task.epoch, value)
+                assert row == [float(one) for one in dataset[value]]
+
+
+# Draws elsewhere.
+
+
+class Collate:
+    def __init__(self, draw, when):
+        self.draw, self.when = draw, when
+
+    def __call__(self, samples):
+        draws = samples[0][0] in self.when
+        return [(int(one[0]), one[1], self.draw() if draws else 0.0) for one in samples]
+
+
+@pytest.mark.parametrize("draw", ["random", "randn", "torch's 624 words", "one word each"])
+@pytest.mark.parametrize(
+    ("where", "when"), [(NEVER, ALWAYS), (NEVER, {160}), ({150}, {160}), (ALWAYS, {160}), (NEVER, {0, 160}), ({0}, {0})]
+)
+def test_draws_in_collate_fn(draw, where, when):
+    """By the first position of the batch, whoever loaded the samples. Seen to fail: `key_collate` that does nothing."""
+
+    def run(order, **options):
+        work = FetchTask(Fetch(Drawing(DRAWS[draw], where), Collate(DRAWS[draw], when)), 3, True)
+        return {start: work(indices(range(start, start + BATCH)), [IDLE], **options) for start in order}
+
+    starts = range(0, N, BATCH)
+    expected = {}
+    for start in starts:
+        dataset, collate = Drawing(DRAWS[draw], where), Collate(DRAWS[draw], when)
+        samples = []
+        for position in range(start, start + BATCH):
+            seed_globals(3, 0, position)
+            samples.append(dataset[position])
+        seed_globals(3, 0, ~start)
+        expected[start] = collate(samples)
+    assert run(starts) == expected
+    assert run(starts, inline=True) == expected
+    assert run(reversed(starts)) == expected
+
+
+class Failing(Drawing):
+    def __init__(self, draw, when, bad):
+        super().__init__(draw, when)
+        self.bad = bad
+
+    def __getitem__(self, index):
+        value = super().__getitem__(index)
+        if index in self.bad:
+            self.draw() if index in self.when else None
+            raise ValueError(index)
+        return value
+
+
+@pytest.mark.parametrize("draw", ["random", "randn", "torch", "numpy's 624 words"])
+@pytest.mark.parametrize(("when", "bad"), [(ALWAYS, {3, 200}), ({200}, {200}), (NEVER, {3, 200}), ({201}, {200})], ids=str)
+@pytest.mark.parametrize("asks", [False, True])
+def test_draws_in_on_error(draw, when, bad, asks, caplog):
+    """Its numbers do not depend on where the sample failed. Seen to fail: `_substitute` without its key."""
+
+    def on_error(error, index, epoch, position):
+        return (-index, float(DRAWS[draw]()) if asks else 0.0, 0.0, 0.0)
+
+    work = FetchTask(Fetch(Failing(DRAWS[draw], when, bad)), 3, True, on_error)
+    found = []
+    for start in range(0, N, BATCH):
+        value = work(indices(range(start, start + BATCH)), [IDLE])
+        if hasattr(value, "faults"):
+            assert [fault.row + start for fault in value.faults] == [one for one in sorted(bad) if start <= one < start + BATCH]
+            value = value.value
+        found += rows(value)
+    for index, row in enumerate(found):
+        seed_globals(3, 0, index)
+        clean = Drawing(DRAWS[draw], when)
+        expected = (-index, float(DRAWS[draw]()) if asks else 0.0, 0.0, 0.0) if index in bad else clean[index]
+        assert row == [float(one) for one in expected], index
+
+
+def test_an_error_in_a_watched_batch():
+    """Is raised once more with the keys where something was drawn, so that what is raised does not depend on it either."""
+    dataset = Failing(lambda: 0.0, NEVER, {150})
+    work = FetchTask(Fetch(dataset), 3, True)
+    for start in range(0, 144, BATCH):
+        work(indices(range(start, start + BATCH)), [IDLE])
+    dataset.calls.clear()
+    with pytest.raises(ValueError, match="150"):
+        work(indices(range(144, 152)), [IDLE])
+    assert dataset.calls == list(range(144, 151))
+    dataset.draw, dataset.when, dataset.bad = random.random, {157}, {157}
+    dataset.calls.clear()
+    with pytest.raises(ValueError, match="157"):
+        work(indices(range(152, 160)), [IDLE])
+    assert dataset.calls == [*range(152, 158)] * 2
+
+
+unseen = pytest.mark.xfail(reason="limit: generators that are put back, or only looked at, are not seen to be used")
+
+
+@pytest.mark.parametrize("seed_samples", [pytest.param(True, marks=unseen), "always"])
+@pytest.mark.parametrize("how", ["put back", "looked at"])
+def test_a_generator_that_is_not_left_advanced(how, seed_samples):
+    """Which ``seed_samples="always"`` is for. `torch.random.fork_rng` around a draw, and a generator of one's own made from ``torch.initial_seed()``, or from a global state."""
+
+    def forked():
+        with torch.random.fork_rng(devices=[]):
+            return torch.rand(()).item()
+
+    dataset = Drawing(forked if how == "put back" else lambda: torch.initial_seed() % 2**32, ALWAYS)
+    dataset.__class__ = Only
+    work = FetchTask(Fetch(dataset), 3, seed_samples)
+    for start in range(0, N, BATCH):
+        for row in rows(work(indices(range(start, start + BATCH)), [IDLE])):
+            seed_globals(3, 0, int(row[0]))
+            assert row[1] == dataset.draw()
+
+
+class Only(Drawing):
+    def __getitem__(self, index):
+        return index, float(self.draw())
+
+
+# The caller's generators.
+
+
+def states():
+    return (
+        random.getstate(),
+        [str(part) for part in np.random.get_state()],
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    )
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("before", ["nothing", "randn", "all"])
+def test_inline_loading_leaves_the_callers_generators_to_the_bit(draw, before):
+    """Whatever the dataset draws, and where; before every batch the caller may draw too. Seen to fail: `_watched` without `put_back`;
+    `run` without ``kept``.
+    """
+    for when in (NEVER, ALWAYS, {150}):
+        with Loader.from_dataset(Drawing(DRAWS[draw], when), batch_size=BATCH, seed=3) as loader:
+            for number, _ in enumerate(iterator := iter(loader)):
+                if before == "randn" or (before == "all" and number % 3 == 0):
+                    np.random.randn()
+                if before == "all":
+                    random.gauss(0, 1), torch.randn(()), np.random.random()
+                found = states()
+                next(iterator, None)
+                assert states() == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", ["random", "randn", "torch"])
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_also_after_an_exception(draw, cached, kind):
+    """Seen to fail: `_watched` that puts back only where no error came."""
+
+    class Raising(Drawing):
+        def __getitem__(self, index):
+            value = super().__getitem__(index)
+            if index in (20, 155):
+                raise kind(index)
+            return value
+
+    for when in (NEVER, ALWAYS, {150}, {20, 155}):
+        with Loader.from_dataset(Raising(DRAWS[draw], when), batch_size=BATCH, seed=3) as loader:
+            raised = 0
+            for _ in range(8):
+                iterator = iter(loader)
+                while True:
+                    if cached:
+                        np.random.seed(1), np.random.randn()
+                    found = states()
+                    try:
+                        if next(iterator, None) is None:
+                            break
+                    except kind:
+                        raised += 1
+                        assert states() == found
+                        if kind is KeyboardInterrupt:
+                            break
+                    assert states() == found
+                if raised >= 2:
+                    break
+            assert raised >= 2
+
+
+def test_also_through_collate_fn_and_on_error(caplog):
+    def on_error(error, index, epoch, position):
+        return SKIP if np.random.rand() < 0.5 else (index, torch.rand(()).item())
+
+    def collate(samples):
+        random.random(), np.random.randn(), torch.randn(())
+        return samples
+
+    dataset = Failing(random.random, {100}, {7, 100, 230})
+    with Loader.from_dataset(dataset, batch_size=BATCH, collate_fn=collate, on_error=on_error) as loader:
+        found = states()
+        assert len(list(loader)) == N // BATCH
+        assert states() == found
+
+
+def test_also_for_a_map_fn_that_is_a_function_and_for_single_samples():
+    for options in ({"batch_size": None}, {"batch_size": 2}):
+        dataset = Drawing(np.random.randn, ALWAYS, 16)
+        np.random.randn()
+        with Loader.from_dataset(dataset, **options) as loader:
+            found = states()
+            list(loader)
+            assert states() == found
+
+
+def test_the_callers_draws_are_no_surprise():
+    """Between two batches the caller may draw: that is not the dataset's. Seen to fail: ``before = self._seen`` inline too."""
+    dataset = Drawing(None, NEVER)
+    with Loader.from_dataset(dataset, batch_size=BATCH) as loader:
+        for _ in loader:
+            random.random(), np.random.random(), torch.rand(())
+    assert dataset.calls == list(range(N))
+
+
+# The same from any number of workers.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", ["random", "randn", "torch randn", "one word each"])
+@pytest.mark.parametrize("when", [ALWAYS, {200}, {0, 130, 255}], ids=str)
+def test_workers_and_batch_sizes_change_nothing(draw, when):
+    """Seen to fail: as above; and with a seed for each worker."""
+    expected = everything(Drawing(DRAWS[draw], when), batch_size=1)
+    for options in ({"batch_size": 8}, {"batch_size": 31}, {"batch_size": 8, "num_workers": 1}, {"batch_size": 8, "num_workers": 3}):
+        assert everything(Drawing(DRAWS[draw], when), **options) == expected, options
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_resuming_in_the_middle_changes_nothing(workers):
+    """A worker that begins anew keys; one that has gone on watches. Seen to fail: as above."""
+    options = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": workers}
+    dataset = Drawing(np.random.randn, {150, 201})
+    with Loader.from_dataset(dataset, **options) as loader:
+        expected = [[rows(batch) for batch in loader] for _ in range(2)]
+    for stop in (1, 9, 26):
+        with Loader.from_dataset(dataset, **options) as loader:
+            iterator = iter(loader)
+            for _ in range(stop):
+                next(iterator)
+            state = loader.state_dict()
+        with Loader.from_dataset(dataset, **options) as loader:
+            loader.load_state_dict(state)
+            assert [rows(batch) for batch in loader] == expected[0][stop:]
+            assert [rows(batch) for batch in loader] == expected[1]
+
+
+@pytest.mark.slow
+def test_collate_fn_and_on_error_draw_the_same_everywhere(caplog):
+    def on_error(error, index, epoch, position):
+        return (-index, random.random(), torch.rand(()).item(), 0.0)
+
+    def collate(samples):
+        return torch.tensor([[*map(float, one), np.random.randn() if samples[0][0] == 160 else 0.0] for one in samples])
+
+    def run(**options):
+        dataset = Failing(np.random.random, {150}, {3, 99, 170})
+        with Loader.from_dataset(dataset, batch_size=BATCH, collate_fn=collate, on_error=on_error, seed=3, **options) as loader:
+            return [batch.tolist() for batch in loader]
+
+    expected = run()
+    assert run(num_workers=1) == expected
+    assert run(num_workers=3) == expected
+
+
+# The watch.
+
+
+@pytest.fixture(params=["as memory", "asked"])
+def python_generator(request, monkeypatch):
+    """Both ways to look at Python's generator."""
+    if request.param == "asked":
+        monkeypatch.setattr(global_rng, "_python_twister", lambda: None)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_the_watch_sees_every_draw(draw, python_generator):
+    seed_globals(1, 2, 3)
+    watch = GlobalRngSnapshot()
+    before = watch.look()
+    assert before is not None
+    assert watch.look() == before
+    DRAWS[draw]()
+    assert watch.look() != before
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="only CPython has its generator there")
+def test_the_generator_of_python_is_found():
+    generator, _ = global_rng._python_twister()
+    assert generator.getstate() == random.getstate()
+
+
+def test_the_deviate_that_python_keeps_is_seen(python_generator):
+    """Not a word is drawn. Seen to fail: `look` without ``gauss_next``."""
+    random.seed(1)
+    random.gauss(0, 1)
+    watch = GlobalRngSnapshot()
+    before = watch.look()
+    random.gauss(0, 1)
+    assert watch.look() != before
+    watch.put_back(before)
+    assert watch.look() == before
+
+
+def test_the_watch_puts_back(python_generator):
+    """Seen to fail: the place of Python's words left at their beginning."""
+    seed_globals(1, 2, 3)
+    random.gauss(0, 1)
+    found = states()
+    watch = GlobalRngSnapshot()
+    before = watch.look()
+    for draw in DRAWS.values():
+        draw()
+    watch.put_back(before)
+    assert states() == found
+
+
+def test_where_a_deviate_is_kept_nothing_is_said():
+    """Seen to fail: `look` without the test of ``state[3]``."""
+    watch = GlobalRngSnapshot()
+    np.random.seed(1)
+    np.random.randn()
+    assert watch.look() is None
+    np.random.randn()
+    assert watch.look() is not None
+    np.random.randn()
+    assert watch.look() is None
+
+
+@pytest.mark.xfail(reason="limit, far-fetched: the same words with a deviate and without, after seeding twice alike")
+def test_a_deviate_that_comes_back_is_seen():
+    watch = GlobalRngSnapshot()
+    np.random.seed(1)
+    np.random.randn()
+    with_deviate = np.random.get_state()
+    np.random.randn()  # the one that was kept: not a word is drawn
+    assert watch.look() is not None
+    np.random.set_state(with_deviate)
+    assert watch.look() is None
+
+
+def test_another_generator_behind_numpy_is_not_watched():
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        assert GlobalRngSnapshot().look() is None
+        work = FetchTask(Fetch(Drawing(random.random, {150})), 3, True)
+        flat(work(indices(range(start, start + BATCH)), [IDLE]) for start in range(0, N, BATCH))
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_few_samples_are_not_watched():
+    assert task_module._WATCHED <= BATCH
+    keying = GlobalSeeding(3, True, calm=0)
+    calls = []
+    keying.run(lambda: calls.append(keying.active), of_many=False, kept=False)
+    keying.run(lambda: calls.append(keying.active), of_many=True, kept=False)
+    assert calls == [True, False]
+
+
+def test_small_batches_in_between_are_no_surprise():
+    """They are keyed, and so leave the generators elsewhere than the watch had seen them. Seen to fail: `_seen` kept over keyed batches."""
+    dataset = Drawing(None, NEVER)
+    work = FetchTask(Fetch(dataset), 3, True)
+    for start in range(0, N, BATCH):
+        work(indices(range(start, start + BATCH)), [IDLE])
+        work(indices([start]), [IDLE])
+    assert len(dataset.calls) == N + N // BATCH

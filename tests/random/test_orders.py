@@ -1,0 +1,322 @@
+"""The orders: bijections, statistics, frozen values, torch's own order, weights.
+
+The statistics are deterministic: the seeds are fixed. `surprise` is how far a chi-square lies above its mean, in its standard
+deviations; a sound order stays within 5, which chance alone exceeds once in a million.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler
+
+from penstock._random import orders, permutation
+from penstock._random.orders import LONGEST, SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
+from penstock._random.permutation import SORTED
+
+SOUND = 5.0
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+def whole(order, epoch=0):
+    return order.indices(epoch, np.arange(len(order)))
+
+
+def surprise(counts):
+    """Of ``counts`` where all are equally likely."""
+    expected = counts.sum() / counts.size
+    return float((((counts - expected) ** 2).sum() / expected - (counts.size - 1)) / np.sqrt(2 * (counts.size - 1)))
+
+
+def epochs(n, seeds, n_epochs):
+    """Whole epochs, shape (seeds, epochs, n)."""
+    return np.array([[whole(order, epoch) for epoch in range(n_epochs)] for order in (ShuffledOrder(n, seed) for seed in range(seeds))])
+
+
+def pairs(left, right, n, cells):
+    """How surprising the pairs (left, right) are, put into cells x cells boxes."""
+    box = (left * cells // n) * cells + right * cells // n
+    return surprise(np.bincount(box.ravel(), minlength=cells * cells))
+
+
+def steps(left, right, n):
+    """How surprising the differences right - left are, none of which may be 0."""
+    return surprise(np.bincount(((right - left) % n).ravel(), minlength=n)[1:])
+
+
+class TestShuffledOrderIsAPermutation:
+    @given(n=st.integers(0, 3 * SORTED), seed=SEEDS, epoch=st.integers(0, 2**40))
+    @settings(max_examples=50, deadline=None)
+    def test_of_every_length(self, n, seed, epoch):
+        """Seen red with `np.minimum(left, h)` left out of the network: numbers beyond n, and an endless walk."""
+        assert np.array_equal(np.sort(whole(ShuffledOrder(n, seed), epoch)), np.arange(n))
+
+    @given(n=st.integers(1, 3000), seed=SEEDS)
+    @settings(max_examples=50, deadline=None)
+    def test_as_a_network_also_where_sorting_is_used(self, n, seed):
+        assert np.array_equal(np.sort(permutation.FeistelPermutation(0, seed, n)(np.arange(n))), np.arange(n))
+
+    @pytest.mark.parametrize("n", [4097, 4160, 4225, 65535, 65536, 65537])
+    def test_at_the_edges_of_its_grid(self, n):
+        assert np.array_equal(np.sort(whole(ShuffledOrder(n, 3), 1)), np.arange(n))
+
+    @pytest.mark.parametrize("n", [10**9 + 7, 10**12, 2**48, 2**48 + 1, LONGEST])
+    def test_of_huge_lengths_as_far_as_one_can_look(self, n):
+        positions = np.unique(
+            np.concatenate([np.arange(20_000), np.arange(n - 20_000, n), np.random.default_rng(0).integers(0, n, 20_000)])
+        )
+        values = ShuffledOrder(n, 1).indices(2, positions)
+        assert values.min() >= 0
+        assert values.max() < n
+        assert np.unique(values).size == positions.size
+
+    @given(st.lists(st.integers(0, 9999), max_size=30), st.sampled_from([9_999 + 1, 10**6, 10**12]))
+    @settings(max_examples=50, deadline=None)
+    def test_read_in_any_order_one_by_one_or_together(self, positions, n):
+        order = ShuffledOrder(n, 5)
+        together = order.indices(3, np.array(positions, np.int64))
+        assert together.dtype == np.int64
+        assert together.tolist() == [int(order.indices(3, np.array([position]))[0]) for position in positions]
+
+    def test_whatever_epoch_was_read_before(self):
+        for n in (100, 5000):
+            there, back = ShuffledOrder(n, 5), ShuffledOrder(n, 5)
+            whole(there, 1)
+            assert np.array_equal(whole(there, 0), whole(back, 0))
+            assert not np.array_equal(whole(there, 0), whole(there, 1))
+
+
+class TestShuffledOrderIsRandom:
+    def test_all_orders_of_three_come_about_equally_often(self):
+        seen = Counter(tuple(whole(ShuffledOrder(3, seed), epoch).tolist()) for seed in range(60) for epoch in range(60))
+        assert set(seen) == set(permutations(range(3)))
+        assert surprise(np.array(list(seen.values()))) < SOUND
+
+    @pytest.mark.parametrize(("n", "seeds", "n_epochs", "cells"), [(101, 40, 50, 101), (1009, 15, 30, 101), (4099, 10, 16, 101)])
+    def test_like_torch_randperm(self, n, seeds, n_epochs, cells):
+        """Places, neighbours, steps, consecutive epochs, adjacent seeds. Seen red with the epoch left out of the key, and with round keys of 0."""
+        read = epochs(n, seeds, n_epochs)
+        places = np.broadcast_to(np.arange(n), read.shape)
+        found = {
+            "places": pairs(places, read, n, cells),
+            "epochs": pairs(read[:, :-1], read[:, 1:], n, cells),
+            "seeds": pairs(read[:-1], read[1:], n, cells),
+            "steps": steps(read[..., :-1], read[..., 1:], n),
+            "steps over a row": steps(read[..., : -(int(n**0.5) + 1)], read[..., int(n**0.5) + 1 :], n),
+        }
+        torches = np.array([torch.randperm(n, generator=torch.Generator().manual_seed(k)).numpy() for k in range(seeds * n_epochs)])
+        peer = steps(torches[:, :-1], torches[:, 1:], n)
+        assert max(found.values()) < SOUND, found
+        assert peer < SOUND
+
+    @pytest.mark.parametrize("n", [1009, 4099, 100_003])
+    def test_serial_correlation_is_noise(self, n):
+        read = whole(ShuffledOrder(n, 4), 2)
+        for lag in (1, 2, 64, int(n**0.5), int(n**0.5) + 1):
+            assert abs(np.corrcoef(read[:-lag], read[lag:])[0, 1]) < SOUND / np.sqrt(n)
+
+    @pytest.mark.parametrize(("rounds", "sound"), [(4, False), (8, True), (10, True)])
+    def test_pairs_of_the_network_at_101_need_eight_rounds(self, monkeypatch, rounds, sound):
+        """The reason for `rounds`: four fail by hundreds of standard deviations."""
+        monkeypatch.setattr(permutation, "rounds", lambda n: rounds)
+        read = np.array([permutation.FeistelPermutation(epoch, 7, 101)(np.arange(101)) for epoch in range(1200)])
+        assert (steps(read[:, :-1], read[:, 1:], 101) < SOUND) == sound
+
+    @pytest.mark.parametrize("n", [10**6, 10**9, 10**12, 2**48])
+    def test_huge_ones_at_their_start(self, n):
+        read = ShuffledOrder(n, 8).indices(1, np.arange(50_000))
+        assert pairs(read[:-1], read[1:], n, 64) < SOUND
+        assert surprise(np.bincount(((read[1:] - read[:-1]) % n) * 256 // n, minlength=256)) < SOUND
+        assert surprise(np.bincount(read % 256, minlength=256)) < SOUND
+
+
+FROZEN = [
+    (1, 0, 0, [0]),
+    (3, 0, 0, [2, 0, 1]),
+    (10, 7, 1, [9, 2, 4, 8, 5, 7]),
+    (101, 2**63 - 1, 5, [66, 40, 65, 34, 36, 33]),
+    (4096, 1, 2, [917, 270, 3112, 1642, 2145, 591]),
+    (4097, 1, 2, [3795, 605, 3122, 2375, 69, 3967]),
+    (10**6, 0, 3, [495456, 605034, 765942, 875978, 52238, 60098]),
+    (2**24, 5, 0, [2604067, 2358422, 9608993, 4372697, 13685284, 15740024]),
+    (10**9, 0, 0, [504670756, 472817006, 841486959, 188520067, 190835451, 225910475]),
+    (10**12, 123, 4, [743562769369, 152573502910, 226315983986, 924210904781, 930721862961, 570198748011]),
+    (2**48, 0, 1, [90679936676036, 227079665185807, 125069398067559, 249993327063041, 271130267879563, 38639008367892]),
+]
+
+
+@pytest.mark.parametrize(("n", "seed", "epoch", "values"), FROZEN)
+def test_shuffled_order_is_frozen(n, seed, epoch, values):
+    """A release that changes one of these changes every user's order: never edit them."""
+    positions = np.array([k * n // 6 for k in range(6)] if n >= 6 else range(n))
+    assert ShuffledOrder(n, seed).indices(epoch, positions).tolist() == values
+
+
+class TestTorchOrder:
+    @pytest.mark.parametrize(
+        ("n", "world_size", "drop_last"),
+        [
+            *(
+                (n, world_size, drop)
+                for n, world_size in [(1, 1), (10, 1), (10, 2), (10, 3), (11, 4), (64, 8), (1000, 7)]
+                for drop in (False, True)
+            ),
+            *((n, world_size, False) for n, world_size in [(3, 5), (1, 4)]),  # DistributedSampler itself fails there with drop_last
+        ],
+    )
+    def test_is_distributed_sampler_bit_for_bit(self, n, world_size, drop_last):
+        """Seen red with ``seed ^ epoch`` for ``seed + epoch``."""
+        order = TorchOrder(n, seed=42)
+        rounds = n // world_size if drop_last else -(-n // world_size)
+        for epoch in (0, 2, 7):
+            dealt = order.indices(epoch, np.arange(rounds * world_size) % n)
+            for rank in range(world_size):
+                sampler = DistributedSampler(range(n), world_size, rank, shuffle=True, seed=42, drop_last=drop_last)
+                sampler.set_epoch(epoch)
+                assert dealt[rank::world_size].tolist() == list(sampler)
+
+    def test_takes_a_plan_made_elsewhere(self):
+        order, other = TorchOrder(50, 1), TorchOrder(50, 1)
+        assert not order.keeps(3)
+        plan = order.plan(3)
+        assert plan.dtype == np.int32
+        assert not order.keeps(3)
+        order.keep(3, plan)
+        assert order.keeps(3)
+        assert np.array_equal(whole(order, 3), whole(other, 3))
+        assert np.array_equal(whole(order, 2), whole(other, 2))
+        assert not order.keeps(3), "one permutation is kept, not more"
+
+    def test_leaves_the_global_generator_alone(self):
+        before = torch.get_rng_state()
+        whole(TorchOrder(50, 1))
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_warns_where_it_gets_expensive(self):
+        with pytest.warns(UserWarning, match="use ShuffledOrder"):
+            TorchOrder(10**7 + 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            TorchOrder(10**7)
+
+
+class TestWeightedOrder:
+    def test_draws_by_weight(self):
+        weights = np.array([0, 1, 2, 0, 3.5, 0.5, 0])
+        order = WeightedOrder(weights, 60_000, seed=3)
+        for epoch in (0, 1):
+            counts = np.bincount(whole(order, epoch), minlength=7)
+            assert counts[weights == 0].sum() == 0
+            expected = 60_000 * weights[weights > 0] / weights.sum()
+            assert ((counts[weights > 0] - expected) ** 2 / expected).sum() < 21.1, "chi-square of 3 degrees, p = 0.0001"
+
+    @pytest.mark.parametrize("word", [0, 2**64 - 1])
+    def test_never_draws_a_weight_of_zero(self, monkeypatch, word):
+        """At both ends of the uniform numbers. Seen red with ``side="left"``."""
+        monkeypatch.setattr(orders, "splitmix64_stream", lambda counter, *_: np.full_like(counter, word))
+        for weights in ([0, 0.1, 0.2, 0], [0, 1e-300, 0], [0, 0, 1e308, 1e308, 0]):
+            drawn = WeightedOrder(weights, 3).indices(0, np.arange(3))
+            assert (np.array(weights)[drawn] > 0).all()
+
+    def test_epochs_seeds_and_neighbours_are_independent(self):
+        a, b = WeightedOrder(np.ones(64), 40_000, 1), WeightedOrder(np.ones(64), 40_000, 2)
+        assert pairs(whole(a, 0), whole(a, 1), 64, 64) < SOUND
+        assert pairs(whole(a, 0), whole(b, 0), 64, 64) < SOUND
+        assert pairs(whole(a, 0)[:-1], whole(a, 0)[1:], 64, 64) < SOUND
+
+    def test_any_position_can_be_read_alone(self):
+        order = WeightedOrder([1, 2, 3], 1000, 5)
+        read = whole(order, 4)
+        positions = np.random.default_rng(0).integers(0, 1000, 50)
+        assert np.array_equal(order.indices(4, positions), read[positions])
+
+    def test_is_frozen(self):
+        order = WeightedOrder([1, 0, 2.5, 4, 0], 1000, 7)
+        assert order.indices(0, np.arange(12)).tolist() == [0, 0, 2, 3, 3, 3, 2, 3, 3, 3, 2, 3]
+        assert order.indices(3, np.array([999, 0, 5, 500])).tolist() == [2, 2, 2, 0]
+        assert order.settings() == {"order": "weighted", "length": 1000, "seed": 7, "weights": "a3db1212c4370c49"}
+
+    def test_its_settings_tell_weights_apart(self):
+        assert WeightedOrder([1, 2], 5).settings() != WeightedOrder([1, 2.5], 5).settings()
+        assert WeightedOrder([1, 2], 5).settings() == WeightedOrder(torch.tensor([1.0, 2.0]), 5).settings()
+
+    @pytest.mark.parametrize(
+        ("weights", "why"),
+        [
+            ([1, -0.5], r"weights\[1\] is -0.5"),
+            ([1, float("nan")], r"weights\[1\] is nan"),
+            ([float("inf"), 1], r"weights\[0\] is inf"),
+            ([0, 0], "all 2 weights are 0"),
+            ([], r"shape \(0,\)"),
+            ([[1, 2]], r"shape \(1, 2\)"),
+            (3.0, r"shape \(\)"),
+        ],
+    )
+    def test_refuses_bad_weights(self, weights, why):
+        with pytest.raises(ValueError, match=why):
+            WeightedOrder(weights, 5)
+
+
+ALL = [SequentialOrder(7), ShuffledOrder(7, 1), ShuffledOrder(7000, 1), TorchOrder(7, 1), WeightedOrder([1, 2], 7, 1)]
+
+
+@pytest.mark.parametrize("order", ALL, ids=lambda order: type(order).__name__)
+def test_every_order_keeps_its_word(order):
+    n = len(order)
+    assert order.indices(2, np.arange(0)).tolist() == []
+    assert order.indices(2, np.arange(n)).dtype == np.int64
+    assert json.loads(json.dumps(order.settings())) == order.settings()
+    assert order.settings()["length"] == n
+    for outside in (-1, n):
+        with pytest.raises(IndexError, match=f"position {outside} is outside of an epoch of {n} items"):
+            order.indices(0, np.array([0, outside]))
+
+
+def test_an_order_answers_with_an_array_of_its_own():
+    positions = np.arange(5)
+    SequentialOrder(5).indices(0, positions)[0] = 99
+    assert positions[0] == 0
+
+
+def test_nothing_can_be_an_epoch():
+    for order in (SequentialOrder(0), ShuffledOrder(0), TorchOrder(0), WeightedOrder([1], 0)):
+        assert whole(order).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "why"),
+    [
+        (lambda: ShuffledOrder(-1), ValueError, "n=-1 is out of bounds"),
+        (lambda: SequentialOrder(LONGEST + 1), ValueError, "out of bounds"),
+        (lambda: ShuffledOrder(3.0), TypeError, "n must be an int, not 3.0 of type float"),
+        (lambda: ShuffledOrder(True), TypeError, "n must be an int"),
+        (lambda: TorchOrder([1, 2]), TypeError, r"Pass the number of items, as len\(dataset\)"),
+        (lambda: ShuffledOrder(3, -1), ValueError, r"seed=-1 .* seed % 2\*\*63"),
+        (lambda: ShuffledOrder(3, 2**63), ValueError, "out of bounds"),
+        (lambda: ShuffledOrder(3, None), TypeError, "seed must be an int"),
+        (lambda: WeightedOrder([1], 1.5), TypeError, "num_samples must be an int"),
+    ],
+)
+def test_arguments_are_refused_when_an_order_is_built(make, error, why):
+    with pytest.raises(error, match=why):
+        make()
+
+
+def test_numpy_integers_are_integers():
+    assert ShuffledOrder(np.int64(10), np.int64(3)).settings() == ShuffledOrder(10, 3).settings()
+    assert np.array_equal(whole(ShuffledOrder(np.int32(10), np.int64(3))), whole(ShuffledOrder(10, 3)))
+
+
+def test_splitmix64_is_the_published_one():
+    """The first words for seed 0 of Vigna's reference implementation (prng.di.unimi.it/splitmix64.c)."""
+    counter = np.arange(1, 4, dtype=np.uint64)
+    words = permutation.splitmix64_stream(counter, np.uint64(0), np.uint64(0))
+    assert [hex(word) for word in words.tolist()] == ["0xe220a8397b1dcdaf", "0x6e789e6aa1b965f4", "0x6c45d188009454f"]

@@ -1,0 +1,139 @@
+"""Random numbers of a sample: pure in (seed, epoch, position), independent, frozen; and the global generators kept."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from penstock._random.global_rng import global_rngs_kept, seed_globals
+from penstock._random.sample_rng import numpy_generator, sample_word, torch_generator
+from penstock._random.splitmix import GAMMA, mixed
+
+SOUND = 5.0
+"""Standard deviations; chance alone exceeds it once in a million."""
+
+
+@pytest.fixture(autouse=True)
+def kept():
+    with global_rngs_kept():
+        yield
+
+
+def from_globals():
+    """One draw from each: uniform in [0, 1)."""
+    return [random.random(), np.random.random(), float(torch.rand((), dtype=torch.float64))]
+
+
+def by_key(seed, epoch, position):
+    """First draws of every generator that has the key, shape ``(5,)``."""
+    seed_globals(seed, epoch, position)
+    ours = torch.rand((), dtype=torch.float64, generator=torch_generator(seed, epoch, position))
+    return [*from_globals(), numpy_generator(seed, epoch, position).random(), float(ours)]
+
+
+class TestStreams:
+    def test_are_a_function_of_the_key_alone(self):
+        first = by_key(1, 2, 3)
+        by_key(4, 5, 6)
+        assert by_key(1, 2, 3) == first
+
+    @pytest.mark.parametrize("step", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2**32)])
+    def test_of_adjacent_keys_are_uncorrelated(self, step):
+        """Seen red with `_mixed` made the identity, and with the epoch left out of the Philox key."""
+        n = 1500
+        drawn = np.array([by_key(7 + k * step[0], 5 + k * step[1], 11 + k * step[2]) for k in range(n)])
+        centred = (drawn - 0.5) * np.sqrt(12)
+        assert abs(centred.mean(0)).max() < SOUND / np.sqrt(n)
+        assert abs((centred**2).mean(0) - 1).max() < SOUND * np.sqrt(0.8 / n)
+        for lag in (1, 2):
+            assert abs((centred[:-lag] * centred[lag:]).mean(0)).max() < SOUND / np.sqrt(n - lag)
+        between = centred.T @ centred / n
+        assert abs(between[~np.eye(5, dtype=bool)]).max() < SOUND / np.sqrt(n), "the generators of one key are independent of each other"
+
+    def test_of_seed_epoch_and_position_do_not_stand_for_each_other(self):
+        keys = [(a, b, c) for a in range(4) for b in range(4) for c in range(4)]
+        assert len({sample_word(*key) for key in keys}) == len(keys)
+        assert len({numpy_generator(*key).random() for key in keys}) == len(keys)
+
+    def test_numpy_and_torch_do_not_get_the_same_twister(self):
+        seed_globals(1, 2, 3)
+        assert np.random.get_state()[1][0] != torch.default_generator.initial_seed()
+
+    @pytest.mark.parametrize("key", [(0, 0, 0), (2**63 - 1, 2**63 - 1, 2**63 - 1)])
+    def test_reach_to_the_ends_of_the_range(self, key):
+        assert all(0 <= value < 1 for value in by_key(*key))
+
+
+FROZEN = [
+    (
+        (0, 0, 0),
+        [997618, 298820, 693945],
+        [282830, 24163, 79669],
+        [392419, 879967, 978329],
+        [982721, 20867, 700431],
+        [535594, 288377, 397010],
+    ),
+    (
+        (1, 2, 3),
+        [35002, 550755, 819839],
+        [770498, 30968, 657660],
+        [117305, 108366, 296407],
+        [885932, 809865, 977720],
+        [203765, 739618, 367418],
+    ),
+    (
+        (2**63 - 1, 10**6, 10**12),
+        [25776, 877175, 619130],
+        [248237, 466941, 741630],
+        [388210, 788178, 51997],
+        [777557, 165318, 664796],
+        [237111, 445138, 96798],
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "numpys", "torchs", "randoms", "global_numpys", "global_torchs"), FROZEN)
+def test_keys_are_frozen(key, numpys, torchs, randoms, global_numpys, global_torchs):
+    """A release that changes one of these changes every user's augmentation: never edit them."""
+    assert numpy_generator(*key).integers(0, 10**6, 3).tolist() == numpys
+    assert torch.randint(10**6, (3,), generator=torch_generator(*key)).tolist() == torchs
+    seed_globals(*key)
+    assert [random.getrandbits(20) for _ in range(3)] == randoms
+    assert np.random.randint(0, 10**6, 3).tolist() == global_numpys
+    assert torch.randint(10**6, (3,)).tolist() == global_torchs
+
+
+def test_mixing_is_the_published_splitmix64():
+    """The first words for seed 0 of Vigna's reference implementation (prng.di.unimi.it/splitmix64.c)."""
+    words = [mixed(k * GAMMA) for k in (1, 2, 3)]
+    assert [hex(word) for word in words] == ["0xe220a8397b1dcdaf", "0x6e789e6aa1b965f4", "0x6c45d188009454f"]
+
+
+class TestGlobalsKept:
+    def states(self):
+        return random.getstate(), [str(part) for part in np.random.get_state()], torch.get_rng_state().tolist()
+
+    def test_are_the_same_to_the_bit(self):
+        """Also the half of a pair of normal numbers that each keeps for later. Seen red with any one of the three left out."""
+        random.gauss(0, 1), np.random.normal(), torch.randn(1)
+        before = self.states()
+        with global_rngs_kept():
+            for position in range(3):
+                seed_globals(0, 0, position)
+                random.gauss(0, 1), np.random.normal(), torch.randn(1)
+            assert self.states() != before
+        assert self.states() == before
+
+    def test_also_after_an_exception(self):
+        before = self.states()
+        with pytest.raises(KeyError), global_rngs_kept():
+            seed_globals(0, 0, 0)
+            raise KeyError
+        assert self.states() == before
+
+    def test_no_accelerator_is_seeded(self, monkeypatch):
+        monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("takes 100 us, and reaches for accelerators"))
+        seed_globals(0, 0, 0)

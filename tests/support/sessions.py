@@ -1,0 +1,19 @@
+"""The processes of a session: what a script has started, wherever it hangs in the tree."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+
+
+def session(leader: int) -> list[psutil.Process]:
+    """The live processes of the session that process ``leader`` began."""
+
+    def belongs(process: psutil.Process) -> bool:
+        try:
+            return os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            return False
+
+    return [process for process in psutil.process_iter() if belongs(process)]

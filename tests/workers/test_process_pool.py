@@ -1,0 +1,1018 @@
+"""Worker processes: real processes, real signals. Waits are for messages (FIFOs, pipes, deaths), never for time to pass.
+
+A task is a tuple (function, arguments...); the functions below run in the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import os
+import pickle
+import random
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from leaks import no_leaks
+from torch.utils.data import get_worker_info
+
+from penstock._errors import ClosedError, SampleError, WorkerDied
+from penstock._memory.parcel import Parcel, unpack
+from penstock._memory.slots import SlotTable
+from penstock._workers.pool import IDLE, Job
+from penstock._workers.process_pool import ProcessPool
+from penstock._workers.processes.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, MutableSequence
+
+pytestmark = pytest.mark.timeout(30)
+METHODS = ["fork", pytest.param("forkserver", marks=pytest.mark.slow), pytest.param("spawn", marks=pytest.mark.slow)]
+HEAP = multiprocessing.RawValue("i")  # `multiprocessing` keeps the memory of its first value for the life of the program
+BIG = 100_000  # float32: does not fit a place, so it travels in a slot
+
+
+class Work:
+    dataset = "the dataset"
+
+    def __call__(self, task: Any, cell: MutableSequence[int], allocate: Any) -> Any:
+        function, *arguments = task
+        return function(cell, *arguments)
+
+    def name(self, task: Any, row: int) -> str:
+        return f"{task[0].__name__} row {row}"
+
+
+@pytest.fixture
+def pools() -> Iterator[Callable[..., ProcessPool]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(workers: int = 2, *, method: str = "fork", work: Any = None, **options: Any) -> ProcessPool:
+            pool = ProcessPool(Work() if work is None else work, workers, multiprocessing_context=method, **options)
+            stack.callback(pool.shutdown)
+            pool.start()
+            return pool
+
+        yield make
+    gc.collect()
+
+
+def done(pool: ProcessPool, *task: Any) -> Any:
+    return result(pool, pool.submit(task))
+
+
+def result(pool: ProcessPool, job: Job) -> Any:
+    while not job.done:
+        pool.wait([job], 20.0)
+    return job.result()
+
+
+def warm(pool: ProcessPool) -> None:
+    """Until every worker has done a task."""
+    missing = set(range(len(pool.pids)))
+    while missing:
+        jobs = [pool.submit((echo, None)) for _ in pool.pids]
+        for job in jobs:
+            result(pool, job)
+        missing -= {job.worker for job in jobs}
+
+
+def has_started(fifo: Path) -> None:
+    """Until `stuck` has begun."""
+    fifo.read_bytes()
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+# What workers do.
+
+
+def echo(cell: Any, value: Any) -> Any:
+    return value
+
+
+def full(cell: Any, size: int, value: float) -> torch.Tensor:
+    return torch.full((size,), value)
+
+
+def make(cell: Any, name: str) -> Any:
+    return VALUES[name]()
+
+
+def stuck(cell: Any, fifo: Path, row: int = IDLE) -> None:
+    cell[0] = row
+    fifo.write_bytes(b"here")
+    threading.Event().wait()
+
+
+def once(cell: Any, flag: Path, fault: Callable[[], Any], value: Any) -> Any:
+    """Meets with ``fault`` the first time, and of two at once only one."""
+    try:
+        flag.touch(exist_ok=False)
+    except FileExistsError:
+        return value
+    fault()
+    return value
+
+
+def always(cell: Any, row: int, fault: Callable[[], Any]) -> None:
+    cell[0] = row
+    fault()
+
+
+def noted(cell: Any, file: Path, value: Any) -> Any:
+    with file.open("a") as log:
+        log.write(f"{value}\n")
+    return value
+
+
+def noted_then_held(cell: Any, file: Path, fifo: Path, value: Any) -> Any:
+    noted(cell, file, value)
+    fifo.write_bytes(b"here")
+    fifo.read_bytes()
+    return value
+
+
+def kill_myself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_hard() -> None:
+    os._exit(3)
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def die_with_a_helper(cell: Any, file: Path) -> int:
+    """Fork a process that inherits every pipe, and die; the second time, tell the helper's pid."""
+    if not file.exists():
+        helper = os.fork()
+        if helper == 0:
+            signal.alarm(8)
+            signal.pause()
+        file.write_text(str(helper))
+        kill_myself()
+    return int(file.read_text())
+
+
+def about_me(cell: Any) -> Any:
+    info: Any = get_worker_info()
+    seeds = (random.random(), np.random.random(), torch.rand(1).item())
+    return (info.id, info.num_workers, info.dataset, torch.get_num_threads(), seeds, multiprocessing.current_process().name)
+
+
+class Tangled(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+class Closed(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("no pickling")
+
+
+def fail(cell: Any, kind: Callable[..., BaseException], *arguments: Any) -> None:
+    error = kind(*arguments)
+    error.add_note("a note")
+    raise error
+
+
+# Values.
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("queue_size", [1, 3])
+def test_results_are_those_of_their_tasks(pools: Any, method: str, queue_size: int) -> None:
+    """Seen to fail: slots lent while they are viewed."""
+    pool = pools(method=method, queue_size=queue_size)
+    jobs = [pool.submit((full, size, value)) for value in range(20) for size in (1, 1000, BIG)]
+    for job in jobs:
+        _, size, value = job.task
+        assert torch.equal(result(pool, job), torch.full((size,), float(value)))
+
+
+VALUES: dict[str, Callable[[], Any]] = {
+    **{
+        f"{dtype}"[6:]: lambda dtype=dtype: torch.arange(100_000).remainder(2).to(dtype)
+        for dtype in (torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
+    },
+    "empty": lambda: [torch.empty(0), torch.empty(0, 3, dtype=torch.bfloat16), np.empty((2, 0))],
+    "scalar": lambda: [torch.tensor(3), torch.tensor(3.0, dtype=torch.bfloat16), np.array(4), np.float32(5)],
+    "transposed": lambda: torch.arange(100_000).reshape(100, 1000).T,
+    "strided": lambda: torch.arange(200_000)[::2],
+    "expanded": lambda: torch.ones(1).expand(50_000),
+    "conjugated": lambda: torch.full((50_000,), 1 + 2j).conj(),
+    "negative": lambda: torch.full((50_000,), 1 + 2j).conj().imag,
+    "gradient": lambda: torch.ones(100_000, requires_grad=True),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(100_000)),
+    "sparse": lambda: torch.eye(300).to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(100_000), 0.1, 0, torch.qint8),
+    "shared": lambda: torch.ones(100_000).share_memory_(),
+    "array": lambda: np.arange(100_000.0),
+    "fortran": lambda: np.asfortranarray(np.arange(100_000.0).reshape(100, 1000)),
+    "array_strided": lambda: np.arange(200_000)[::2],
+    "array_read_only": lambda: np.broadcast_to(np.arange(3.0), (1000, 3)),
+    "records": lambda: np.zeros(10_000, dtype=[("a", "i4"), ("b", "f8", 3)]),
+    "dates": lambda: np.array(["2020-01-01"] * 10_000, dtype="M8[D]"),
+    "objects": lambda: np.array([None, "a", 1]),
+    "masked": lambda: np.ma.masked_equal(np.arange(100_000), 3),
+    "text": lambda: ["x" * 100_000, b"y" * 100_000, bytearray(b"z" * 100_000)],
+    "nothing": lambda: None,
+    "nested": lambda: {"a": (1, [torch.ones(50_000), {"b": np.ones(50_000)}]), "c": {}, "d": 0},
+}
+
+
+def same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        if a.is_sparse:
+            return same(a.to_dense(), b.to_dense())
+        equal = torch.equal(a.dequantize(), b.dequantize()) if a.is_quantized else torch.equal(a, b)
+        return a.dtype == b.dtype and a.shape == b.shape and a.requires_grad == b.requires_grad and equal
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch deprecates quantized tensors
+def test_every_kind_of_value_arrives(pools: Any) -> None:
+    """Seen to fail: without the test for `requires_grad`."""
+    pool = pools(1)
+    for name, value in VALUES.items():
+        assert same(done(pool, make, name), value()), name
+
+
+def test_plain_results_can_be_written_to(pools: Any) -> None:
+    for value in (done(pool := pools(1), full, BIG, 1.0), done(pool, full, 10, 1.0)):
+        value += 1
+        assert value.eq(2).all()
+        assert not value._is_view()
+        assert not value.is_shared()
+
+
+def test_tasks_of_any_size_arrive(pools: Any) -> None:
+    pool = pools()
+    jobs = [pool.submit((echo, bytes(size))) for size in (1, 60_000, 70_000, 5_000_000) * 5]
+    assert [len(result(pool, job)) for job in jobs] == [1, 60_000, 70_000, 5_000_000] * 5
+
+
+# Slots.
+
+
+def test_a_kept_batch_never_changes(pools: Any) -> None:
+    """Also after its worker's death and after shutdown. Seen to fail: slots lent while they are viewed."""
+    pool = pools(max_restarts=100)
+    kept = {}
+    for value in range(60):
+        batch = done(pool, full, BIG, value)
+        if value % 3 == 0:
+            kept[value] = batch[10:-10].reshape(-1, 5) if value % 2 else np.asarray(batch.detach())
+        if value % 20 == 10:
+            os.kill(pool.pids[0], signal.SIGKILL)
+    pool.shutdown()
+    for value, batch in kept.items():
+        assert (batch == value).all(), value
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        lambda t: t[5:7],
+        lambda t: t.numpy()[3:],
+        lambda t: np.asarray(t.numpy()),
+        lambda t: np.from_dlpack(t),
+        lambda t: torch.from_dlpack(t.detach()),
+        lambda t: t.detach().view(torch.int32),
+        lambda t: t.untyped_storage(),
+        lambda t: memoryview(t.numpy()),
+    ],
+)
+def test_a_slot_is_free_exactly_when_its_last_view_is_gone(pools: Any, monkeypatch: pytest.MonkeyPatch, held: Callable[[Any], Any]) -> None:
+    """Seen to fail: `SlotTable.view` that returns a slice of an ndarray, which NumPy leaves out of the chain of bases."""
+    watched: list[weakref.ref[Any]] = []
+    original = SlotTable.view
+
+    def view(slots: SlotTable, number: int) -> Any:
+        base = original(slots, number)
+        watched.append(weakref.ref(base))
+        return base
+
+    monkeypatch.setattr(SlotTable, "view", view)
+    part = held(done(pools(1), full, BIG, 1.0))
+    gc.collect()
+    assert watched[0]() is not None
+    del part
+    assert watched[0]() is None
+
+
+def test_slots_are_used_again(pools: Any) -> None:
+    """Seen to fail: `SlotTable.lend` that always answers `NO_SLOT`."""
+    pool = pools(1)
+    where = {done(pool, full, BIG, value).data_ptr() for value in range(50)}
+    assert len(where) <= 2
+    assert pool.statistics().slots <= 2
+
+
+def test_a_burst_of_kept_batches_is_given_back(pools: Any) -> None:
+    """Seen to fail: no `_drop` in `lend`."""
+    pool = pools(1)
+    kept = [done(pool, full, BIG, value) for value in range(40)]
+    most = pool.statistics().slot_bytes
+    kept.clear()
+    worker = psutil.Process(pool.pids[0])
+    mapped = worker.memory_info().shared
+    for value in range(60):
+        done(pool, full, BIG, value)
+    assert pool.statistics().slot_bytes < most / 10
+    assert worker.memory_info().shared < mapped - most / 2
+
+
+def test_slots_that_are_too_small_are_replaced(pools: Any) -> None:
+    pool = pools(1)
+    for size in range(BIG, 20 * BIG, BIG):
+        assert torch.equal(done(pool, full, size, 1.0), torch.ones(size))
+    for _ in range(40):
+        done(pool, full, 20 * BIG, 1.0)
+    assert pool.statistics().slots <= 2
+
+
+def _little_memory(worker: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))  # a memfd is a file to the kernel
+
+
+def test_a_shortage_of_memory_is_an_error_that_says_so(pools: Any) -> None:
+    """Seen to fail: without `posix_fallocate` and `ftruncate` the worker dies of SIGBUS."""
+    pool = pools(1, worker_init_fn=_little_memory)
+    with pytest.raises(MemoryError, match="no shared memory for a result of 4000"):
+        done(pool, full, 1_000_000, 1.0)
+    assert len(done(pool, full, BIG, 1.0)) == BIG
+    with pytest.raises(MemoryError):
+        done(pool, fail, ValueError, "x" * 5_000_000)
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """In this process; the lowest number that is free is that of the limit."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_consumer_without_descriptors_is_told_so_and_goes_on(pools: Any) -> None:
+    """Seen to fail: `Seat._map` that takes it for granted that a descriptor came (an IndexError, and every worker replaced)."""
+    pool = pools(1)
+    warm(pool)
+    pids = pool.pids
+    with no_descriptor_left():
+        for task in ((full, BIG, 1.0), (echo, bytes(100_000))):
+            job = pool.submit(task)
+            with pytest.raises(OSError, match=r"\[Errno 24\]"):
+                result(pool, job)
+            assert done(pool, echo, 1) == 1
+    assert torch.equal(done(pool, full, BIG, 2.0), torch.full((BIG,), 2.0))
+    assert pool.pids == pids
+
+
+# Deaths.
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("fault", "words"), [(kill_myself, "SIGKILL"), (exit_hard, "exit code 3"), (segfault, "SIGSEGV")])
+def test_a_worker_that_dies_in_a_task_is_replaced(
+    pools: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str, fault: Any, words: str
+) -> None:
+    """Seen to fail: `_replace` without `extendleft` (the job is never done)."""
+    pool = pools(method=method)
+    jobs = [pool.submit((once, tmp_path / "flag", fault, value) if value == 3 else (echo, value)) for value in range(20)]
+    assert [result(pool, job) for job in jobs] == list(range(20))
+    assert pool.statistics().restarts == 1
+    assert len(caplog.records) == 1
+    assert words in caplog.text
+    assert "once row -1" in caplog.text
+
+
+def test_an_idle_worker_that_dies_is_replaced(pools: Any, caplog: pytest.LogCaptureFixture) -> None:
+    pool = pools(2)
+    warm(pool)
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGKILL)
+    assert done(pool, echo, 1) == 1
+    warm(pool)
+    assert pool.statistics().restarts == 2
+    assert "while it was idle" in caplog.text or "while loading" in caplog.text
+
+
+def test_a_worker_that_was_just_replaced_may_die_too(pools: Any) -> None:
+    pool = pools(1, max_restarts=20)
+    for value in range(10):
+        assert done(pool, echo, value) == value
+        os.kill(pool.pids[0], signal.SIGKILL)
+        job = pool.submit((echo, -value))
+        with contextlib.suppress(TimeoutError):
+            pool.wait([job], 0.0)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pool.pids[0], signal.SIGKILL)
+        assert result(pool, job) == -value
+
+
+class DiesAtStart:
+    def __init__(self, flag: Path, fault: Callable[[], Any]) -> None:
+        self.flag = flag
+        self.fault = fault
+
+    def __call__(self, worker: int) -> None:
+        once(None, self.flag, self.fault, None)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_killed_at_its_start_is_replaced(pools: Any, tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture) -> None:
+    pool = pools(method=method, worker_init_fn=DiesAtStart(tmp_path / "flag", kill_myself))
+    warm(pool)
+    assert pool.statistics().restarts == 1
+    assert "while it started" in caplog.text
+
+
+def test_a_worker_that_ends_itself_at_its_start_is_not_replaced(pools: Any, tmp_path: Path) -> None:
+    pool = pools(1, worker_init_fn=DiesAtStart(tmp_path / "flag", exit_hard))
+    with pytest.raises(WorkerDied, match=r"while it started: exit code 3.*__main__"):
+        done(pool, echo, 1)
+
+
+def test_what_a_worker_had_answered_is_not_done_again(pools: Any, tmp_path: Path, fifo: Path) -> None:
+    """Seen to fail: `_replace` without the loop around `_receive`."""
+    pool = pools(1, queue_size=3)
+    warm(pool)
+    log = tmp_path / "log"
+    jobs = [pool.submit((noted, log, 0)), pool.submit((noted, log, 1)), pool.submit((noted_then_held, log, fifo, 2))]
+    has_started(fifo)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    launcher: Any = pool._scheduler._supervisor._launcher
+    select.select([launcher._zygote.control], [], [])  # the death is known before any answer has been read
+    release = threading.Thread(target=lambda: (has_started(fifo), fifo.write_bytes(b"go")))
+    release.start()
+    assert [result(pool, job) for job in jobs] == [0, 1, 2]
+    release.join()
+    assert log.read_text().split() == ["0", "1", "2", "2"]
+
+
+def test_unfinished_tasks_come_first_and_in_order(pools: Any, tmp_path: Path) -> None:
+    """Seen to fail: `extendleft` without `reversed`."""
+    pool = pools(1, queue_size=3)
+    log = tmp_path / "log"
+    jobs = [pool.submit((once, tmp_path / "flag", kill_myself, 0)), *(pool.submit((noted, log, value)) for value in range(1, 8))]
+    assert [result(pool, job) for job in jobs] == list(range(8))
+    assert log.read_text().split() == [str(value) for value in range(1, 8)]
+
+
+def test_a_row_that_kills_twice_is_named(pools: Any) -> None:
+    """Seen to fail: without `fatal_rows` the budget is used up instead."""
+    pool = pools()
+    bad = pool.submit((always, 7, kill_myself))
+    good = [pool.submit((echo, value)) for value in range(10)]
+    with pytest.raises(SampleError, match=r"always row 7 has killed two workers.*SIGKILL"):
+        result(pool, bad)
+    assert [result(pool, job) for job in good] == list(range(10))
+    assert pool.statistics().restarts == 2
+
+
+def test_the_budget_ends_in_an_error(pools: Any, tmp_path: Path) -> None:
+    pool = pools(1, max_restarts=1)
+    jobs = [pool.submit((once, tmp_path / f"flag{n}", kill_myself, n)) for n in range(2)]
+    assert result(pool, jobs[0]) == 0
+    with pytest.raises(WorkerDied, match=r"once row -1: signal SIGKILL.*max_restarts=1"):
+        result(pool, jobs[1])
+    with pytest.raises(WorkerDied):
+        done(pool, echo, 1)
+
+
+def test_a_helper_process_of_the_dataset_hides_no_death(pools: Any, tmp_path: Path) -> None:
+    """Seen to fail: `watch` with sentinels only (the helper keeps them open)."""
+    pool = pools(1)
+    warm(pool)
+    begin = time.monotonic()
+    helper = done(pool, die_with_a_helper, tmp_path / "helper")
+    os.kill(helper, signal.SIGKILL)
+    assert time.monotonic() - begin < 3
+
+
+def test_the_death_of_the_zygote_is_an_error(pools: Any) -> None:
+    pool = pools(2)
+    warm(pool)
+    os.kill(psutil.Process(pool.pids[0]).ppid(), signal.SIGKILL)
+    job = pool.submit((stuck, Path("/dev/null")))
+    with pytest.raises(WorkerDied, match="that forks the workers"):
+        result(pool, job)
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"), [(KeyError, ("x",)), (OSError, (2, "no file")), (UnicodeDecodeError, ("utf8", b"x", 0, 1, "bad"))]
+)
+def test_an_error_arrives_as_what_it_was(pools: Any, kind: Any, arguments: Any) -> None:
+    pids = (pool := pools(1)).pids
+    with pytest.raises(kind) as caught:
+        done(pool, fail, kind, *arguments)
+    assert caught.value.args == arguments
+    assert caught.value.__notes__ == ["a note", f"in worker process 0 (pid {pids[0]})"]
+    assert "in fail" in str(caught.value.__cause__)
+    assert "worker process 0" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(("kind", "arguments"), [(Tangled, (1, 2)), (Closed, ("closed",))])
+def test_an_error_that_cannot_be_pickled_arrives_in_words(pools: Any, kind: Any, arguments: Any) -> None:
+    with pytest.raises(SampleError, match=rf"{kind.__name__}: .*fail row") as caught:
+        done(pools(1), fail, kind, *arguments)
+    assert caught.value.__notes__[0] == "a note"
+    assert "in fail" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_error_that_means_something_to_loops_is_wrapped(pools: Any, kind: Any) -> None:
+    """Seen to fail: `Job.result` without wrapping."""
+    pool = pools(1)
+    with pytest.raises(SampleError, match=f"{kind.__name__} came out of user code a note, in worker process 0") as caught:
+        done(pool, fail, kind)
+    assert type(caught.value.__cause__) is kind
+    assert done(pool, echo, 1) == 1
+    assert pool.statistics().restarts == 0
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error(pools: Any) -> None:
+    pool = pools(1)
+    with pytest.raises(SampleError, match=r"the result, a builtins.function, cannot be pickled"):
+        done(pool, _lambda)
+    assert done(pool, echo, 1) == 1
+
+
+def _lambda(cell: Any) -> Any:
+    return lambda: None
+
+
+def test_a_task_that_cannot_be_pickled_is_refused(pools: Any) -> None:
+    pool = pools(1)
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        pool.submit((lambda: None,))
+    assert done(pool, echo, 1) == 1
+
+
+def _init_fails(worker: int) -> None:
+    raise LookupError(f"in worker {worker}")
+
+
+def _fails_to_load() -> None:
+    raise LookupError("while unpickling")
+
+
+class LoadsBadly(Work):
+    def __reduce__(self) -> Any:
+        return (_fails_to_load, ())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_that_cannot_start_says_why(pools: Any, method: str) -> None:
+    """Seen to fail: `worker_main` without its `except` (it ends in `WorkerDied`)."""
+    pool = pools(method=method, worker_init_fn=_init_fails)
+    with pytest.raises(LookupError, match="in worker") as caught:
+        done(pool, echo, 1)
+    assert "_init_fails" in str(caught.value.__cause__)
+    assert pool.statistics().restarts == 0
+
+
+@pytest.mark.slow
+def test_a_dataset_that_cannot_be_unpickled_says_why(pools: Any) -> None:
+    pool = pools(1, method="forkserver", work=LoadsBadly())
+    with pytest.raises(LookupError, match="while unpickling"):
+        done(pool, echo, 1)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_dataset_that_cannot_be_pickled_is_refused(method: str) -> None:
+    pool = ProcessPool(Work(), 2, multiprocessing_context=method, worker_init_fn=lambda worker: None)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r'cannot be pickled.*method="thread" or multiprocessing_context="fork"'):
+            pool.start()
+    assert pool.pids == ()
+    pool.shutdown()
+
+
+class Sharing(Work):
+    """A dataset with a lock, a value, a queue and an event of `multiprocessing`'s own."""
+
+    def __init__(self, method: str) -> None:
+        context = multiprocessing.get_context(method)
+        self.lock, self.value, self.queue, self.event = context.Lock(), context.Value("i", 3), context.SimpleQueue(), context.Event()
+        self.array = context.Array("d", [1.0, 2.0])
+
+    def __call__(self, task: Any, cell: Any, allocate: Any) -> Any:
+        if task == "die":
+            return once(cell, *self.flag)
+        with self.lock:
+            self.value.value += task
+            self.array[0] += task
+        self.queue.put(os.getpid())
+        self.event.set()
+        return task
+
+    flag: Any = None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_dataset_may_hold_locks_values_and_queues(pools: Any, method: str, tmp_path: Path) -> None:
+    """As with `DataLoader`, and its replaced workers too. Seen to fail: descriptors that are closed behind the first hello."""
+    work = Sharing(method)
+    work.flag = (tmp_path / "flag", kill_myself, None)
+    pool = pools(2, method=method, work=work)
+    for task in (2, "die", 2):
+        results = [result(pool, pool.submit(task)) for _ in range(4)]
+        assert results == [task if task == 2 else None] * 4
+    assert (work.value.value, work.array[0], work.event.is_set()) == (19, 17.0, True)
+    assert {work.queue.get() for _ in range(8)}
+    assert pool.statistics().restarts == 1
+    pool.shutdown()
+    work.queue.close()
+
+
+@pytest.mark.slow
+def test_a_lock_of_another_start_method_is_refused(pools: Any) -> None:
+    with pytest.raises(TypeError, match="cannot be pickled.*fork context"):
+        pools(1, method="spawn", work=Sharing("fork"))
+
+
+# Life.
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_is_set_up_as_by_dataloader(pools: Any, method: str) -> None:
+    """Seen to fail: NumPy seeded from `seed` alone."""
+    pool = pools(method=method, seed=5)
+    warm(pool)
+    jobs = [pool.submit((about_me,)) for _ in range(2)]
+    told = {job.worker: result(pool, job) for job in jobs}
+    while len(told) < 2:
+        job = pool.submit((about_me,))
+        told.setdefault(job.worker, result(pool, job))
+    assert [(one[0], *one[1:4]) for _, one in sorted(told.items())] == [(0, 2, "the dataset", 1), (1, 2, "the dataset", 1)]
+    assert all(a != b for a, b in zip(told[0][4], told[1][4], strict=True))
+    assert told[0][5] == "penstock-map-0"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stuck_worker_is_killed_after_the_timeout(
+    pools: Any, fifo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    """Its task fails by name, the others are done by its replacement. Seen to fail: `_give_up` without `kill` (the queued one hangs)."""
+    pool = pools(1, method=method, queue_size=3)
+    warm(pool)
+    (pid,) = pool.pids
+    job = pool.submit((stuck, fifo, 12))
+    queued = [pool.submit((echo, value)) for value in range(5)]
+    has_started(fifo)
+    pool.wait([job], 0.01)
+    with pytest.raises(TimeoutError, match=rf"waited 0.01 s for stuck row 12, in worker process 0 \(pid {pid}\)\. That worker is killed"):
+        job.result()
+    assert [result(pool, one) for one in queued] == list(range(5))
+    assert pool.statistics().restarts == 1
+    assert not psutil.pid_exists(pid)
+    assert f"(pid {pid}) did not answer in time (timeout=0.01) and was killed while loading stuck row 12" in caplog.text
+
+
+def test_a_stopped_worker_is_stuck_too(pools: Any) -> None:
+    pool = pools(1)
+    warm(pool)
+    os.kill(pool.pids[0], signal.SIGSTOP)
+    job = pool.submit((echo, 1))
+    with pytest.raises(TimeoutError, match="echo row -1, in worker process 0 .*, where it has not begun"):
+        pool.wait([job], 0.01)
+    assert result(pool, job) == 1
+    assert pool.statistics().restarts == 1
+
+
+def test_a_stuck_worker_counts_for_the_budget(pools: Any, fifo: Path) -> None:
+    pool = pools(1, max_restarts=0)
+    warm(pool)
+    job = pool.submit((stuck, fifo))
+    has_started(fifo)
+    pool.wait([job], 0.01)
+    with pytest.raises(TimeoutError):
+        job.result()
+    with pytest.raises(WorkerDied, match=r"did not answer in time .* max_restarts=0"):
+        done(pool, echo, 1)
+
+
+def test_a_task_that_no_worker_has_begun_is_still_to_come(pools: Any, fifo: Path) -> None:
+    """Out of order, the one that is stuck is given up; the timeout of what waits behind it loses nothing."""
+    pool = pools(1, queue_size=1)
+    warm(pool)
+    held = pool.submit((noted_then_held, Path("/dev/null"), fifo, 5))
+    waiting = pool.submit((echo, 6))
+    has_started(fifo)
+    with pytest.raises(TimeoutError, match="echo row -1, which no worker process has begun"):
+        pool.wait([waiting], 0.01)
+    fifo.write_bytes(b"go")
+    assert (result(pool, held), result(pool, waiting)) == (5, 6)
+    assert pool.statistics().restarts == 0
+
+
+def test_interrupt_ends_a_wait_and_discard_forgets(pools: Any, fifo: Path, tmp_path: Path) -> None:
+    """Seen to fail: no byte into the pipe (it hangs); no `WANTED` (the queued task is done)."""
+    pool = pools(1, queue_size=3)
+    warm(pool)
+    log = tmp_path / "log"
+    held = pool.submit((noted_then_held, log, fifo, 1))
+    queued = pool.submit((noted, log, 2))
+    has_started(fifo)
+    thread = threading.Timer(0.05, pool.interrupt)
+    thread.start()
+    for _ in range(2):
+        with pytest.raises(ClosedError):
+            pool.wait([held], None)
+    thread.join()
+    pool.discard()
+    assert held.done
+    assert isinstance(queued.error, ClosedError)
+    fifo.write_bytes(b"go")
+    assert done(pool, noted, log, 3) == 3
+    assert log.read_text().split() == ["1", "3"]
+    pool.interrupt()
+    pool.discard()
+    assert done(pool, echo, 4) == 4
+
+
+def test_discarded_results_hold_no_slot(pools: Any) -> None:
+    pool = pools(1)
+    for _ in range(10):
+        for value in range(5):
+            pool.submit((full, BIG, value))
+        pool.discard()
+    assert torch.equal(done(pool, full, BIG, 7.0), torch.full((BIG,), 7.0))
+    assert pool.statistics().slots <= 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stuck_worker_is_ended_in_time(pools: Any, method: str, fifo: Path) -> None:
+    """Seen to fail: lifelines left open until `kill` (2 s)."""
+    pool = pools(method=method)
+    warm(pool)
+    pool.submit((stuck, fifo))
+    has_started(fifo)
+    pids = pool.pids
+    begin = time.monotonic()
+    pool.shutdown(timeout=1.0)
+    assert time.monotonic() - begin < 1.5
+    assert not any(map(psutil.pid_exists, pids))
+    pool.shutdown()
+    with pytest.raises(ClosedError):
+        pool.submit((echo, 1))
+
+
+def test_shutdown_from_another_thread_ends_a_wait(pools: Any, fifo: Path) -> None:
+    pool = pools(1)
+    warm(pool)
+    job = pool.submit((stuck, fifo))
+    has_started(fifo)
+    thread = threading.Timer(0.05, pool.shutdown, [0.2])
+    thread.start()
+    with pytest.raises(ClosedError):
+        pool.wait([job], None)
+    thread.join()
+
+
+@pytest.mark.slow
+def test_nothing_is_left_behind_by_starting_often() -> None:
+    with no_leaks():
+        for _ in range(20):
+            pool = ProcessPool(Work(), 2, multiprocessing_context="fork")
+            pool.start()
+            pool.start()
+            assert done(pool, full, BIG, 1.0)[0] == 1
+            pool.shutdown()
+
+
+@pytest.mark.slow
+def test_nothing_is_left_behind_by_healing_often(pools: Any) -> None:
+    """Seen to fail: `_remove` without `close`."""
+    pool = pools(1, max_restarts=100)
+    warm(pool)
+    zygote = psutil.Process(pool.pids[0]).parent()
+    assert zygote is not None
+    held = zygote.num_fds()
+    with no_leaks_but_workers():
+        for value in range(50):
+            assert done(pool, full, BIG, value)[0] == value
+            os.kill(pool.pids[0], signal.SIGKILL)
+        warm(pool)
+    assert pool.statistics().restarts >= 50
+    assert zygote.num_fds() <= held + 1
+    assert len(zygote.children()) == 1
+
+
+@contextlib.contextmanager
+def no_leaks_but_workers() -> Iterator[None]:
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_abandoned_pool_cleans_up(method: str) -> None:
+    pool = ProcessPool(Work(), 1, multiprocessing_context=method)
+    pool.start()
+    assert done(pool, echo, 1) == 1
+    pids = pool.pids
+    del pool
+    gc.collect()
+    assert not any(map(psutil.pid_exists, pids))
+
+
+SCRIPT = """
+import os, sys, threading, time
+sys.path[:0] = {path!r}
+from tests.workers.test_process_pool import *
+
+def main():
+    pool = ProcessPool(Work(), 2, multiprocessing_context={method!r})
+    pool.start()
+    warm(pool)
+    {body}
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def script(tmp_path: Path, method: str, body: str) -> subprocess.Popen[bytes]:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(path=[p for p in sys.path if p], method=method, body=body.replace("\n", "\n    ")))
+    return subprocess.Popen(
+        [sys.executable, file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_pool_that_is_open_at_exit_says_nothing(tmp_path: Path, method: str) -> None:
+    process = script(tmp_path, method, 'pool.submit((full, BIG, 1.0))\nglobals()["kept"] = pool')
+    output, _ = process.communicate(timeout=25)
+    assert (process.returncode, output) == (0, b"")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_end_with_a_killed_parent(tmp_path: Path, fifo: Path, method: str) -> None:
+    """In the middle of a task, one worker forked by a child that still lives. Seen to fail: without `_end_with`."""
+    body = (
+        f"pool.submit((stuck, Path({str(fifo)!r})))\n"
+        "if os.fork() == 0:\n    signal.alarm(10)\n    signal.pause()\n"
+        "print(*pool.pids, *(child.pid for child in psutil.Process().children(recursive=True)), flush=True)\n"
+        "signal.pause()"
+    )
+    process = script(tmp_path, method, body)
+    assert process.stdout is not None
+    has_started(fifo)
+    pids = [int(pid) for pid in process.stdout.readline().split()[:2]]
+    watched = select.poll()
+    for pid in pids:
+        watched.register(os.pidfd_open(pid), select.POLLIN)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 2
+    ended = set()
+    while len(ended) < 2 and (left := deadline - time.monotonic()) > 0:
+        ended |= {fd for fd, _ in watched.poll(left * 1000)}
+    for process_left in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(process_left.pid) == process.pid:
+                process_left.kill()
+    process.stdout.close()
+    assert process.stdin is not None
+    process.stdin.close()
+    for fd in ended:
+        os.close(fd)
+    assert len(ended) == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_reaches_the_consumer_and_the_workers_live_on(tmp_path: Path, fifo: Path) -> None:
+    body = (
+        "before = pool.pids\n"
+        f"job = pool.submit((noted_then_held, Path('/dev/null'), Path({str(fifo)!r}), 9))\n"
+        "try:\n    pool.wait([job], None)\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\n"
+        f"Path({str(fifo)!r}).write_bytes(b'go')\n"
+        "print(result(pool, job), pool.pids == before)\npool.shutdown()"
+    )
+    process = script(tmp_path, "fork", body)
+    has_started(fifo)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert output.split() == [b"interrupted", b"9", b"True"]
+
+
+def test_an_exception_in_the_middle_of_a_change_loses_nothing(pools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C at a bad moment. Seen to fail: without `_mend` (it hangs)."""
+    pool = pools(2)
+    warm(pool)
+    original = Scheduler._settle
+    calls = iter(range(1000))
+
+    def settle(*arguments: Any) -> None:
+        if next(calls) in (3, 9):
+            raise KeyboardInterrupt
+        original(*arguments)
+
+    monkeypatch.setattr(Scheduler, "_settle", settle)
+    jobs = [pool.submit((echo, value)) for value in range(20)]
+    for job in jobs:
+        while not job.done:
+            with contextlib.suppress(KeyboardInterrupt):
+                pool.wait([job], None)
+    assert [job.result() for job in jobs] == list(range(20))
+
+
+def test_a_fork_of_the_consumer_has_no_say(pools: Any) -> None:
+    """Seen to fail: `shutdown` without its check of the pid."""
+    pool = pools(1)
+    kept = done(pool, full, BIG, 3.0)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            del kept
+            for call in (lambda: pool.submit((echo, 1)), pool.start, pool.discard, lambda: pool.wait([], None)):
+                with pytest.raises(ClosedError, match="fork"):
+                    call()
+            pool.interrupt()
+            pool.shutdown()
+            code = 0
+        os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert kept.eq(3).all()
+    assert done(pool, echo, 2) == 2
+    assert pool.statistics().restarts == 0
+
+
+def test_a_foreign_job_is_not_waited_for(pools: Any) -> None:
+    with pytest.raises(ValueError, match="nothing to wait for"):
+        pools(1).wait([Job(None)], None)
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"queue_size": 0}, {"max_restarts": -1}, {"multiprocessing_context": "threads"}])
+def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options)) if "multi" not in next(iter(options)) else "threads"):
+        ProcessPool(Work(), **{"num_workers": 1, **options})
+
+
+def test_statistics_count(pools: Any) -> None:
+    pool = pools(2)
+    warm(pool)
+    before = pool.statistics()
+    kept = [done(pool, full, BIG, value) for value in range(3)]
+    after = pool.statistics()
+    assert after.tasks - before.tasks == len(kept)
+    assert (after.workers, after.busy, after.waiting, after.restarts) == (2, 0, 0, 0)
+    assert after.slots >= 3
+    assert after.slot_bytes >= 3 * 4 * BIG
+
+
+def test_what_is_unpacked_is_a_view() -> None:
+    """No byte of the buffers is copied."""
+    parcel = Parcel({"a": torch.arange(1000), "b": np.arange(500.0)})
+    memory = np.zeros(parcel.end(), np.uint8)
+    parcel.write(memoryview(memory))
+    value = unpack(memory)
+    memory[:] = 0
+    assert value["a"].eq(0).all()
+    assert (value["b"] == 0).all()
