@@ -22,7 +22,7 @@ The rooms of the house, in the order of the flow; each imports from those under 
 
 from penstock._datasets.cached import Cached
 from penstock._datasets.resident import Resident
-from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, StateError, StateMismatch, WorkerDied
+from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, SourceError, StateError, StateMismatch, WorkerDied
 from penstock._fetch.error_policy import SKIP
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.indices import Indices
@@ -72,6 +72,7 @@ __all__ = [
     "Sharder",
     "ShuffledOrder",
     "SKIP",
+    "SourceError",
     "StateError",
     "StateMismatch",
     "ToDevice",

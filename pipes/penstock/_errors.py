@@ -4,6 +4,7 @@ PenstockError
 ├── StateError           a state_dict that this graph cannot load
 │   └── StateMismatch    saved under other settings (dataset length, order, seed, sharding)
 ├── GraphError           the graph is put together wrongly, or a mark was lost on its way through it
+├── SourceError          a source raised before, so nobody knows where it stands: a state has to be loaded
 ├── SampleError          a sample could not be loaded: names its index, epoch, position and worker
 ├── WorkerDied           workers died more often than max_restarts allows
 └── ClosedError          used after close()
@@ -26,6 +27,20 @@ class StateMismatch(StateError):
 
 class GraphError(PenstockError, TypeError):
     """Nodes that do not fit together, or a mark that did not come through."""
+
+
+class SourceError(PenstockError, RuntimeError):
+    """A source raised, so nobody knows where it stands; what it would give next might be dealt to the wrong rank."""
+
+    @classmethod
+    def after(cls, error: BaseException) -> SourceError:
+        """Refuse to go on after ``error``."""
+        refusal = cls(
+            f"a source of this graph raised {type(error).__name__} before, and where it stands is not known any more: going on might lose "
+            f"samples, or deal them to other ranks. Load a state, for instance its own: loader.load_state_dict(loader.state_dict()); or ask for an epoch with set_epoch."
+        )
+        refusal.__cause__ = error
+        return refusal
 
 
 class SampleError(PenstockError, RuntimeError):

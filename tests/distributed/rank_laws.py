@@ -264,14 +264,14 @@ def more_ranks_than_items_under_drop_is_refused():
     few = WORLD_SIZE - 1
     text = f"ValueError: tail='drop' leaves nothing: an epoch has {few} items for {WORLD_SIZE} ranks"
     on_every_rank(lambda: first(loader(few, 1, tail="drop")), text)
-    on_every_rank(lambda: first(Sharder(Cycler(IterableSource(range(few))), tail="drop")), text)
+    on_every_rank(lambda: first(Sharder(Cycler(IterableSource(range(few), split="items")), tail="drop")), text)
     on_every_rank(lambda: first(Sharder(Cycler(SamplerWrapper(range(few))), tail="drop")), text)
 
 
 def a_source_without_positions_cannot_be_padded():
     text = "GraphError: {} cannot be read by position, which tail='pad' needs"
-    on_every_rank(lambda: first(Sharder(Cycler(IterableSource(range(N))))), text.format("range"))
-    foreign = torchdata.nodes.IterableWrapper(range(N))
+    on_every_rank(lambda: first(Sharder(Cycler(IterableSource(range(N), split="items")))), text.format("range"))
+    foreign = IterableSource(torchdata.nodes.IterableWrapper(range(N)), split="items")
     on_every_rank(lambda: first(Sharder(Cycler(foreign))), text.format("IterableWrapper"))
     batches = Batcher(Cycler(Sampler(SequentialOrder(N))), 4)
     on_every_rank(lambda: first(Sharder(batches)), "ValueError: batches cannot be padded. Put the Sharder upstream of the Batcher")
@@ -295,7 +295,9 @@ def a_length_that_lies_gives_no_rank_more_than_its_share():
 
 
 def an_empty_epoch_is_refused():
-    on_every_rank(lambda: first(Sharder(Cycler(IterableSource([])), tail="exact")), "ValueError: epoch 0 has no items at all")
+    on_every_rank(
+        lambda: first(Sharder(Cycler(IterableSource([], split="items")), tail="exact")), "ValueError: epoch 0 has no items at all"
+    )
     with loader(1, 1, tail="exact") as batches:
         assert sum(gathered(len(list(batches)))) == 1  # Not empty over all, so that no rank raises.
 

@@ -182,7 +182,7 @@ def test_refresh_hands_the_dataset_over_and_moves_nothing(way):
         loader.refresh()
         again = list(loader)
         assert values(again) == [[200, 201], [202, 203], [204, 205], [206, 207]]
-        assert loader.epoch == 1
+        assert loader.epoch == 2
         pids = {batch[0, 1].item() for batch in again}
         assert (first[0, 1].item() in pids) == (way["num_workers"] == 0 or way.get("method") == "thread")
     dataset.version = 3

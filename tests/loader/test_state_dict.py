@@ -109,14 +109,30 @@ def test_after_close_is_refused():
         batches.load_state_dict(state)
 
 
-@pytest.mark.parametrize("restart", [True, False])
-@pytest.mark.parametrize("seen", [True, False])
-def test_behind_the_last_batch(restart, seen):
-    """``seen``: whether StopIteration was."""
+@pytest.mark.parametrize("restart", [None, True, False])
+@pytest.mark.parametrize("end", ["unseen", "StopIteration", "end_epoch", "next epoch"])
+def test_behind_the_last_batch(restart, end):
+    """Seen to fail: every end taken for seen, so that the work behind the loop was skipped by a resume."""
     with loader() as batches:
-        list(batches) if seen else list(islice(batches, 4))
+        list(batches) if end == "StopIteration" else list(islice(batches, 4))
+        if end == "end_epoch":
+            batches.end_epoch()
+        if end == "next epoch":
+            next(iter(batches))
         state = batches.state_dict()
-    assert resumed(state, restart_on_stop_iteration=restart) == (epoch(1) if restart else [])
+    expected = epoch(1, 1) if end == "next epoch" else epoch(1) if end != "unseen" or restart else []
+    assert resumed(state, restart_on_stop_iteration=restart) == expected
+
+
+def test_a_loader_that_does_not_restart_keeps_the_end_unseen():
+    """``restart_on_stop_iteration=False``: Composer's way. Seen to fail: `mark` that stands behind the mark whatever was asked for."""
+    with loader(restart_on_stop_iteration=False) as batches:
+        last = [batches.state_dict() for _ in batches][-1]
+        assert batches.state_dict() == last
+        assert (batches.epoch, batches.remaining) == (0, 0)
+        batches.refresh()
+        assert values(batches) == epoch(1)
+    assert resumed(last, restart_on_stop_iteration=False) == []
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -153,7 +169,22 @@ def test_a_limited_epoch():
 
 def test_end_epoch_before_anything():
     with loader() as batches:
+        batches.end_epoch()  # nothing of an epoch was delivered, so there is no rest to give up: idempotent behind an epoch's end
+        assert values(batches) == epoch(0)
         batches.end_epoch()
+        batches.end_epoch()
+        assert values(batches) == epoch(1)
+
+
+@pytest.mark.parametrize("stop", [2, 4])
+def test_end_epoch_twice_gives_up_one_epoch(stop):
+    with loader() as batches:
+        iterator = iter(batches)
+        list(islice(iterator, stop))
+        batches.end_epoch()
+        batches.end_epoch()
+        assert list(iterator) == []
+        assert batches.epoch == 1
         assert values(batches) == epoch(1)
 
 

@@ -104,11 +104,11 @@ def test_split_within_deals_the_places_of_each_batch():
 def test_an_unsized_source_is_dealt_by_reading():
     for tail, expected in (("drop", [[0, 3], [1, 4], [2, 5]]), ("exact", [[0, 3, 6], [1, 4], [2, 5]])):
         for rank in range(3):
-            node = Sharder(Cycler(IterableSource(range(7))), rank, 3, tail=tail)
+            node = Sharder(Cycler(IterableSource(range(7), split="items")), rank, 3, tail=tail)
             with Loader(node) as loader:
                 assert list(loader) == expected[rank]
     with pytest.raises(GraphError, match="tail='pad' needs"):
-        next(Sharder(Cycler(IterableSource(range(7))), 0, 3))
+        next(Sharder(Cycler(IterableSource(range(7), split="items")), 0, 3))
 
 
 def test_an_epoch_smaller_than_a_round_is_refused_under_drop():

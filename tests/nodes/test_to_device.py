@@ -11,10 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from penstock import Batcher, Cycler, EndOfEpoch, Fetch, Loader, ParallelMapper, PinMemory, Resident, Sampler, SequentialOrder, ToDevice
 from penstock._memory.devices import can_pin, pin, resolve_device
 from penstock._memory.tree import leaves, mapped
+from penstock._nodes.to_device import _Moved, _Mover
 from penstock._statistics import PinStatistics
 from penstock.testing import assert_resumes_everywhere
 
@@ -116,6 +118,90 @@ def test_what_lies_on_a_device_needs_no_pinning():
     batch = pin({"there": there, "own": [Own(), "name"]})
     assert batch["there"] is there
     assert batch["own"] == ["pinned", "name"]
+
+
+class Encoding(OrderedDict):
+    """A container of tensors that moves itself, as a ``BatchEncoding``; the device it is on is an attribute."""
+
+    where = "cpu"
+
+    def to(self, device: torch.device) -> Encoding:
+        moved = Encoding(self)
+        moved.where = str(device)
+        return moved
+
+
+@dataclasses.dataclass
+class Movable:
+    x: torch.Tensor
+    where: str = "cpu"
+
+    def to(self, device: torch.device) -> Movable:
+        return Movable(self.x, str(device))
+
+
+class Edge(NamedTuple):
+    source: torch.Tensor
+    to: torch.Tensor
+
+
+class Row:
+    """Answers to any name, as a row of a table; or raises, and not what ``getattr`` expects."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyError(name)
+
+
+@pytest.fixture
+def mover(monkeypatch):
+    """Moves to ``meta``, which stands for a device without streams."""
+    monkeypatch.setattr(torch, "get_device_module", lambda device: object())
+    return _Mover(torch.device("meta"))
+
+
+def test_an_object_with_a_to_of_its_own_is_moved_whole_by_it(mover):
+    """Seen to fail: `mapped` took a packed sequence apart as the named tuple that it is, so ``batch_sizes`` went to the device, where
+    torch refuses it; a mapping and a dataclass were moved leaf by leaf.
+    """
+    packed = pack_sequence([torch.ones(2), torch.ones(3)], enforce_sorted=False)
+    batch = mover({"packed": packed, "encoding": Encoding(x=torch.ones(2)), "record": Movable(torch.ones(2)), "plain": torch.ones(2)})
+    assert batch.batch["plain"].is_meta
+    batch = batch.arrived()
+    assert type(batch["packed"]) is PackedSequence
+    assert batch["packed"].data.is_meta
+    assert batch["packed"].batch_sizes.device.type == "cpu"
+    assert batch["encoding"].where == batch["record"].where == "meta"
+
+
+def test_a_field_of_the_name_to_is_no_method_and_a_row_that_raises_is_a_leaf(mover):
+    """Seen to fail: ``getattr(row, "to", None)`` raised the row's KeyError."""
+    row = Row()
+    batch = mover([Edge(torch.ones(2), torch.ones(2)), row, torch.float32, Edge]).arrived()
+    assert [leaf.device.type for leaf in batch[0]] == ["meta", "meta"]
+    assert batch[1:] == [row, torch.float32, Edge]
+
+
+def test_what_is_still_to_be_moved_is_not_recorded_as_being_there(mover):
+    """The stream of a device refuses to record a tensor of the CPU. Seen to fail: every tensor of the batch was taken, whole objects' too."""
+    packed = pack_sequence([torch.ones(2)])
+    assert mover._there({"packed": packed, "x": torch.ones(2), "y": (there := torch.empty(2, device="meta"))}) == [there]
+
+
+def test_what_is_moved_as_it_arrives_is_no_inference_tensor():
+    """Seen to fail: `_Moved.arrived` in the consumer's inference mode."""
+    weight = torch.ones(3, requires_grad=True)
+    with torch.inference_mode():
+        batch = _Moved({"own": Doubled(torch.ones(3))}, torch.device("cpu"), [], []).arrived()
+    (batch["own"].x * weight).sum().backward()
+    assert weight.grad.tolist() == [2, 2, 2]
+
+
+class Doubled:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> Doubled:
+        return Doubled(self.x.to(device) * 2)
 
 
 def test_the_cpu_is_always_present():

@@ -74,18 +74,18 @@ EXCEPTION = {"every": 99.0, "save_on_exception": True}
 CASES = [
     Case("mid-epoch", MID, 1.5, alone=True),
     Case("last batch", EDGE, 2, alone=True),
-    Case("epoch end (the default)", EPOCH_END, 2),
+    Case("epoch end (the default)", EPOCH_END, 2, alone=True),
     Case("validation end", VALIDATION_END, 2, validated=True, alone=True),
     Case("validation end, in mid-epoch", VALIDATION_END, 1.5, {"val_check_interval": 0.5}, validated=True, alone=True),
     Case("exception", EXCEPTION, 1.5, fails=1.5),
     Case("mid-epoch, `estimated_stepping_batches`", MID, 1.5, estimated=True),
-    Case("epoch end, `estimated_stepping_batches`", EPOCH_END, 2, estimated=True),
-    Case("mid-epoch, `reload_dataloaders_every_n_epochs`", MID, 1.5, {"reload_dataloaders_every_n_epochs": 1}, hook=True),
-    Case("last batch, `reload_dataloaders_every_n_epochs`", EDGE, 2, {"reload_dataloaders_every_n_epochs": 1}, hook=True),
-    Case("epoch end, `reload_dataloaders_every_n_epochs`", EPOCH_END, 2, {"reload_dataloaders_every_n_epochs": 1}, hook=True),
+    Case("epoch end, `estimated_stepping_batches`", EPOCH_END, 2, estimated=True, alone=True),
+    Case("mid-epoch, `reload_dataloaders_every_n_epochs`", MID, 1.5, {"reload_dataloaders_every_n_epochs": 1}, hook=True, alone=True),
+    Case("last batch, `reload_dataloaders_every_n_epochs`", EDGE, 2, {"reload_dataloaders_every_n_epochs": 1}, hook=True, alone=True),
+    Case("epoch end, `reload_dataloaders_every_n_epochs`", EPOCH_END, 2, {"reload_dataloaders_every_n_epochs": 1}, hook=True, alone=True),
     Case("mid-epoch, `limit_train_batches`", {"every": 0.75}, 0.75, {"limit_train_batches": 0.5}, alone=True),
     Case("last batch, `limit_train_batches`", {"every": 1.0}, 1, {"limit_train_batches": 0.5}),
-    Case("epoch end, `limit_train_batches`", EPOCH_END, 1, {"limit_train_batches": 0.5}),
+    Case("epoch end, `limit_train_batches`", EPOCH_END, 1, {"limit_train_batches": 0.5}, alone=True),
     Case("mid-epoch, `max_steps`", MID, 1.5, {"max_steps": 2.5}, alone=True),
     Case("last batch, `max_steps`", EDGE, 2, {"max_steps": 2.5}, alone=True),
     Case("epoch end, `max_steps`", EPOCH_END, 1, {"max_steps": 2.5}),
@@ -148,7 +148,7 @@ def new_loader(kind: str, case: Case, rank: int, world_size: int) -> Any:
             return make(range(N), batch_size=B, shuffle=True)
         return make(range(N), batch_size=B, sampler=DistributedSampler(range(N), num_replicas=1, rank=0, seed=3))
     if case.loader == "unsized":
-        return penstock.Loader.from_dataset(Counted(), batch_size=B, tail="drop")
+        return penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop")
     return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, endless=case.loader == "endless")
 
 
@@ -265,7 +265,7 @@ def right(case: Case, rank: int, ranks: int) -> list[list[int]]:
         Tagged(N), batch_size=B, shuffle=True, seed=3, endless=case.loader == "endless", rank=rank, world_size=ranks
     )
     if case.loader == "unsized":
-        made = penstock.Loader.from_dataset(Counted(), batch_size=B, tail="drop", rank=rank, world_size=ranks)
+        made = penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop", rank=rank, world_size=ranks)
     with made:
         return [batch.tolist() for _ in range(3) for batch in islice(made, limit)][:steps]
 

@@ -141,7 +141,7 @@ class Counted(IterableDataset):
 
 
 def unsized_loader(**options: Any) -> penstock.Loader:
-    return penstock.Loader.from_dataset(Counted(), batch_size=B, tail="drop", **options)
+    return penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop", **options)
 
 
 class Regression(torch.nn.Module):

@@ -18,6 +18,7 @@ pytest.importorskip("lightning")
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
+from lightning.pytorch.utilities import CombinedLoader
 from sessions import session
 from tests.trainers import lightning_cases as cases
 from tests.trainers.lightning_cases import CASES, CHANGES, KINDS, PEERS, WITH, WITHOUT, Case, exact
@@ -285,24 +286,116 @@ def test_a_strategy_that_restores_late(loader: str, tmp_path: Path) -> None:
     assert exact(case, WITH, cases.run(case, WITH, tmp_path))
 
 
-def test_several_loaders_are_all_restored(tmp_path: Path) -> None:
-    """A short one that is begun again and again beside a long one, in one CombinedLoader."""
+class Both(cases.Model):
+    """Trains on the batches of two loaders, or of the one that still has some."""
 
-    class Both(cases.Model):
-        def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-            self.seen.append([*batch["long"].tolist(), *batch["short"].tolist()])
-            return self.layer(batch["long"].float().unsqueeze(1)).mean() / 1000
+    def __init__(self) -> None:
+        super().__init__(Case("", {}, 0), None, None)
 
-    def once(resume: Path | None) -> list[list[int]]:
-        model = Both(Case("", {}, 0), None, None)
-        saver = ModelCheckpoint(dirpath=tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=9)
-        with Loader.from_dataset(Tagged(24), batch_size=4, shuffle=True) as long, Loader.from_dataset(Tagged(9), batch_size=3) as short:
-            cases.new_trainer(1, [saver, LightningCallback()], max_epochs=3).fit(model, {"long": long, "short": short}, ckpt_path=resume)
-        return model.seen
+    def training_step(self, batch: dict[str, torch.Tensor | None]) -> torch.Tensor:
+        given = {name: one for name, one in batch.items() if one is not None}
+        self.seen.append([name for one in batch.values() for name in ([-1] if one is None else one.tolist())])
+        return self.layer(next(iter(given.values())).float().unsqueeze(1)).mean() / 1000
 
-    whole = once(None)
-    assert len(whole) == 18
-    assert whole[9:] == once(tmp_path / "step=9.ckpt")
+
+def combined(mode: str, folder: Path, callbacks: list[LightningCallback], resume: Path | None = None) -> list[list[int]]:
+    """Three epochs over six and three batches together, with a checkpoint behind every one."""
+    model = Both()
+    saver = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    with (
+        Loader.from_dataset(Tagged(24), batch_size=4, shuffle=True, seed=1) as long,
+        Loader.from_dataset(Tagged(9), batch_size=3, shuffle=True, seed=2) as short,
+    ):
+        both = CombinedLoader({"long": long, "short": short}, mode)
+        cases.new_trainer(1, [saver, *callbacks], max_epochs=3).fit(model, both, ckpt_path=resume)
+    return model.seen
+
+
+MODES = {
+    # (epoch, batch) of the short loader in each step of the first two epochs of Lightning
+    "max_size": [(0, 0), (0, 1), (0, 2), None, None, None, (1, 0), (1, 1), (1, 2), None, None, None],
+    "max_size_cycle": [(e, k) for e in (0, 1, 2, 3) for k in (0, 1, 2)],
+    "min_size": [(e, k) for e in (0, 1, 2) for k in (0, 1, 2)],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_several_loaders_resume_behind_the_end_of_the_short_one(mode: str, tmp_path: Path) -> None:
+    """From every step on, by value, with None where a loader has ended before the other.
+
+    Seen to fail: under the rule that a finished epoch resumes to the next one, the short loader began its next epoch too early
+    in max_size; and where Lightning's number of the epoch counted, a short loader that is begun again repeated the epoch before.
+    """
+    whole = combined(mode, tmp_path, [LightningCallback()])
+    with Loader.from_dataset(Tagged(9), batch_size=3, shuffle=True, seed=2) as short:
+        epochs = [[batch.tolist() for batch in short] for _ in range(6)]
+    expected = [[-1] if place is None else epochs[place[0]][place[1]] for place in MODES[mode]]
+    assert [step[4:] for step in whole[: len(expected)]] == expected
+    for step in range(1, len(whole)):
+        assert combined(mode, tmp_path / "again", [LightningCallback()], tmp_path / f"step={step}.ckpt") == whole[step:], step
+
+
+class Overfitted(cases.Model):
+    """Keeps what it validated on, too."""
+
+    def __init__(self) -> None:
+        super().__init__(Case("", {}, 0), None, None)
+        self.validated_on: list[list[int]] = []
+
+    def validation_step(self, batch: torch.Tensor) -> None:
+        self.validated_on.append(batch.tolist())
+
+
+@pytest.mark.parametrize("loader", ["sized", "unsized", "endless"])
+@pytest.mark.filterwarnings("error:You requested to overfit")
+def test_overfit_batches_are_the_same_in_every_epoch(loader: str, tmp_path: Path) -> None:
+    """Those of epoch 0, also where the run is resumed, and where the loader stood in another epoch. Seen to fail: other ones in each epoch."""
+
+    def once(folder: Path, resume: Path | None = None, *, used: bool = False) -> Overfitted:
+        model = Overfitted()
+        saver = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+        with (
+            cases.new_loader(WITH, Case("", {}, 0, loader=loader), 0, 1) as train,
+            Loader.from_dataset(Tagged(20), batch_size=4, shuffle=True, seed=4) as validation,
+        ):
+            if used:
+                next(iter(train))
+                train.set_epoch(2)
+                next(iter(train))
+            trainer = cases.new_trainer(1, [saver, LightningCallback()], max_epochs=3, overfit_batches=2, num_sanity_val_steps=0)
+            trainer.fit(model, train, validation, ckpt_path=resume)
+        return model
+
+    whole = once(tmp_path)
+    with cases.new_loader(WITH, Case("", {}, 0, loader=loader), 0, 1) as train:
+        assert whole.seen == [batch.tolist() for batch in islice(train, 2)] * 3
+    with Loader.from_dataset(Tagged(20), batch_size=4, shuffle=True, seed=4) as validation:
+        assert whole.validated_on == [batch.tolist() for batch in islice(validation, 2)] * 3
+    assert once(tmp_path / "used", used=True).seen == whole.seen
+    for step in range(1, 6):
+        assert once(tmp_path / "again", tmp_path / f"step={step}.ckpt").seen == whole.seen[step:], step
+
+
+def test_overfit_batches_leave_the_loaders_of_the_user_alone() -> None:
+    """Seen to fail when the CombinedLoader that was passed was changed: it kept giving epoch 0 in a later run."""
+    with Loader.from_dataset(Tagged(24), batch_size=4, shuffle=True) as loader:
+        both = CombinedLoader({"one": loader}, "max_size")
+        trainer = cases.new_trainer(1, [LightningCallback()], max_epochs=2, overfit_batches=1, enable_checkpointing=False)
+        trainer.fit(OfOne(), both)
+        assert both.flattened == [loader]
+        model = OfOne()
+        cases.new_trainer(1, [LightningCallback()], max_epochs=2, enable_checkpointing=False).fit(model, both)
+        assert [i // 1000 for batch in model.seen for i in batch] == [0] * 24 + [1] * 24
+
+
+class OfOne(cases.Model):
+    """Trains on the batches of one loader in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__(Case("", {}, 0), None, None)
+
+    def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return super().training_step(batch["one"])
 
 
 def test_a_checkpoint_of_other_loaders_is_refused() -> None:

@@ -15,6 +15,7 @@ from penstock._fetch.array_dataset import ArrayDataset
 from penstock._fetch.fetch import epoch_aware
 from penstock._loader.loader import Loader
 from penstock._memory.devices import resolve_device
+from penstock._memory.modes import in_neutral_modes
 from penstock._memory.tree import leaves, mapped
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class _Transformed:
             return sample if self.transform is None else self.transform(sample)
 
 
+@in_neutral_modes
 def _loaded(dataset: _Transformed, device: torch.device, max_bytes: int | None, num_workers: int, method: Any, progress: bool) -> Any:
     fields, done = None, 0
     loader: Loader[Any] = Loader.from_dataset(dataset, batch_size=_AT_ONCE, num_workers=num_workers, method=method, run_ahead=False)

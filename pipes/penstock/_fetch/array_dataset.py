@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from penstock._fetch.batch_schema import has_registered
 from penstock._memory.allocation import pinned
 from penstock._memory.tree import leaves, mapped
 from penstock._random.batch_rng import BatchRng
@@ -79,7 +80,8 @@ def is_arrays(dataset: Any) -> bool:
 def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> Any:
     """The batch of ``indices``, as ``default_collate`` would have made it of the samples.
 
-    None where that takes more than an index: tensors that require grad, or parts that differ in dtype or shape.
+    None where that takes more than an index: tensors that require grad, parts that differ in dtype or shape, or a collate function that
+    the user has registered with torch.
 
     Raises:
         IndexError: An index is out of bounds.
@@ -89,7 +91,7 @@ def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> A
         dataset, rows = dataset.dataset, _chosen(dataset, rows)
     if isinstance(dataset, ArrayDataset):
         return dataset.batch(rows, indices, seed)
-    fields = _fields(dataset)
+    fields = None if has_registered() else _fields(dataset)
     if fields is None:
         return None
     small = allocate is not pinned and all(one.nbytes * len(rows) <= _SMALL * one.shape[0] for one in fields)

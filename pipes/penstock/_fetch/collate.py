@@ -2,7 +2,8 @@
 
 The form of a sample teaches the form of its batch, which is that of ``default_collate``. Memory for a batch is asked for once, and
 each sample is then written straight into its row, while it is still in the cache. A field that does not fit (strings, sparse
-tensors, tensors that require grad, a shape that has changed) takes the ordinary way on its own, and the others stay in place.
+tensors, tensors that require grad, a shape that has changed) takes the ordinary way on its own, and the others stay in place. So does
+whatever the user has registered, or replaced, in torch's ``default_collate_fn_map``.
 
 Nothing is broadcast or converted on the way: a row is written only from a sample of exactly the type, dtype and shape expected.
 """
@@ -66,8 +67,9 @@ class BatchBuilder:
         self._filler: Filler | None = None
         self._own: BatchSchema | None = None  # learned from this batch
         self._loose: list[Any] | None = None  # all samples, where they are not even of one structure
-        if collator.form is not None:
-            self._begin(collator.form)
+        form = collator.form
+        if form is not None and form.holds:
+            self._begin(form)
 
     def add(self, samples: Sequence[Any]) -> None:
         """The next samples."""

@@ -16,8 +16,8 @@ class Indices(Sequence[Any]):
         epoch: The epoch that the items belong to, from 0.
         positions: The items' places in the global sequence of the epoch, before sharding: an ``int`` for one item, an int64
             array of shape ``(batch,)`` for a batch. Padding runs on past the end of the epoch.
-        values: The dataset indices themselves: an ``int`` (or whatever a sampler yields) for one item, an int64 array of
-            shape ``(batch,)``, or a list where they are not all integers, for a batch.
+        values: The dataset indices themselves: an ``int``, or whatever a sampler yields (also a list, or an array), for one item; an
+            int64 array of shape ``(batch,)``, or a list where they are not all integers, for a batch.
     """
 
     __slots__ = ("epoch", "positions", "values")
@@ -38,7 +38,7 @@ class Indices(Sequence[Any]):
 
     def plain(self) -> Any:
         """The values alone, as a user's function takes them: one value, or a list."""
-        return self.values.tolist() if isinstance(self.values, np.ndarray) else self.values
+        return self.values.tolist() if self.is_batch and isinstance(self.values, np.ndarray) else self.values
 
     def __len__(self) -> int:
         if not self.is_batch:

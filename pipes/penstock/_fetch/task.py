@@ -10,11 +10,13 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from penstock._errors import GraphError
+from penstock._fetch.batch_schema import has_registered
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure
 from penstock._fetch.fetch import Fetch, Listed, epoch_aware
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import SampleCursor, current
 from penstock._memory.allocation import afresh
+from penstock._memory.modes import in_neutral_modes, neutral_modes
 from penstock._random.global_seeding import CALM, GlobalSeeding
 from penstock._workers.pool import IDLE
 
@@ -65,8 +67,13 @@ class _Task:
             current.reset(token)
 
     def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
-        """The task done in the caller's own process, whose global generators are left as they were."""
-        return self(task, [IDLE], allocate, inline=True)
+        """The task done in the caller's own thread, whose global generators are left as they were.
+
+        User code runs under the modes of a new thread, as it does in a worker: with gradients, even where ``next`` is called under
+        ``torch.no_grad``, and never in inference mode, under autocast or with another default device.
+        """
+        with neutral_modes():
+            return self(task, [IDLE], allocate, inline=True)
 
     def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
         raise NotImplementedError
@@ -85,7 +92,8 @@ class _Task:
             indices = task.plain()
             shown = f"[{', '.join(map(str, indices[:8]))}{', …' if len(indices) > 8 else ''}]"
             return f"the batch of dataset indices {shown} (epoch {task.epoch}, positions {task.positions[0]} to {task.positions[-1]})"
-        return f"dataset index {task.values} (epoch {task.epoch}, position {task.positions})"
+        key = str(task.values)
+        return f"dataset index {key if len(key) <= 80 else key[:79] + '…'} (epoch {task.epoch}, position {task.positions})"
 
     def _begin(self, loading: SampleCursor, position: int) -> None:
         if self._seeding.active:
@@ -143,17 +151,18 @@ class FetchTask(_Task):
     def parts(self, task: Any, n: int, *, here: bool = True) -> list[Part]:
         """``task`` in up to ``n`` parts; none where it is not loaded sample by sample.
 
-        Unless workers are ``here``, in this process, a ``collate_fn`` of the user's belongs where the samples are loaded: it may make
-        something of them that can be pickled, or ask for its worker.
+        Unless workers are ``here``, in this process, a ``collate_fn`` of the user's, also one registered with torch, belongs where the
+        samples are loaded: it may make something of them that can be pickled, or ask for its worker.
         """
         fetch = self.fetch
         if fetch.has_getitems or fetch.is_arrays or not isinstance(task, Indices) or not task.is_batch:
             return []
-        if fetch.collate_fn is not None and not here:
+        if not here and (fetch.collate_fn is not None or has_registered()):
             return []
         size = -(-len(task) // n)
         return [Part(task[start : start + size]) for start in range(0, len(task), size)] if size < len(task) else []
 
+    @in_neutral_modes
     def together(self, task: Indices, parts: Sequence[Part], values: Sequence[Any], allocate: Allocate) -> Any:
         """The batch of ``task``, from the values of its parts; in the caller's own process."""
         fetch = self.fetch

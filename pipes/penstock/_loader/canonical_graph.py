@@ -8,6 +8,7 @@ from torch.utils.data import IterableDataset
 
 from penstock._fetch.array_dataset import ArrayDataset
 from penstock._fetch.fetch import Fetch
+from penstock._loader.in_step import unseeded_length
 from penstock._memory.devices import can_pin, resolve_device
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.cycler import Cycler
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
 class FromDataset:
     """The classmethod that builds the canonical graph, for the `Loader` to inherit: one signature, next to what it builds."""
 
+    _unseeded: int | None
+
     if TYPE_CHECKING:
 
-        def __init__(self, root: BaseNode[Any], *, endless: bool, restart_on_stop_iteration: bool) -> None: ...
+        def __init__(self, root: BaseNode[Any], *, endless: bool, restart_on_stop_iteration: bool | None) -> None: ...
 
     @classmethod
     def from_dataset(
@@ -51,7 +54,7 @@ class FromDataset:
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
         order: Order | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         num_workers: int = 0,
         method: Literal["thread", "process"] = "process",
         collate_fn: Callable[[Any], Any] | None = None,
@@ -68,7 +71,7 @@ class FromDataset:
         rank: int | None = None,
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
-        split: Literal["items", "within"] = "items",
+        split: Literal["items", "own", "within"] | None = None,
         tail: Tail = "pad",
         plan_ahead: bool = True,
         seed_samples: bool | Literal["always"] = True,
@@ -77,20 +80,21 @@ class FromDataset:
         on_error: OnError = "raise",
         max_errors: float | None = None,
         endless: bool = False,
-        restart_on_stop_iteration: bool = True,
+        restart_on_stop_iteration: bool | None = None,
     ) -> Self:
         """A `Loader` over the canonical graph of ``dataset``: order, epochs, ranks, batches, workers, pinned memory.
 
         The words up to ``persistent_workers`` are those of ``torch.utils.data.DataLoader``, with its meanings; the others are ours.
 
         Args:
-            dataset: Map-style; or an ``IterableDataset``, or a finite torchdata node, which every rank reads whole, in this process.
+            dataset: Map-style; or an ``IterableDataset``, or a finite torchdata node, which is read in this process; on several ranks see ``split``.
             batch_size: Samples in a batch, on this rank; None: no batches.
             shuffle: A new order every epoch, a pure function of (``seed``, epoch).
             sampler: Any sampler of indices. A ``DistributedSampler`` is taken over: its seed, shuffle and drop_last are used here.
             batch_sampler: Any sampler of lists of indices; whole batches are dealt to the ranks. Excludes ``batch_size`` and ``drop_last``.
             order: A `SequentialOrder`, `ShuffledOrder`, `TorchOrder` or `WeightedOrder`; excludes ``shuffle`` and ``sampler``.
-            seed: Of everything random.
+            seed: Of everything random; default 0, on every rank and in every run, whatever ``torch.manual_seed`` says. Two loaders that shuffle by the
+                default seed and have the same length are in step, which a warning tells.
             num_workers: Worker threads or processes; 0 loads in this thread.
             method: ``"process"`` or ``"thread"``.
             collate_fn: Makes a batch of a list of samples; default torch's ``default_collate``.
@@ -107,8 +111,10 @@ class FromDataset:
             rank: See `Sharder`; looked up at the first batch where it is None.
             world_size: See `Sharder`.
             mesh: See `Sharder`.
-            split: See `Sharder`.
-            tail: See `Sharder`: ``"pad"``, ``"drop"`` or ``"exact"``.
+            split: How several ranks share the data. By index: ``"items"`` (None means the same) or, with a ``batch_sampler``, ``"within"``; see
+                `Sharder`. What is read from its beginning needs a word there: ``"items"``: every rank reads all of it and is dealt its share; ``"own"``:
+                it splits itself by rank, and nothing is dealt; see `IterableSource`.
+            tail: See `Sharder`: ``"pad"``, ``"drop"`` or ``"exact"``. Means nothing under ``split="own"``.
             plan_ahead: See `SamplerWrapper`.
             seed_samples: See `ParallelMapper`.
             run_ahead: Load the first batches of the next epoch before it is asked for.
@@ -123,8 +129,8 @@ class FromDataset:
             TypeError: A dataset without a length where one is needed.
             GraphError: A sampler that shards by itself.
         """
-        if generator is not None:
-            seed = generator.initial_seed() % 2**63
+        unseeded = seed is None and generator is None and order is None
+        seed = generator.initial_seed() % 2**63 if generator is not None else seed or 0
         device = None if device is None else resolve_device(device)
         if isinstance(dataset, ArrayDataset) and num_workers:
             raise ValueError(
@@ -133,7 +139,7 @@ class FromDataset:
         _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, endless)
         map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn)
         if isinstance(dataset, IterableDataset | BaseNode):
-            source, map_fn = _read(dataset), _collate_only(collate_fn, batch_size)
+            source, map_fn = _read(dataset, split, seed, bool(seed_samples)), _collate_only(collate_fn, batch_size)
         elif (sharded := taken_over(sampler, batch_sampler)) is not None:
             source, tail = Sampler(sharded.order), sharded.tail
             if rank is None and mesh is None:
@@ -141,13 +147,13 @@ class FromDataset:
             if sharded.batch_size is not None:
                 batch_size, drop_last = sharded.batch_size, sharded.drop_last
         elif sampler is not None:
-            source = SamplerWrapper(sampler, seed, plan_ahead=plan_ahead)
+            source = SamplerWrapper(sampler, seed, plan_ahead=plan_ahead, batches=False)
         elif batch_sampler is not None:
-            source, batch_size = SamplerWrapper(batch_sampler, seed, plan_ahead=plan_ahead), None
+            source, batch_size = SamplerWrapper(batch_sampler, seed, plan_ahead=plan_ahead, batches=True), None
         else:
             source = Sampler(order or _default_order(dataset, shuffle, seed))
 
-        node: Node[Any] = Sharder(Cycler(source), rank, world_size, mesh=mesh, split=split, tail=tail)
+        node: Node[Any] = Sharder(Cycler(source), rank, world_size, mesh=mesh, split="within" if split == "within" else "items", tail=tail)
         if batch_size is not None:
             node = Batcher(node, batch_size, drop_last)
         node = ParallelMapper(
@@ -172,11 +178,21 @@ class FromDataset:
             node = ToDevice(node, device, run_ahead=run_ahead)
         elif pin_memory and can_pin():
             node = PinMemory(node, run_ahead=run_ahead)
-        return cls(node, endless=endless, restart_on_stop_iteration=restart_on_stop_iteration)
+        loader = cls(node, endless=endless, restart_on_stop_iteration=restart_on_stop_iteration)
+        if unseeded:
+            given = sampler if sampler is not None else batch_sampler
+            loader._unseeded = unseeded_length(len(dataset) if shuffle else None, given)
+        return loader
 
 
-def _read(dataset: Any) -> BaseNode[Any]:
-    return dataset if isinstance(dataset, BaseNode) else IterableSource(dataset)
+def _read(dataset: Any, split: Any, seed: int, seed_samples: bool) -> Node[Any]:
+    if not isinstance(dataset, Node):
+        return IterableSource(dataset, split=split, seed=seed, seed_samples=seed_samples)
+    if split not in (None, dataset.split_word()):
+        raise ValueError(
+            f"split={split!r} is for the source to say, and {type(dataset).__name__} says {dataset.split_word()!r}. Say it there."
+        )
+    return dataset
 
 
 def _collate_only(collate_fn: Callable[[Any], Any] | None, batch_size: int | None) -> Callable[[Any], Any]:
@@ -215,10 +231,12 @@ def _check_together(
     order: Any,
     drop_last: bool,
     tail: str,
-    split: str,
+    split: str | None,
     endless: bool,
 ) -> None:
     """Refuse what makes no sense together, as `DataLoader` does."""
+    if split not in (None, "items", "own", "within"):
+        raise ValueError(f"split={split!r} is neither 'items' nor 'own' nor 'within'.")
     orders = [
         name
         for name, given in (
@@ -234,6 +252,10 @@ def _check_together(
             raise ValueError(
                 f"{orders[0]} needs a dataset that is read by index, and {type(dataset).__name__} is read from its beginning. Leave {orders[0]} out."
             )
+    elif split == "own":
+        raise ValueError(
+            f"split='own' is for data that splits itself by rank as it is read, and {type(dataset).__name__} is read by index. Leave split out."
+        )
     elif not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
         raise TypeError(f"a dataset has __getitem__ (and __len__), or is an IterableDataset, and {type(dataset).__name__} is neither.")
     elif hasattr(dataset, "__len__") and len(dataset) == 0:

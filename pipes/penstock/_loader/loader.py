@@ -7,21 +7,24 @@ where a new iterator starts. It decides that at the iterator's first ``next`` an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 import os
-from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock._errors import ClosedError, GraphError, StateError, StateMismatch
+from penstock._errors import ClosedError, GraphError, SourceError, StateError, StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._loader.canonical_graph import FromDataset
-from penstock._loader.state_dict import FORMAT, KEY, differences, epoch_in, parsed, warn_of_start
+from penstock._loader.cursor import EpochCursor, Jump, PassMark, Stands
+from penstock._loader.in_step import warn_if_in_step
+from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, differences, epoch_in, parsed, warn_of_start
 from penstock._nodes.cycler import Cycler
-from penstock._nodes.node import BaseNode, EndOfEpoch, ForeignSource, Node, State, epoch_of
-from penstock._workers.lifetime import PATIENCE_S, closing_within
+from penstock._nodes.iterable_source import IterableSource
+from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of
+from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,37 +43,27 @@ class Loader(FromDataset, Generic[T]):
     Args:
         root: The last node of the graph. A finite graph gets a `Cycler` on top.
         endless: ``for batch in loader`` goes on over all epochs, and ``len(loader)`` is unknown.
-        restart_on_stop_iteration: What a state saved after the last batch of an epoch resumes to: the start of the next epoch, or
-            (False) the empty remainder of the finished one. Which is right depends on how a trainer counts.
+        restart_on_stop_iteration: What a state of a finished epoch resumes to: the start of the next epoch (True), or the empty
+            remainder of the finished one (False). None: the next epoch if the end was seen, by ``StopIteration`` or `end_epoch`; else
+            the empty remainder, so that the work behind the loop is done.
 
     Attributes:
         root: The last node of the graph.
     """
 
-    def __init__(self, root: BaseNode[T], *, endless: bool = False, restart_on_stop_iteration: bool = True) -> None:
+    def __init__(self, root: BaseNode[T], *, endless: bool = False, restart_on_stop_iteration: bool | None = None) -> None:
         node = root if isinstance(root, Node) else Cycler(root)
         self.root: Node[T] = node if node.endless else Cycler(node)
         self._origin = _origin(self.root)
         self._reader = object()  # not the loader itself: nothing in the graph may keep that alive
         self._endless = endless
-        self._restart = restart_on_stop_iteration
         self._settings: dict[str, Any] | None = None
-        self._state = self._start_of(0)  # behind the item that next() returned last
-        self._fresh = True  # nothing was delivered since the epoch's start, or since a jump
-        self._loaded = False  # the state was loaded, and not used yet
-        self._gave_up = False  # the state is that of end_epoch, here
-        self._came_by_load = False  # the iterator that runs began at a loaded state
-        self._requested: int | None = None  # by set_epoch
-        self._called: int | None = (
-            None  # what the trainer calls the epoch that runs, where it counts otherwise: its next calls are relative to that
-        )
-        self._stands = False  # the graph stands at the state, or behind the mark after it
-        self._mark_read = False
-        self._pass_leading_mark = False
+        self._cursor = EpochCursor(_Epochs(self.root), endless=endless, restart=restart_on_stop_iteration)
+        self._commits = CommitLedger()
         self._run = 0  # counts started iterators and loads: an iterator of an earlier run is dead
         self._given_up = -1  # the run that end_epoch() ended
-        self._committed: State | None = None  # None: commit() was never called
-        self._uncommitted: deque[State] = deque()
+        self._turn = OneThread()
+        self._unseeded: int | None = None  # the items that are shuffled by the default seed
         self._closed = False
         self._owner: int | None = None  # the process in which it was started
 
@@ -109,36 +102,45 @@ class Loader(FromDataset, Generic[T]):
         """Ask for ``epoch``. Moves nothing: the next iterator to be started starts there.
 
         If the stream stands at its start already, as after the epoch before, nothing is dropped. A loaded state that stands inside
-        ``epoch`` continues.
+        ``epoch`` continues; one that has completed it gives its empty remainder.
         """
-        try:
-            number = -1 if isinstance(epoch, bool) else operator.index(epoch)
-        except TypeError:
-            number = -1
-        if not 0 <= number < 2**62:
-            raise ValueError(f"epoch={epoch!r} must be a whole number from 0, and below 2**62.")
-        self._requested = number
+        self._cursor.request(_whole_number(epoch))
+
+    @property
+    def sampler(self) -> EpochView:
+        """Something with a ``set_epoch``, for trainers that look for it there; only where the loader has a length. Never the user's sampler."""
+        if self._endless or self._batches() is None:
+            raise AttributeError(
+                "this loader has no length, so no trainer can count its epochs: it has no sampler. Call loader.set_epoch(epoch)."
+            )
+        return EpochView(self._cursor)
+
+    @property
+    def batch_sampler(self) -> None:
+        """None, where there is a `sampler`: trainers that look at one look at both."""
+        if self._endless or self._batches() is None:
+            raise AttributeError("this loader has no batch_sampler to show. What makes its batches stands in the graph: loader.root.")
 
     def end_epoch(self) -> None:
-        """Give up the rest of the epoch, in the state too; for epochs cut short by a limit. The iterator that runs it ends."""
+        """Give up the rest of the epoch, in the state too; for epochs cut short by a limit, and for loops that count their batches.
+
+        Behind the last batch it says that the epoch's end was seen: a state saved from here on goes on with the next epoch. Idempotent.
+        """
         self._check_open()
-        if self.remaining == 0:
-            return
-        end = self.root.end_of(epoch_of(self._state))
-        assert end is not None
-        self._adopt(end, loaded=True)
-        self._given_up = self._run
-        self._gave_up = True
+        if self._cursor.end_epoch():
+            self._run += 1
+            self._given_up = self._run
+        self._commits.forget(self._cursor.state)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch delivered last; where none was since a load or a jump, that of the next one."""
-        return epoch_of(self._here())
+        """The epoch of the batch delivered last; once the end of that was seen, and after a load or a jump, that of the next one."""
+        return epoch_of(self._cursor.here)
 
     @property
     def remaining(self) -> int | None:
         """Batches still to come in this epoch, behind the one delivered last; None where that is unknown."""
-        return 0 if self._mark_read else self.root.remaining(self._here())
+        return self._cursor.remaining
 
     @property
     def position(self) -> int | None:
@@ -159,7 +161,7 @@ class Loader(FromDataset, Generic[T]):
 
         The same on every rank, under 1 KB, and never changed afterwards. Starts nothing and asks nobody.
         """
-        state = self._state if self._committed is None else self._committed
+        state = self._commits.state_of(self._cursor.state)
         try:
             return {KEY: json.dumps({"format": FORMAT, "settings": self._own_settings(), "state": state}, allow_nan=False)}
         except (TypeError, ValueError) as exc:
@@ -189,12 +191,14 @@ class Loader(FromDataset, Generic[T]):
                 "or with strict=False to start the next epoch under the new ones."
             )
         if changed:
-            inner = self._start_of(epoch_in(state["state"]) + 1)
+            inner = self._cursor.epochs.start_of(epoch_in(state["state"]) + 1)
             warn_of_start(changed, epoch_of(inner))
         else:
             inner = state["state"]
             self.root.check(inner)
-        self._adopt(inner, loaded=True)
+        self._cursor.load(inner)
+        self._commits.forget(inner)
+        self._run += 1
 
     def commit(self, n: int = 1) -> None:
         """Let `state_dict` mean the last *committed* batch, for trainers that look ahead or may fail in mid-step.
@@ -202,16 +206,7 @@ class Loader(FromDataset, Generic[T]):
         Args:
             n: How many more of the delivered batches were trained, oldest first; 0 only switches this on.
         """
-        if isinstance(n, bool) or not isinstance(n, int) or (self._committed is None and n != 0):
-            raise ValueError(
-                f"commit({n!r}): call commit(0) once before the first batch; from then on state_dict() means the last committed one."
-            )
-        if self._committed is None:
-            self._committed = self._state
-        if not 0 <= n <= len(self._uncommitted):
-            raise ValueError(f"commit({n!r}): {len(self._uncommitted)} batches were delivered and are not committed.")
-        for _ in range(n):
-            self._committed = self._uncommitted.popleft()
+        self._commits.commit(n, self._cursor.state)
 
     # Life.
 
@@ -225,10 +220,10 @@ class Loader(FromDataset, Generic[T]):
         for node in self.root.chain():
             if callable(anew := getattr(node, "refresh", None)):
                 anew()
-        if self._stands:
+        if self._cursor.stands is not Stands.AWAY:
             self._check_graph()
-            self.root.reset(self._state)
-            self._mark_read = False
+            self.root.reset(self._cursor.graph_state)
+            self._cursor.returned()
 
     def close(self, timeout: float = PATIENCE_S) -> None:
         """End the workers and give back all they held, within ``timeout`` seconds. `state_dict` still works. Again, does nothing.
@@ -254,6 +249,11 @@ class Loader(FromDataset, Generic[T]):
 
     # What an iterator asks of its loader.
 
+    @property
+    def _is_inside(self) -> bool:
+        """Whether it is in the middle of an epoch."""
+        return not self._closed and self._cursor.begun and self.remaining != 0
+
     def _start(self) -> int:
         """Stand where a new iterator starts; returns its run."""
         self._check_open()
@@ -267,156 +267,102 @@ class Loader(FromDataset, Generic[T]):
                 f"this loader is read inside a DataLoader, and each of its {worker.num_workers} workers would deliver every batch. A Loader takes the DataLoader's "
                 f"place: iterate over it directly, and give it the workers."
             )
-        requested, self._requested = self._requested, None
         self._owner = os.getpid()
-        self._came_by_load = self._loaded and not self._gave_up
-        if self._gave_up:
-            self._jump(self._start_of(epoch_of(self._state) + 1 if requested is None else requested))
-        elif self._loaded:
-            self._start_from_loaded(requested)
-        else:
-            if requested is not None and self._called is not None:
-                requested, self._called = max(0, epoch_of(self._state) + requested - self._called), requested
-            self._start_from_stream(requested)
+        if not self._run and not self._cursor.pending:
+            warn_if_in_step(self)
+        if isinstance(failure := self.root.failure(), Exception) and not self._cursor.is_told:
+            raise SourceError.after(failure)
+        move = self._cursor.start()
+        state = None
+        if isinstance(move, Jump):
+            self._jump(move.state)
+        elif isinstance(move, PassMark):
+            state = self._pass_mark(move.epoch)
+        self._cursor.arrived(move, state)
         self._run += 1
-        self._forget_uncommitted()
+        self._commits.forget(self._cursor.state)
         return self._run
-
-    def _start_from_loaded(self, requested: int | None) -> None:
-        epoch, complete, self._called = epoch_of(self._state), self.root.remaining(self._state) == 0, None
-        if requested == epoch:
-            self._jump(self._state)  # Also into an empty remainder, so that the end of the user's epoch runs.
-            self._pass_leading_mark = self._endless
-        elif requested is None or self._endless or self.root.items_per_epoch() is None:
-            self._jump(self._state)
-            self._pass_leading_mark = self._restart or self._endless
-            self._called = requested
-        elif complete and requested == epoch + 1:
-            self._jump(self._start_of(requested))
-        else:
-            raise StateError(
-                f"set_epoch({requested}) was called, and the loaded state stands in epoch {self.epoch}. Start your loop at loader.epoch, "
-                f"or do not load the state."
-            )
-
-    def _start_from_stream(self, requested: int | None) -> None:
-        epoch, complete = epoch_of(self._state), self.remaining == 0
-        if not self._stands:
-            self._jump(self._state if requested is None else self._start_of(requested))
-        elif self._fresh and not self._mark_read and requested in (None, epoch):
-            pass
-        elif complete and (self._mark_read or not self._fresh) and requested in (None, epoch + 1):
-            self._pass_mark()
-        elif requested is None and self._endless:
-            pass
-        else:
-            self._jump(self._start_of(epoch + 1 if requested is None else requested))
 
     def _advance(self) -> T:
         """The next item of this epoch; ``StopIteration`` at its end."""
         self._check_open()
         self._check_graph()
-        if self._mark_read:
-            raise StopIteration
+        cursor = self._cursor
+        if cursor.stands is Stands.AWAY:  # an interrupt came out of the middle of something, or the dataset was refreshed
+            self._jump(cursor.state)
+            cursor.returned()
         while True:
             try:
                 item = self.root.next()
             except BaseException as exc:
-                self._follow(delivered=False)
-                if self._fresh:  # Nothing came of where it began: a new iterator begins there again.
-                    self._stands, self._loaded = False, self._came_by_load
-                if isinstance(exc, StopIteration):
-                    self._check_open()  # a signal's handler may have closed it meanwhile
-                    raise GraphError(
-                        "StopIteration came out of the graph: a node downstream of the Cycler ended, or a function in one raised it."
-                    ) from exc
+                self._raised(exc)
                 raise
+            epoch = epoch_of(cursor.state)
             if not isinstance(item, EndOfEpoch):
-                self._follow(delivered=True)
+                self._delivered(epoch)
                 return item.plain() if isinstance(item, Indices) else item
-            if item.epoch != epoch_of(self._state):
-                raise GraphError(
-                    f"{item} came in epoch {epoch_of(self._state)}: a node downstream of the Cycler lost or mangled the mark before it."
-                )
-            if not (self._pass_leading_mark or self._endless):
-                self._mark_read = True
-                raise StopIteration
-            if self._endless and self._fresh and not self._pass_leading_mark:
+            if item.epoch != epoch:
+                raise GraphError(f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the mark before it.")
+            if self._endless and cursor.fresh and not cursor.over_mark:
                 raise ValueError(
                     f"epoch {item.epoch} has no batch on this rank, so an endless loader would spin. Use a larger dataset, or tail='pad'."
                 )
-            self._behind_mark()
+            if cursor.mark(self.root.get_state()):
+                raise StopIteration
 
-    def _follow(self, *, delivered: bool) -> None:
-        """Let the state be the root's. One that the root has after an error is that of what came before."""
+    def _delivered(self, epoch: int) -> None:
+        """An item came, of ``epoch`` if nothing is wrong with the graph."""
         state = self.root.get_state()
-        if epoch_of(state) != epoch_of(self._state):
-            if not delivered:
-                return
+        if epoch_of(state) != epoch:
             raise GraphError(
-                f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch_of(self._state)}) did not: a node downstream of the Cycler lost it. "
+                f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream of the Cycler lost it. "
                 f"A node of your own must hand on marks; penstock.Node does."
             )
-        self._state = state
-        if delivered:
-            self._fresh = self._pass_leading_mark = False
-            if self._committed is not None:
-                self._uncommitted.append(state)
+        self._cursor.delivered(state)
+        self._commits.delivered(state)
 
-    def _pass_mark(self) -> None:
-        """Take the mark behind a finished epoch, if that has not been done, and stand at the start of the next one."""
+    def _raised(self, exc: BaseException) -> None:
+        """No item came. The state does not count one that was never returned."""
+        if isinstance(exc, Exception):  # Where a source has failed, nobody knows what its state means.
+            self._cursor.raised(self.root.get_state() if self.root.failure() is None else self._cursor.state)
+        if isinstance(exc, StopIteration):
+            self._check_open()  # a signal's handler may have closed it meanwhile
+            raise GraphError(
+                "StopIteration came out of the graph: a node downstream of the Cycler ended, or a function in one raised it."
+            ) from exc
+
+    def _interrupted(self, before: Any, *, starting: bool) -> None:
+        """Ctrl-C came out of the middle of a `next`, or a signal's handler raised: it returned nothing, and so nothing has happened.
+
+        Where the graph has moved meanwhile, it is reset when the next item is asked for; what it had taken is loaded again.
+        """
+        cursor, commits = before
+        self._cursor.restore(cursor)
+        self._commits.restore(commits)
+        with contextlib.suppress(Exception):
+            if not starting and self.root.failure() is None and self.root.get_state() == self._cursor.graph_state:
+                return
+        self._cursor.lost()
+
+    def _pass_mark(self, epoch: int) -> State:
+        """Read the mark behind ``epoch``; where the graph is then."""
         self._check_graph()
-        if not self._mark_read:
-            item = self.root.next()
-            if item != EndOfEpoch(epoch_of(self._state)):
-                raise GraphError(
-                    f"EndOfEpoch({epoch_of(self._state)}) was due, and something else came: a node downstream of the Cycler lost the mark, or len() is wrong."
-                )
-        self._behind_mark()
-
-    def _behind_mark(self) -> None:
-        self._state = self.root.get_state()
-        self._fresh = True
-        self._mark_read = self._pass_leading_mark = False
+        item = self.root.next()
+        if item != EndOfEpoch(epoch):
+            raise GraphError(
+                f"EndOfEpoch({epoch}) was due, and something else came: a node downstream of the Cycler lost the mark, or len() is wrong."
+            )
+        return self.root.get_state()
 
     def _jump(self, state: State) -> None:
         """Let the graph stand at ``state``; what is in flight is dropped, the workers stay."""
-        self._stands = False
+        self._cursor.lost()
         self._origin._read_by = self._reader
         self.root.reset(state)
-        self._adopt(state, loaded=False)
-        self._stands = True
-
-    def _adopt(self, state: State, *, loaded: bool) -> None:
-        """Take ``state`` for where the loader stands; a loaded one kills the iterators that were started."""
-        self._state = state
-        self._fresh = True
-        self._loaded = loaded
-        self._gave_up = False
-        self._mark_read = self._pass_leading_mark = False
-        self._run += loaded
-        self._forget_uncommitted()
-
-    def _forget_uncommitted(self) -> None:
-        self._uncommitted.clear()
-        if self._committed is not None:
-            self._committed = self._state
-
-    def _here(self) -> State:
-        """The state, or the start of the next epoch where that is what a loaded one of a finished epoch means."""
-        if self._loaded and not self._gave_up and self._restart and self.root.remaining(self._state) == 0:
-            return self._start_of(epoch_of(self._state) + 1)
-        return self._state
 
     def _batches(self) -> int | None:
         """Batches of a whole epoch, the one it stands in: their number may change from epoch to epoch."""
-        return self.root.remaining(self._start_of(self.epoch))
-
-    def _start_of(self, epoch: int) -> State:
-        state = self.root.start_of(epoch)
-        if not isinstance(state, dict) or epoch_in(state) != epoch:
-            raise GraphError(f"{type(self.root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.")
-        return state
+        return self.root.remaining(self._cursor.epochs.start_of(self.epoch))
 
     def _own_settings(self) -> dict[str, Any]:
         if self._settings is None:
@@ -436,9 +382,52 @@ class Loader(FromDataset, Generic[T]):
             raise ClosedError(f"this loader was started in process {self._owner}, of which this one is a fork. Build a new loader here.")
 
 
+@final
+class _Epochs:
+    """What the cursor asks of a graph; a graph that answers nonsense is named."""
+
+    def __init__(self, root: Node[Any]) -> None:
+        self._root = root
+        self.remaining = root.remaining
+        self.items_per_epoch = root.items_per_epoch
+
+    def start_of(self, epoch: int) -> State:
+        state = self._root.start_of(epoch)
+        if not isinstance(state, dict) or epoch_in(state) != epoch:
+            raise GraphError(f"{type(self._root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.")
+        return state
+
+
+@final
+class EpochView:
+    """What trainers find as ``loader.sampler``: something that may be told the epoch, and nothing else.
+
+    It yields to a loaded state that was not used yet, because such trainers count the epochs of a resumed run wrongly.
+    """
+
+    def __init__(self, cursor: EpochCursor) -> None:
+        self._cursor = cursor
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Loader.set_epoch`."""
+        self._cursor.request(_whole_number(epoch), by_view=True)
+
+
+def _whole_number(epoch: int) -> int:
+    try:
+        number = -1 if isinstance(epoch, bool) else operator.index(epoch)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**62:
+        raise ValueError(f"epoch={epoch!r} must be a whole number from 0, and below 2**62.")
+    return number
+
+
 def _origin(node: Any) -> Any:
     """The first node of a graph, which has no source; torchdata's own where it begins with those."""
-    upstream = node.node if isinstance(node, ForeignSource) else node._source if isinstance(node, Node) else getattr(node, "source", None)
+    upstream = (
+        node.iterable if isinstance(node, IterableSource) else node._source if isinstance(node, Node) else getattr(node, "source", None)
+    )
     return _origin(upstream) if isinstance(upstream, BaseNode) else node
 
 
@@ -456,9 +445,23 @@ class _Epoch(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        loader = self._loader
+        before, starting = (loader._cursor.saved(), loader._commits.saved()), self._run is None
+        try:
+            with loader._turn:
+                return self._next(loader)
+        except Exception:
+            raise
+        except BaseException:
+            self._ended = False
+            if starting:
+                self._run = None
+            loader._interrupted(before, starting=starting)
+            raise
+
+    def _next(self, loader: Loader[T]) -> T:
         if self._ended:
             raise StopIteration
-        loader = self._loader
         if self._run is None:
             self._run = loader._start()
         elif loader._given_up == loader._run and self._run == loader._run - 1:

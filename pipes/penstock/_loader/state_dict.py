@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import StateError
 from penstock._nodes.node import epoch_of
@@ -18,6 +19,51 @@ FORMAT = 1
 
 KEY = "penstock"
 """The one key of `Loader.state_dict`."""
+
+
+@final
+class CommitLedger:
+    """Which of the delivered batches were trained: `Loader.commit`. Until the first call every delivered batch counts."""
+
+    def __init__(self) -> None:
+        self._committed: State | None = None  # None: commit() was never called
+        self._uncommitted: deque[State] = deque()
+
+    def state_of(self, delivered: State) -> State:
+        """Behind the last committed batch, or the last ``delivered`` one."""
+        return delivered if self._committed is None else self._committed
+
+    def delivered(self, state: State) -> None:
+        """A batch was handed out; ``state`` is behind it."""
+        if self._committed is not None:
+            self._uncommitted.append(state)
+
+    def saved(self) -> tuple[State | None, list[State]]:
+        """What `restore` takes."""
+        return self._committed, list(self._uncommitted)
+
+    def restore(self, saved: tuple[State | None, list[State]]) -> None:
+        """Let nothing have happened since `saved`."""
+        self._committed, self._uncommitted = saved[0], deque(saved[1])
+
+    def commit(self, n: int, now: State) -> None:
+        """``n`` more of the delivered batches were trained; ``now`` is behind the last delivered one."""
+        if isinstance(n, bool) or not isinstance(n, int) or (self._committed is None and n != 0):
+            raise ValueError(
+                f"commit({n!r}): call commit(0) once before the first batch; from then on state_dict() means the last committed one."
+            )
+        if self._committed is None:
+            self._committed = now
+        if not 0 <= n <= len(self._uncommitted):
+            raise ValueError(f"commit({n!r}): {len(self._uncommitted)} batches were delivered and are not committed.")
+        for _ in range(n):
+            self._committed = self._uncommitted.popleft()
+
+    def forget(self, now: State) -> None:
+        """What was delivered and not committed counts no more: the loader was moved, or the epoch given up."""
+        self._uncommitted.clear()
+        if self._committed is not None:
+            self._committed = now
 
 
 def parsed(state_dict: Any) -> dict[str, Any]:

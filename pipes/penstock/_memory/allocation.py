@@ -15,9 +15,9 @@ Allocate = Callable[[Sequence[Spec]], list[torch.Tensor]]
 
 def afresh(specs: Sequence[Spec]) -> list[torch.Tensor]:
     """`Allocate` without anything to recycle."""
-    return [torch.empty(shape, dtype=dtype) for shape, dtype in specs]
+    return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in specs]
 
 
 def pinned(specs: Sequence[Spec]) -> list[torch.Tensor]:
     """`Allocate` in page-locked memory of torch's own cache, which waits for copies to a device that are still on their way."""
-    return [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in specs]
+    return [torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True) for shape, dtype in specs]

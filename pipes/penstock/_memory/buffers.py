@@ -46,7 +46,7 @@ def tensor_over(memory: Any, shape: Sequence[int], dtype: str) -> torch.Tensor:
     if dtype in IN_NUMPY:
         return torch.from_numpy(np.ndarray(shape, IN_NUMPY[dtype], memory))
     if not len(memory):
-        return torch.empty(shape, dtype=getattr(torch, dtype))
+        return torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
     return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(getattr(torch, dtype)).reshape(shape)
 
 

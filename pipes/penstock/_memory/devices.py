@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from penstock._memory.tree import leaves, mapped
+from penstock._memory.tree import mapped
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
@@ -34,10 +34,11 @@ def resolve_device(device: torch.device | str) -> torch.device:
 
 
 def pin(batch: Any) -> Any:
-    """``batch`` in page-locked memory, as ``DataLoader(pin_memory=True)`` does it; what lies on a device, which that refuses, stays there."""
-    if any(map(_on_device, leaves(batch))):
-        return mapped(batch, lambda leaf: leaf if _on_device(leaf) else pin_memory(leaf))  # type: ignore[no-untyped-call]
-    return pin_memory(batch)  # type: ignore[no-untyped-call]
+    """``batch`` in page-locked memory, as ``DataLoader(pin_memory=True)`` does it, and dataclasses too.
+
+    What lies on a device, which that refuses, stays there.
+    """
+    return mapped(batch, lambda leaf: leaf if _on_device(leaf) else pin_memory(leaf), "pin_memory")  # type: ignore[no-untyped-call]
 
 
 def _on_device(leaf: Any) -> bool:

@@ -5,46 +5,83 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
-def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """A tree of the same form, with every leaf changed."""
-    if type(tree) is dict:
-        return {key: mapped(value, change) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(mapped(value, change) for value in tree)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(mapped(value, change) for value in tree))
-    if isinstance(tree, Mapping) and hasattr(tree, "update"):  # such as an OrderedDict, or a BatchEncoding without a `to` of its own
+def mapped(tree: Any, change: Callable[[Any], Any], method: str = "") -> Any:
+    """A tree of the same form, with every leaf changed; a container of the user's own that has such a ``method`` is a leaf."""
+    kind = type(tree)
+    if kind is dict:
+        return {key: mapped(value, change, method) for key, value in tree.items()}
+    if kind in (list, tuple):
+        return kind(mapped(value, change, method) for value in tree)
+    if method and has_method(tree, method):
+        return change(tree)
+    if _is_named(tree):
+        return tuple.__new__(kind, [mapped(value, change, method) for value in tree])  # a `__new__` of its own might refuse
+    if isinstance(tree, MutableMapping):  # such as an OrderedDict
         other = copy.copy(tree)
-        other.update({key: mapped(value, change) for key, value in tree.items()})
+        for key, value in tree.items():  # `update` is not for all: a ModelOutput of Transformers forbids it
+            other[key] = mapped(value, change, method)
         return other
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+    if _is_record(tree):
         record: Any = copy.copy(tree)
-        for field in dataclasses.fields(tree):
-            object.__setattr__(record, field.name, mapped(getattr(tree, field.name), change))
+        for name, value in _fields(tree):
+            object.__setattr__(record, name, mapped(value, change, method))
         return record
     return change(tree)
 
 
-def leaves(tree: Any) -> Iterator[Any]:
-    """Every leaf, in order."""
-    found: list[Any] = []
-    mapped(tree, found.append)
-    yield from found
+def leaves(tree: Any, _within: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Every leaf, in order. This only looks: no container is made or changed, and one that contains itself is not entered again."""
+    parts = _parts(tree)
+    if parts is None:
+        yield tree
+    elif not any(tree is one for one in _within):
+        for part in parts:
+            yield from leaves(part, (*_within, tree))
+
+
+def has_method(value: Any, name: str) -> bool:
+    """Whether the class of ``value`` has a method of that name; an instance may answer to any name, or raise."""
+    return callable(getattr(type(value), name, None))
 
 
 def nbytes(batch: Any) -> float:
-    """Bytes of the tensors and arrays in ``batch``; infinitely many where there is anything that is not known here."""
-    return sum(map(_leaf_nbytes, leaves(batch)))
+    """Bytes of the tensors and arrays in ``batch``; infinitely many where there is anything that is not known here. Never raises."""
+    try:
+        return sum(map(_leaf_nbytes, leaves(batch)))
+    except Exception:  # containers and tensors of the user's own may raise whatever they are asked
+        return math.inf
+
+
+def _parts(tree: Any) -> Iterable[Any] | None:
+    """What a container holds; None for a leaf."""
+    if type(tree) in (list, tuple) or _is_named(tree):
+        return cast("Iterable[Any]", tree)
+    if isinstance(tree, MutableMapping):
+        return tree.values()
+    return [value for _, value in _fields(tree)] if _is_record(tree) else None
+
+
+def _is_named(tree: Any) -> bool:
+    return isinstance(tree, tuple) and hasattr(tree, "_fields")
+
+
+def _is_record(tree: Any) -> bool:
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, type)
+
+
+def _fields(record: Any) -> Iterator[tuple[str, Any]]:
+    """Of a dataclass, those that are set: one with ``init=False`` may not be."""
+    return ((one.name, getattr(record, one.name)) for one in dataclasses.fields(record) if hasattr(record, one.name))
 
 
 def _leaf_nbytes(leaf: Any) -> float:

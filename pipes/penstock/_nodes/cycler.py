@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
-from penstock._errors import StateError
+from penstock._errors import SourceError, StateError
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
 
     from penstock._nodes.node import BaseNode
 
 
 T = TypeVar("T", covariant=True)
+R = TypeVar("R")
 
 
 @final
@@ -34,6 +37,8 @@ class Cycler(Node[T]):
         self._epoch = 0
         self._ended = False
         self._fresh = True
+        self._begins = True  # the source is reset to the start of the epoch when it is read, and not before
+        self._failure: BaseException | None = None
 
     @property
     def endless(self) -> bool:
@@ -43,15 +48,17 @@ class Cycler(Node[T]):
         if initial_state is None:
             initial_state = self.start_of(0)
         super(Node, self).reset(initial_state)
+        self._failure = None
         self._epoch = initial_state["epoch"]
         self._ended = initial_state["source"] is None
-        self._fresh = initial_state == self.start_of(self._epoch)
-        self.source.reset(self.source.start_of(self._epoch) if self._ended else initial_state["source"])
+        self._fresh = self._begins = initial_state == self.start_of(self._epoch)
+        if not self._begins and not self._ended:
+            self.source.reset(initial_state["source"])
 
     def next(self) -> T | EndOfEpoch:  # type: ignore[override]
         if not self._ended:
             try:
-                item: T = next(self.source)
+                item: T = self._reading(lambda: next(self.source))
             except StopIteration:
                 pass
             else:
@@ -62,23 +69,36 @@ class Cycler(Node[T]):
                 f"epoch {self._epoch} has no items at all, so an endless graph would spin. Give it a source that is not empty, and can be read again."
             )
         mark = EndOfEpoch(self._epoch)
-        self.reset(self.start_of(self._epoch + 1))
+        self._epoch += 1
+        self._ended, self._fresh, self._begins = False, True, True
         return mark
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
         if self._ended:
             return []
-        block: Sequence[T] = self.source.take(n, every=every, first=first)
+        block: Sequence[T] = self._reading(lambda: self.source.take(n, every=every, first=first))
         self._fresh = self._fresh and len(block) == 0
+        return block
+
+    def at(self, positions: np.ndarray) -> Sequence[T]:
+        block: Sequence[T] = self._reading(lambda: self.source.at(positions))
         return block
 
     def remaining(self, state: State | None = None) -> int | None:
         if state is None:
-            return 0 if self._ended else self.source.remaining()
+            return 0 if self._ended else self.source.remaining(self.source.start_of(self._epoch) if self._begins else None)
         return 0 if state["source"] is None else self.source.remaining(state["source"])
 
+    def items_per_epoch(self) -> int | None:
+        return self.source.remaining(self.source.start_of(self._epoch)) if self._begins else self.source.items_per_epoch()
+
     def get_state(self) -> State:
+        if self._begins:
+            return self.start_of(self._epoch)
         return {"epoch": self._epoch, "source": None if self._ended else self.source.get_state()}
+
+    def failure(self) -> BaseException | None:
+        return self._failure
 
     def start_of(self, epoch: int) -> State:
         return {"epoch": epoch, "source": self.source.start_of(epoch)}
@@ -93,3 +113,18 @@ class Cycler(Node[T]):
         self.source.check(inner)
         if inner.get("epoch", state["epoch"]) != state["epoch"]:
             raise StateError(f"a state of epoch {state['epoch']} whose source stands in epoch {inner['epoch']} is damaged.")
+
+    def _reading(self, read: Callable[[], R]) -> R:
+        """What ``read`` gives of the source, at the start of an epoch after its reset. Once it has raised, nothing more is read."""
+        if self._failure is not None:
+            raise SourceError.after(self._failure)
+        try:
+            if self._begins:
+                self.source.reset(self.source.start_of(self._epoch))
+                self._begins = False
+            return read()
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise

@@ -41,7 +41,8 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
     Else None. Left as it is, each rank would be dealt a share of its share.
 
     Raises:
-        GraphError: It is a ``DistributedSampler`` whose ``__iter__`` is another, so that nobody knows its order.
+        GraphError: It is a ``DistributedSampler`` whose ``__iter__`` is another, so that nobody knows its order; or one whose batches
+            are single indices, because its ``BatchSampler`` came as ``sampler``.
     """
     given = sampler if sampler is not None else batch_sampler
     batches = given if isinstance(given, BatchSampler) and type(given).__iter__ is BatchSampler.__iter__ else None
@@ -50,6 +51,12 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
         return None
     if type(inner).__iter__ is not DistributedSampler.__iter__:
         refuse_sharded(inner)
+    if batches is not None and sampler is not None:
+        raise GraphError(
+            "a DistributedSampler deals out the indices to the ranks, and the Sharder deals out the batches of sampler=BatchSampler(...), each as "
+            "one index. For batches of samples give it as batch_sampler=, which takes it over; for dataset[[0, 1]] give BatchSampler the "
+            "sampler that it shards."
+        )
     if inner.epoch != 0:
         warnings.warn(
             f"the DistributedSampler stands at epoch {inner.epoch} by its own set_epoch, and is taken over at epoch 0. Call loader.set_epoch({inner.epoch}).",

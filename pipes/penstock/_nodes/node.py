@@ -6,10 +6,8 @@ batches. `EndOfEpoch` travels in the stream, through every node, in order. This 
 
 from __future__ import annotations
 
-import contextlib
-import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast, final
 
 from torchdata.nodes import BaseNode as BaseNode  # type: ignore[import-untyped]
 
@@ -17,7 +15,7 @@ from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
 
@@ -53,9 +51,16 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
         GraphError: ``source`` is not a node, or a foreign node that stands downstream of a `Cycler`.
     """
 
+    _adapter: ClassVar[Callable[[BaseNode[Any]], Node[Any]]]
+    """Makes one of ours of a foreign node: `IterableSource`, which sets it, because it imports this file."""
+
     def __init__(self, source: BaseNode[Any] | None = None) -> None:
         super().__init__()
-        self._source = source if source is None or isinstance(source, Node) else ForeignSource(source)
+        if source is not None and not isinstance(source, BaseNode):
+            raise GraphError(
+                f"a source must be a torchdata.nodes.BaseNode, not {type(source).__name__}; wrap an iterable in penstock.IterableSource."
+            )
+        self._source = source if source is None or isinstance(source, Node) else Node._adapter(source)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -133,6 +138,14 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
         """What every rank must have been told alike, although a state does not hold it: names and JSON values."""
         return self.source.choices() if self._source is not None else {}
 
+    def split_word(self) -> Literal["items", "own"] | None:
+        """Who deals the source's items to several ranks: the `Sharder` (``"items"``), or the source itself (``"own"``); None: nobody has said."""
+        return self._source.split_word() if self._source is not None else "items"
+
+    def rank_bound(self) -> bool:
+        """Whether the source's states are of one rank only."""
+        return self._source is not None and self._source.rank_bound()
+
     def start_of(self, epoch: int) -> State | None:
         """The state in which ``epoch`` has not begun."""
         return self.source.start_of(epoch)
@@ -157,6 +170,15 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
     def endless(self) -> bool:
         """Whether a `Cycler` stands upstream, so that epochs end by a mark and never by ``StopIteration``."""
         return self._source is not None and self._source.endless
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether the next epoch may be read before it is asked for: not where the training loop changes what the source will give."""
+        return self._source is None or self._source.may_run_ahead
+
+    def failure(self) -> BaseException | None:
+        """What a source raised, if nobody knows where it stands since; None again after `reset`."""
+        return None if self._source is None else self._source.failure()
 
     def interrupt(self) -> None:
         """Make a `next` that waits in another thread raise `ClosedError`; for whoever resets or shuts down."""
@@ -224,88 +246,3 @@ def epoch_of(state: State) -> int:
     while "epoch" not in state:
         state = state["source"]
     return cast("int", state["epoch"])
-
-
-@final
-class ForeignSource(Node[Indices]):
-    """Any ``torchdata.nodes.BaseNode`` that ends by ``StopIteration``, with the addresses that it does not have.
-
-    Its states are copied, because torchdata's nodes hand out dicts that they go on changing; and it is not asked again after
-    its end, because not all of them then say the same.
-    """
-
-    def __init__(self, node: BaseNode[Any]) -> None:
-        super().__init__()
-        if not isinstance(node, BaseNode):
-            raise GraphError(
-                f"a source must be a torchdata.nodes.BaseNode, not {type(node).__name__}; wrap an iterable in torchdata.nodes.IterableWrapper."
-            )
-        upstream: Any = node
-        while (upstream := getattr(upstream, "source", None)) is not None:
-            if isinstance(upstream, Node) and upstream.endless:
-                raise GraphError(
-                    f"{type(node).__module__}.{type(node).__name__} stands downstream of a Cycler and would be handed EndOfEpoch marks, which it does not know. "
-                    f"Put it upstream of the Cycler, or write a penstock.Node."
-                )
-        self.node = node
-        self._epoch = 0
-        self._position = 0
-        self._ended = False
-
-    def reset(self, initial_state: State | None = None) -> None:
-        super().reset(initial_state)
-        if initial_state is None:
-            initial_state = self.start_of(0)
-        self._epoch = initial_state["epoch"]
-        self._position = initial_state["position"]
-        self._ended = initial_state["ended"]
-        self.node.reset(copy.deepcopy(initial_state["node"]))
-        if self._ended:
-            with contextlib.suppress(StopIteration):
-                next(self.node)  # A node that counts its epochs must see the end of this one again.
-
-    def next(self) -> Indices:
-        if self._ended:
-            raise StopIteration
-        try:
-            item = next(self.node)
-        except StopIteration:
-            self._ended = True
-            raise
-        if isinstance(item, EndOfEpoch):
-            raise GraphError(
-                f"{type(self.node).__name__} handed on {item}: it stands downstream of a Cycler. Put it upstream, or write a penstock.Node."
-            )
-        self._position += 1
-        return Indices(self._epoch, self._position - 1, item)
-
-    def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[Indices]:
-        return take_by_next(self, n, every=every, first=first)
-
-    def at(self, positions: np.ndarray) -> Sequence[Indices]:
-        raise GraphError(f"{type(self.node).__name__} cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'.")
-
-    def remaining(self, state: State | None = None) -> int | None:
-        return 0 if (self._ended if state is None else state["ended"]) else None
-
-    def items_per_epoch(self) -> int | None:
-        return None
-
-    def settings(self) -> dict[str, Any]:
-        return {"source": type(self.node).__name__}
-
-    def get_state(self) -> State:
-        return {"epoch": self._epoch, "position": self._position, "ended": self._ended, "node": copy.deepcopy(self.node.state_dict())}
-
-    def start_of(self, epoch: int) -> State:
-        return {"epoch": epoch, "position": 0, "ended": False, "node": None}
-
-    def check(self, state: Any) -> None:
-        counts = fields(state, epoch=int, position=int, ended=bool, node=object)
-        if counts["node"] is not None and not isinstance(counts["node"], dict):
-            raise StateError(f"the state of {type(self.node).__name__} must be a dict or null, not {counts['node']!r}.")
-
-    def shutdown(self) -> None:
-        shutdown = getattr(self.node, "shutdown", None)
-        if callable(shutdown):
-            shutdown()

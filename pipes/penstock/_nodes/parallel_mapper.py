@@ -134,7 +134,7 @@ class ParallelMapper(Node[T]):
         self.in_order = in_order
         self.num_workers = num_workers
         self._timeout = timeout
-        self._run_ahead = run_ahead
+        self._run_ahead = run_ahead and self.may_run_ahead
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         work = self._work = work_of(map_fn, seed, False if method == "thread" and num_workers else seed_samples, on_error)
         self._window = max_concurrent if max_concurrent is not None else num_workers * (prefetch_factor or _FEW)
@@ -174,6 +174,7 @@ class ParallelMapper(Node[T]):
         self._base: State = {}  # the source's state before the oldest entry that is not delivered
         self._state: State = {}
         self._exhausted = False
+        self._torn = False  # set while entries change: if it stays, an interrupt came out of the middle of that
 
     def reset(self, initial_state: State | None = None) -> None:
         super(Node, self).reset(initial_state)
@@ -195,7 +196,7 @@ class ParallelMapper(Node[T]):
             self._pool.start()
         self._entries.clear()
         self._open = self._pulled = 0
-        self._exhausted = False
+        self._exhausted = self._torn = False
         self._skip = frozenset(delivered)
         self.source.reset(initial_state)
         self._base = self.source.get_state()
@@ -208,22 +209,31 @@ class ParallelMapper(Node[T]):
             self._settle()  # What raised last time counts as delivered from now on.
         self._fill()
         entry = self._finished()
-        entry.delivered = True
         job = entry.job
         if job is None:
+            entry.delivered = True
             if isinstance(entry.value, BaseException):
                 raise entry.value
             self._settle()
             return entry.value  # type: ignore[return-value]  # the mark
         self._open -= 1
-        value = self._value(job)
-        if self._undecided:
-            self._undecided = False
-            if nbytes(value) <= _SMALL:
-                self._window = self.num_workers * _MANY
+        try:
+            value = self._value(job)
+            if self._undecided:
+                self._undecided = False
+                if nbytes(value) <= _SMALL:
+                    self._window = self.num_workers * _MANY
+            if self._pool is not None:
+                self._fill()  # Now, and not when the next batch is asked for: the workers go on while the caller trains.
+        except Exception:
+            entry.delivered = True
+            raise
+        except BaseException:
+            self._open += 1  # Ctrl-C: nobody has got this item, and the state must not say so.
+            raise
+        self._torn = True
+        entry.delivered = True
         self._settle()
-        if self._pool is not None:
-            self._fill()  # Now, and not when the next batch is asked for: the workers go on while the caller trains.
         return value
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Any:
@@ -257,6 +267,9 @@ class ParallelMapper(Node[T]):
             raise StateError(f"'delivered' of a state must be rising whole numbers from 0 to {_FARTHEST}, and {delivered!r:.80} came.")
         self.source.check(state["source"])
 
+    def failure(self) -> BaseException | None:
+        return KeyboardInterrupt("while the entries changed") if self._torn else self.source.failure()
+
     def interrupt(self) -> None:
         if self._pool is not None:
             self._pool.interrupt()
@@ -278,10 +291,11 @@ class ParallelMapper(Node[T]):
     def _fill(self) -> None:
         """Pull from the source and hand to the workers until the window is full."""
         while self._open < max(1, self._window) and len(self._entries) < 4 * self._window + 4 and not self._blocked():
+            self._torn = True
             try:
                 item = next(self.source)
             except StopIteration:
-                self._exhausted = True
+                self._exhausted, self._torn = True, False
                 return
             except Exception as exc:
                 entry = _Entry(exc, None, self.source.get_state())
@@ -289,6 +303,7 @@ class ParallelMapper(Node[T]):
                 entry = self._begun(item)
             self._entries.append(entry)
             self._pulled += 1
+            self._torn = False
             if self._entries[0].delivered:
                 self._settle()  # A state loaded from a run with a wider window: what it had delivered takes no room here.
 
@@ -353,21 +368,25 @@ class ParallelMapper(Node[T]):
         """The next item, inline, where nothing is ever under way: without an entry, unless it raises."""
         job = None
         try:
+            self._torn = True
             item = next(self.source)
             if isinstance(item, EndOfEpoch):
                 value: Any = item
             else:
                 job = Job(item)
+                self._torn = False
                 self._do(job)
                 value = self._value(job)
+            self._state = self._base = self.source.get_state()
+            self._torn = False
         except BaseException as exc:
+            self._torn = self._torn and not isinstance(exc, Exception)
             if job is not None or (isinstance(exc, Exception) and not isinstance(exc, StopIteration)):
                 entry = _Entry(None, job, self.source.get_state())
-                entry.delivered = job is None or job.done
+                entry.delivered = job is None or (job.done and isinstance(exc, Exception))
                 self._entries.append(entry)
                 self._open = 0 if entry.delivered else 1
             raise
-        self._state = self._base = self.source.get_state()
         return cast("T", value)
 
     def _do(self, job: Job) -> None:
@@ -388,19 +407,22 @@ class ParallelMapper(Node[T]):
 
     def _settle(self) -> None:
         """Let the state follow what was delivered."""
+        self._torn = True
+        self._state = self._settled()
+        self._torn = False
+
+    def _settled(self) -> State:
         while self._entries and self._entries[0].delivered:
             self._base = self._entries.popleft().state
         if self.in_order and not self._skip:
-            self._state = self._base
-            return
+            return self._base
         ahead = [place for place, entry in enumerate(self._entries) if entry.delivered]
         oldest = self._pulled - len(self._entries)
         ahead += [place - oldest for place in sorted(self._skip) if place >= self._pulled]
-        if ahead:
-            rank, world_size = self.ranks()
-            self._state = {"source": self._base, "delivered": ahead, "rank": rank, "world_size": world_size}
-        else:
-            self._state = self._base
+        if not ahead:
+            return self._base
+        rank, world_size = self.ranks()
+        return {"source": self._base, "delivered": ahead, "rank": rank, "world_size": world_size}
 
     def _check_rank(self, state: State) -> None:
         saved, now = (state["rank"], state["world_size"]), self.ranks()

@@ -43,7 +43,7 @@ class ReaderNode(Node[T]):
         super().__init__(source)
         if isinstance(prefetch_factor, bool) or not isinstance(prefetch_factor, int) or prefetch_factor < 1:
             raise ValueError(f"prefetch_factor={prefetch_factor!r} must be a whole number of at least 1.")
-        holds = None if run_ahead else is_mark
+        holds = None if run_ahead and self.may_run_ahead else is_mark
         self._pump = ReaderThread(self.source, prefetch_factor, name, convert=convert, holds=holds, timeout=timeout) if threaded else None
 
     def reset(self, initial_state: State | None = None) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BLOCK = 4096
 """Indices that are computed at once, at most."""
+_NOTHING = Indices(-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @final
@@ -45,7 +46,7 @@ class Sampler(Node[Indices]):
         self._n = len(order)
         self._epoch = 0
         self._position = 0
-        self._ahead = Indices(0, np.empty(0, np.int64), np.empty(0, np.int64))  # a block of an epoch: from where on, and every how many
+        self._ahead = _NOTHING  # a block of an epoch: from where on, and every how many
         self._ahead_from, self._ahead_every = 0, 1
         self._planner: AheadThread[Any] | None = None
 
@@ -58,6 +59,7 @@ class Sampler(Node[Indices]):
         self.check(initial_state)
         self._epoch = initial_state["epoch"]
         self._position = initial_state["position"]
+        self._ahead = _NOTHING  # an interrupt may have come between the block and what is known of it
 
     def next(self) -> Indices:
         if self._position >= self._n:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 import numpy as np
 import torch.distributed
 
-from penstock._errors import GraphError
+from penstock._errors import GraphError, StateMismatch
 from penstock._fetch.indices import Indices
-from penstock._nodes.node import Node, State, epoch_of
+from penstock._nodes.node import Node, State, epoch_of, fields
 from penstock._nodes.tails import Tail, check_tail, share
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 T = TypeVar("T", covariant=True)
 log = logging.getLogger("penstock")
 
+_WHO_DEALS = (
+    "{source} can only be read from its beginning, so {world_size} ranks have to be told who deals. split='items': every rank reads all of it and is "
+    "dealt its share. split='own': it gives each rank a share of its own, so nothing is dealt. Say it to from_dataset, or to the source: "
+    "IterableSource(..., split=...)."
+)
+
 
 @final
 class Sharder(Node[T]):
@@ -32,6 +38,10 @@ class Sharder(Node[T]):
 
     Its state is its source's at the end of a round, so it is the same on every rank and loads on any number of them. Only under
     ``tail="exact"`` a rank that ran out before others stands at the epoch's end before them; rank 0 is never early.
+
+    A source that can only be read from its beginning (`IterableSource`, or a torchdata node) has to say by its ``split`` who deals. One that
+    splits itself (``"own"``) is handed on whole: ``tail`` then means nothing. Such a state names its world size, and its rank, too, where the source
+    has a ``state_dict`` of its own; it loads nowhere else, except at the start of an epoch.
 
     Args:
         source: The global sequence, the same on every rank: samples, or whole batches of a batch sampler.
@@ -46,8 +56,10 @@ class Sharder(Node[T]):
     Raises:
         ValueError: On construction or at the first item: numbers that make no sense, or an epoch with less than one round under
             ``tail="drop"``. On every rank alike.
-        GraphError: At the first item, on every rank alike: ``tail="pad"`` over a source that cannot be read by position or does not
-            know its length. At any item: a process group that does not agree with the rank found before it existed.
+        GraphError: On construction: ``split="within"`` over a source that splits itself. At the first item, on every rank alike:
+            ``tail="pad"`` over a source that cannot be read by position or does not know its length; several ranks, and a source
+            that does not say who deals. At any item: a process group that does not agree with the rank found before it existed.
+        StateMismatch: At the first item: the state is of another rank or world size, and the source splits itself.
     """
 
     def __init__(
@@ -72,6 +84,12 @@ class Sharder(Node[T]):
             )
         if rank is not None and world_size is not None:
             _check_rank(rank, world_size, "the arguments")
+        self._dealer = self.source.split_word()
+        self._own = self._dealer == "own"
+        if split == "within" and self._own:
+            raise GraphError(
+                "split='within' would deal the places of batches that are one rank's already. Leave it out, where the source has split='own'."
+            )
         self.split = split
         self.tail = tail
         self._given = None if rank is None or world_size is None else (rank, world_size)
@@ -79,12 +97,19 @@ class Sharder(Node[T]):
         self._pinned: tuple[int, int] | None = None
         self._opened = False  # in this epoch: what _open looks at was found good
         self._dealt = False  # in this epoch: an item
+        self._said = False
 
     def reset(self, initial_state: State | None = None) -> None:
         self._pinned = self.ranks()
+        if initial_state is not None:
+            self._check_owner(initial_state)
+            initial_state = _inner(initial_state)
         super().reset(initial_state)
         self._opened = False
         self._dealt = initial_state is not None and initial_state != self.start_of(epoch_of(initial_state))
+        if self._own:
+            self._say_own(self._pinned[1])
+            return
         if self.split == "items" and self.tail == "drop":
             self._check_round(self.source.items_per_epoch())
         if self.split == "items" and self.tail == "exact" and self._pinned[1] > 1:
@@ -102,8 +127,10 @@ class Sharder(Node[T]):
         if every != 1:
             raise GraphError("a Sharder under a Sharder would share out the same items twice. Remove one of them.")
         rank, world_size = self._agreed()
-        if world_size == 1:
+        if world_size == 1 or self._own:
             return self.source.take(n)
+        if self._dealer is None:
+            raise GraphError(_WHO_DEALS.format(source=self.source.settings().get("source", "the source"), world_size=world_size))
         if self.split == "within":
             return [self._places(batch) for batch in self.source.take(n)]
         if not self._opened:
@@ -120,16 +147,31 @@ class Sharder(Node[T]):
         return block
 
     def remaining(self, state: State | None = None) -> int | None:
-        return self._share(self.source.remaining(state))
+        return self._share(self.source.remaining(None if state is None else _inner(state)))
 
     def items_per_epoch(self) -> int | None:
         return self._share(self.source.items_per_epoch())
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "split": self.split}
+        return {**super().settings(), "split": self._word}
+
+    def get_state(self) -> State:
+        state = self.source.get_state()
+        rank, world_size = self.ranks()
+        if not self._own or world_size == 1 or self._anyones(state):
+            return state
+        return {"source": state, "world_size": world_size, **({"rank": rank} if self.source.rank_bound() else {})}
+
+    def start_of(self, epoch: int) -> State | None:
+        return self.source.start_of(epoch)
+
+    def check(self, state: Any) -> None:
+        if isinstance(state, dict) and "world_size" in state:
+            state = fields(state, source=dict, world_size=int, **({"rank": int} if "rank" in state else {}))["source"]
+        self.source.check(state)
 
     def choices(self) -> dict[str, Any]:
-        return {**super().choices(), "split": self.split, "tail": self.tail}
+        return {**super().choices(), "split": self._word, "tail": self.tail}
 
     def ranks(self) -> tuple[int, int]:
         """The rank and the world size: what was pinned, or what would be now."""
@@ -154,6 +196,35 @@ class Sharder(Node[T]):
         _check_rank(rank, world_size, "the environment")
         return rank, world_size
 
+    @property
+    def _word(self) -> str:
+        return "own" if self._own else self.split
+
+    def _anyones(self, state: State) -> bool:
+        """Whether ``state`` is the start or the end of an epoch, which is the same on every rank."""
+        return state in (self.source.start_of(epoch_of(state)), self.source.end_of(epoch_of(state)))
+
+    def _check_owner(self, state: State) -> None:
+        """Refuse what was read of the share of another rank, or of a share of another size."""
+        rank, world_size = self.ranks()
+        saved = state.get("rank", rank), state.get("world_size", 1)
+        owned = "world_size" in state or (self._own and not self._anyones(state))
+        if not owned or (self._own and saved == (rank, world_size)):
+            return
+        whose = f"rank {saved[0]} of {saved[1]}" if "rank" in state else f"a world size of {saved[1]}"
+        raise StateMismatch(
+            f"this state was taken by {whose}, and says how much was read of what the source had split for itself; this is rank {rank} of {world_size}. "
+            f"Load {'the state that this rank saved' if 'rank' in state else 'it'} at the same world size, or load none, and begin another epoch with loader.set_epoch."
+        )
+
+    def _say_own(self, world_size: int) -> None:
+        if world_size > 1 and self.source.rank_bound() and not self._said:
+            self._said = True
+            log.warning(
+                "split='own' and a source with a state_dict of its own: each rank's state is its own and loads on that rank only, at this world size. Save "
+                "every rank's."
+            )
+
     def _agreed(self) -> tuple[int, int]:
         """The pinned numbers, unless a process group that came up later says otherwise."""
         assert self._pinned is not None
@@ -167,7 +238,7 @@ class Sharder(Node[T]):
         return self._pinned
 
     def _share(self, items: int | None) -> int | None:
-        if items is None or self.split == "within":
+        if items is None or self._word != "items":
             return items
         return share(items, *self.ranks(), self.tail)
 
@@ -223,6 +294,12 @@ class Sharder(Node[T]):
                 f"split='within' needs batches that divide: one of {len(batch)} places came for {world_size} ranks. Use split='items'."
             )
         return batch[rank::world_size]
+
+
+def _inner(state: State) -> State:
+    """The source's part of a state."""
+    inner: State = state["source"] if "world_size" in state else state
+    return inner
 
 
 def _process_group() -> tuple[int, int] | None:

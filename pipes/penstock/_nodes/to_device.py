@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 import torch
 
 from penstock._memory.devices import can_pin, pin, resolve_device
-from penstock._memory.tree import leaves, mapped
+from penstock._memory.modes import neutral_modes
+from penstock._memory.tree import has_method, leaves, mapped
 from penstock._nodes.node import is_mark
 from penstock._nodes.reader_node import ReaderNode
 
@@ -27,7 +28,8 @@ class ToDevice(ReaderNode[T]):
     as not delivered. On a device without streams of its own (MPS) copies are plain; on the CPU nothing is done at all.
 
     Args:
-        source: Batches: tensors, dicts, lists, tuples, dataclasses of them, and objects with a ``to(device)``; all else stays as it is.
+        source: Batches: tensors, dicts, lists, tuples, dataclasses of them, and objects whose class has a ``to(device)``, such as a
+            ``PackedSequence``: that moves all of the object, whatever else it is. All else stays as it is.
         device: Such as ``"cuda"``, ``"cuda:1"``, ``"xpu"``, ``"mps"``, ``"cpu"``; without an index, the current one of the thread that
             builds this node.
         prefetch_factor: Batches ready on the device; its memory holds up to ``prefetch_factor + 2`` of them.
@@ -67,11 +69,11 @@ class _Moved(NamedTuple):
                 stream.wait_event(event)
             for tensor in self.tensors:
                 tensor.record_stream(stream)
-        return mapped(self.batch, self._moved_whole)
+        with neutral_modes():
+            return mapped(self.batch, self._moved_whole, "to")
 
     def _moved_whole(self, leaf: Any) -> Any:
-        to = None if isinstance(leaf, torch.Tensor | type) else getattr(leaf, "to", None)
-        return to(self.device) if callable(to) else leaf
+        return leaf.to(self.device) if has_method(leaf, "to") and not isinstance(leaf, torch.Tensor) else leaf
 
 
 class _Mover:
@@ -87,17 +89,21 @@ class _Mover:
         if is_mark(item):
             return item
         if not hasattr(self._streams, "Stream"):
-            return _Moved(mapped(item, self._moved), self._device, [], [])
+            return _Moved(mapped(item, self._moved, "to"), self._device, [], [])
         if self._stream is None:
             self._streams.set_device(self._device)
             self._stream = self._streams.Stream(self._device)
         pinned = pin(item) if self._pins else item
         with self._streams.stream(self._stream):
-            batch = mapped(pinned, self._moved)
+            batch = mapped(pinned, self._moved, "to")
             events = [self._stream.record_event()]
-        if any(isinstance(leaf, torch.Tensor) and leaf.device == self._device for leaf in leaves(item)):
+        if self._there(item):
             events.append(self._streams.current_stream(self._device).record_event())  # it was made there, in this thread
-        return _Moved(batch, self._device, [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)], events)
+        return _Moved(batch, self._device, self._there(batch), events)
 
     def _moved(self, leaf: Any) -> Any:
         return leaf.to(self._device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    def _there(self, batch: Any) -> list[torch.Tensor]:
+        """The tensors that lie on the device; not those of an object that is still to be moved whole."""
+        return [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.device == self._device]

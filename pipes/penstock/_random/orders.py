@@ -151,7 +151,7 @@ class TorchOrder:
         """The permutation of ``epoch``, shape ``(n,)``. Pure: any thread may make it, with a generator of its own."""
         generator = torch.Generator()
         generator.manual_seed(self._seed + epoch)
-        permutation = torch.randperm(self._n, generator=generator)
+        permutation = torch.randperm(self._n, generator=generator, device="cpu")
         return (permutation.to(torch.int32) if self._n < 2**31 else permutation).numpy()
 
     def keep(self, epoch: int, plan: Permutation) -> None:

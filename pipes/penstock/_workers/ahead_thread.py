@@ -16,7 +16,7 @@ from penstock._errors import ClosedError
 from penstock._workers.lifetime import join, patience_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
 
 P = TypeVar("P")
@@ -30,7 +30,7 @@ class _Desk(Generic[P]):
         self.changed = threading.Condition()
         # All below is read and written under `changed` only. One order at a time: a newer one takes the place of the older,
         # which is still carried out, because a sampler cannot be stopped, but then thrown away.
-        self.key: int | None = None
+        self.key: Hashable = None
         self.task: Any = None
         self.answer: tuple[P | None, BaseException | None] | None = None
         self.interrupted = False
@@ -77,8 +77,8 @@ class AheadThread(Generic[P]):
         self._finalizer = weakref.finalize(self, _end, self._desk, end, os.getpid())
         self._thread.start()
 
-    def order(self, key: int, task: Any) -> None:
-        """Have ``task`` made, known as ``key`` (an epoch); nothing happens where it is in the making, or made, already."""
+    def order(self, key: Hashable, task: Any) -> None:
+        """Have ``task`` made, known as ``key`` (such as an epoch); nothing happens where it is in the making, or made, already."""
         with self._desk.changed:
             if self._desk.stopped:
                 raise ClosedError("the planner has ended; build a new loader.")
@@ -86,7 +86,7 @@ class AheadThread(Generic[P]):
                 self._desk.key, self._desk.task, self._desk.answer = key, task, None
                 self._desk.changed.notify_all()
 
-    def get(self, key: int, task: Any) -> P:
+    def get(self, key: Hashable, task: Any) -> P:
         """The plan ``key``, ordered as ``task`` if it was not yet; waits for it, and raises what came of it.
 
         Raises:

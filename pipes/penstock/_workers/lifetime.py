@@ -7,10 +7,34 @@ import logging
 import threading
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+
+@final
+class OneThread:
+    """A context that one thread at a time may be in; another one is refused, and nobody waits.
+
+    Who is inside is one entry of a dict, set and read by one ``dict.setdefault``, which is atomic. It is the thread that is noted, so an
+    interrupt at a bad moment locks nobody out of a thing that only one thread uses.
+    """
+
+    __slots__ = ("_inside",)
+
+    def __init__(self) -> None:
+        self._inside: dict[None, int] = {}
+
+    def __enter__(self) -> None:
+        if self._inside.setdefault(None, threading.get_ident()) != threading.get_ident():
+            raise RuntimeError(
+                "two threads read from this loader at once, so each would get batches that the other misses. Let one thread read and hand the batches "
+                "on (queue.Queue), or hold a lock of yours around next()."
+            )
+
+    def __exit__(self, *exc: object) -> None:
+        self._inside.clear()
 
 
 PATIENCE_S = 2.0

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_here = threading.local()
+
+
+def reads_ahead() -> bool:
+    """Whether the thread that asks is a reader thread: the consumer's runs on beside it."""
+    return getattr(_here, "reads_ahead", False)
+
+
 class Readable(Protocol):
     """What a pump asks of its source."""
 
@@ -69,6 +77,7 @@ class _Core:
         self.items = 0
 
     def run(self) -> None:
+        _here.reads_ahead = True
         while True:
             with self.changed:
                 self.inside = False
@@ -163,8 +172,8 @@ class ReaderThread:
             if self._raised is not None:
                 self.state, self._raised = self._raised, None
             if core.held and not core.parcels:
+                core.changed.notify_all()  # before the change, so that an interrupt between the two does not leave the reader asleep
                 core.held = False
-                core.changed.notify_all()
             began = time.perf_counter()
             core.changed.wait_for(lambda: core.stopped or core.interrupted or core.parcels, self._timeout)
             self._wait_s += time.perf_counter() - began
@@ -172,13 +181,16 @@ class ReaderThread:
                 raise ClosedError(f"{self._thread.name} was ended, or moved elsewhere, while an item was being waited for.")
             if not core.parcels:
                 raise TimeoutError(f"waited {self._timeout} s for {self._thread.name} to read an item.")
-            parcel = core.parcels.popleft()
+            item = core.parcels[0]
+            if item.error is None:
+                self.state = item.state  # before it is taken: an item that an interrupt loses must have moved the state
+            else:
+                self._raised = item.state
+            core.parcels.popleft()
             core.changed.notify_all()
-        if parcel.error is not None:
-            self._raised = parcel.state
-            raise parcel.error
-        self.state = parcel.state
-        return parcel.value
+        if item.error is not None:
+            raise item.error
+        return item.value
 
     def interrupt(self) -> None:
         """Make a `next` that waits raise `ClosedError`, until `reset`; from any thread."""

@@ -140,9 +140,10 @@ class ThreadPool:
         if self._core.stopped:
             raise ClosedError("these worker threads have ended; build a new loader.")
         if not self._started:
-            self._started = True
             for thread in self._threads:
-                thread.start()
+                if thread.ident is None:  # an interrupt may have come between two
+                    thread.start()
+            self._started = True
 
     def submit(self, task: Any) -> Job:
         job = Job(task)

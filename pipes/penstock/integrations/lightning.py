@@ -7,6 +7,7 @@ where it resumes inside an epoch, after it has fetched from an un-sized loader, 
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -17,6 +18,8 @@ from torch.utils.data import DataLoader
 from penstock import GraphError, Loader, StateError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lightning.pytorch import LightningModule, Trainer
 
 
@@ -32,6 +35,8 @@ class LightningCallback(Callback):
     - gives up the rest of an epoch that ``limit_train_batches`` cuts short, in the state too (`Loader.end_epoch`);
     - sets Lightning's count of batches after the loader, when another number of ranks, or another batch size, goes on inside an epoch;
     - begins the next epoch where ``max_steps`` makes Lightning go on inside a finished one;
+    - lets each loader count its own epochs once training goes on, whatever number Lightning tells it after a resume;
+    - repeats the batches of epoch 0 under ``overfit_batches``, in training and validation;
     - refuses ranks whose epochs differ in length, and a loader inside a ``DataLoader``, before the first step.
 
     Use it without arguments, once; the place among the callbacks does not matter, because Lightning calls checkpoints last.
@@ -44,6 +49,8 @@ class LightningCallback(Callback):
         self._pending: list[dict[str, Any]] | None = None  # states that came before their loaders
         self._starts: list[dict[str, Any]] = []  # where the loaders stood before Lightning fetched from them
         self._fetch_again = False
+        self._overfits = False
+        self._trained = False  # a batch, in this fit
 
     # Saving and loading. Lightning calls both on every rank, and writes what rank 0 gave: it is the same on all of them.
 
@@ -64,13 +71,18 @@ class LightningCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Watch for training loaders."""
         if stage == "fit":
-            self._loaders = []
+            self._loaders, self._trained = [], False
+            self._overfits = trainer.overfit_batches > 0
             source = trainer.fit_loop._data_source
             vars(source)["dataloader"] = lambda: self._seen(type(source).dataloader(source))
+            if self._overfits:
+                validation = trainer.fit_loop.epoch_loop.val_loop._data_source
+                vars(validation)["dataloader"] = lambda: _fixed(type(validation).dataloader(validation), "sequential")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Watch no longer."""
-        vars(trainer.fit_loop._data_source).pop("dataloader", None)
+        for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop):
+            vars(loop._data_source).pop("dataloader", None)
 
     def _seen(self, dataloaders: Any) -> Any:
         """Let the loaders in ``dataloaders`` stand where they should, before anyone fetches from them."""
@@ -86,9 +98,11 @@ class LightningCallback(Callback):
                 if id(loader) not in known:  # Reloaded: it goes on where the one before it ended, also with other data.
                     loader.load_state_dict(before.state_dict(), strict=False)
         for loader in loaders:
+            if self._overfits and loader.epoch:
+                _to_epoch_0(loader)
             loader.commit(0)
         self._loaders, self._starts = loaders, [loader.state_dict() for loader in loaders]
-        return dataloaders
+        return _fixed(dataloaders, "max_size_cycle") if self._overfits else dataloaders
 
     def _load(self, loaders: list[Loader[Any]]) -> None:
         states, self._pending = self._pending or [], None
@@ -114,7 +128,12 @@ class LightningCallback(Callback):
             _begin_the_next_epoch(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put back what Lightning fetched from new un-sized loaders, where it is about to call ``iter`` a second time."""
+        """Let each loader go on by itself; put back what Lightning fetched from new un-sized ones, where it is about to call ``iter`` again."""
+        if self._trained:
+            # Lightning has just set its own number of the epoch: another one than the loader's behind a run that max_steps ended
+            # in mid-epoch, and for a short loader that was begun several times. The loader's is in the checkpoint.
+            for loader in self._loaders:
+                loader._cursor.request(None)
         starts, self._starts = self._starts, []
         loop = trainer.fit_loop
         if (
@@ -129,7 +148,7 @@ class LightningCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """This batch was trained."""
-        self._starts = []
+        self._starts, self._trained = [], True
         for loader in self._loaders:
             with contextlib.suppress(ValueError):  # A short loader among several had no batch in this step.
                 loader.commit()
@@ -143,7 +162,9 @@ class LightningCallback(Callback):
         """When Lightning's epoch is over, so is the loader's, whatever limit ended it. Not where it only stops."""
         if trainer.is_last_batch:
             for loader in self._loaders:
-                if not loader.endless:
+                if self._overfits:
+                    _to_epoch_0(loader)
+                elif not loader.endless:
                     loader.end_epoch()
 
     def _count_as_the_loader(self, trainer: Trainer) -> None:
@@ -174,6 +195,39 @@ def _begin_the_next_epoch(trainer: Trainer) -> None:
         for one in (fit, loop, loop.val_loop):
             one._restarting = False
             one.reset_restart_stage()
+
+
+@final
+class _Epoch0:
+    """A loader that begins with the batches of epoch 0 whenever it is begun, for ``overfit_batches``.
+
+    It has no ``sampler`` and no ``dataset``, so that Lightning does not try to build it anew with a sampler of its own.
+    """
+
+    def __init__(self, loader: Loader[Any]) -> None:
+        self.loader = loader
+        self.state_dict, self.load_state_dict = loader.state_dict, loader.load_state_dict
+
+    def __iter__(self) -> Iterator[Any]:
+        self.loader.set_epoch(0)
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+def _fixed(dataloaders: Any, mode: Any) -> CombinedLoader:
+    """What Lightning would make of ``dataloaders``, with every `Loader` at epoch 0; the user's own `CombinedLoader` stays as it is."""
+    given = dataloaders if isinstance(dataloaders, CombinedLoader) else CombinedLoader(dataloaders, mode)
+    combined = CombinedLoader(given.iterables, given._mode)
+    combined.flattened = [_Epoch0(one) if isinstance(one, Loader) else one for one in combined.flattened]
+    return combined
+
+
+def _to_epoch_0(loader: Loader[Any]) -> None:
+    """Let ``loader`` stand at the start of epoch 0, in its state too."""
+    ((key, text),) = loader.state_dict().items()
+    loader.load_state_dict({key: json.dumps(json.loads(text) | {"state": loader.root.start_of(0)})})
 
 
 def _length(loader: Loader[Any]) -> int | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from penstock._memory.modes import neutral_modes
 from penstock._memory.parcel import unpack
 from penstock._memory.shared_memory import attach, create
 from penstock._memory.slots import NO_SLOT, KeptBatches, SlotTable
@@ -167,9 +168,10 @@ class WorkerHandle:
 
     def value(self, place: int, answer: Answer) -> Any:
         """What the answer holds, over the slot itself, or over a copy of the place, which the next task needs."""
-        if answer.slot != NO_SLOT:
-            return unpack(self.slots.view(answer.slot), answer.start)
-        return unpack(np.frombuffer(self.area.places[place][: answer.end], np.uint8).copy(), answer.start)
+        with neutral_modes():
+            if answer.slot != NO_SLOT:
+                return unpack(self.slots.view(answer.slot), answer.start)
+            return unpack(np.frombuffer(self.area.places[place][: answer.end], np.uint8).copy(), answer.start)
 
     def close(self) -> None:
         """End-of-file for the worker."""

@@ -27,6 +27,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock._errors import SampleError
+from penstock._memory.modes import in_neutral_modes
 from penstock._memory.parcel import Parcel, unpack
 from penstock._memory.shared_memory import attach
 from penstock._memory.slots import NO_SLOT
@@ -53,6 +54,7 @@ from penstock._workers.processes.signals import set_signals
 from penstock._workers.processes.slot_maker import WorkerSlots
 
 
+@in_neutral_modes  # a fork inherits those of the consumer
 def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None) -> None:
     """Answer tasks until end-of-file. ``setup`` comes by fork, or else over the channel, pickled."""
     set_signals()

@@ -1,0 +1,169 @@
+"""The states of other people's objects as JSON, and back, bit for bit.
+
+What JSON has a word for stays as it is: dicts with string keys, lists, strings, ints, finite floats, booleans, None. Anything else becomes a dict
+with the key `TAG`, which says what it was; a dict that has that key already is tagged itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from penstock._errors import StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+TAG = "__penstock__"
+
+_AS_IT_IS = frozenset({type(None), bool, int, str})
+
+
+class _NoWord(Exception):
+    """There is no JSON for what lies at ``path``, innermost key first."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+        self.path: list[str] = []
+
+
+def encoded(value: Any, where: str) -> Any:
+    """``value`` as JSON, in new dicts and lists.
+
+    Args:
+        value: None, booleans, numbers, strings, bytes, tensors and NumPy arrays, and dicts, lists, tuples and sets of them. Not their subclasses,
+            except ``OrderedDict``: those would come back as something else.
+        where: What it is, for the error.
+
+    Raises:
+        StateError: Something in it has no JSON; names the place.
+    """
+    try:
+        return _encoded(value)
+    except _NoWord as exc:
+        kind = type(exc.value)
+        raise StateError(
+            f"{where}{''.join(reversed(exc.path))} is of the type {kind.__module__}.{kind.__qualname__}, which cannot be saved and come back the same. "
+            f"Let the state_dict hold numbers, strings, bytes, tensors and NumPy arrays, in plain dicts, lists, tuples and sets."
+        ) from None
+    except RecursionError:
+        raise StateError(f"{where} is nested too deeply to be saved, or holds itself. Make it flatter.") from None
+
+
+def decoded(value: Any) -> Any:
+    """What `encoded` was given, made anew. Tensors lie on the CPU.
+
+    Raises:
+        StateError: ``value`` does not come from `encoded`.
+    """
+    try:
+        return _decoded(value)
+    except Exception as exc:
+        raise StateError(f"a value of this state cannot be read ({type(exc).__name__}: {exc}): it is damaged; load an older one.") from exc
+
+
+def _encoded(value: Any) -> Any:
+    kind = type(value)
+    if kind in _AS_IT_IS:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {TAG: "float", "bits": struct.pack(">d", value).hex()}
+    if kind is list:
+        return _all(value)
+    if kind is dict and TAG not in value and all(type(key) is str for key in value):
+        return dict(zip(value, _all(value.values(), list(value)), strict=True))
+    if kind in (dict, OrderedDict):
+        keys = _all(value, ["a key"] * len(value))
+        return {TAG: kind.__name__, "items": [list(pair) for pair in zip(keys, _all(value.values(), list(value)), strict=True)]}
+    if kind is tuple:
+        return {TAG: "tuple", "items": _all(value)}
+    if kind in (set, frozenset):
+        return {TAG: kind.__name__, "items": sorted(_all(value), key=json.dumps)}  # a set's own order differs from process to process
+    if kind in (bytes, bytearray):
+        return {TAG: kind.__name__, "data": _text(value)}
+    if kind is torch.Tensor and value.layout is torch.strided and not value.is_quantized:
+        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().tobytes()
+        return {TAG: "tensor", "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "data": _text(data)}
+    if kind is np.ndarray or isinstance(value, np.generic):
+        array = np.asarray(value)
+        descr = np.lib.format.dtype_to_descr(array.dtype)
+        if not array.dtype.hasobject and np.lib.format.descr_to_dtype(descr) == array.dtype:
+            tag = "array" if kind is np.ndarray else "scalar"
+            return {TAG: tag, "dtype": _encoded(descr), "shape": list(array.shape), "data": _text(array.tobytes())}
+    raise _NoWord(value)
+
+
+def _all(values: Iterable[Any], names: list[Any] | None = None) -> list[Any]:
+    """Each of ``values`` encoded; ``names`` are their keys, for the error."""
+    made: list[Any] = []
+    try:
+        for value in values:
+            made.append(value if type(value) in _AS_IT_IS else _encoded(value))  # noqa: PERF401  (the length says where it failed)
+    except _NoWord as exc:
+        exc.path.append(f"[{len(made) if names is None else names[len(made)]!r}]")
+        raise
+    return made
+
+
+def _decoded(value: Any) -> Any:
+    if type(value) is list:
+        return [_decoded(item) for item in value]
+    if type(value) is not dict:
+        return value
+    if TAG not in value:
+        return {key: _decoded(item) for key, item in value.items()}
+    return _READ[value[TAG]](value)
+
+
+def _dict(value: Any) -> dict[Any, Any]:
+    return {_decoded(key): _decoded(item) for key, item in value["items"]}
+
+
+def _items(value: Any) -> list[Any]:
+    return [_decoded(item) for item in value["items"]]
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    dtype = getattr(torch, value["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{value['dtype']!r:.80} is no dtype")
+    data = _bytes(value)
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(value["shape"])
+
+
+def _array(value: Any) -> np.ndarray:
+    dtype = np.lib.format.descr_to_dtype(_decoded(value["dtype"]))
+    return np.frombuffer(_bytes(value), dtype).reshape(value["shape"]).copy()
+
+
+def _text(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(value: Any) -> bytes:
+    return base64.b64decode(value["data"], validate=True)
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "float": lambda value: struct.unpack(">d", bytes.fromhex(value["bits"]))[0],
+    "dict": _dict,
+    "OrderedDict": lambda value: OrderedDict(_dict(value)),
+    "tuple": lambda value: tuple(_items(value)),
+    "set": lambda value: set(_items(value)),
+    "frozenset": lambda value: frozenset(_items(value)),
+    "bytes": _bytes,
+    "bytearray": lambda value: bytearray(_bytes(value)),
+    "tensor": _tensor,
+    "array": _array,
+    "scalar": lambda value: _array(value)[()],
+}

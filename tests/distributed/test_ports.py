@@ -1,0 +1,71 @@
+"""The examples that were ported from DataLoader are killed at the places that matter, and end with the records of a run that nobody killed.
+
+A record is a line of JSON, of one step or of the work behind one epoch; it bears its place, such as ``step-12`` or ``epoch-1``.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torchrun import torchrun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parent.parent / "examples"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+Records = list[dict[str, Any]]
+
+STEPS = ["step-14", "step-16", "epoch-1"]
+"""In mid-epoch; on an epoch's last batch, behind its checkpoint and before the scheduler's step; behind the validation. Of 24 steps, 8 in an epoch."""
+
+
+def records(folder: Path, rank: int = 0) -> Records:
+    return [json.loads(line) for line in (folder / f"records-{rank}.jsonl").read_text().splitlines()]
+
+
+def check_lives(folder: Path, ranks: int, resumed: list[str]) -> None:
+    """Each life in ``killed`` wrote what ``whole`` has from where it began; the last one to the end."""
+    for rank in range(ranks):
+        whole, killed = records(folder / "whole", rank), records(folder / "killed", rank)
+        assert [record["at"] for record in whole] == [
+            at for epoch in range(3) for at in (*(f"step-{epoch * 8 + step}" for step in range(1, 9)), f"epoch-{epoch}")
+        ]
+        places = [record["at"] for record in whole]
+        begins = [0, *(k for k, record in enumerate(killed) if "resumed" in record), len(killed)]
+        assert [killed[begin]["resumed"] for begin in begins[1:-1]] == resumed
+        for begin, end in pairwise(begins):
+            start = places.index(killed[begin]["resumed"]) + 1 if begin else 0
+            life = killed[begin + 1 if begin else 0 : end]
+            assert life == whole[start : start + len(life)]
+        assert start + len(life) == len(whole)
+
+
+def lives(run_script: Callable[..., str], script: str, folder: Path, *arguments: str, ranks: int = 1, modules: str = "penstock") -> str:
+    """A whole run, one that is killed three times, in forks of one process."""
+    killed = [*arguments, "--folder", str(folder / "killed"), "--resume"]
+    every = [[*arguments, "--folder", str(folder / "whole")], *([*killed, "--die-after", place] for place in STEPS), killed]
+    return run_script(HERE / "lives.py", str(EXAMPLES / script), str(ranks), modules, json.dumps(every), timeout_s=120)
+
+
+def test_imagenet_on_two_ranks_is_killed_and_goes_on(tmp_path: Path) -> None:
+    """Each life with another number of workers."""
+    script = EXAMPLES / "port_imagenet.py"
+    torchrun(tmp_path, 2, script, "--folder", "whole")
+    for workers, place in enumerate(STEPS):
+        with pytest.raises(AssertionError, match=r"Signal 9 \(SIGKILL\)"):
+            torchrun(tmp_path, 2, script, "--folder", "killed", "--resume", "--workers", workers, "--die-after", place)
+    torchrun(tmp_path, 2, script, "--folder", "killed", "--resume")
+    check_lives(tmp_path, 2, ["step-12", "step-16", "epoch-1"])
+
+
+def test_imagenet_on_one_rank_is_killed_and_goes_on(tmp_path: Path, run_script: Callable[..., str]) -> None:
+    lives(run_script, "port_imagenet.py", tmp_path)
+    check_lives(tmp_path, 1, ["step-12", "step-16", "epoch-1"])

@@ -1,0 +1,212 @@
+"""What the training loop does around ``next`` does not reach the batches: they are the same in whatever mode, and wherever, they are loaded."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, IterableDataset, RandomSampler, TensorDataset
+from torch_modes import every_mode, seen
+
+from penstock import Loader, Resident, TorchOrder, sample
+from penstock._memory.tree import leaves
+
+HOW = {
+    "inline": {},
+    "threads": {"num_workers": 2, "method": "thread"},
+    "processes": {"num_workers": 2, "method": "process", "multiprocessing_context": "fork"},
+}
+by_how = pytest.mark.parametrize("how", HOW)
+N, BATCH = 8, 4
+
+
+class Samples:
+    """A bit of everything, with what its own code sees of the modes."""
+
+    def __init__(self, side=2):
+        self.side = side
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return {
+            "tensor": torch.full((self.side, self.side), float(index)),
+            "array": np.full((self.side, self.side), index, np.float32),
+            "number": index / 4,
+            "scalar": np.float32(index),
+            "integer": index,
+            "seen": repr(seen()),
+        }
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return map(Samples().__getitem__, range(N))
+
+
+def rows(n=N):
+    return TensorDataset(torch.arange(float(n))[:, None].expand(n, 3).contiguous(), torch.arange(n))
+
+
+DATASETS = {
+    "samples": Samples,
+    "large samples": lambda: Samples(100),
+    "stream": Stream,
+    "tensors": rows,
+    "parts": lambda: ConcatDataset([rows(3), rows(5)]),
+}
+
+
+def plain(batch):
+    """A batch in values: what two that are the same have in common."""
+    return [
+        (leaf.dtype, leaf.device.type, leaf.requires_grad, leaf.is_inference(), leaf.is_meta or leaf.numpy().tobytes())
+        if isinstance(leaf, torch.Tensor)
+        else leaf
+        for leaf in leaves(batch)
+    ]
+
+
+@by_how
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_batches_are_the_same_in_any_mode(dataset, how):
+    """The loader's workers are started in it too, so a fork inherits it. Seen to fail: without `neutral_modes` in `inline` and
+    `IterableSource` (inline), in `together` (the first batch of threads and processes), in `WorkerHandle.value` and in
+    `worker_main` (processes).
+    """
+    expected = [plain(batch) for batch in Loader.from_dataset(DATASETS[dataset](), batch_size=BATCH)]
+    assert len(expected) == 2
+    with Loader.from_dataset(DATASETS[dataset](), batch_size=BATCH, **HOW[how]) as loader:
+        with every_mode():
+            batches = list(loader)
+        assert [plain(batch) for batch in batches] == expected
+
+
+@by_how
+def test_a_batch_that_came_in_inference_mode_can_be_trained_on(how):
+    """Seen to fail: "Inference tensors cannot be saved for backward"; of threads, in the first batch, which the consumer puts together."""
+    for make in (Samples, rows, Stream, lambda: Resident(rows(), progress=False)):
+        weight = torch.zeros((), requires_grad=True)
+        made = make()
+        options = {} if isinstance(made, Resident) else HOW[how]
+        with Loader.from_dataset(made, batch_size=BATCH, **options) as loader:
+            with torch.inference_mode():
+                batches = list(loader)
+            for batch in batches:
+                values = batch["tensor"][:, 0, 0] if isinstance(batch, dict) else batch[0][:, 0]
+                (values * weight).sum().backward()
+        assert weight.grad == sum(range(N))
+
+
+class Waiting:
+    """The last sample of epoch 0 waits until two of epoch 1 were begun, so that the first of them has been sent."""
+
+    def __init__(self):
+        self.begun = multiprocessing.get_context("fork").Semaphore(0)
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        epoch = sample().epoch
+        if epoch == 1:
+            self.begun.release()
+        if (epoch, index) == (0, N - 1):
+            self.begun.acquire()
+            self.begun.acquire()
+        return torch.tensor(float(index))
+
+
+def test_training_goes_on_after_validation_that_ran_ahead():
+    """Batches of the epoch that is trained on come in while validation, in inference mode, waits for its last. Seen to fail: "Inference
+    tensors cannot be saved for backward".
+    """
+    weight = torch.zeros((), requires_grad=True)
+    with Loader.from_dataset(Waiting(), batch_size=1, prefetch_factor=6, **HOW["processes"]) as loader:
+        with torch.inference_mode():
+            assert len(list(loader)) == N
+        for batch in loader:
+            (batch * weight).sum().backward()
+    assert weight.grad == sum(range(N))
+
+
+def test_validation_inside_an_epoch_of_training():
+    """A loop in a mode, in the middle of a loop that is not: half of the epoch in either."""
+    weight = torch.zeros((), requires_grad=True)
+    with Loader.from_dataset(rows(), batch_size=1) as loader:
+        for k, batch in enumerate(loader):
+            (batch[0][:, 0] * weight).sum().backward()
+            if k % 2:
+                with torch.inference_mode():
+                    list(Loader.from_dataset(rows(), batch_size=BATCH))
+    assert weight.grad == sum(range(N))
+
+
+@by_how
+def test_user_code_runs_with_gradients_wherever_it_runs(how):
+    """Under the consumer's ``torch.no_grad`` too, as in a worker. Seen to fail: inline, and for the first batch of threads, it did not."""
+    weight = torch.ones(2)
+
+    def collate(samples):
+        return (weight.requires_grad_() * len(samples)).requires_grad
+
+    with Loader.from_dataset(range(N), batch_size=BATCH, collate_fn=collate, **HOW[how]) as loader, torch.no_grad():
+        assert list(loader) == [True, True]
+
+
+def test_resident_data_loaded_in_inference_mode_can_be_trained_on():
+    """Seen to fail: a row of them was an inference tensor."""
+    dataset = rows()
+    with torch.inference_mode(), torch.device("meta"):
+        resident = Resident(dataset, progress=False)
+    weight = torch.ones(3, requires_grad=True)
+    (resident[2][0] * weight).sum().backward()
+    assert weight.grad.tolist() == [2, 2, 2]
+
+
+def test_augment_is_in_no_mode_of_the_consumers():
+    resident = Resident(rows(), augment=lambda batch, rng: [*batch, seen(), rng.uniform().dtype], progress=False)
+    with Loader.from_dataset(resident, batch_size=BATCH) as loader:
+        expected = [plain(batch) for batch in loader]
+        with every_mode():
+            batches = list(loader)
+    assert [plain(batch) for batch in batches] == expected
+
+
+@by_how
+def test_default_collate_does_not_follow_the_default_dtype(how):
+    """Numbers are float64, as they are from a ``DataLoader``, in whatever process they are collated."""
+    samples = [(0.5 * k, k, np.float32(k), np.full(2, k / 2), True) for k in range(N)]
+    expected = [plain(batch) for batch in Loader.from_dataset(samples, batch_size=BATCH)]
+    with Loader.from_dataset(samples, batch_size=BATCH, **HOW[how]) as loader:
+        before = torch.get_default_dtype()
+        for dtype in (torch.float64, torch.float16):
+            torch.set_default_dtype(dtype)
+            try:
+                batches = list(loader)
+            finally:
+                torch.set_default_dtype(before)
+            assert [plain(batch) for batch in batches] == expected
+
+
+def test_an_order_of_torchs_is_drawn_on_the_cpu():
+    """Seen to fail: ``torch.randperm`` on the default device."""
+    expected = TorchOrder(N, 3).plan(1).tolist()
+    with torch.device("meta"):
+        assert TorchOrder(N, 3).plan(1).tolist() == expected
+
+
+@by_how
+def test_a_sampler_of_torchs_draws_on_the_cpu(how):
+    options = HOW[how] | {"batch_size": BATCH}
+    expected, loader = (
+        Loader.from_dataset(rows(), sampler=RandomSampler(range(N), generator=torch.Generator().manual_seed(3)), **options)
+        for _ in range(2)
+    )
+    with expected, loader:
+        with every_mode():
+            batches = list(loader)
+        assert [plain(batch) for batch in batches] == [plain(batch) for batch in expected]

@@ -1,0 +1,126 @@
+"""Ctrl-C, or a signal's handler that raises, in the middle of `next`: the state counts what `next` returned and nothing else, and the loop may go on.
+
+The interrupt is raised at every single line of the library that one `next` runs, one after another: a trace function is a signal that comes when
+it is told to.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.utils.data import IterableDataset
+
+import penstock
+from penstock import Batcher, Cycler, Fetch, IterableSource, Loader, Mapper, Prefetcher, Sampler, ShuffledOrder
+from penstock.testing import Tagged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+N, B = 10, 3
+PACKAGE = str(Path(penstock.__file__).parent)
+
+
+class Stop(BaseException):
+    """What a handler raises."""
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        yield from range(N)
+
+
+class Resumable(IterableDataset):
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self):
+        while self.at < N:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+BUILDS: dict[str, Callable[[], Loader[Any]]] = {
+    "inline": lambda: Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=1),
+    "threads": lambda: Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=1, num_workers=2, method="thread"),
+    "a stream": lambda: Loader.from_dataset(Numbers(), batch_size=B),
+    "a stream, threads": lambda: Loader.from_dataset(Numbers(), batch_size=B, num_workers=2, method="thread"),
+    "a stream with a state": lambda: Loader.from_dataset(Resumable(), batch_size=B, num_workers=1, method="thread"),
+    "Mapper": lambda: Loader(Mapper(Batcher(Cycler(Sampler(ShuffledOrder(N, seed=1))), B), Fetch(Tagged(N)))),
+    "Prefetcher": lambda: Loader(Prefetcher(Mapper(Batcher(Cycler(Sampler(ShuffledOrder(N, seed=1))), B), Fetch(Tagged(N))))),
+    "no batches": lambda: Loader(IterableSource(range(N))),
+}
+
+
+def plain(batch: Any) -> Any:
+    return batch.tolist() if hasattr(batch, "tolist") else batch
+
+
+def interrupted_at(line: int, act: Callable[[], Any]) -> tuple[Any, bool]:
+    """What ``act`` returns, and whether it was interrupted at the ``line``-th line of the library that it runs."""
+    lines = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        # Between the body of a with statement and its clean-up Python looks at no signal, but a trace function is called there.
+        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+            lines += 1
+            if lines == line:
+                raise Stop
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return act(), False
+    except Stop:
+        return None, True
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:.*has no state_dict")
+@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing(name: str, before: int) -> None:
+    """Seen to fail: the second `_fill` of the mapper behind `_settle` (the state counted a batch that was never returned); the loader's
+    comparison of its state with the graph's left out; `_pulling` left out (a stream's generator was dead, and its epoch ended early)."""
+    with BUILDS[name]() as whole:
+        expected = [plain(batch) for batch in whole] + [plain(batch) for batch in whole]
+    with BUILDS[name]() as whole:
+        iterator = iter(whole)
+        states = [whole.state_dict()] + [whole.state_dict() for _ in iterator]
+    line = 0
+    while True:
+        line += 1 if before else 7  # the start of a loader runs thousands
+        with BUILDS[name]() as loader:
+            batches = iter(loader)
+            got = [plain(batch) for batch in islice(batches, before)]
+            _, stopped = interrupted_at(line, lambda batches=batches: next(batches))
+            if not stopped:
+                break
+            assert loader.state_dict() == states[before], f"interrupted at line {line}"
+            state = loader.state_dict()
+            got += [plain(batch) for batch in batches] + [plain(batch) for batch in loader]
+            assert got == expected, f"interrupted at line {line}"
+        if line % 4 == 0:
+            with BUILDS[name]() as resumed:
+                resumed.load_state_dict(state)
+                rest = [plain(batch) for batch in resumed] + [plain(batch) for batch in resumed]
+            assert got[:before] + rest == expected, f"interrupted at line {line}"
+    assert line > 20

@@ -1,0 +1,176 @@
+"""Looking at a batch must not change it, and must not lose it: batches are what the user's ``collate_fn`` makes, of any type."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import OrderedDict, UserDict
+from collections.abc import MutableMapping
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from penstock import Loader
+from penstock._memory import devices
+from penstock._memory.devices import pin
+from penstock._memory.tree import leaves, mapped, nbytes
+
+
+class Span(NamedTuple("Span", [("start", Any), ("end", Any)])):
+    """Checks what it is made of."""
+
+    __slots__ = ()
+
+    def __new__(cls, start: Any, end: Any) -> Span:
+        if start is None or end is None or start.shape != end.shape:
+            raise ValueError("a span has two ends")
+        return super().__new__(cls, start, end)
+
+
+class Strict(UserDict):
+    def __setitem__(self, key: str, value: Any) -> None:
+        if not isinstance(value, torch.Tensor):
+            raise TypeError("tensors only")
+        super().__setitem__(key, value)
+
+
+class Boxed(MutableMapping):
+    """Its copies share what is in it."""
+
+    def __init__(self, **inside: Any) -> None:
+        self.inside = inside
+
+    def __getitem__(self, key: str) -> Any:
+        return self.inside[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.inside[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.inside[key]
+
+    def __iter__(self) -> Any:
+        return iter(self.inside)
+
+    def __len__(self) -> int:
+        return len(self.inside)
+
+
+class Fixed(OrderedDict):
+    """As a ``ModelOutput`` of Transformers."""
+
+    def update(self, *_: Any) -> None:
+        raise TypeError("it forbids this")
+
+
+@dataclasses.dataclass
+class Late:
+    x: Any
+    y: Any = dataclasses.field(init=False)
+
+
+class Deaf:
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+def endless() -> list:
+    batch: list = [torch.arange(3)]
+    batch.append(batch)
+    return batch
+
+
+def x() -> torch.Tensor:
+    return torch.arange(3)
+
+
+BATCHES = {
+    "packed sequence": lambda: pack_sequence([torch.ones(2), torch.ones(3)], enforce_sorted=False),
+    "named tuple that checks": lambda: Span(x(), x()),
+    "mapping that checks": lambda: Strict(x=x()),
+    "mapping whose copies share": lambda: Boxed(x=x(), y=x()),
+    "mapping without update": lambda: Fixed(x=x()),
+    "dataclass half set": lambda: Late(x()),
+    "itself": endless,
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_leaves_only_looks(name):
+    """Seen to fail: `leaves` by `mapped`, which made each container anew with None for every leaf."""
+    batch = BATCHES[name]()
+    tensors = [leaf for leaf in leaves(batch) if leaf is not None]
+    assert tensors
+    assert all(isinstance(one, torch.Tensor) for one in tensors)
+    assert nbytes(batch) == sum(one.nbytes for one in tensors) + 8 * sum(leaf is None for leaf in leaves(batch))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_first_batch_is_sized_and_not_lost(name):
+    """Seen to fail: the first ``next`` raised what the container raises when it is made of None, and batch 0 was gone; of the mapping whose
+    copies share what is in it, batch 0 came with None for every tensor.
+    """
+    with Loader.from_dataset(range(4), batch_size=2, num_workers=1, method="thread", collate_fn=lambda _: BATCHES[name]()) as loader:
+        batches = list(loader)
+    assert len(batches) == 2
+    assert type(batches[0]) is type(BATCHES[name]())
+    assert [leaf.tolist() for leaf in leaves(batches[0])] == [leaf.tolist() for leaf in leaves(BATCHES[name]())]
+
+
+def test_leaves_come_in_order_and_shared_ones_each_time():
+    shared = [1, 2]
+    assert list(leaves({"a": shared, "b": (shared, OrderedDict(x=3), Late(4))})) == [1, 2, 1, 2, 3, 4]
+
+
+def test_sizing_never_raises():
+    """What cannot be told is large. Seen to fail: `nbytes` without its ``except``."""
+
+    class Broken(UserDict):
+        def __iter__(self):
+            raise RuntimeError("not now")
+
+    class Odd(torch.Tensor):
+        @property
+        def nbytes(self):
+            raise RuntimeError("not now")
+
+    deep: list = []
+    for _ in range(10_000):
+        deep = [deep]
+    for batch in (Broken(x=1), torch.ones(2).as_subclass(Odd), deep):
+        assert nbytes(batch) == math.inf
+
+
+@pytest.mark.parametrize("name", [name for name in BATCHES if name != "itself"])
+def test_mapped_rebuilds_what_checks_itself(name):
+    """Seen to fail: `mapped` by ``update``, and with fields that are not set."""
+    changed = mapped(BATCHES[name](), lambda leaf: None if leaf is None else leaf + 1)
+    assert type(changed) is type(BATCHES[name]())
+    assert [leaf.tolist() for leaf in leaves(changed) if leaf is not None] == [
+        (leaf + 1).tolist() for leaf in leaves(BATCHES[name]()) if leaf is not None
+    ]
+
+
+def test_mapped_leaves_alone_what_has_the_method():
+    packed = BATCHES["packed sequence"]()
+    assert mapped([packed, packed.data], lambda leaf: type(leaf), "to") == [PackedSequence, torch.Tensor]
+    assert mapped(Deaf(), lambda leaf: "changed", "to") == "changed"
+
+
+def test_pin_is_for_dataclasses_too_and_by_their_own_method(monkeypatch):
+    """Seen to fail: torch's ``pin_memory`` handed a dataclass back as it was; `mapped` of a named tuple by ``type(tree)(...)``."""
+    monkeypatch.setattr(devices, "pin_memory", lambda leaf: leaf.pin_memory() if isinstance(leaf, Own) else "pinned")
+    batch = pin({"record": Late(x()), "span": Span(x(), x()), "own": Own(x())})
+    assert batch["record"].x == "pinned"
+    assert tuple(batch["span"]) == ("pinned", "pinned")
+    assert batch["own"] == "by itself"
+
+
+@dataclasses.dataclass
+class Own:
+    x: Any
+
+    def pin_memory(self) -> str:
+        return "by itself"

@@ -1,0 +1,221 @@
+"""torchdata's nodes as sources: the samples of an epoch are the same however it was reached."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import islice
+
+import pytest
+import torch
+import torchdata.nodes as tn
+from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, Sampler
+
+from penstock import Cycler, GraphError, IterableSource, Loader
+from penstock.testing import assert_resumes_everywhere
+
+N = 7
+
+
+def sharded(**options):
+    return tn.SamplerWrapper(DistributedSampler(range(N), num_replicas=1, rank=0), **options)
+
+
+class Walks(IterableDataset):
+    """Has a generator of its own that goes on from epoch to epoch, and no count of them."""
+
+    def __init__(self) -> None:
+        self.rng, self.at, self.read = random.Random(3), 0, 0
+
+    def __iter__(self):
+        while self.at < 4:
+            self.at += 1
+            self.read += 1
+            yield self.rng.randrange(1000)
+        self.at = 0
+
+    def state_dict(self):
+        return {"rng": self.rng.getstate(), "at": self.at}
+
+    def load_state_dict(self, state):
+        self.rng.setstate(state["rng"])
+        self.at = state["at"]
+
+
+class Passes(IterableDataset):
+    """Counts what it has read to its end."""
+
+    def __init__(self) -> None:
+        self.epoch = self.at = 0
+
+    def __iter__(self):
+        while self.at < 4:
+            self.at += 1
+            yield 100 * self.epoch + self.at
+        self.at = 0
+        self.epoch += 1
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "at": self.at, "seed": 5, "name": "passes"}
+
+    def load_state_dict(self, state):
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+class EagerOrder(Sampler):
+    """Draws its order in ``__iter__``, from the global generator."""
+
+    def __iter__(self):
+        return iter(torch.randperm(N).tolist())
+
+
+def mixed(**options):
+    sources = {"a": sharded(), "b": tn.Mapper(sharded(), lambda i: i + 100)}
+    return tn.MultiNodeWeightedSampler(sources, {"a": 1.0, "b": 2.0}, seed=4, **options)
+
+
+CHAINS = {
+    "sampler": sharded,
+    "sampler from epoch 5": lambda: sharded(initial_epoch=5),
+    "sampler with an updater": lambda: sharded(epoch_updater=lambda epoch: 2 * epoch + 3),
+    "mapper": lambda: tn.Mapper(sharded(), lambda i: 2 * i),
+    "batcher": lambda: tn.Batcher(tn.Mapper(sharded(), str), 2, drop_last=False),
+    "batcher that drops": lambda: tn.Batcher(sharded(), 2),
+    "unbatcher": lambda: tn.Unbatcher(tn.Batcher(sharded(), 2, drop_last=False)),
+    "weighted": lambda: tn.MultiNodeWeightedSampler({k: tn.IterableWrapper(k * 5) for k in "ab"}, {"a": 1.0, "b": 2.0}),
+    "weighted samplers": mixed,
+    "weighted samplers, each once": lambda: mixed(stop_criteria="ALL_DATASETS_EXHAUSTED"),
+    "random": lambda: tn.SamplerWrapper(RandomSampler(range(N))),
+    "random at once": lambda: tn.SamplerWrapper(EagerOrder()),
+    "plain": lambda: tn.IterableWrapper(range(N)),
+    "walks": lambda: tn.IterableWrapper(Walks()),
+    "passes": lambda: tn.IterableWrapper(Passes()),
+    "iterable that walks": Walks,
+    "iterable that counts": Passes,
+}
+THREADS = {
+    "prefetcher": lambda: tn.Prefetcher(sharded(), 2),
+    "threads": lambda: tn.ParallelMapper(sharded(), str, num_workers=2),
+}
+both = [*CHAINS.items(), *(pytest.param(name, make, marks=pytest.mark.slow) for name, make in THREADS.items())]
+every_chain = pytest.mark.parametrize(("name", "make"), both, ids=lambda value: value if isinstance(value, str) else "")
+
+
+def build(make):
+    return Loader.from_dataset(make(), batch_size=None)
+
+
+def epochs(make, n=5):
+    with build(make) as loader:
+        return [list(loader) for _ in range(n)]
+
+
+def saved(loader):
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("name", [name for name in CHAINS if "random" not in name and "iterable" not in name])
+def test_an_epoch_reached_by_running_is_torchdatas_own(name):
+    loader = tn.Loader(CHAINS[name]())
+    assert epochs(CHAINS[name], 3) == [list(loader) for _ in range(3)]
+
+
+@every_chain
+def test_an_epoch_that_was_asked_for_is_the_one_that_running_reaches(name, make):
+    """Seen to fail: set_epoch(3) gave epoch 0's order, and back to epoch 1 gave epoch 2's."""
+    want = epochs(make)
+    with build(make) as loader:
+        loader.set_epoch(3)
+        assert [list(loader), list(loader)] == want[3:]
+        for epoch in (1, 0, 4, 4):
+            loader.set_epoch(epoch)
+            assert list(loader) == want[epoch]
+        for steps in (0, 2):
+            list(islice(loader, steps))
+            loader.set_epoch(2)
+            assert list(islice(loader, 3)) == want[2][:3]
+
+
+@every_chain
+def test_an_epoch_that_was_given_up_is_followed_by_the_next(name, make):
+    """Here and in another process. Seen to fail: the resumed one gave epoch 0's order."""
+    want = epochs(make)
+    with build(make) as loader, build(make) as other:
+        for epoch in (0, 1):
+            assert list(islice(loader, 2)) == want[epoch][:2]
+            loader.end_epoch()
+            other.load_state_dict(saved(loader))
+            assert list(islice(other, 3)) == want[epoch + 1][:3]
+            other.end_epoch()
+            assert list(other) == want[epoch + 2]
+
+
+@every_chain
+def test_a_state_loads_into_a_loader_that_was_used(name, make):
+    """Seen to fail: the very first state gave the order of the next epoch."""
+    want = epochs(make)
+    with build(make) as loader:
+        states = [saved(loader)]
+        for items in want[:2]:
+            assert list(islice(loader, 2)) == items[:2]
+            if items is want[0]:
+                loader.end_epoch()
+            states.append(saved(loader))
+        assert list(build(make)) == want[0]
+        for k in (0, 1, 2, 0):
+            loader.load_state_dict(states[k])
+            assert list(loader) == [want[0], want[1], want[1][2:]][k]
+            assert list(loader) == want[1 if k == 0 else 2]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if "weighted" in name else ()) for name in CHAINS])
+def test_foreign_sources_resume_everywhere(name):
+    """Seen to fail: at an epoch's boundary, and where a random order was drawn anew."""
+    assert_resumes_everywhere(lambda: Cycler(IterableSource(CHAINS[name]())), steps=20 if "weighted" not in name else 60)
+
+
+@pytest.mark.parametrize("name", ["sampler", "mapper", "unbatcher", "plain", "passes", "weighted"])
+def test_a_jump_to_a_node_that_counts_reads_nothing(name, caplog):
+    """It is put there by its own count of epochs."""
+    read = []
+    node = tn.Mapper(CHAINS[name](), lambda item: read.append(item) or item)
+    want = epochs(CHAINS[name], 4)
+    with Loader.from_dataset(node, batch_size=None) as loader:
+        loader.set_epoch(3)
+        assert list(loader) == want[3]
+    assert read == want[3]
+    assert caplog.records == []
+
+
+def test_reading_epochs_again_is_said_once(caplog):
+    """Seen to fail: nothing was read again, and epoch 3 was epoch 0."""
+    dataset = Walks()
+    want = epochs(Walks, 4)
+    with Loader.from_dataset(tn.IterableWrapper(dataset), batch_size=None) as loader:
+        for _ in range(2):
+            loader.set_epoch(3)
+            assert list(loader) == want[3]
+    assert dataset.read == 2 * 4 * 4
+    assert [record.name for record in caplog.records] == ["penstock"]
+    assert "IterableWrapper does not say in its state how its epochs differ, so it reads 3 of them again" in caplog.text
+
+
+def test_running_on_reads_each_item_once_and_says_nothing(caplog):
+    """The ordinary way costs what it did."""
+    dataset = Walks()
+    with Loader.from_dataset(tn.IterableWrapper(dataset), batch_size=None) as loader:
+        for _ in range(5):
+            list(loader)
+    assert dataset.read == 5 * 4
+    assert caplog.records == []
+
+
+def test_a_node_stands_by_hand_with_words_of_its_own():
+    """Seen to fail: a node is an iterator, which can be read only once."""
+    with Loader(Cycler(IterableSource(tn.IterableWrapper(range(4)), seed=3, seed_samples=False))) as loader:
+        assert [list(loader) for _ in range(2)] == [[0, 1, 2, 3]] * 2
+
+
+def test_a_node_downstream_of_a_cycler_is_refused_by_hand_too():
+    with pytest.raises(GraphError, match="stands downstream of a Cycler"):
+        IterableSource(tn.Batcher(Cycler(IterableSource(range(3))), 2))

@@ -1,0 +1,247 @@
+"""An iterable that draws from the global generators: what it draws is its own, and what the user draws is the user's."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+import torchdata.nodes
+from torch.utils.data import IterableDataset
+
+from penstock import Batcher, Cycler, IterableSource, Loader, Mapper, Prefetcher
+from penstock._nodes import iterable_source
+
+N = 6
+
+
+def draw():
+    """One number from each global generator."""
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def generators():
+    """Where they stand, in values that compare."""
+    name, words, *rest = np.random.get_state()
+    return random.getstate(), (name, words.tolist(), *rest), torch.get_rng_state().tolist()
+
+
+def seeded(seed=7):
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def _generators_kept():
+    with iterable_source.global_rngs_kept():
+        yield
+
+
+class Draws(IterableDataset):
+    """Draws for each item."""
+
+    def __iter__(self):
+        for _ in range(N):
+            yield draw()
+
+
+class DrawsAtOnce(IterableDataset):
+    """Draws as it is told its epoch, as it begins, and for each item."""
+
+    def set_epoch(self, epoch):
+        self.told = (epoch, *draw())
+
+    def __iter__(self):
+        begun = draw()
+        return ((*self.told, *begun, *draw()) for _ in range(N))
+
+
+class KeepsItsPlace(IterableDataset):
+    """Draws for each item, and resumes by a state."""
+
+    at = 0
+
+    def __iter__(self):
+        while self.at < N:
+            self.at += 1
+            yield draw()
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def loaded(dataset, epochs=2, **options):
+    """The data of some epochs, and what the user draws behind each batch."""
+    seeded()
+    data, mine = [], []
+    with Loader.from_dataset(dataset, batch_size=2, collate_fn=list, **options) as loader:
+        for _ in range(epochs):
+            for batch in loader:
+                data += batch
+                mine.append(draw())
+    return data, mine
+
+
+every_dataset = pytest.mark.parametrize(
+    "make", [Draws, DrawsAtOnce, KeepsItsPlace, lambda: torchdata.nodes.IterableWrapper(Draws())], ids=["plain", "told", "stateful", "node"]
+)
+
+
+@every_dataset
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_neither_the_data_nor_the_users_draws_depend_on_the_workers(make, workers):
+    """Seen to fail: both differed for 0, 1 and 2 workers, because the iterable is read ahead among the user's draws."""
+    data, mine = loaded(make(), num_workers=workers)
+    assert data == loaded(make(), num_workers=0)[0]
+    assert len(set(data)) == 2 * N
+    seeded()
+    assert mine == [draw() for _ in range(N)]
+
+
+@every_dataset
+def test_the_data_do_not_depend_on_what_the_user_drew(make):
+    """Seen to fail: they did."""
+
+    def read(seed):
+        seeded(seed)
+        with Loader.from_dataset(make(), batch_size=None) as loader:
+            return list(loader)
+
+    assert read(1) == read(2)
+
+
+@every_dataset
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_the_data_do_not_depend_on_the_batch_size(make, size):
+    """Each item is seeded, not each block. Seen to fail: the data followed the state that the user had left the generators in."""
+    with Loader.from_dataset(make(), batch_size=size, collate_fn=list) as loader:
+        assert [item for batch in loader for item in batch] == loaded(make(), 1)[0]
+
+
+@pytest.mark.filterwarnings("ignore:Draws.* has no state_dict")
+@every_dataset
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_resuming_draws_the_same(make, steps):
+    """By reading again, and by its own state. Seen to fail: the rest of the epoch was drawn anew."""
+    want = loaded(make())[0]
+    with Loader.from_dataset(make(), batch_size=2, collate_fn=list) as loader:
+        got = [item for batch in islice(loader, steps) for item in batch]
+        got += [item for batch in islice(loader, steps - 3) for item in batch] if steps > 3 else []
+        saved = json.loads(json.dumps(loader.state_dict()))
+    seeded(99)
+    with Loader.from_dataset(make(), batch_size=2, collate_fn=list) as loader:
+        loader.load_state_dict(saved)
+        for _ in range(2 if steps <= 3 else 1):
+            got += [item for batch in loader for item in batch]
+    assert got[: len(want)] == want
+
+
+def test_the_seed_decides():
+    """Seen to fail: it was ignored."""
+    assert loaded(Draws(), seed=1)[0] == loaded(Draws(), seed=1)[0]
+    assert not {*loaded(Draws(), seed=1)[0]} & {*loaded(Draws(), seed=2)[0]}
+
+
+def test_the_function_behind_draws_other_numbers_under_the_same_seed():
+    """Seen to fail when the iterable's numbers were keyed as a sample's are: the same three came twice."""
+    graph = Mapper(Cycler(IterableSource(Draws(), seed=5)), lambda drawn: (drawn, draw()), seed=5)
+    with Loader(graph) as loader:
+        assert all(a != b for pair in loader for a, b in zip(*pair, strict=True))
+
+
+class Breaks(IterableDataset):
+    """Draws, and raises: in ``set_epoch``, in ``__iter__``, or at its third item."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def step(self, place):
+        draw()
+        if self.where == place:
+            raise KeyError(place)
+
+    def set_epoch(self, epoch):
+        self.step("set_epoch")
+
+    def __iter__(self):
+        self.step("iter")
+        for k in range(N):
+            self.step(k)
+            yield k
+
+
+@pytest.mark.parametrize("where", ["set_epoch", "iter", 2])
+def test_the_users_generators_are_the_same_to_the_bit_after_an_exception(where):
+    """Seen to fail: each draw of the iterable was one of the user's."""
+    seeded()
+    before = generators()
+    loader = Loader.from_dataset(Breaks(where), batch_size=4)
+    with loader, pytest.raises(KeyError):
+        list(loader)
+    assert generators() == before
+
+
+def test_seeding_may_be_switched_off():
+    """Seen to fail: no such word."""
+    for build in (
+        lambda: Loader.from_dataset(Draws(), batch_size=None, seed_samples=False),
+        lambda: Loader(IterableSource(Draws(), seed_samples=False)),
+    ):
+        seeded()
+        with build() as loader:
+            data = list(map(tuple, loader))
+        seeded()
+        assert data == [draw() for _ in range(N)]
+
+
+def test_the_generators_are_kept_once_a_block(monkeypatch):
+    """Not once an item, which takes ten times as long."""
+    kept = []
+    keep = iterable_source.global_rngs_kept
+    monkeypatch.setattr(iterable_source, "global_rngs_kept", lambda: kept.append(1) or keep())
+    source = IterableSource(range(10))
+    source.reset()
+    source.take(4)
+    source.take(2, every=2)
+    assert len(kept) == 3
+
+
+# In another thread.
+
+
+class Looks(IterableDataset):
+    """Yields where the generators stand, and draws nothing."""
+
+    def __iter__(self):
+        for _ in range(N):
+            yield generators()
+
+
+@pytest.mark.parametrize("wrap", [Prefetcher, lambda node: Prefetcher(Batcher(node, 2))])
+def test_in_a_background_thread_the_generators_are_left_alone(wrap, caplog):
+    """Where seeding would disturb what the consumer draws meanwhile. Seen to fail without `reads_ahead`."""
+    seeded()
+    before = generators()
+    with Loader(wrap(Cycler(IterableSource(Looks())))) as loader:
+        items = list(loader)
+    assert generators() == before
+    assert all(item == before for batch in items for item in (batch if isinstance(batch, list) else [batch]))
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("wrap", [Prefetcher, lambda node: Prefetcher(Batcher(node, 2))])
+def test_drawing_in_a_background_thread_is_said_once(wrap, caplog):
+    """Seen to fail: nothing was said."""
+    with Loader(wrap(Cycler(IterableSource(Draws())))) as loader:
+        for _ in range(2):
+            list(loader)
+    assert [(record.name, record.levelname) for record in caplog.records] == [("penstock", "WARNING")]
+    assert "Draws draws from the global random numbers and is read in a background thread" in caplog.text

@@ -1,0 +1,389 @@
+"""Who deals an iterable to several ranks: the Sharder, or the iterable itself. Two loaders in one process are two ranks."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from itertools import islice
+
+import pytest
+import torchdata.nodes
+from torch.utils.data import DistributedSampler, IterableDataset
+
+from penstock import Batcher, Cycler, GraphError, IterableSource, Loader, Sampler, SequentialOrder, Sharder, StateMismatch
+from penstock.testing import Tagged, assert_resumes_everywhere
+
+N = 10
+
+
+class Stream(IterableDataset):
+    """The same on every rank."""
+
+    def __iter__(self):
+        return iter(range(N))
+
+
+class Own(IterableDataset):
+    """Splits itself: rank r yields 100 * r, 100 * r + 1, and so on; rank 0 one item more than the others."""
+
+    def __init__(self, r, n=5):
+        self.r, self.n = r, n
+
+    def __iter__(self):
+        return iter(range(100 * self.r, 100 * self.r + self.n + (self.r == 0)))
+
+
+class Stateful(IterableDataset):
+    """Splits itself, and keeps its own place."""
+
+    def __init__(self, r):
+        self.r, self.at = r, 0
+
+    def __iter__(self):
+        while self.at < 5:
+            self.at += 1
+            yield 100 * self.r + self.at - 1
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def canonical(dataset, rank=0, world_size=2, **options):
+    return Loader.from_dataset(dataset, batch_size=None, rank=rank, world_size=world_size, **options)
+
+
+def by_hand(dataset, rank=0, world_size=2, *, split=None, tail="pad"):
+    return Loader(Sharder(Cycler(IterableSource(dataset, split=split)), rank, world_size, tail=tail))
+
+
+def foreign(dataset, rank=0, world_size=2, **options):
+    return canonical(torchdata.nodes.IterableWrapper(dataset), rank, world_size, **options)
+
+
+def foreign_by_hand(dataset, rank=0, world_size=2, **options):
+    return by_hand(torchdata.nodes.IterableWrapper(dataset), rank, world_size, **options)
+
+
+every_way = pytest.mark.parametrize("build", [canonical, by_hand, foreign, foreign_by_hand])
+
+
+def state_of(loader):
+    return json.loads(loader.state_dict()["penstock"])["state"]
+
+
+@every_way
+def test_several_ranks_have_to_be_told_who_deals(build):
+    """Seen to fail: each rank was dealt a share of its share, so that half of the items were never seen."""
+    said = []
+    for rank in range(2):
+        with build(Own(rank), rank, tail="drop") as loader:  # built without an error: nobody knows the ranks yet
+            with pytest.raises(GraphError) as raised:
+                next(iter(loader))
+            said.append(str(raised.value))
+    assert said[0] == said[1]
+    assert "2 ranks have to be told who deals. split='items': every rank reads all of it" in said[0]
+    assert "split='own': it gives each rank a share of its own" in said[0]
+
+
+def test_a_node_that_is_not_wrapped_has_to_be_told_too():
+    """Seen to fail: it was dealt."""
+    loader = Loader(Sharder(Cycler(torchdata.nodes.IterableWrapper(range(4))), 0, 2, tail="drop"))
+    with loader, pytest.raises(GraphError, match=r"IterableWrapper can only be read .* IterableSource\(..., split=...\)"):
+        next(iter(loader))
+
+
+@every_way
+@pytest.mark.parametrize("split", [None, "items", "own"])
+def test_one_rank_needs_no_word_and_keeps_its_state(build, split):
+    """Seen to fail: split="own" was refused by name."""
+    with build(Own(0), 0, 1, split=split) as loader:
+        assert list(islice(loader, 2)) == [0, 1]
+        state = state_of(loader)
+        assert {*state} == {"epoch", "source"}
+        assert {*state["source"]} == {"epoch", "position", "ended", "node" if build in (foreign, foreign_by_hand) else "iterable"}
+        assert loader.root.settings()["split"] == ("own" if split == "own" else "items")
+
+
+@every_way
+def test_split_items_deals_what_every_rank_reads(build):
+    """Seen to fail: no such word of the source."""
+    for rank in range(2):
+        with build(Stream(), rank, split="items", tail="drop") as loader:
+            assert [list(loader) for _ in range(2)] == [list(range(rank, N, 2))] * 2
+            assert loader.root.settings()["split"] == "items"
+
+
+@every_way
+@pytest.mark.parametrize("tail", ["pad", "drop", "exact"])
+def test_split_own_hands_everything_on(build, tail):
+    """Whatever the tail. Seen to fail: every second item was left out; and tail="pad", the default, refused the source."""
+    for rank in range(2):
+        with build(Own(rank), rank, split="own", tail=tail) as loader:
+            assert [list(loader) for _ in range(2)] == [[100 * rank + k for k in range(5 + (rank == 0))]] * 2
+            assert loader.root.settings()["split"] == "own"
+
+
+def test_batches_of_what_splits_itself():
+    """Seen to fail: split="own" was refused by name."""
+    with Loader.from_dataset(Own(0), batch_size=4, rank=0, world_size=2, split="own") as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_an_iterable_that_asks_for_its_rank_by_itself(monkeypatch):
+    """Seen to fail: of rank 0's items every second one was lost, and rank 1's other half."""
+
+    class Asks(IterableDataset):
+        def __iter__(self):
+            return iter(range(int(os.environ["RANK"]), N, int(os.environ["WORLD_SIZE"])))
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    seen = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        with Loader.from_dataset(Asks(), batch_size=None, split="own") as loader:
+            seen += list(loader)
+    assert sorted(seen) == list(range(N))
+
+
+def test_sources_that_are_indexed_need_no_word():
+    for split in (None, "items"):
+        with canonical(Tagged(4), 1, split=split) as loader:
+            assert list(loader) == [1, 3]
+            assert loader.root.settings()["split"] == "items"
+
+
+# What is known to split itself.
+
+
+class DistributedHF(IterableDataset):
+    _distributed = ("rank", "world_size")
+
+    def __iter__(self):
+        return iter(())
+
+
+class Replica(IterableDataset):
+    num_replicas = 2
+
+    def __iter__(self):
+        return iter(())
+
+
+class Wraps(IterableDataset):
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return iter(self.dataset)
+
+
+class Pipeline(IterableDataset):
+    def __init__(self, *stages):
+        self.pipeline = list(stages)
+
+    def __iter__(self):
+        return iter(())
+
+
+def split_by_node(urls):
+    return urls
+
+
+def single_node_only(urls):
+    return urls
+
+
+def named(name, module):
+    return type(name, (IterableDataset,), {"__module__": module, "__iter__": lambda self: iter(())})
+
+
+class SubclassOfStreaming(named("StreamingDataset", "streaming.base.dataset")):
+    pass
+
+
+class WithNodesplitter(IterableDataset):
+    def __init__(self, nodesplitter):
+        self.nodesplitter = nodesplitter
+
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "how"),
+    [
+        (DistributedHF(), "split_dataset_by_node"),
+        (Wraps(DistributedHF()), "split_dataset_by_node"),
+        (Replica(), "the attribute 'num_replicas'"),
+        (Wraps(Replica()), "the attribute 'num_replicas'"),
+        (Pipeline(single_node_only, split_by_node), "the stage split_by_node"),
+        (Pipeline([], functools.partial(split_by_node)), "the stage split_by_node"),
+        (Pipeline(Pipeline(split_by_node)), "the stage split_by_node"),
+        (WithNodesplitter(split_by_node), "the stage split_by_node"),
+        (SubclassOfStreaming(), "a StreamingDataset of streaming"),
+        (named("StreamingDataset", "litdata.streaming.dataset")(), "a StreamingDataset of litdata"),
+        (torchdata.nodes.SamplerWrapper(DistributedSampler(range(4), 2, 0)), "DistributedSampler has the attribute 'rank'"),
+        (
+            torchdata.nodes.Mapper(torchdata.nodes.SamplerWrapper(DistributedSampler(range(4), 2, 0)), str),
+            "DistributedSampler has the attribute 'rank'",
+        ),
+        (torchdata.nodes.IterableWrapper(DistributedHF()), "split_dataset_by_node"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_splits_itself_is_not_dealt_again(dataset, how):
+    """Seen to fail: it was dealt again."""
+    for build in (canonical, by_hand):
+        with pytest.raises(GraphError, match=f"share of its share: .*{how}.*Say split='own'"):
+            build(dataset, split="items")
+        build(dataset, split="own").close()
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [Stream(), Wraps(Stream()), Pipeline(single_node_only), WithNodesplitter(single_node_only), named("StreamingDataset", "mine")()],
+    ids=lambda dataset: type(dataset).__name__,
+)
+def test_what_does_not_split_itself_may_be_dealt(dataset):
+    canonical(dataset, split="items").close()
+
+
+# Its state.
+
+
+def test_an_own_split_without_a_state_counts_items_on_any_rank():
+    """Rank 0's checkpoint serves. Seen to fail: each rank was dealt a share of its share."""
+    with canonical(Own(0), 0, split="own") as loader:
+        assert list(islice(loader, 2)) == [0, 1]
+        saved = loader.state_dict()
+        assert state_of(loader) == {
+            "source": {"epoch": 0, "source": {"epoch": 0, "position": 2, "ended": False, "iterable": None}},
+            "world_size": 2,
+        }
+    with canonical(Own(1), 1, split="own") as loader:
+        loader.load_state_dict(saved)
+        assert loader.remaining is None
+        with pytest.warns(UserWarning, match="reads its first 2 items again"):
+            assert list(loader) == [102, 103, 104]
+        assert list(loader) == [100, 101, 102, 103, 104]
+
+
+@pytest.mark.filterwarnings("ignore:Own has no state_dict")
+def test_a_rank_with_a_shorter_epoch_is_at_its_end_under_the_state_of_a_longer_one():
+    """Seen to fail: a StateError, the iterable has changed."""
+    with canonical(Own(0), 0, split="own") as loader:
+        assert len(list(islice(loader, 6))) == 6
+        saved = loader.state_dict()
+    with canonical(Own(1), 1, split="own") as loader:
+        loader.load_state_dict(saved)
+        assert [list(loader) for _ in range(2)] == [[], [100, 101, 102, 103, 104]]
+
+
+@pytest.mark.parametrize(("saved_by", "loaded_by"), [(2, 3), (2, 1), (1, 2)])
+def test_an_own_split_loads_at_the_same_world_size_only(saved_by, loaded_by):
+    """Seen to fail: it went on in another share."""
+    with canonical(Own(0), 0, saved_by, split="own") as loader:
+        next(iter(loader))
+        saved = loader.state_dict()
+    with canonical(Own(0), 0, loaded_by, split="own") as loader:
+        loader.load_state_dict(saved)
+        with pytest.raises(
+            StateMismatch, match=f"taken by a world size of {saved_by}, .*rank 0 of {loaded_by}. Load it at the same world size"
+        ):
+            next(iter(loader))
+
+
+def test_the_start_of_an_epoch_loads_at_any_world_size_and_rank():
+    """Nothing was read of any share. Seen to fail: split="own" was refused by name."""
+    for make in (Own, Stateful):
+        with canonical(make(0), 0, 2, split="own") as loader:
+            first = loader.state_dict()
+            list(loader)
+            second = loader.state_dict()
+        with canonical(make(2), 2, 3, split="own") as loader:
+            for saved in (first, second):
+                loader.load_state_dict(saved)
+                assert list(loader) == [200, 201, 202, 203, 204]
+
+
+def test_an_own_split_with_a_state_is_bound_to_its_rank(caplog):
+    """And the first item says so, once. Seen to fail: another rank's state was loaded."""
+    with canonical(Stateful(1), 1, split="own") as loader:
+        assert list(islice(loader, 2)) == [100, 101]
+        assert [record.name for record in caplog.records] == ["penstock"]
+        assert "each rank's state is its own and loads on that rank only" in caplog.text
+        saved, state = loader.state_dict(), state_of(loader)
+        assert (state["rank"], state["world_size"]) == (1, 2)
+        assert state["source"]["source"]["iterable"] == {"at": 2}
+        assert list(loader) == [100, 101, 102, 103, 104]
+        assert len(caplog.records) == 1
+    for rank, world_size in ((0, 2), (1, 3)):
+        with canonical(Stateful(rank), rank, world_size, split="own") as loader:
+            loader.load_state_dict(saved)
+            with pytest.raises(
+                StateMismatch, match=f"taken by rank 1 of 2, .*this is rank {rank} of {world_size}. Load the state that this rank saved"
+            ):
+                next(iter(loader))
+    with canonical(Stateful(1), 1, split="own") as loader:
+        loader.load_state_dict(saved)
+        assert list(loader) == [102, 103, 104]
+
+
+def test_a_state_without_a_rank_of_its_own_logs_nothing(caplog):
+    for build in (lambda: canonical(Own(0), split="own"), lambda: canonical(Stateful(0), 0, 1, split="own")):
+        with build() as loader:
+            next(iter(loader))
+    assert caplog.records == []
+
+
+def test_a_state_of_another_word_is_refused():
+    """Seen to fail: split="own" was refused by name."""
+    with canonical(Stream(), split="items", tail="drop") as loader:
+        next(iter(loader))
+        saved = loader.state_dict()
+    with canonical(Stream(), split="own") as loader, pytest.raises(StateMismatch, match="split was 'items' and is 'own'"):
+        loader.load_state_dict(saved)
+
+
+@pytest.mark.filterwarnings("ignore:Own has no state_dict")
+@pytest.mark.parametrize("make", [Own, Stateful, lambda r: torchdata.nodes.IterableWrapper(Stateful(r))])
+def test_an_own_split_resumes_everywhere(make):
+    """Seen to fail: split="own" was refused by name."""
+    assert_resumes_everywhere(lambda: Batcher(Sharder(Cycler(IterableSource(make(1), split="own")), 1, 2), 2), steps=9)
+
+
+# Words that make no sense.
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "text"),
+    [
+        (lambda: IterableSource(Stream(), split="within"), ValueError, "neither 'items'"),
+        (lambda: canonical(Stream(), split="batches"), ValueError, "neither 'items' nor 'own' nor 'within'"),
+        (lambda: canonical(Stream(), split="within"), ValueError, "there is no batch_sampler"),
+        (lambda: canonical(Tagged(4), split="own"), ValueError, "Tagged is read by index"),
+        (lambda: canonical(IterableSource(Stream(), split="items"), split="own"), ValueError, "IterableSource says 'items'"),
+        (lambda: IterableSource(Sampler(SequentialOrder(3))), GraphError, "Sampler is a node of penstock's already"),
+        (
+            lambda: Sharder(Batcher(Cycler(IterableSource(Stream(), split="own")), 2), 0, 2, split="within"),
+            GraphError,
+            "one rank's already",
+        ),
+    ],
+)
+def test_a_word_that_makes_no_sense_is_refused_when_built(build, error, text):
+    """Seen to fail: no such words."""
+    with pytest.raises(error, match=text):
+        build()
+
+
+def test_a_source_that_was_told_goes_through_from_dataset():
+    """Seen to fail: no such word of the source."""
+    for split in (None, "own"):
+        with canonical(IterableSource(Own(1), split="own"), 1, split=split) as loader:
+            assert list(loader) == [100, 101, 102, 103, 104]
