@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 Records = list[dict[str, Any]]
 
-STEPS = ["step-14", "step-16", "epoch-1"]
+PLACES = ["step-14", "step-16", "epoch-1"]
 """In mid-epoch; on an epoch's last batch, behind its checkpoint and before the scheduler's step; behind the validation. Of 24 steps, 8 in an epoch."""
 
 
@@ -48,18 +48,26 @@ def check_lives(folder: Path, ranks: int, resumed: list[str]) -> None:
         assert start + len(life) == len(whole)
 
 
-def lives(run_script: Callable[..., str], script: str, folder: Path, *arguments: str, ranks: int = 1, modules: str = "penstock") -> str:
-    """A whole run, one that is killed three times, in forks of one process."""
+def lives(
+    run_script: Callable[..., str],
+    script: str,
+    folder: Path,
+    *arguments: str,
+    ranks: int = 1,
+    modules: str = "penstock",
+    places: list[str] = PLACES,
+) -> None:
+    """A whole run, and one that is killed at each of ``places``, in forks of one process."""
     killed = [*arguments, "--folder", str(folder / "killed"), "--resume"]
-    every = [[*arguments, "--folder", str(folder / "whole")], *([*killed, "--die-after", place] for place in STEPS), killed]
-    return run_script(HERE / "lives.py", str(EXAMPLES / script), str(ranks), modules, json.dumps(every), timeout_s=120)
+    every = [[*arguments, "--folder", str(folder / "whole")], *([*killed, "--die-after", place] for place in places), killed]
+    run_script(HERE / "lives.py", str(EXAMPLES / script), str(ranks), modules, json.dumps(every), timeout_s=120)
 
 
 def test_imagenet_on_two_ranks_is_killed_and_goes_on(tmp_path: Path) -> None:
     """Each life with another number of workers."""
     script = EXAMPLES / "port_imagenet.py"
     torchrun(tmp_path, 2, script, "--folder", "whole")
-    for workers, place in enumerate(STEPS):
+    for workers, place in enumerate(PLACES):
         with pytest.raises(AssertionError, match=r"Signal 9 \(SIGKILL\)"):
             torchrun(tmp_path, 2, script, "--folder", "killed", "--resume", "--workers", workers, "--die-after", place)
     torchrun(tmp_path, 2, script, "--folder", "killed", "--resume")
@@ -69,3 +77,19 @@ def test_imagenet_on_two_ranks_is_killed_and_goes_on(tmp_path: Path) -> None:
 def test_imagenet_on_one_rank_is_killed_and_goes_on(tmp_path: Path, run_script: Callable[..., str]) -> None:
     lives(run_script, "port_imagenet.py", tmp_path)
     check_lives(tmp_path, 1, ["step-12", "step-16", "epoch-1"])
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("split", ["items", "own"])
+def test_iterable_datasets_on_two_ranks_are_killed_and_go_on(
+    split: str, stateful: bool, tmp_path: Path, run_script: Callable[..., str]
+) -> None:
+    lives(run_script, "port_iterable.py", tmp_path, "--split", split, *(["--stateful"] if stateful else []), ranks=2)
+    check_lives(tmp_path, 2, ["step-12", "step-16", "epoch-1"])
+
+
+def test_the_hugging_face_trainer_is_killed_and_goes_on(tmp_path: Path, run_script: Callable[..., str]) -> None:
+    """It evaluates before it saves, so the kill behind the evaluation costs four steps, and the one behind the checkpoint none."""
+    places = ["step-14", "epoch-1", "step-16"]
+    lives(run_script, "port_hf.py", tmp_path, modules="transformers,transformers.trainer,penstock", places=places)
+    check_lives(tmp_path, 1, ["step-12", "step-12", "epoch-1"])

@@ -165,6 +165,12 @@ def hugging_face(
     kind: str, folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any
 ) -> tuple[list[list[int]], int]:
     """The Hugging Face Trainer: the batches, and the optimizer's steps. ``checkpoint-{save_at}`` is written."""
+    trainer = hugging_face_trainer(kind, folder, save_at=save_at, resume=resume, ranks=ranks, **options)
+    return trainer.model.seen, trainer.state.global_step
+
+
+def hugging_face_trainer(kind: str, folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any) -> Any:
+    """The trainer, behind its run."""
     from transformers import Trainer, TrainingArguments
 
     from penstock.integrations.transformers import HFTrainerCallback
@@ -178,21 +184,76 @@ def hugging_face(
             return super().get_train_dataloader()
 
     arguments = {
+        "logging_strategy": "no",
         "num_train_epochs": EPOCHS,
         "save_steps": save_at or 999,
         "per_device_train_batch_size": B,
         "ignore_data_skip": kind == PENSTOCK,
     } | options
-    arguments = TrainingArguments(
-        output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, logging_strategy="no", seed=3, **arguments
-    )
+    arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, seed=3, **arguments)
     callbacks = [HFTrainerCallback()] if kind == PENSTOCK else []
     trainer = Own(Regression(), arguments, callbacks=callbacks, train_dataset=list(range(N)), data_collator=named)
-    model = trainer.model
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{resume}") if resume else None)
     if made is not None:
         made.close()
-    return model.seen, trainer.state.global_step
+    return trainer
+
+
+class Labelled(Regression):
+    """A model that is evaluated: it predicts what it is given, and its loss is that of the labels."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {**super().forward(x), "loss": (self.layer(x) - labels).square().mean(), "logits": x}
+
+
+def labelled(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """The collator: it is given no column that the model does not take."""
+    assert {*samples[0]} == {"x", "labels"}
+    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def columns(n: int) -> list[dict[str, Any]]:
+    return [{"x": torch.tensor([float(i)]), "labels": torch.tensor([i / n]), "comment": "not for the model"} for i in range(n)]
+
+
+def mixed_in(folder: Path, mixin: bool = True, n: int = N, evaluated: Any = None, **options: Any) -> Any:
+    """A trainer with the mixin, which is to need no other word; or without, to compare it with."""
+    from transformers import Trainer, TrainingArguments
+
+    from penstock.integrations.transformers import HFTrainerMixin
+
+    class Own(*([HFTrainerMixin] if mixin else []), Trainer):
+        pass
+
+    options = {"num_train_epochs": EPOCHS, "save_steps": 18, "per_device_train_batch_size": B, "logging_steps": 1, "seed": 3} | options
+    arguments = TrainingArguments(str(folder), use_cpu=True, report_to=[], disable_tqdm=True, **options)
+    torch.manual_seed(1)
+    return Own(Labelled(), arguments, train_dataset=columns(n), eval_dataset=evaluated or columns(13), data_collator=labelled)
+
+
+def evaluated(folder: Path, mixin: bool, **options: Any) -> list[Any]:
+    """The loss and the predictions of evaluations that divide evenly, and of some that do not."""
+    found: list[Any] = []
+    for n in (8, 12, 13, 19, 24) if options.get("dataloader_drop_last") else (1, 5, 12, 13, 16, 24):
+        trainer = mixed_in(folder, mixin, evaluated=columns(n), per_device_eval_batch_size=4, **options)
+        predicted = trainer.predict(trainer.eval_dataset)
+        found.append([n, trainer.evaluate()["eval_loss"], predicted.predictions.flatten().tolist(), predicted.label_ids.flatten().tolist()])
+    return found
+
+
+def mixed_in_runs(folder: Path, **options: Any) -> dict[str, Any]:
+    """One run to its end, and one from its checkpoint, with their logs."""
+    whole = mixed_in(folder, **options)
+    at = whole.args.save_steps
+    whole.train()
+    resumed = mixed_in(folder, **options)
+    resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{at:.0f}"))
+    return {"at": at, "whole": whole.model.seen, "resumed": resumed.model.seen, "logs": logs(whole), "logs again": logs(resumed)}
+
+
+def logs(trainer: Any) -> list[dict[str, float]]:
+    """All but the last entry, which is how long this run took."""
+    return trainer.state.log_history[:-1]
 
 
 def both(trainer: str, kind: str, folder: Path, point: str, ranks: int = 1) -> dict[str, Any]:
@@ -242,6 +303,8 @@ def main(folder: Path, kinds: tuple[str, ...]) -> None:
         "Fabric": fabric(PENSTOCK, change / "Fabric", resume=True, ranks=2),
         "Accelerate": accelerate(PENSTOCK, change / "Accelerate", resume=True, ranks=2)[0],
     }
+    seen["evaluated"] = [evaluated(folder, mixin, dataloader_drop_last=drop) for mixin in (True, False) for drop in (False, True)]
+    seen["mixed in"] = mixed_in_runs(folder / "mixed in")
     (folder / f"loops{os.environ['RANK']}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
 

@@ -65,6 +65,44 @@ def test_an_unsized_loader_is_read_one_ahead_and_its_state_is_not(tmp_path: Path
     assert again == [step - 18 for step in synced if step > 18]
 
 
+def test_the_end_of_an_unsized_pass_is_seen() -> None:
+    """Seen to fail: saved behind the epoch, the loader went on with an empty remainder of it, because the end was read ahead and not committed."""
+    accelerator = new_accelerator()
+    with loops.unsized_loader() as loader, loops.unsized_loader() as resumed:
+        shim = AccelerateLoader(loader, accelerator, save=False)
+        whole = [[batch.tolist() for batch in shim]]
+        assert loader.epoch == 1
+        resumed.load_state_dict(loader.state_dict())
+        whole.append([batch.tolist() for batch in shim])
+        assert [batch.tolist() for batch in AccelerateLoader(resumed, accelerator, save=False)] == whole[1]
+        assert whole == [[list(range(1000 * e + k, 1000 * e + k + 4)) for k in range(0, 48, 4)] for e in (0, 1)]
+
+
+def test_the_last_batch_of_an_unsized_pass_has_not_seen_the_end() -> None:
+    """Loaded, it gives the empty remainder first, so that the work behind the loop is done."""
+    accelerator = new_accelerator()
+    with loops.unsized_loader() as loader, loops.unsized_loader() as resumed:
+        *_, state = (loader.state_dict() for _ in AccelerateLoader(loader, accelerator, save=False))
+        resumed.load_state_dict(state)
+        again = AccelerateLoader(resumed, accelerator, save=False)
+        assert list(again) == []
+        assert next(iter(again)).tolist() == [1000, 1001, 1002, 1003]
+
+
+def test_an_old_pass_that_ends_late_does_not_end_the_new_one() -> None:
+    """Seen to fail when every pass called end_epoch() at its end: it took the new pass's uncommitted batches away."""
+    accelerator = new_accelerator()
+    with loops.unsized_loader() as loader:
+        shim = AccelerateLoader(loader, accelerator, save=False)
+        old = iter(shim)
+        for _ in range(12):
+            next(old)
+        new = iter(shim)
+        first = next(new).tolist()
+        assert list(old) == []
+        assert [first, *(batch.tolist() for batch in new)] == [list(range(1000 + k, 1004 + k)) for k in range(0, 48, 4)]
+
+
 def test_an_old_pass_that_closes_late_leaves_the_new_one_alone() -> None:
     """Seen to fail when the loader itself was registered: the old pass took the new one's entry away."""
     accelerator = new_accelerator()

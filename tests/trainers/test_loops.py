@@ -67,6 +67,15 @@ def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
                 if kind == PENSTOCK:
                     assert all(map(exact, seen)), (trainer, point)
                     assert [one["whole"] for one in seen] == [loops.right(rank, 2) for rank in (0, 1)]
+    for rank in ranks:
+        mixed, bare = rank["evaluated"][:2], rank["evaluated"][2:]
+        assert mixed == bare  # the trainer's own, with a DataLoader: every sample once, in order, on every rank
+        assert all(predicted == [float(i) for i in range(n)] for n, _, predicted, _ in mixed[0])
+        assert exact(rank["mixed in"] | {"at": 18})
+        assert rank["mixed in"]["logs"] == rank["mixed in"]["logs again"]
+    assert [rank["mixed in"]["whole"] for rank in ranks] == [
+        [[i % 1000 for i in batch] for batch in loops.right(rank, 2)] for rank in (0, 1)
+    ]
     whole = [value for batch in loops.right(0, 1)[18:] for value in batch]
     for trainer in ("Fabric", "Accelerate"):
         onto_two = [

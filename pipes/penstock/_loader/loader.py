@@ -288,7 +288,7 @@ class Loader(FromDataset, Generic[T]):
         self._check_open()
         self._check_graph()
         cursor = self._cursor
-        if cursor.stands is Stands.AWAY:  # an interrupt came out of the middle of something, or the dataset was refreshed
+        if cursor.stands is Stands.AWAY:  # an interrupt came out of the middle of something
             self._jump(cursor.state)
             cursor.returned()
         while True:
@@ -343,6 +343,13 @@ class Loader(FromDataset, Generic[T]):
             if not starting and self.root.failure() is None and self.root.get_state() == self._cursor.graph_state:
                 return
         self._cursor.lost()
+
+    def _check_place(self) -> None:
+        """After an exception: a signal's handler may have raised where the graph had given an item, and the cursor did not know of it yet."""
+        cursor = self._cursor
+        with contextlib.suppress(Exception):
+            if self.root.failure() is None and cursor.stands is Stands.HERE and self.root.get_state() != cursor.state:
+                cursor.lost()
 
     def _pass_mark(self, epoch: int) -> State:
         """Read the mark behind ``epoch``; where the graph is then."""
@@ -450,7 +457,10 @@ class _Epoch(Generic[T]):
         try:
             with loader._turn:
                 return self._next(loader)
+        except StopIteration:
+            raise
         except Exception:
+            loader._check_place()
             raise
         except BaseException:
             self._ended = False

@@ -219,17 +219,21 @@ class ParallelMapper(Node[T]):
         self._open -= 1
         try:
             value = self._value(job)
+        except Exception:  # the item's own: it counts as delivered from the next call on
+            entry.delivered = True
+            raise
+        except BaseException:
+            self._open += 1
+            raise
+        try:
             if self._undecided:
                 self._undecided = False
                 if nbytes(value) <= _SMALL:
                     self._window = self.num_workers * _MANY
             if self._pool is not None:
                 self._fill()  # Now, and not when the next batch is asked for: the workers go on while the caller trains.
-        except Exception:
-            entry.delivered = True
-            raise
-        except BaseException:
-            self._open += 1  # Ctrl-C: nobody has got this item, and the state must not say so.
+        except BaseException:  # Ctrl-C, or a signal's handler: nobody has got this item, and the state must not say so.
+            self._open += 1
             raise
         self._torn = True
         entry.delivered = True

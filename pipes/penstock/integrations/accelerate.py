@@ -31,24 +31,27 @@ class AccelerateLoader(Generic[T]):
             its state still means the batch handed out last.
         accelerator: Where the batches go, and what is told of the last one.
         save: Save and load the loader with ``save_state`` and ``load_state``; False for evaluation.
+        remainder: Samples of the last round, over all ranks, that ``gather_for_metrics`` keeps; -1: all of them.
 
     Raises:
         TypeError: ``loader`` is not a `penstock.Loader`.
     """
 
-    def __init__(self, loader: Loader[T], accelerator: Accelerator, *, save: bool = True) -> None:
+    def __init__(self, loader: Loader[T], accelerator: Accelerator, *, save: bool = True, remainder: int = -1) -> None:
         if not isinstance(loader, Loader):
             raise TypeError(
                 f"AccelerateLoader takes a penstock.Loader, and {type(loader).__name__} came. A DataLoader goes to accelerator.prepare instead."
             )
         self.loader = loader
         self.accelerator = accelerator
+        self._remainder = remainder
+        self._window: _Window | None = None  # of the newest pass
         if save:
             accelerator.register_for_checkpointing(loader)
 
     def __iter__(self) -> Iterator[T]:
         """One epoch. Like the loader's own, it does nothing before its first ``next``."""
-        window = _Window()  # One for each pass: an old pass that is closed late takes only its own away.
+        self._window = window = _Window(self._remainder)  # One for each pass: an old pass that is closed late takes only its own away.
         self.accelerator.gradient_state._add_dataloader(window)
         try:
             for batch in self._batches(window):
@@ -80,13 +83,17 @@ class AccelerateLoader(Generic[T]):
                 window.end_of_dataloader = ahead is nothing
                 self.loader.commit()
                 yield batch
+            if self._window is window:
+                self.loader.end_epoch()  # Nobody else sees the end: it was read before the last batch was committed.
 
 
 class _Window:
     """What `GradientState` asks of the loader it is in."""
 
     end_of_dataloader = False
-    remainder = -1  # Nothing that gather_for_metrics should cut away: penstock pads no batch.
+
+    def __init__(self, remainder: int) -> None:
+        self.remainder = remainder
 
 
 def _sized(loader: Loader[Any]) -> bool:

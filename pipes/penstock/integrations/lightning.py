@@ -72,7 +72,7 @@ class LightningCallback(Callback):
         """Watch for training loaders."""
         if stage == "fit":
             self._loaders, self._trained = [], False
-            self._overfits = trainer.overfit_batches > 0
+            self._overfits = trainer.overfit_batches > 0  # type: ignore[attr-defined]
             source = trainer.fit_loop._data_source
             vars(source)["dataloader"] = lambda: self._seen(type(source).dataloader(source))
             if self._overfits:

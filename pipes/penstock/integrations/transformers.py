@@ -1,6 +1,7 @@
-"""The Hugging Face `Trainer`: a callback that keeps the loader's state in its checkpoints.
+"""The Hugging Face `Trainer`: ``class MyTrainer(HFTrainerMixin, Trainer): pass`` trains and evaluates from penstock's loaders, and resumes exactly.
 
-The trainer takes the loader from ``get_train_dataloader``, and must be told ``ignore_data_skip=True``: it would skip by reading.
+With a loader of your own, return it from ``get_train_dataloader``, add the `HFTrainerCallback`, and say ``ignore_data_skip=True``: the trainer
+would skip by reading.
 """
 
 from __future__ import annotations
@@ -10,12 +11,21 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from torch.utils.data import IterableDataset, Sampler
 from transformers import TrainerCallback
 
 from penstock import Loader, StateError
+from penstock.integrations.accelerate import AccelerateLoader
 
 if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from collections.abc import Callable, Iterator
+
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+
+    _Trainer = Trainer
+else:
+    _Trainer = object
 
 FILE = "loader.json"
 """In a checkpoint's folder."""
@@ -24,6 +34,8 @@ FILE = "loader.json"
 @final
 class HFTrainerCallback(TrainerCallback):
     """Write ``checkpoint-N/loader.json`` with every checkpoint, and go on from it where the trainer resumes.
+
+    It also mends the ``epoch`` of a resumed run's logs: the trainer counts only what it has read itself.
 
     Args:
         checkpoint: The folder that is resumed from, where that is not ``output_dir/checkpoint-N``.
@@ -35,23 +47,48 @@ class HFTrainerCallback(TrainerCallback):
     """
 
     def __init__(self, checkpoint: str | os.PathLike[str] | None = None) -> None:
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
+        self._resumed: tuple[int, int] | None = None  # the epoch that the run goes on in, and its batches before that
+        self._begun = -1  # epochs that this run has begun, behind the first
+        self._loaded: int | None = None  # the epoch of the state, where that may stand on its last batch and nobody knows
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Load, on every process, where the trainer does not begin anew."""
         loader = _loader(kwargs)
+        self._resumed, self._begun, self._loaded = None, -1, None
         if state.global_step == 0:
             return
         if not args.ignore_data_skip:
             raise ValueError(
                 "penstock resumes by itself: give TrainingArguments ignore_data_skip=True, or the trainer would skip batches once more."
             )
-        file = Path(self._checkpoint or Path(_output(args)) / f"checkpoint-{state.global_step}") / FILE
+        file = Path(self.checkpoint or Path(_output(args)) / f"checkpoint-{state.global_step}") / FILE
         if not file.exists():
             raise StateError(
                 f"{file} is not there. Resume from a checkpoint that was saved with this callback, or tell it where: HFTrainerCallback(checkpoint=...)."
             )
         loader.load_state_dict(json.loads(file.read_text()))
+        batches = _batches_per_epoch(loader, args, state)
+        self._resumed = divmod(round((state.epoch or 0) * batches), batches)
+        if batches != _length(loader) and not loader.endless:
+            self._loaded = loader.epoch
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count it."""
+        self._begun += 1
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Let ``state.epoch`` be what it is in a run that was never stopped, before it is logged and saved."""
+        if self._resumed is None or state.epoch is None:
+            return
+        loader = _loader(kwargs)
+        epoch, before = self._resumed
+        batches = _batches_per_epoch(loader, args, state)
+        read = (round(state.epoch * batches) - 1) % batches + 1
+        if self._loaded is not None and loader.epoch > self._loaded:  # It did: the first batch is of the next epoch.
+            self._resumed = epoch, before = epoch + 1, 0
+        self._loaded = None
+        state.epoch = epoch + self._begun + (read + (0 if self._begun else before)) / batches
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save, on the process that saves; whole or not at all."""
@@ -64,6 +101,177 @@ class HFTrainerCallback(TrainerCallback):
             out.flush()
             os.fsync(out.fileno())
         os.replace(new, file)
+
+
+class HFTrainerMixin(_Trainer):
+    """A `Trainer` whose loaders are penstock's: ``class MyTrainer(HFTrainerMixin, Trainer): pass`` is the whole recipe.
+
+    The loaders are built of the trainer's own arguments: batch sizes, collator, removal of unused columns, ``data_seed`` (or ``seed``), and
+    ``dataloader_drop_last``, ``_num_workers``, ``_pin_memory``, ``_prefetch_factor``, ``_multiprocessing_context``, ``_in_order``. It sets
+    ``ignore_data_skip`` and adds the `HFTrainerCallback`. Evaluation gives every sample once, in the dataset's order, on any number of ranks.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.args.ignore_data_skip = True
+        self._training_loader: Loader[Any] | None = None
+        if not any(isinstance(one, HFTrainerCallback) for one in self.callback_handler.callbacks):
+            self.add_callback(HFTrainerCallback())
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """See `Trainer.train`; the workers end with it."""
+        for one in self.callback_handler.callbacks:
+            if isinstance(one, HFTrainerCallback) and isinstance(resume_from_checkpoint, str | os.PathLike):
+                one.checkpoint = resume_from_checkpoint
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self._close_training_loader()
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """See `Trainer.evaluation_loop`; the workers end with it."""
+        try:
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        finally:
+            if isinstance(dataloader, _Evaluation):
+                dataloader.close()
+
+    def get_train_dataloader(self) -> Any:
+        """A `Loader` over ``train_dataset``: shuffled, or in order where ``train_sampling_strategy="sequential"``.
+
+        Raises:
+            ValueError: There is no ``train_dataset``; or lengths, or a mesh, decide which rank gets what.
+        """
+        if self.train_dataset is None:
+            raise ValueError("training needs a train_dataset, and this trainer has none. Give it one.")
+        dataset, options = self._words(self.train_dataset, "training")
+        if isinstance(dataset, IterableDataset):
+            options["split"] = "items"
+        else:
+            options["shuffle"] = _strategy(self.args) == "random"
+            options["drop_last"] = self.args.dataloader_drop_last
+        self._close_training_loader()
+        self._training_loader = Loader.from_dataset(dataset, batch_size=self._train_batch_size, **options)
+        return self._training_loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Batches of ``eval_dataset`` in its order, dealt to the ranks as the trainer gathers them.
+
+        Raises:
+            ValueError: There is none; or it has no length, and there are several ranks.
+        """
+        given: Any = self.eval_dataset
+        eval_dataset = given if eval_dataset is None else given[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
+        if eval_dataset is None:
+            raise ValueError("evaluation needs an eval_dataset, and this trainer has none. Give it one.")
+        return self._evaluation(eval_dataset, "evaluation")
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """As `get_eval_dataloader`."""
+        return self._evaluation(test_dataset, "test")
+
+    def _close_training_loader(self) -> None:
+        """Its workers would wait for the garbage collector."""
+        if self._training_loader is not None:
+            self._training_loader.close()
+
+    def _evaluation(self, dataset: Any, description: str) -> _Evaluation:
+        given, (dataset, options) = dataset, self._words(dataset, description)
+        size, ranks, remainder = self.args.eval_batch_size, self.accelerator.num_processes, -1
+        if isinstance(dataset, IterableDataset):
+            if ranks > 1:
+                raise ValueError(
+                    f"{type(given).__name__} has no length, so {ranks} ranks cannot evaluate each of its samples once. Evaluate on one rank, or "
+                    f"give a dataset with a length."
+                )
+            loader: Loader[Any] = Loader.from_dataset(dataset, batch_size=size, run_ahead=False, **options)
+        else:
+            batches = _Rounds(len(dataset), size, ranks, self.args.dataloader_drop_last)
+            loader = Loader.from_dataset(dataset, batch_sampler=batches, run_ahead=False, **options)
+            remainder = batches.remainder
+        return _Evaluation(AccelerateLoader(loader, self.accelerator, save=False, remainder=remainder), given)
+
+    def _words(self, dataset: Any, description: str) -> tuple[Any, dict[str, Any]]:
+        """The dataset without the columns that the model does not take, and what the trainer's arguments say to its loader."""
+        args = self.args
+        if _strategy(args) not in ("random", "sequential"):
+            raise ValueError(
+                f"train_sampling_strategy={_strategy(args)!r} needs the lengths of the samples, which HFTrainerMixin does not read. Use 'random', or "
+                f"override get_train_dataloader to return penstock.Loader.from_dataset(..., batch_sampler=your_sampler) and get_eval_dataloader too."
+            )
+        if any(getattr(self, size, lambda: 1)() > 1 for size in ("get_tp_size", "get_cp_size", "get_sp_size")):
+            raise ValueError(
+                "tensor, context or sequence parallel ranks must read the same batches, and HFTrainerMixin knows no mesh. Override "
+                "get_train_dataloader to return penstock.Loader.from_dataset(..., mesh=your_mesh['dp'])."
+            )
+        collate: Callable[[Any], Any] = self.data_collator
+        if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names"):
+            dataset = self._remove_unused_columns(dataset, description=description)
+        else:
+            collate = self._get_collator_with_removed_columns(collate, description=description)
+        return dataset, {
+            "collate_fn": collate,
+            "seed": args.seed if args.data_seed is None else args.data_seed,
+            "num_workers": args.dataloader_num_workers,
+            "pin_memory": args.dataloader_pin_memory,
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "multiprocessing_context": getattr(args, "dataloader_multiprocessing_context", None),
+            "in_order": getattr(args, "dataloader_in_order", True),
+        }
+
+
+@final
+class _Evaluation:
+    """What the trainer evaluates from: it asks it for its ``dataset``, and the accelerator for the last batch."""
+
+    def __init__(self, batches: AccelerateLoader[Any], dataset: Any) -> None:
+        self._batches = batches
+        self.dataset = dataset
+        self.close = batches.loader.close
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+@final
+class _Rounds(Sampler[list[int]]):
+    """Batches in the dataset's order, as many full ones for every rank, so that one rank's behind the other's are a piece of the dataset.
+
+    What is missing in the last round is taken from the dataset's beginning, and cut off by ``gather_for_metrics``, which keeps ``remainder`` samples of it.
+    """
+
+    def __init__(self, n: int, batch_size: int, ranks: int, drop_last: bool) -> None:
+        self.n, self.batch_size = n, batch_size
+        in_round = batch_size * ranks
+        self.stop = n - n % in_round if drop_last else n if ranks == 1 else -(-n // in_round) * in_round
+        self.remainder = -1 if drop_last else n % in_round
+
+    def __len__(self) -> int:
+        return -(-self.stop // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for first in range(0, self.stop, self.batch_size):
+            yield [i % self.n for i in range(first, min(first + self.batch_size, self.stop))]
+
+
+def _strategy(args: TrainingArguments) -> str:
+    """Also in the words of transformers 4."""
+    return getattr(args, "train_sampling_strategy", None) or ("group_by_length" if getattr(args, "group_by_length", False) else "random")
+
+
+def _batches_per_epoch(loader: Loader[Any], args: TrainingArguments, state: TrainerState) -> int:
+    """Those that the trainer divides by."""
+    return _length(loader) or int(state.max_steps * args.gradient_accumulation_steps)
+
+
+def _length(loader: Loader[Any]) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def _loader(kwargs: dict[str, Any]) -> Loader[Any]:

@@ -1,0 +1,177 @@
+"""Metric learning in Lightning, ported from DataLoader: a LightningDataModule with P classes x K samples in a batch; killed anywhere, it goes on bit for bit.
+
+python port_lightning.py                  # needs: pip install 'penstock[lightning]'
+python port_lightning.py --resume         # goes on from the last checkpoint, if there is one
+
+The lines that differ from the script with DataLoaders are marked ``was:`` and ``new:``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import signal
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import Dataset, Sampler
+
+import penstock
+from penstock.integrations.lightning import LightningCallback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLASSES, P, K = 16, 4, 3
+
+
+class Faces(Dataset):
+    """Each class is a place in space; a sample lies near it, and augmentation moves it, by the global generators."""
+
+    def __init__(self, per_class: int, *, augment: bool) -> None:
+        generator = torch.Generator().manual_seed(per_class)
+        self.labels = torch.arange(CLASSES).repeat(per_class)
+        self.points = torch.randn(CLASSES, 6, generator=generator)[self.labels] + 0.3 * torch.randn(
+            len(self.labels), 6, generator=generator
+        )
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        point = self.points[index]
+        if self.augment:
+            point = random.uniform(0.9, 1.1) * point + 0.1 * torch.randn(6)
+        return point, self.labels[index]
+
+
+class PKBatchSampler(Sampler[list[int]]):
+    """P classes, and K samples of each; an epoch passes twice over all classes. It draws from the global generators, and knows no epoch."""
+
+    def __init__(self, labels: torch.Tensor) -> None:
+        self.members = [torch.nonzero(labels == one).flatten().tolist() for one in range(CLASSES)]
+
+    def __len__(self) -> int:
+        return 2 * CLASSES // P
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(2):
+            for chosen in torch.randperm(CLASSES).split(P):
+                yield [index for one in chosen.tolist() for index in random.sample(self.members[one], K)]
+
+
+class FacesModule(LightningDataModule):
+    def train_dataloader(self) -> penstock.Loader:
+        faces = Faces(10, augment=True)
+        return penstock.Loader.from_dataset(faces, batch_sampler=PKBatchSampler(faces.labels), num_workers=2)  # was: DataLoader(…
+
+    def val_dataloader(self) -> penstock.Loader:
+        return penstock.Loader.from_dataset(Faces(3, augment=False), batch_size=16, num_workers=1, run_ahead=False)  # was: DataLoader(…
+
+
+class Embedder(LightningModule):
+    """Learns to put samples of a class near each other."""
+
+    def __init__(self, folder: Path, die_after: str | None) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4))
+        self.folder, self.die_after = folder, die_after
+        self.rng: Any = None
+        self.losses: list[float] = []
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        points, labels = batch
+        places = self.net(points)
+        same = labels.unsqueeze(0) == labels.unsqueeze(1)
+        distances = (places.unsqueeze(0) - places.unsqueeze(1)).square().sum(-1)
+        return torch.where(same, distances, torch.relu(2 - distances)).mean()
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        loss = self.loss(batch)
+        self.record(at=f"step-{self.global_step + 1}", loss=loss.item(), lr=self.lr_schedulers().get_last_lr())
+        return loss
+
+    def on_train_batch_end(self, *args: Any) -> None:  # behind all callbacks, so behind the checkpoint
+        self.die(f"step-{self.global_step}")
+
+    def on_validation_epoch_start(self) -> None:
+        self.losses = []
+
+    def validation_step(self, batch: Any) -> None:
+        self.losses.append(self.loss(batch).item())
+
+    def on_train_epoch_end(self) -> None:
+        self.record(at=f"epoch-{self.current_epoch}", validation=self.losses, lr=self.lr_schedulers().get_last_lr())
+
+    def on_train_epoch_start(self) -> None:
+        self.die(f"epoch-{self.current_epoch - 1}")
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)]
+
+    # Lightning's checkpoints hold everything but the random numbers.
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rng"] = torch.get_rng_state()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.rng = checkpoint["rng"]
+
+    def on_train_start(self) -> None:
+        if self.rng is not None:
+            torch.set_rng_state(self.rng)
+            self.record(resumed=f"step-{self.global_step}")
+
+    def record(self, **values: object) -> None:
+        """One line of JSON, to the last bit."""
+        with (self.folder / "records-0.jsonl").open("a") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def die(self, place: str) -> None:
+        """As a machine does that is taken away."""
+        if self.die_after == place:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, default=Path("port_lightning_run"), help="for the checkpoint and the records")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
+    parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: be killed there")
+    arguments = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    every_4_steps = ModelCheckpoint(
+        arguments.folder, filename="{step}", every_n_train_steps=4, save_top_k=-1
+    )  # also on an epoch's last batch
+    trainer = Trainer(
+        callbacks=[every_4_steps, LightningCallback()],  # new: LightningCallback()
+        max_epochs=3,
+        accelerator="cpu",
+        devices=1,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    saved = sorted(arguments.folder.glob("step=*.ckpt"), key=lambda file: int(file.stem.partition("=")[2]))
+    model = Embedder(arguments.folder, arguments.die_after)
+    trainer.fit(model, datamodule=FacesModule(), ckpt_path=saved[-1] if arguments.resume and saved else None)
+    print(f"{trainer.global_step} steps; a validation loss of {sum(model.losses) / len(model.losses):.4f}")
+
+
+if __name__ == "__main__":
+    main()
