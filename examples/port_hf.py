@@ -147,6 +147,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     recorder = Recorder(arguments.folder, arguments.die_after)
+    if not arguments.resume:
+        recorder.file.unlink(missing_ok=True)
     recorder.trainer = PenstockTrainer(
         Classifier(),
         TrainingArguments(

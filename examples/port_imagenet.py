@@ -85,7 +85,9 @@ def train(arguments: argparse.Namespace) -> None:
     )
 
     step, file = 0, arguments.folder / "checkpoint.pt"
-    if arguments.resume and file.exists():
+    if not arguments.resume:
+        (arguments.folder / f"records-{rank}.jsonl").unlink(missing_ok=True)
+    elif file.exists():
         saved = torch.load(file)
         step = saved["step"]
         model.module.load_state_dict(saved["model"])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent.parent / "examples"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 Records = list[dict[str, Any]]
 
@@ -32,7 +32,7 @@ def records(folder: Path, rank: int = 0) -> Records:
 
 
 def check_lives(folder: Path, ranks: int, resumed: list[str]) -> None:
-    """Each life in ``killed`` wrote what ``whole`` has from where it began; the last one to the end."""
+    """Each life in ``killed`` wrote what ``whole`` has behind the place where it began, to the last bit, and the last life wrote it to the end."""
     for rank in range(ranks):
         whole, killed = records(folder / "whole", rank), records(folder / "killed", rank)
         assert [record["at"] for record in whole] == [
@@ -60,23 +60,24 @@ def lives(
     """A whole run, and one that is killed at each of ``places``, in forks of one process."""
     killed = [*arguments, "--folder", str(folder / "killed"), "--resume"]
     every = [[*arguments, "--folder", str(folder / "whole")], *([*killed, "--die-after", place] for place in places), killed]
-    run_script(HERE / "lives.py", str(EXAMPLES / script), str(ranks), modules, json.dumps(every), timeout_s=120)
+    run_script(HERE / "lives.py", str(EXAMPLES / script), str(ranks), modules, json.dumps(every), timeout_s=150)
 
 
-def test_imagenet_on_two_ranks_is_killed_and_goes_on(tmp_path: Path) -> None:
+def test_imagenet_under_torchrun_is_killed_on_the_last_batch_and_goes_on(tmp_path: Path) -> None:
     """Each life with another number of workers."""
     script = EXAMPLES / "port_imagenet.py"
     torchrun(tmp_path, 2, script, "--folder", "whole")
-    for workers, place in enumerate(PLACES):
-        with pytest.raises(AssertionError, match=r"Signal 9 \(SIGKILL\)"):
-            torchrun(tmp_path, 2, script, "--folder", "killed", "--resume", "--workers", workers, "--die-after", place)
-    torchrun(tmp_path, 2, script, "--folder", "killed", "--resume")
-    check_lives(tmp_path, 2, ["step-12", "step-16", "epoch-1"])
+    with pytest.raises(AssertionError, match=r"Signal 9 \(SIGKILL\)"):
+        torchrun(tmp_path, 2, script, "--folder", "killed", "--workers", 0, "--die-after", "step-16")
+    torchrun(tmp_path, 2, script, "--folder", "killed", "--workers", 1, "--resume")
+    check_lives(tmp_path, 2, ["step-16"])
 
 
-def test_imagenet_on_one_rank_is_killed_and_goes_on(tmp_path: Path, run_script: Callable[..., str]) -> None:
-    lives(run_script, "port_imagenet.py", tmp_path)
-    check_lives(tmp_path, 1, ["step-12", "step-16", "epoch-1"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_imagenet_is_killed_and_goes_on(ranks: int, tmp_path: Path, run_script: Callable[..., str]) -> None:
+    """Seen to fail when a state of the last batch began the next epoch: the scheduler's step and the validation behind the loop were left out."""
+    lives(run_script, "port_imagenet.py", tmp_path, ranks=ranks)
+    check_lives(tmp_path, ranks, ["step-12", "step-16", "epoch-1"])
 
 
 @pytest.mark.parametrize("stateful", [False, True])
@@ -84,6 +85,7 @@ def test_imagenet_on_one_rank_is_killed_and_goes_on(tmp_path: Path, run_script: 
 def test_iterable_datasets_on_two_ranks_are_killed_and_go_on(
     split: str, stateful: bool, tmp_path: Path, run_script: Callable[..., str]
 ) -> None:
+    """Seen to fail as `test_imagenet_is_killed_and_goes_on` was: step 17 came where the work behind epoch 1 was due."""
     lives(run_script, "port_iterable.py", tmp_path, "--split", split, *(["--stateful"] if stateful else []), ranks=2)
     check_lives(tmp_path, 2, ["step-12", "step-16", "epoch-1"])
 
@@ -93,3 +95,24 @@ def test_the_hugging_face_trainer_is_killed_and_goes_on(tmp_path: Path, run_scri
     places = ["step-14", "epoch-1", "step-16"]
     lives(run_script, "port_hf.py", tmp_path, modules="transformers,transformers.trainer,penstock", places=places)
     check_lives(tmp_path, 1, ["step-12", "step-12", "epoch-1"])
+
+
+def test_lightning_is_killed_and_goes_on(tmp_path: Path, run_script: Callable[..., str]) -> None:
+    """The place between the last batch's checkpoint and the epoch's end is the next test's."""
+    lives(run_script, "port_lightning.py", tmp_path, modules="lightning.pytorch,penstock", places=["step-14", "epoch-1", "step-18"])
+    check_lives(tmp_path, 1, ["step-12", "epoch-1", "epoch-1"])
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "modules"),
+    [("port_lightning.py", [], "lightning.pytorch,penstock"), ("port_hf.py", ["--evaluate", "epoch"], "transformers.trainer,penstock")],
+    ids=["Lightning", "Hugging Face"],
+)
+def test_a_trainer_leaves_out_the_validation_behind_a_checkpoint_of_the_last_batch(
+    script: str, arguments: list[str], modules: str, tmp_path: Path, run_script: Callable[..., str]
+) -> None:
+    """They do so with a DataLoader, too: they begin the next epoch. Nothing else is lost."""
+    lives(run_script, script, tmp_path, *arguments, modules=modules, places=["step-16"])
+    whole, killed = records(tmp_path / "whole"), records(tmp_path / "killed")
+    assert killed[17] == {"resumed": "step-16"}
+    assert killed[:17] + killed[18:] == [record for record in whole if record["at"] != "epoch-1"]

@@ -193,11 +193,9 @@ class AgainstAList(RuleBasedStateMachine):
     @initialize(restart=st.sampled_from([None, True]))
     def begin(self, restart: bool | None) -> None:
         self.cursor = EpochCursor(Numbers(), endless=False, restart=restart)
-        self.restart = restart
         self.graph: dict[str, int] | None = None
         self.running = False
-        self.seen = 0  # the epoch of a running loop
-        self.states = [(at(0, 0), (0, 0))]  # states, and the (epoch, position) that should come first behind each, before `restart`
+        self.states = [at(0, 0)]
 
     def read(self) -> tuple[str, int]:
         assert self.graph is not None
@@ -245,11 +243,11 @@ class AgainstAList(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        self.states.append((dict(self.cursor.state), (0, 0)))
+        self.states.append(dict(self.cursor.state))
 
     @rule(data=st.data())
     def load(self, data: Any) -> None:
-        self.cursor.load(data.draw(st.sampled_from(self.states))[0])
+        self.cursor.load(data.draw(st.sampled_from(self.states)))
         self.running = False
 
     @rule(epoch=st.integers(0, 3), by_view=st.booleans())

@@ -176,6 +176,22 @@ def test_end_epoch_before_anything():
         assert values(batches) == epoch(1)
 
 
+def test_the_state_of_rank_0_in_the_last_round_gives_the_empty_remainder_on_every_rank():
+    """``tail="exact"``, five items for two ranks. Seen to fail: a finished epoch that went on with the next one, so that the loops ran over epochs 0, 1, 1."""
+
+    def rank(number: int) -> Loader:
+        return Loader.from_dataset(Tagged(5), batch_size=1, rank=number, world_size=2, tail="exact")
+
+    with rank(0) as first:
+        assert values(islice(first, 3)) == [[0], [2], [4]]
+        state = first.state_dict()
+    for number, share in ((0, [0, 2, 4]), (1, [1, 3])):
+        with rank(number) as again:
+            again.load_state_dict(state)
+            epochs = [(again.epoch, values(again)) for _ in range(2)]
+        assert epochs == [(0, []), (1, [[1000 + item] for item in share])]
+
+
 @pytest.mark.parametrize("stop", [2, 4])
 def test_end_epoch_twice_gives_up_one_epoch(stop):
     with loader() as batches:

@@ -292,7 +292,7 @@ def quiet() -> None:
 
 def main(folder: Path, kinds: tuple[str, ...]) -> None:
     quiet()
-    faulthandler.dump_traceback_later(80, exit=True)
+    faulthandler.dump_traceback_later(int(os.environ.get("GIVE_UP_S", 100)), exit=True)
     seen = {
         f"{trainer}, {point}": {kind: both(trainer, kind, folder, point, ranks=2) for kind in kinds if fits(trainer, kind)}
         for trainer in TRAINERS
@@ -304,7 +304,7 @@ def main(folder: Path, kinds: tuple[str, ...]) -> None:
         "Accelerate": accelerate(PENSTOCK, change / "Accelerate", resume=True, ranks=2)[0],
     }
     seen["evaluated"] = [evaluated(folder, mixin, dataloader_drop_last=drop) for mixin in (True, False) for drop in (False, True)]
-    seen["mixed in"] = mixed_in_runs(folder / "mixed in")
+    seen["mixed in"] = mixed_in_runs(folder / "mixed in", save_steps=8)
     (folder / f"loops{os.environ['RANK']}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
 

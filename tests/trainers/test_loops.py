@@ -51,13 +51,13 @@ def test_one_rank(trainer: str, point: str, tmp_path: Path) -> None:
                 assert result["whole"] == loops.right(0, 1)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(450 if WRITING else 150)
 def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
     """Every rank's batches are judged, in order; a checkpoint of one rank goes on on two, and one of two on one."""
     alone = tmp_path / "alone"
     loops.fabric(PENSTOCK, alone / "Fabric", save_at=18)
     loops.accelerate(PENSTOCK, alone / "Accelerate", save_at=18)
-    run_script(Path(loops.__file__), str(tmp_path), *(["peers"] if WRITING else []), timeout_s=120)
+    run_script(Path(loops.__file__), str(tmp_path), *(["peers"] if WRITING else []), timeout_s=400 if WRITING else 120)
     ranks = [json.loads((tmp_path / f"loops{rank}.json").read_text()) for rank in (0, 1)]
     for trainer in TRAINERS:
         for point in POINTS:
@@ -71,7 +71,7 @@ def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
         mixed, bare = rank["evaluated"][:2], rank["evaluated"][2:]
         assert mixed == bare  # the trainer's own, with a DataLoader: every sample once, in order, on every rank
         assert all(predicted == [float(i) for i in range(n)] for n, _, predicted, _ in mixed[0])
-        assert exact(rank["mixed in"] | {"at": 18})
+        assert exact(rank["mixed in"])
         assert rank["mixed in"]["logs"] == rank["mixed in"]["logs again"]
     assert [rank["mixed in"]["whole"] for rank in ranks] == [
         [[i % 1000 for i in batch] for batch in loops.right(rank, 2)] for rank in (0, 1)
