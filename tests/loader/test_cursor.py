@@ -18,17 +18,17 @@ N = 3
 class Numbers:
     """Epochs of `N` items; ``sized`` is whether anybody knows that."""
 
-    def __init__(self, sized: bool = True) -> None:
-        self.sized = sized
+    def __init__(self, is_sized: bool = True) -> None:
+        self.is_sized = is_sized
+
+    def sized(self) -> bool:
+        return self.is_sized
 
     def remaining(self, state: Any) -> int | None:
-        return N - state["position"] if self.sized else None
+        return N - state["position"] if self.is_sized else None
 
     def start_of(self, epoch: int) -> Any:
         return at(epoch, 0)
-
-    def items_per_epoch(self) -> int | None:
-        return N if self.sized else None
 
 
 def at(epoch: int, position: int) -> dict[str, int]:
@@ -175,6 +175,15 @@ def test_where_the_length_is_unknown_a_loaded_state_wins() -> None:
     assert made.start() == Stay()
     made.request(2)
     assert made.start() == Jump(at(5, 0))
+
+
+def test_an_offset_is_only_for_who_counts_by_it() -> None:
+    """``set_epoch(loader.epoch)`` is what the errors advise. Seen to fail: the offset applied to every request, so that an old epoch came again."""
+    made = cursor(("load", 0, 1), ("ask", 2), "start", ("deliver", 2), sized=False)
+    assert made.mark(at(1, 0))
+    assert made.state == at(1, 0)
+    made.request(1)
+    assert made.start() == Stay()
 
 
 def test_an_endless_cursor_passes_marks() -> None:

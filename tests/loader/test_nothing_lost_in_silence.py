@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import IterableDataset
 from torchdata.nodes import BaseNode
 
@@ -193,6 +194,127 @@ def test_a_sampler_that_is_not_planned_ahead_waits_under_a_reader_too():
         for epoch in range(3):
             assert [number for batch in loader for number in batch] == sampler.order, epoch
             sampler.order = sampler.order[::-1]
+
+
+# A sampler with a memory that shows late, in modes of the consumer, with keys that cannot travel.
+
+
+class Warming:
+    """Easy samples in its first three passes, hard ones afterwards; nobody tells it the epoch."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        yield from range(4) if self.passes <= 3 else range(4, 8)
+
+    def __len__(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize("move", ["load", "set_epoch"])
+def test_a_sampler_whose_memory_shows_late_is_caught_up_with(move):
+    """Seen to fail: two equal first passes were taken for no memory, and epoch 3 came as epoch 0."""
+
+    def build() -> Loader[Any]:
+        return Loader.from_dataset(Tagged(8), sampler=Warming(), batch_size=4)
+
+    with build() as whole:
+        epochs = [[batch.tolist() for batch in whole] for _ in range(5)]
+        assert epochs[3] == [[3004, 3005, 3006, 3007]]
+    with build() as first:
+        for _ in range(3):
+            list(first)
+        state = first.state_dict()
+    with build() as again:
+        again.load_state_dict(state) if move == "load" else again.set_epoch(3)
+        assert [[batch.tolist() for batch in again] for _ in range(2)] == epochs[3:]
+
+
+class ByScore:
+    """Orders by a product, as hard-example mining does; cannot be pickled, so it is read in this thread."""
+
+    def __init__(self) -> None:
+        self.scores = torch.linspace(0, 1, 64).reshape(8, 8) + 100
+        self.unpicklable = lambda: None
+
+    def __iter__(self):
+        assert torch.is_grad_enabled()
+        return iter(torch.argsort((self.scores @ self.scores.T)[0], descending=True).tolist())
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu"), lambda: torch.device("meta")])
+def test_a_sampler_that_is_read_here_does_not_see_the_modes_of_the_loop(mode):
+    """Seen to fail: autocast gave another order, and the default device an error."""
+    sampler = ByScore()
+    with Loader.from_dataset(Tagged(8), sampler=sampler, batch_size=8, plan_ahead=False) as loader:
+        (expected,) = [batch.tolist() for batch in loader]
+    with Loader.from_dataset(Tagged(8), sampler=sampler, batch_size=8, plan_ahead=False) as loader, mode():
+        assert next(iter(loader)).tolist() == expected
+
+
+class Key:
+    """An index that cannot go to another process, where it is ``bad``."""
+
+    def __init__(self, index: int, bad: bool) -> None:
+        self.index = index
+        self.bad = bad
+
+    def __reduce__(self):
+        if self.bad:
+            raise TypeError("this key cannot be pickled")
+        return Key, (self.index, self.bad)
+
+    def __repr__(self) -> str:
+        return f"Key({self.index})"
+
+
+class ByKey:
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, key: Key) -> int:
+        return key.index
+
+
+def test_a_key_that_cannot_be_handed_over_is_an_error_in_its_own_place():
+    """Seen to fail: it came out of an earlier batch's `next`, named nothing, and each one took a place in the window for ever."""
+    keys = [Key(index, index in (4, 6, 9)) for index in range(12)]
+    seen: list[Any] = []
+    with Loader.from_dataset(ByKey(), sampler=keys, batch_size=2, num_workers=1, prefetch_factor=2, plan_ahead=False) as loader:
+        batches = iter(loader)
+        for _ in range(6):
+            try:
+                seen.append(next(batches).tolist())
+            except TypeError as error:
+                seen.append(error.__notes__[0].split(" (epoch")[0])
+        assert list(batches) == []
+    refused = [f"while handing over the batch of dataset indices [Key({first}), Key({first + 1})]" for first in (4, 6, 8)]
+    assert seen == [[0, 1], [2, 3], *refused, [10, 11]]
+
+
+def test_the_state_of_a_sampler_without_a_length_wins_whatever_is_in_memory():
+    """Seen to fail: once a plan was made its length was known, and the same state was refused."""
+
+    class Unsized:
+        def __iter__(self):
+            return iter(range(8))
+
+    for begun in (False, True):
+        with Loader.from_dataset(Tagged(8), sampler=Unsized(), batch_size=2) as loader:
+            state = loader.state_dict()
+            next(iter(loader))
+            state = loader.state_dict()
+            with Loader.from_dataset(Tagged(8), sampler=Unsized(), batch_size=2) as other:
+                if begun:
+                    next(iter(other))
+                other.load_state_dict(state)
+                other.set_epoch(2)
+                assert [batch.tolist() for batch in other] == [[2, 3], [4, 5], [6, 7]]
 
 
 # Two threads.

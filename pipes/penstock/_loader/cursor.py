@@ -32,8 +32,9 @@ class Epochs(Protocol):
         """The state in which ``epoch`` has not begun."""
         ...
 
-    def items_per_epoch(self) -> int | None:
-        """Items of a whole epoch; None where that is unknown."""
+    def sized(self) -> bool:
+        """Whether the source knows how many items an epoch has."""
+        ...
 
 
 @final
@@ -105,6 +106,7 @@ class EpochCursor:
         self._again = False  # the first item of a run raised: the next run begins where this one did
         self._requested: int | None = None
         self._by_view = False  # it was asked for through `Loader.sampler`
+        self._sized: bool | None = None  # of the graph, as it was before anything was read: a plan in memory may know more
         self._offset = 0  # what a trainer calls an epoch of a loader without a length, plus this, is the epoch
 
     # Where it stands.
@@ -129,6 +131,7 @@ class EpochCursor:
 
     def load(self, state: State) -> None:
         """``state`` was loaded, to go on from."""
+        self._look()
         self._stand(state, Stands.AWAY)
         self.pending, self.begun, self._offset = True, state != self.epochs.start_of(epoch_of(state)), 0
 
@@ -200,10 +203,11 @@ class EpochCursor:
 
     def start(self) -> Move:
         """What the graph has to do. Nothing changes before `arrived` says that it has done so."""
+        self._look()
         requested = self._requested
         if self.pending:
             return self._from_loaded(None if self._by_view and not self._completes(requested) else requested)
-        return self._from_stream(None if requested is None else max(0, requested + self._offset))
+        return self._from_stream(None if requested is None else self._absolute(requested))
 
     def arrived(self, move: Move, state: State | None = None) -> None:
         """The graph has made ``move``; ``state`` is its own behind a mark that it has passed."""
@@ -229,7 +233,7 @@ class EpochCursor:
             return Jump(self.epochs.start_of(epoch + 1))
         if requested is None:
             return Jump(self.state, over_mark=self._endless or self._restart is True)
-        if self._endless or self.epochs.items_per_epoch() is None:
+        if self._endless or not self._sized:
             return Jump(self.state, over_mark=True)
         self._requested = None
         raise StateError(
@@ -252,6 +256,17 @@ class EpochCursor:
         if requested is None and self._endless:
             return Stay()
         return Jump(self.epochs.start_of(epoch + 1 if requested is None else requested))
+
+    def _absolute(self, requested: int) -> int:
+        """The epoch that is meant: by a trainer that counts on from its own number, or by somebody who goes by ours."""
+        now = epoch_of(self.state)
+        if requested + self._offset not in (now, now + 1) and requested in (now, now + 1):
+            self._offset = 0
+        return max(0, requested + self._offset)
+
+    def _look(self) -> None:
+        if self._sized is None:
+            self._sized = self.epochs.sized()
 
     @property
     def _complete(self) -> bool:

@@ -24,6 +24,7 @@ from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, differences, 
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.iterable_source import IterableSource
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of
+from penstock._random.global_rng import put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Loader(FromDataset, Generic[T]):
         self._run = 0  # counts started iterators and loads: an iterator of an earlier run is dead
         self._given_up = -1  # the run that end_epoch() ended
         self._turn = OneThread()
+        self._unfinished: Any = None  # while a `next` runs, and if it was interrupted: what was before it
         self._unseeded: int | None = None  # the items that are shuffled by the default seed
         self._closed = False
         self._owner: int | None = None  # the process in which it was started
@@ -127,6 +129,7 @@ class Loader(FromDataset, Generic[T]):
         Behind the last batch it says that the epoch's end was seen: a state saved from here on goes on with the next epoch. Idempotent.
         """
         self._check_open()
+        self._mend()
         if self._cursor.end_epoch():
             self._run += 1
             self._given_up = self._run
@@ -161,7 +164,11 @@ class Loader(FromDataset, Generic[T]):
 
         The same on every rank, under 1 KB, and never changed afterwards. Starts nothing and asks nobody.
         """
-        state = self._commits.state_of(self._cursor.state)
+        if self._unfinished is None:
+            state = self._commits.state_of(self._cursor.state)
+        else:  # asked by a signal's handler in the middle of a `next`, or behind one that was interrupted
+            _, _, cursor, commits = self._unfinished
+            state = cursor["state"] if commits is None else commits[0]
         try:
             return {KEY: json.dumps({"format": FORMAT, "settings": self._own_settings(), "state": state}, allow_nan=False)}
         except (TypeError, ValueError) as exc:
@@ -183,6 +190,7 @@ class Loader(FromDataset, Generic[T]):
             ClosedError: After `close`.
         """
         self._check_open()
+        self._mend()
         state = parsed(state_dict)
         changed = differences(state["settings"], self._own_settings())
         if changed and strict:
@@ -323,26 +331,36 @@ class Loader(FromDataset, Generic[T]):
 
     def _raised(self, exc: BaseException) -> None:
         """No item came. The state does not count one that was never returned."""
+        failure = self.root.failure()
         if isinstance(exc, Exception):  # Where a source has failed, nobody knows what its state means.
-            self._cursor.raised(self.root.get_state() if self.root.failure() is None else self._cursor.state)
+            self._cursor.raised(self.root.get_state() if failure is None else self._cursor.state)
+            if failure is not None and not isinstance(failure, Exception):
+                self._cursor.lost()  # a signal's handler has raised in the middle of the graph
         if isinstance(exc, StopIteration):
             self._check_open()  # a signal's handler may have closed it meanwhile
             raise GraphError(
                 "StopIteration came out of the graph: a node downstream of the Cycler ended, or a function in one raised it."
             ) from exc
 
-    def _interrupted(self, before: Any, *, starting: bool) -> None:
-        """Ctrl-C came out of the middle of a `next`, or a signal's handler raised: it returned nothing, and so nothing has happened.
+    def _mend(self) -> None:
+        """If Ctrl-C came out of the middle of a `next`, let nothing have happened: it returned nothing.
 
-        Where the graph has moved meanwhile, it is reset when the next item is asked for; what it had taken is loaded again.
+        Where the graph has moved meanwhile, it is reset when the next item is asked for; what it had taken is loaded again. May itself be
+        interrupted: then it is done, from the beginning, when the loader is used next.
         """
-        cursor, commits = before
+        if self._unfinished is None:
+            return
+        iterator, run, cursor, commits = self._unfinished
+        iterator._run, iterator._ended = run, False
         self._cursor.restore(cursor)
         self._commits.restore(commits)
+        put_back_interrupted()
+        moved = True
         with contextlib.suppress(Exception):
-            if not starting and self.root.failure() is None and self.root.get_state() == self._cursor.graph_state:
-                return
-        self._cursor.lost()
+            moved = run is None or self.root.failure() is not None or self.root.get_state() != self._cursor.graph_state
+        if moved:
+            self._cursor.lost()
+        self._unfinished = None
 
     def _check_place(self) -> None:
         """After an exception: a signal's handler may have raised where the graph had given an item, and the cursor did not know of it yet."""
@@ -396,7 +414,10 @@ class _Epochs:
     def __init__(self, root: Node[Any]) -> None:
         self._root = root
         self.remaining = root.remaining
-        self.items_per_epoch = root.items_per_epoch
+
+    def sized(self) -> bool:
+        *_, first = self._root.chain()
+        return first.items_per_epoch() is not None
 
     def start_of(self, epoch: int) -> State:
         state = self._root.start_of(epoch)
@@ -453,20 +474,20 @@ class _Epoch(Generic[T]):
 
     def __next__(self) -> T:
         loader = self._loader
-        before, starting = (loader._cursor.saved(), loader._commits.saved()), self._run is None
         try:
             with loader._turn:
-                return self._next(loader)
-        except StopIteration:
-            raise
-        except Exception:
-            loader._check_place()
+                loader._mend()
+                loader._unfinished = self, self._run, loader._cursor.saved(), loader._commits.saved()
+                item = self._next(loader)
+            loader._unfinished = None
+            return item
+        except Exception as exc:
+            if not isinstance(exc, StopIteration):
+                loader._check_place()
+            loader._unfinished = None
             raise
         except BaseException:
-            self._ended = False
-            if starting:
-                self._run = None
-            loader._interrupted(before, starting=starting)
+            loader._mend()
             raise
 
     def _next(self, loader: Loader[T]) -> T:

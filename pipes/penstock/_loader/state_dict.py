@@ -38,13 +38,14 @@ class CommitLedger:
         if self._committed is not None:
             self._uncommitted.append(state)
 
-    def saved(self) -> tuple[State | None, list[State]]:
-        """What `restore` takes."""
-        return self._committed, list(self._uncommitted)
+    def saved(self) -> tuple[State, list[State]] | None:
+        """What `restore` takes; None where `commit` was never called."""
+        return None if self._committed is None else (self._committed, list(self._uncommitted))
 
-    def restore(self, saved: tuple[State | None, list[State]]) -> None:
+    def restore(self, saved: tuple[State, list[State]] | None) -> None:
         """Let nothing have happened since `saved`."""
-        self._committed, self._uncommitted = saved[0], deque(saved[1])
+        if saved is not None:
+            self._committed, self._uncommitted = saved[0], deque(saved[1])
 
     def commit(self, n: int, now: State) -> None:
         """``n`` more of the delivered batches were trained; ``now`` is behind the last delivered one."""

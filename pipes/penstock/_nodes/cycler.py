@@ -8,7 +8,7 @@ from penstock._errors import SourceError, StateError
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", covariant=True)
-R = TypeVar("R")
 
 
 @final
@@ -58,9 +57,15 @@ class Cycler(Node[T]):
     def next(self) -> T | EndOfEpoch:  # type: ignore[override]
         if not self._ended:
             try:
-                item: T = self._reading(lambda: next(self.source))
+                self._begin()
+                item: T = next(self.source)
             except StopIteration:
                 pass
+            except SourceError:
+                raise
+            except BaseException as error:
+                self._failure = error
+                raise
             else:
                 self._fresh = False
                 return item
@@ -76,12 +81,26 @@ class Cycler(Node[T]):
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
         if self._ended:
             return []
-        block: Sequence[T] = self._reading(lambda: self.source.take(n, every=every, first=first))
+        try:
+            self._begin()
+            block: Sequence[T] = self.source.take(n, every=every, first=first)
+        except SourceError:
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise
         self._fresh = self._fresh and len(block) == 0
         return block
 
     def at(self, positions: np.ndarray) -> Sequence[T]:
-        block: Sequence[T] = self._reading(lambda: self.source.at(positions))
+        try:
+            self._begin()
+            block: Sequence[T] = self.source.at(positions)
+        except SourceError:
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise
         return block
 
     def remaining(self, state: State | None = None) -> int | None:
@@ -114,17 +133,10 @@ class Cycler(Node[T]):
         if inner.get("epoch", state["epoch"]) != state["epoch"]:
             raise StateError(f"a state of epoch {state['epoch']} whose source stands in epoch {inner['epoch']} is damaged.")
 
-    def _reading(self, read: Callable[[], R]) -> R:
-        """What ``read`` gives of the source, at the start of an epoch after its reset. Once it has raised, nothing more is read."""
+    def _begin(self) -> None:
+        """Have the source stand at the start of the epoch, if it does not yet. Once it has raised, nothing more is read."""
         if self._failure is not None:
             raise SourceError.after(self._failure)
-        try:
-            if self._begins:
-                self.source.reset(self.source.start_of(self._epoch))
-                self._begins = False
-            return read()
-        except StopIteration:
-            raise
-        except BaseException as error:
-            self._failure = error
-            raise
+        if self._begins:
+            self.source.reset(self.source.start_of(self._epoch))
+            self._begins = False

@@ -206,7 +206,8 @@ class EpochPlanner:
         if trial is not None:
             plan = self._first_block(trial, task.epoch)
             fits = plan.fits(task.position, task.checksum) or (plan.more and task.position > plan.end)
-            if fits and plan.same_as(self._first_block(trial, task.epoch)):
+            known = task.position > 0 or _is_told(self._sampler)  # at an epoch's start any plan fits, and a memory may show late
+            if known and fits and plan.same_as(self._first_block(trial, task.epoch)):
                 return
         for epoch in range(task.epoch):
             with closing(self._open(self._sampler, epoch)) as reading:
@@ -310,6 +311,11 @@ class _Reading:
             lengths.append(len(batch))
             values += batch
         return values if len(lengths) > before else None
+
+
+def _is_told(sampler: Any) -> bool:
+    """Whether anything in ``sampler`` is told the epoch, which is to say that it depends on that and not on the epochs before."""
+    return any(callable(getattr(one, "set_epoch", None)) for one in wrapped(sampler))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.error_policy import ErrorBudget, check_policy
 from penstock._fetch.fetch import Fetch
-from penstock._fetch.task import FetchTask, work_of
+from penstock._fetch.task import FetchTask, annotate, work_of
 from penstock._memory.allocation import pinned
 from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler
@@ -296,15 +296,17 @@ class ParallelMapper(Node[T]):
         """Pull from the source and hand to the workers until the window is full."""
         while self._open < max(1, self._window) and len(self._entries) < 4 * self._window + 4 and not self._blocked():
             self._torn = True
+            item: Any = None
             try:
                 item = next(self.source)
+                entry = self._begun(item)
             except StopIteration:
                 self._exhausted, self._torn = True, False
                 return
-            except Exception as exc:
+            except Exception as exc:  # of the source, or of an item that cannot be handed over: an error in its own place
+                if item is not None:
+                    annotate(exc, f"while handing over {self._work.name(item, IDLE)}")
                 entry = _Entry(exc, None, self.source.get_state())
-            else:
-                entry = self._begun(item)
             self._entries.append(entry)
             self._pulled += 1
             self._torn = False
@@ -319,14 +321,15 @@ class ParallelMapper(Node[T]):
             entry = _Entry(None, None, state)
             entry.delivered = True
             return entry
+        job = Job(item) if self._pool is None else self._submitted(self._pool, item)
         self._open += 1
-        return _Entry(None, Job(item) if self._pool is None else self._submitted(self._pool, item), state)
+        return _Entry(None, job, state)
 
     def _submitted(self, pool: Pool, item: Any) -> Job | SplitJob:
         """``item`` handed to the workers; to all of them at once where they have nothing else, so that it does not take one its whole time."""
         work, allocate = self._work, self._allocate
         parts = (
-            work.parts(item, self.num_workers, here=isinstance(pool, ThreadPool)) if self._open == 1 and isinstance(work, FetchTask) else []
+            work.parts(item, self.num_workers, here=isinstance(pool, ThreadPool)) if self._open == 0 and isinstance(work, FetchTask) else []
         )
         if len(parts) < 2 or not isinstance(work, FetchTask):
             return pool.submit(item)

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler
 
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices, pack
+from penstock._memory.modes import neutral_modes
 from penstock._nodes.distributed_sampler import refuse_sharded
 from penstock._nodes.epoch_plan import EpochPlanner, Plan, PlanRequest, can_be_pickled, length, length_in, owns_its_randomness, wrapped
 from penstock._nodes.node import Node, State, fields
@@ -217,7 +218,8 @@ class SamplerWrapper(Node[Any]):
                 self._planner = AheadThread(self._maker) if self._owns else self._helped()
         if self._planner is not None:
             return self._planner.get((task.epoch, task.begin), task)
-        plan = self._maker(task)
+        with neutral_modes():
+            plan = self._maker(task)
         if self.plan_ahead and not plan.drew and not plan.is_block:
             self._maker.draws = False
             self._planner = AheadThread(self._maker)
@@ -257,7 +259,9 @@ class SamplerWrapper(Node[Any]):
         if not self._told:
             return length(self.sampler)
         if epoch not in self._lengths:
-            self._lengths = {**dict(list(self._lengths.items())[-3:]), epoch: length_in(self.sampler, epoch)}
+            with neutral_modes():
+                said = length_in(self.sampler, epoch)
+            self._lengths = {**dict(list(self._lengths.items())[-3:]), epoch: said}
         return self._lengths[epoch]
 
     def _compare_length(self, plan: Plan) -> None:

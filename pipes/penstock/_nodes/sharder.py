@@ -157,8 +157,10 @@ class Sharder(Node[T]):
 
     def get_state(self) -> State:
         state = self.source.get_state()
+        if not self._own:
+            return state
         rank, world_size = self.ranks()
-        if not self._own or world_size == 1 or self._anyones(state):
+        if world_size == 1 or self._anyones(state):
             return state
         return {"source": state, "world_size": world_size, **({"rank": rank} if self.source.rank_bound() else {})}
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 
 from penstock._random.sample_rng import sample_word
 from penstock._random.splitmix import GAMMA, mixed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def seed_globals(seed: int, epoch: int, position: int) -> None:
@@ -32,19 +29,44 @@ def seed_globals(seed: int, epoch: int, position: int) -> None:
     torch.default_generator.manual_seed(other & 0xFFFFFFFF)
 
 
-@contextmanager
-def global_rngs_kept() -> Iterator[None]:
+_kept: ContextVar[tuple[Any, ...] | None] = ContextVar("penstock_global_rngs", default=None)
+"""Where this thread found the global generators when it entered the outermost `global_rngs_kept`."""
+
+
+@final
+class global_rngs_kept:
     """Leave the three global generators as they were found, to the bit, also after an exception; 80 us.
 
-    What another thread draws from them meanwhile is taken back too: they are the process's, not a thread's.
+    What another thread draws from them meanwhile is taken back too: they are the process's, not a thread's. An interrupt in the middle of
+    putting them back leaves that to `put_back_interrupted`.
     """
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
+
+    __slots__ = ("_outermost", "_states")
+
+    def __enter__(self) -> None:
+        self._states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+        self._outermost = _kept.get() is None
+        if self._outermost:
+            _kept.set(self._states)
+
+    def __exit__(self, *exc: object) -> None:
+        _put_back(self._states)
+        if self._outermost:
+            _kept.set(None)
+
+
+def put_back_interrupted() -> None:
+    """Put the global generators back, if an interrupt has kept `global_rngs_kept` from it; for who mends what was interrupted."""
+    states = _kept.get()
+    if states is not None:
+        _put_back(states)
+        _kept.set(None)
+
+
+def _put_back(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.default_generator.set_state(states[2])
 
 
 class States(NamedTuple):

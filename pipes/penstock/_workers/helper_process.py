@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from penstock._errors import WorkerDied
+from penstock._memory.modes import in_neutral_modes
 from penstock._workers.forking import come_up, until_up
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class HelperProcess:
             self._pipe, theirs = context.Pipe()
             self._process = context.Process(target=_serve, args=(theirs, make, os.getpid()), name="penstock-plan", daemon=True)
             self._process.start()
+            weakref.finalize(self, _end, self._process, os.getpid())  # also where an interrupt comes before anybody holds this helper
             theirs.close()
             return self._process.pid or 0, self._pipe.fileno()
 
@@ -83,6 +85,7 @@ class HelperProcess:
         self._pipe.close()
 
 
+@in_neutral_modes  # a fork takes over those of the consumer
 def _serve(pipe: multiprocessing.connection.Connection, make: Any, parent: int) -> None:
     """The helper process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
@@ -100,6 +103,12 @@ def _serve(pipe: multiprocessing.connection.Connection, make: Any, parent: int) 
         except Exception as exc:
             answer = _pickled(exc)
         pipe.send_bytes(answer)
+
+
+def _end(process: Any, owner: int) -> None:
+    if os.getpid() == owner and process.is_alive():
+        process.kill()
+        process.join()
 
 
 def _pickled(exc: Exception) -> bytes:
