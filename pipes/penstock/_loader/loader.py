@@ -474,20 +474,24 @@ class _Epoch(Generic[T]):
 
     def __next__(self) -> T:
         loader = self._loader
+        inside = False  # a second thread is refused, and must not touch what the first one is at
         try:
             with loader._turn:
+                inside = True
                 loader._mend()
                 loader._unfinished = self, self._run, loader._cursor.saved(), loader._commits.saved()
                 item = self._next(loader)
             loader._unfinished = None
             return item
         except Exception as exc:
-            if not isinstance(exc, StopIteration):
+            if inside and not isinstance(exc, StopIteration):
                 loader._check_place()
-            loader._unfinished = None
+            if inside:
+                loader._unfinished = None
             raise
         except BaseException:
-            loader._mend()
+            if inside:
+                loader._mend()
             raise
 
     def _next(self, loader: Loader[T]) -> T:
