@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset
 
 import penstock
 from penstock import Batcher, Cycler, Fetch, IterableSource, Loader, Mapper, Prefetcher, Sampler, ShuffledOrder
+from penstock._loader.cursor import EpochCursor
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def generators() -> tuple[Any, ...]:
     return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
 
 
-def interrupted_at(line: int, act: Callable[[], Any], *, again: int = 0) -> tuple[Any, bool]:
-    """What ``act`` returns, and whether it was interrupted at the ``line``-th line of the library that it runs; and ``again`` so many lines later."""
+def interrupted_at(line: int, act: Callable[[], Any]) -> tuple[Any, bool]:
+    """What ``act`` returns, and whether it was interrupted at the ``line``-th line of the library that it runs."""
     lines = 0
 
     def trace(frame: Any, event: str, _: Any) -> Any:
@@ -88,7 +89,7 @@ def interrupted_at(line: int, act: Callable[[], Any], *, again: int = 0) -> tupl
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         if event == "line" and not text.startswith("with ") and text != "return item":
             lines += 1
-            if lines == line or (again and lines == line + again):
+            if lines == line:
                 raise Stop
         return trace
 
@@ -138,12 +139,25 @@ def test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing(name: str, be
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
 @pytest.mark.parametrize("name", ["inline", "threads", "a stream"])
-@pytest.mark.parametrize("again", [1, 3, 8, 15])
-def test_a_second_interrupt_while_the_first_is_mended_loses_nothing_either(name: str, again: int) -> None:
-    """Seen to fail: with the mending done at once and not again, the state counted a batch that was never returned."""
+@pytest.mark.parametrize("where", ["before", "behind"])
+@pytest.mark.parametrize("method", ["restore", "lost"])
+def test_a_second_interrupt_while_the_first_is_mended_loses_nothing_either(name, where, method, monkeypatch):
+    """Seen to fail: without the mending at the start of `next`, the batch that was never returned did not come again."""
+    really = getattr(EpochCursor, method)
+    mending = []
+
+    def interrupted(cursor: EpochCursor, *arguments: Any) -> None:
+        if where == "behind" or not mending:
+            really(cursor, *arguments)
+        if mending:
+            mending.clear()
+            if method == "restore" and where == "behind":
+                vars(cursor)["begun"] = not cursor.begun  # half done
+            raise Stop
+
+    monkeypatch.setattr(EpochCursor, method, interrupted)
     with BUILDS[name]() as whole:
         expected = [plain(batch) for batch in whole]
     with BUILDS[name]() as whole:
@@ -154,7 +168,9 @@ def test_a_second_interrupt_while_the_first_is_mended_loses_nothing_either(name:
         with BUILDS[name]() as loader:
             batches = iter(loader)
             got = [plain(next(batches))]
-            batch, stopped = interrupted_at(line, lambda batches=batches: next(batches), again=again)
+            mending[:] = ["soon"]
+            batch, stopped = interrupted_at(line, lambda batches=batches: next(batches))
+            mending.clear()
             assert loader.state_dict() == states[0] or not stopped, f"interrupted at line {line}"
             got += [plain(batch)] if not stopped else []
             assert got + [plain(batch) for batch in batches] == expected, f"interrupted at line {line}"
