@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import psutil
 import pytest
 
 pytest.importorskip("transformers")
@@ -13,6 +12,7 @@ pytest.importorskip("accelerate")
 
 from typing import TYPE_CHECKING
 
+from leaks import _Inventory
 from tests.trainers import loops
 from tests.trainers.loops import PENSTOCK
 from torch.utils.data import DataLoader
@@ -111,7 +111,7 @@ def test_the_mixin_builds_the_loader_of_the_arguments(options: dict, words: dict
         assert found["whole"] == [batch.tolist() for _ in range(3) for batch in loader]
     assert found["resumed"] == found["whole"][18:]
     assert found["logs"] == found["logs again"]
-    assert psutil.Process().children() == []
+    assert not _Inventory.taken().processes
 
 
 def test_the_mixin_needs_no_other_word(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_the_mixin_evaluates_as_the_trainer_does(options: dict, tmp_path: Path) 
     assert found == loops.evaluated(tmp_path, False, **options)
     if "dataloader_drop_last" not in options:
         assert all(predicted == [float(i) for i in range(n)] for n, _, predicted, _ in found)
-    assert psutil.Process().children() == []
+    assert not _Inventory.taken().processes
 
 
 def test_evaluation_in_mid_training_leaves_the_training_as_it_was(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, differences, 
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.iterable_source import IterableSource
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of
-from penstock._random.global_rng import put_back_interrupted
+from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
 
 if TYPE_CHECKING:
@@ -479,6 +479,7 @@ class _Epoch(Generic[T]):
             with loader._turn:
                 inside = True
                 loader._mend()
+                forget_interrupted()
                 loader._unfinished = self, self._run, loader._cursor.saved(), loader._commits.saved()
                 item = self._next(loader)
             loader._unfinished = None

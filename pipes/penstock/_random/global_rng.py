@@ -55,6 +55,11 @@ class global_rngs_kept:
             _kept.set(None)
 
 
+def forget_interrupted() -> None:
+    """What was left to `put_back_interrupted` so far is nobody's business any more; for who begins what he would mend."""
+    _kept.set(None)
+
+
 def put_back_interrupted() -> None:
     """Put the global generators back, if an interrupt has kept `global_rngs_kept` from it; for who mends what was interrupted."""
     states = _kept.get()
