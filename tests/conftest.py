@@ -15,6 +15,8 @@ import torch
 from leaks import no_leaks
 from sessions import session
 
+from penstock._loader import in_step
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
@@ -24,6 +26,7 @@ FAILED = pytest.StashKey[bool]()
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    in_step._started.clear()  # a loader that another test has left in the middle of an epoch is in step with nobody here
     with ExitStack() as stack:
         stack.enter_context(no_leaks())
         yield
