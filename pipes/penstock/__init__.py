@@ -44,6 +44,8 @@ from penstock._nodes.to_device import ToDevice
 from penstock._random.batch_rng import BatchRng
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Batcher",
     "BatchRng",

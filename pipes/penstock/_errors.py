@@ -13,6 +13,22 @@ PenstockError
 from __future__ import annotations
 
 
+class WorkerTraceback(Exception):
+    """The cause of an error that came from a worker process: shows where in the worker it was raised."""
+
+    def __str__(self) -> str:
+        return f"\nTraceback in {self.args[0]}:\n{self.args[1]}"
+
+
+def hide_internal_frames(exc: BaseException) -> None:
+    """Have the traceback of an error of user code begin where that does: what lies on the way there helps nobody."""
+    entry = exc.__traceback__
+    while entry is not None and entry.tb_frame.f_globals.get("__name__", "").startswith(("penstock.", "torchdata.nodes.")):
+        entry = entry.tb_next
+    if entry is not None or isinstance(exc.__cause__, WorkerTraceback):
+        exc.__traceback__ = entry
+
+
 class PenstockError(Exception):
     """Base of every error that penstock raises by a name of its own."""
 

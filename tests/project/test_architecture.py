@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 PACKAGE = Path(penstock.__file__).parent
 
 MAY_IMPORT = {  # room: those it may import from
+    "_arguments": "",
     "_errors": "",
     "_statistics": "",
-    "_random": "",
+    "_random": "_arguments",
     "_memory": "",
     "_workers": "_errors _statistics _memory",
-    "_fetch": "_errors _statistics _random _memory _workers",
-    "_nodes": "_errors _statistics _random _memory _workers _fetch",
-    "_loader": "_errors _random _memory _workers _fetch _nodes",
-    "_datasets": "_errors _random _memory _fetch _loader",
+    "_fetch": "_arguments _errors _statistics _random _memory _workers",
+    "_nodes": "_arguments _errors _statistics _random _memory _workers _fetch",
+    "_loader": "_arguments _errors _random _memory _workers _fetch _nodes",
+    "_datasets": "_arguments _errors _random _memory _fetch _loader",
     "": "_errors _random _fetch _nodes _loader _datasets",  # the front door itself, penstock/__init__.py
     "testing": "front",
     "integrations": "front",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -46,8 +47,36 @@ def ordinary(samples: Sequence[Any]) -> Any:
     try:
         filler.add(samples)
     except OtherStructure:
-        return collated(samples)
+        return _collated_field(samples, "")
     return filler.finish(len(samples))
+
+
+def _collated_field(column: Any, path: str) -> Any:
+    """The batch of one field; where there is none, the error says which field, why, and what to do."""
+    try:
+        return collated(column)
+    except Exception as exc:
+        came = [_in_words(one) for one in column]
+        other = next((place for place, one in enumerate(came) if one != came[0]), None)
+        where = f" in their field {path}" if path else ""
+        what = (
+            f"the samples of this batch are alike{where}, but nobody knows how to put together {came[0]}"
+            if other is None
+            else f"the samples at places 0 and {other} of this batch differ{where}: {came[0]}, and {came[other]}"
+        )
+        with contextlib.suppress(Exception):  # an exception that is frozen bears no note
+            exc.add_note(f"{what}. Write a collate_fn that makes a batch of them, or keeps them as they are: collate_fn=list.")
+        raise
+
+
+def _in_words(one: Any) -> str:
+    if isinstance(one, torch.Tensor | np.ndarray):
+        return f"a {type(one).__name__} of shape {tuple(one.shape)} and {one.dtype}"
+    if isinstance(one, Mapping):
+        return f"a {type(one).__name__} with the keys {list(one)!r:.120}"
+    if isinstance(one, list | tuple):
+        return f"a {type(one).__name__} of {len(one)}"
+    return f"a {type(one).__name__}"
 
 
 # What the user has registered with torch.
@@ -91,7 +120,7 @@ class BatchSchema:
     def __init__(self, sample: Any, *, in_place: bool = True) -> None:
         self._registry = dict(default_collate_fn_map)  # as it was when this was learned
         self.specs: list[Spec] = []
-        self.root = self._learned(sample, in_place, list)
+        self.root = self._learned(sample, in_place, list, "")
         row_bytes = sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in self.specs)
         self.step = max(1, AT_ONCE // max(1, row_bytes))
 
@@ -100,17 +129,18 @@ class BatchSchema:
         """Whether nothing was registered with torch since; costs 0.1 us."""
         return self._registry == default_collate_fn_map
 
-    def _learned(self, sample: Any, in_place: bool, column: type) -> Field:
+    def _learned(self, sample: Any, in_place: bool, column: type, path: str) -> Field:
         parts = _parts(sample)
         if parts is not None:
             keyed = type(sample) is dict or dataclasses.is_dataclass(sample)
             inner = list if keyed else tuple  # what `default_collate` is handed, and hands back where it is strings
-            return _Container(type(sample), list(parts), [self._learned(part, in_place, inner) for part in parts.values()])
+            fields = [self._learned(part, in_place, inner, f"{path}[{key!r}]") for key, part in parts.items()]
+            return _Container(type(sample), list(parts), fields)
         spec = _spec(sample) if in_place else None
         if spec is None:
-            return _ListField(column)
+            return _ListField(column, path)
         self.specs.append(spec)
-        return _TensorField(type(sample), sample.dtype if isinstance(sample, np.ndarray | np.generic) else None, *spec, column)
+        return _TensorField(type(sample), sample.dtype if isinstance(sample, np.ndarray | np.generic) else None, *spec, column, path)
 
 
 def _parts(sample: Any) -> dict[Any, Any] | None:
@@ -193,12 +223,13 @@ def _numpy(tensor: torch.Tensor) -> np.ndarray:
 class _ListField:
     """A field that is kept until all of it is there, and then collated the ordinary way; its own filler."""
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: type, path: str) -> None:
         self.kind = kind  # of the column that `default_collate` is handed: strings come out as they went in
+        self.path = path  # of keys, such as ['image'][0]
         self.column: list[Any] = []
 
     def filler(self, memory: Iterator[torch.Tensor]) -> _ListField:
-        return _ListField(self.kind)
+        return _ListField(self.kind, self.path)
 
     def add(self, column: Sequence[Any]) -> None:
         self.column.extend(column)
@@ -213,7 +244,7 @@ class _ListField:
     def finish(self, rows: int) -> Any:
         if _parts(self.column[0]) is not None:
             return ordinary(self.column)
-        return collated(self.kind(map(_forward, self.column)))
+        return _collated_field(self.kind(map(_forward, self.column)), self.path)
 
 
 def _forward(one: Any) -> Any:
@@ -227,12 +258,15 @@ class _TensorField:
     ``numpy_dtype`` is that of the samples, where they have one; shape and ``dtype`` are a row's.
     """
 
-    def __init__(self, kind: type, numpy_dtype: np.dtype[Any] | None, shape: tuple[int, ...], dtype: torch.dtype, column: type) -> None:
+    def __init__(
+        self, kind: type, numpy_dtype: np.dtype[Any] | None, shape: tuple[int, ...], dtype: torch.dtype, column: type, path: str
+    ) -> None:
         self.kind = kind
         self.numpy_dtype = numpy_dtype
         self.shape = shape
         self.dtype = dtype
         self.column = column
+        self.path = path
         self.write = self._tensors if kind is torch.Tensor else self._arrays if kind is np.ndarray else self._numbers
 
     def filler(self, memory: Iterator[torch.Tensor]) -> _InPlace:
@@ -287,7 +321,7 @@ class _InPlace:
                 self._field.write(column, self._memory if len(column) == self._rows else self._memory[self._written : end])
             except (TypeError, ValueError, RuntimeError, OverflowError):
                 rows = [self.row(row) for row in range(self._written)]
-                self._loose = _ListField(self._field.column)
+                self._loose = _ListField(self._field.column, self._field.path)
                 self._loose.add(rows)
             else:
                 self._written = end

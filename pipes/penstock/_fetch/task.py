@@ -307,9 +307,10 @@ def _samples(samples: list[Any]) -> list[Any]:
 
 
 def annotate(exc: BaseException, note: str) -> None:
-    """Add a note, where the exception can bear one (a frozen dataclass cannot)."""
+    """Add a note, once, where the exception can bear one (a frozen dataclass cannot)."""
     with contextlib.suppress(Exception):
-        exc.add_note(note)
+        if note not in getattr(exc, "__notes__", ()):
+            exc.add_note(note)
 
 
 def in_words(exc: BaseException) -> str:

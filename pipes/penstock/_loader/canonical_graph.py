@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from penstock._fetch.array_dataset import ArrayDataset
 from penstock._fetch.fetch import Fetch
+from penstock._loader.dataloader_words import DataLoaderWords, say_once
 from penstock._loader.in_step import unseeded_length
 from penstock._memory.devices import can_pin, resolve_device
 from penstock._nodes.batcher import Batcher
@@ -21,7 +23,7 @@ from penstock._nodes.sampler import Sampler
 from penstock._nodes.sampler_wrapper import SamplerWrapper
 from penstock._nodes.sharder import Sharder
 from penstock._nodes.to_device import ToDevice
-from penstock._random.orders import SequentialOrder, ShuffledOrder
+from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,10 +37,11 @@ if TYPE_CHECKING:
     from penstock._workers.pool import StartMethod
 
 
-class FromDataset:
+class FromDataset(DataLoaderWords):
     """The classmethod that builds the canonical graph, for the `Loader` to inherit: one signature, next to what it builds."""
 
     _unseeded: int | None
+    _built_for: int | None
 
     if TYPE_CHECKING:
 
@@ -48,25 +51,26 @@ class FromDataset:
     def from_dataset(
         cls,
         dataset: Any,
-        *,
         batch_size: int | None = 1,
-        shuffle: bool = False,
+        shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        order: Order | None = None,
-        seed: int | None = None,
         num_workers: int = 0,
-        method: Literal["thread", "process"] = "process",
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
-        prefetch_factor: int | None = None,
-        in_order: bool = True,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: StartMethod | None = None,
         generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
         persistent_workers: bool = True,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        order: Order | None = None,
+        seed: int | None = None,
+        method: Literal["thread", "process"] = "process",
         device: torch.device | str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -84,7 +88,9 @@ class FromDataset:
     ) -> Self:
         """A `Loader` over the canonical graph of ``dataset``: order, epochs, ranks, batches, workers, pinned memory.
 
-        The words up to ``persistent_workers`` are those of ``torch.utils.data.DataLoader``, with its meanings; the others are ours.
+        The words up to ``in_order`` are those of ``torch.utils.data.DataLoader``, in its order and with its meanings, so that
+        ``DataLoader = Loader.from_dataset`` is all that a script has to change; the others are ours. The loader shows ``dataset``,
+        ``batch_size``, ``num_workers``, ``collate_fn``, ``pin_memory`` and ``drop_last``, for reading.
 
         Args:
             dataset: Map-style; or an ``IterableDataset``, or a finite torchdata node, which is read in this process; on several ranks see ``split``.
@@ -92,21 +98,22 @@ class FromDataset:
             shuffle: A new order every epoch, a pure function of (``seed``, epoch).
             sampler: Any sampler of indices. A ``DistributedSampler`` is taken over: its seed, shuffle and drop_last are used here.
             batch_sampler: Any sampler of lists of indices; whole batches are dealt to the ranks. Excludes ``batch_size`` and ``drop_last``.
-            order: A `SequentialOrder`, `ShuffledOrder`, `TorchOrder` or `WeightedOrder`; excludes ``shuffle`` and ``sampler``.
-            seed: Of everything random; default 0, on every rank and in every run, whatever ``torch.manual_seed`` says. Two loaders that shuffle by the
-                default seed and have the same length are in step, which a warning tells.
             num_workers: Worker threads or processes; 0 loads in this thread.
-            method: ``"process"`` or ``"thread"``.
             collate_fn: Makes a batch of a list of samples; default torch's ``default_collate``.
             pin_memory: Copy batches to pinned memory, where there is an accelerator.
             drop_last: Leave out the batch at an epoch's end that is not full.
-            prefetch_factor: Batches in work for each worker; default 2, and 8 where batches are small (64 KiB).
-            in_order: False hands batches out as they are done; see `ParallelMapper`.
-            timeout: Seconds to wait for a batch; 0 waits for ever.
+            timeout: Seconds to wait for a batch; 0 waits forever.
             worker_init_fn: Called with the worker's number in each worker process.
             multiprocessing_context: A start method or context; default: multiprocessing's.
             generator: Its initial seed becomes ``seed``. Nothing is drawn from it.
-            persistent_workers: Accepted for `DataLoader`'s sake: workers always live as long as the loader.
+            prefetch_factor: Batches in work for each worker; default 2, and 8 where batches are small (64 KiB).
+            persistent_workers: Means nothing, and False is told so once: workers always live as long as the loader.
+            pin_memory_device: Means nothing, and is told so once: memory is pinned for the accelerator that there is.
+            in_order: False hands batches out as they are done; see `ParallelMapper`.
+            order: A `SequentialOrder`, `ShuffledOrder`, `TorchOrder` or `WeightedOrder`; excludes ``shuffle`` and ``sampler``.
+            seed: Of everything random; default 0, on every rank and in every run, whatever ``torch.manual_seed`` says. Two loaders that shuffle by the
+                default seed and have the same length are in step, which a warning tells.
+            method: ``"process"`` or ``"thread"``.
             device: Copy batches there ahead of time, see `ToDevice`; default: they stay on the CPU.
             rank: See `Sharder`; looked up at the first batch where it is None.
             world_size: See `Sharder`.
@@ -125,10 +132,23 @@ class FromDataset:
             restart_on_stop_iteration: See `Loader`.
 
         Raises:
-            ValueError: Arguments that exclude each other, or make no sense; an empty dataset.
+            ValueError: Arguments that exclude each other, or make no sense.
             TypeError: A dataset without a length where one is needed.
             GraphError: A sampler that shards by itself.
         """
+        shuffle = bool(shuffle)
+        if not persistent_workers:
+            say_once("persistent_workers=False means nothing here: workers live as long as the loader. loader.close() ends them.")
+        if pin_memory_device:
+            say_once(f"pin_memory_device={pin_memory_device!r} means nothing here: memory is pinned for the accelerator that there is.")
+        words = {
+            "dataset": dataset,
+            "batch_size": None if batch_sampler is not None else batch_size,
+            "num_workers": num_workers,
+            "collate_fn": collate_fn or (default_collate if batch_size is not None else default_convert),
+            "pin_memory": pin_memory,
+            "drop_last": drop_last,
+        }
         unseeded = seed is None and generator is None and order is None
         seed = generator.initial_seed() % 2**63 if generator is not None else seed or 0
         device = None if device is None else resolve_device(device)
@@ -138,6 +158,7 @@ class FromDataset:
             )
         _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, endless)
         map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn)
+        by_default_order = False
         if isinstance(dataset, IterableDataset | BaseNode):
             source, map_fn = _read(dataset, split, seed, bool(seed_samples)), _collate_only(collate_fn, batch_size)
         elif (sharded := taken_over(sampler, batch_sampler)) is not None:
@@ -151,7 +172,8 @@ class FromDataset:
         elif batch_sampler is not None:
             source, batch_size = SamplerWrapper(batch_sampler, seed, plan_ahead=plan_ahead, batches=True), None
         else:
-            source = Sampler(order or _default_order(dataset, shuffle, seed))
+            by_default_order = order is None
+            source = Sampler(_default_order(dataset, shuffle, seed) if order is None else _checked_order(order, dataset))
 
         node: Node[Any] = Sharder(Cycler(source), rank, world_size, mesh=mesh, split="within" if split == "within" else "items", tail=tail)
         if batch_size is not None:
@@ -164,7 +186,7 @@ class FromDataset:
             method,
             multiprocessing_context,
             prefetch_factor=prefetch_factor,
-            timeout=_seconds(timeout),
+            timeout=timeout,
             worker_init_fn=worker_init_fn,
             seed=seed,
             seed_samples=seed_samples,
@@ -179,6 +201,8 @@ class FromDataset:
         elif pin_memory and can_pin():
             node = PinMemory(node, run_ahead=run_ahead)
         loader = cls(node, endless=endless, restart_on_stop_iteration=restart_on_stop_iteration)
+        loader._words = words
+        loader._built_for = len(dataset) if by_default_order else None
         if unseeded:
             given = sampler if sampler is not None else batch_sampler
             loader._unseeded = unseeded_length(len(dataset) if shuffle else None, given)
@@ -200,6 +224,21 @@ def _collate_only(collate_fn: Callable[[Any], Any] | None, batch_size: int | Non
     return fetch.convert if batch_size is None else fetch.collate
 
 
+def _checked_order(order: Order, dataset: Any) -> Order:
+    """``order``, unless it visits places that ``dataset`` does not have, or leaves some out in silence."""
+    items = _length(dataset)
+    if isinstance(order, WeightedOrder) and order.weights != items:
+        raise ValueError(
+            f"WeightedOrder has {order.weights} weights, and {type(dataset).__name__} has {items} samples: there must be one weight for each sample, 0 "
+            f"for one that is never drawn."
+        )
+    if isinstance(order, SequentialOrder | ShuffledOrder | TorchOrder) and len(order) > items:
+        raise ValueError(
+            f"{type(order).__name__} visits {len(order)} places, and {type(dataset).__name__} has {items} samples. Make it of len(dataset)."
+        )
+    return order
+
+
 def _default_order(dataset: Any, shuffle: bool, seed: int) -> Order:
     n = _length(dataset)
     return ShuffledOrder(n, seed) if shuffle else SequentialOrder(n)
@@ -214,12 +253,6 @@ def _length(dataset: Any) -> int:
             f"a dataset that can only be iterated should be a torch.utils.data.IterableDataset."
         ) from exc
     return n
-
-
-def _seconds(timeout: float) -> float | None:
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0:
-        raise ValueError(f"timeout={timeout!r} must be a number of seconds from 0; 0 waits for ever.")
-    return timeout or None
 
 
 def _check_together(
@@ -256,11 +289,16 @@ def _check_together(
         raise ValueError(
             f"split='own' is for data that splits itself by rank as it is read, and {type(dataset).__name__} is read by index. Leave split out."
         )
+    elif isinstance(dataset, Iterator):
+        raise TypeError(
+            f"{type(dataset).__name__} can be read only once, and a loader reads it once an epoch. Put what makes it into the __iter__ of a "
+            f"torch.utils.data.IterableDataset, or give a list of it: list(...)."
+        )
     elif not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
-        raise TypeError(f"a dataset has __getitem__ (and __len__), or is an IterableDataset, and {type(dataset).__name__} is neither.")
-    elif hasattr(dataset, "__len__") and len(dataset) == 0:
-        raise ValueError(
-            f"{type(dataset).__name__} is empty (its length is 0), so there is nothing to load. Look where its files are found."
+        iterable = hasattr(dataset, "__iter__")
+        raise TypeError(
+            f"a dataset has __getitem__ (and __len__), or is an IterableDataset, and {type(dataset).__name__} is neither. "
+            + ("Wrap it: Loader.from_dataset(IterableSource(data), ...)." if iterable else "Give it a __getitem__ and a __len__.")
         )
     if len(orders) > 1:
         raise ValueError(f"{' and '.join(orders)} exclude each other: each decides the order. Keep one of them.")

@@ -54,7 +54,7 @@ def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     # A source that splits itself and has a state of its own stands elsewhere on each rank: only its epoch can be compared.
     state = f"epoch {loader.epoch}" if loader.root.rank_bound() else json.dumps(saved["state"], sort_keys=True)
     *_, first = loader.root.chain()
-    lengths = {"items in an epoch": first.items_per_epoch(), "world_size": world_size}
+    lengths = {"items in an epoch": first.remaining(first.start_of(0)), "world_size": world_size}
     return {
         "rank": rank,
         "what": {**loader.root.choices(), **lengths, **saved["settings"], "state": state},

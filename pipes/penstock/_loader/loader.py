@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import operator
 import os
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+import warnings
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock._errors import ClosedError, GraphError, SourceError, StateError, StateMismatch
+from penstock._arguments import whole_number
+from penstock._errors import ClosedError, GraphError, SourceError, StateError, StateMismatch, hide_internal_frames
 from penstock._fetch.indices import Indices
 from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.cursor import EpochCursor, Jump, PassMark, Stands
+from penstock._loader.dataloader_words import refuse_assignment
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, differences, epoch_in, parsed, warn_of_start
 from penstock._nodes.cycler import Cycler
@@ -34,6 +36,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", covariant=True)
 
+_EMPTY = (
+    "epoch {epoch} has no batch on this rank, so the loop over it was over at once. If that is not meant: is the dataset or its sampler empty, does "
+    "drop_last=True or tail='drop' leave nothing of it, or is it an iterable that can be read only once?"
+)
+
 
 @final
 class Loader(FromDataset, Generic[T]):
@@ -47,12 +54,16 @@ class Loader(FromDataset, Generic[T]):
         restart_on_stop_iteration: What a state of a finished epoch resumes to: the start of the next epoch (True), or the empty
             remainder of the finished one (False). None: the next epoch if the end was seen, by ``StopIteration`` or `end_epoch`; else
             the empty remainder, so that the work behind the loop is done.
+        dataset_words: Refused: `from_dataset` takes a dataset.
 
     Attributes:
         root: The last node of the graph.
     """
 
-    def __init__(self, root: BaseNode[T], *, endless: bool = False, restart_on_stop_iteration: bool | None = None) -> None:
+    def __init__(
+        self, root: BaseNode[T], *, endless: bool = False, restart_on_stop_iteration: bool | None = None, **dataset_words: Any
+    ) -> None:
+        _check_root(root, dataset_words)
         node = root if isinstance(root, Node) else Cycler(root)
         self.root: Node[T] = node if node.endless else Cycler(node)
         self._origin = _origin(self.root)
@@ -66,6 +77,7 @@ class Loader(FromDataset, Generic[T]):
         self._turn = OneThread()
         self._unfinished: Any = None  # while a `next` runs, and if it was interrupted: what was before it
         self._unseeded: int | None = None  # the items that are shuffled by the default seed
+        self._built_for: int | None = None  # the length of the dataset that the default order was made for
         self._closed = False
         self._owner: int | None = None  # the process in which it was started
 
@@ -76,12 +88,14 @@ class Loader(FromDataset, Generic[T]):
         return _Epoch(self)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank.
+        """Batches of a whole epoch on this rank. Of a stream: as its ``__len__`` says; nothing else is decided by that.
 
         Raises:
             TypeError: That is not known, or the loader is endless.
         """
         batches = None if self._endless else self._batches()
+        if batches is None and not self._endless:
+            batches = self.root.items_per_epoch()  # as its __len__ says, where the source can only be read from its beginning
         if batches is None:
             raise TypeError(
                 "this loader has no length: "
@@ -92,8 +106,15 @@ class Loader(FromDataset, Generic[T]):
     def __bool__(self) -> bool:
         return True
 
-    def __reduce__(self) -> Any:
-        raise TypeError("a Loader cannot be copied or pickled: it has workers. Build another one, and load_state_dict what this one saved.")
+    def __getstate__(self) -> dict[str, Any]:
+        if self._owner is not None or self._closed:
+            raise TypeError(
+                "a Loader that was started or closed cannot be copied or pickled: it has workers. Build another one, and load_state_dict what this one saved."
+            )
+        return vars(self).copy()
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a copy of a Loader would read the same graph. Use copy.deepcopy before it is started, or build another one.")
 
     @property
     def endless(self) -> bool:
@@ -106,7 +127,7 @@ class Loader(FromDataset, Generic[T]):
         If the stream stands at its start already, as after the epoch before, nothing is dropped. A loaded state that stands inside
         ``epoch`` continues; one that has completed it gives its empty remainder.
         """
-        self._cursor.request(_whole_number(epoch))
+        self._cursor.request(_checked_epoch(epoch))
 
     @property
     def sampler(self) -> EpochView:
@@ -117,11 +138,19 @@ class Loader(FromDataset, Generic[T]):
             )
         return EpochView(self._cursor)
 
+    @sampler.setter
+    def sampler(self, value: Any) -> NoReturn:
+        refuse_assignment("sampler")
+
     @property
     def batch_sampler(self) -> None:
         """None, where there is a `sampler`: trainers that look at one look at both."""
         if self._endless or self._batches() is None:
             raise AttributeError("this loader has no batch_sampler to show. What makes its batches stands in the graph: loader.root.")
+
+    @batch_sampler.setter
+    def batch_sampler(self, value: Any) -> NoReturn:
+        refuse_assignment("batch_sampler")
 
     def end_epoch(self) -> None:
         """Give up the rest of the epoch, in the state too; for epochs cut short by a limit, and for loops that count their batches.
@@ -242,7 +271,7 @@ class Loader(FromDataset, Generic[T]):
         self._run += 1
         if self._owner is not None and os.getpid() != self._owner:
             return  # a fork: the workers are another process's
-        with closing_within(timeout):
+        with closing_within(float(timeout)):
             self.root.shutdown()
 
     def __enter__(self) -> Loader[T]:
@@ -275,6 +304,7 @@ class Loader(FromDataset, Generic[T]):
                 f"this loader is read inside a DataLoader, and each of its {worker.num_workers} workers would deliver every batch. A Loader takes the DataLoader's "
                 f"place: iterate over it directly, and give it the workers."
             )
+        self._check_length()
         self._owner = os.getpid()
         if not self._run and not self._cursor.pending:
             warn_if_in_step(self)
@@ -315,6 +345,8 @@ class Loader(FromDataset, Generic[T]):
                 raise ValueError(
                     f"epoch {item.epoch} has no batch on this rank, so an endless loader would spin. Use a larger dataset, or tail='pad'."
                 )
+            if not cursor.begun and not cursor.over_mark:
+                warnings.warn(_EMPTY.format(epoch=item.epoch), stacklevel=4)
             if cursor.mark(self.root.get_state()):
                 raise StopIteration
 
@@ -394,6 +426,14 @@ class Loader(FromDataset, Generic[T]):
             self._settings = json.loads(json.dumps(self.root.settings()))
         return self._settings
 
+    def _check_length(self) -> None:
+        items = self._built_for if self._built_for is None else len(self.dataset)
+        if items != self._built_for:
+            raise GraphError(
+                f"{type(self.dataset).__name__} had {self._built_for} samples when this loader was built, and has {items} now: the order of an epoch was "
+                f"made for {self._built_for}. Build another loader once the dataset is complete, or before each epoch in which it has changed."
+            )
+
     def _check_graph(self) -> None:
         if getattr(self._origin, "_read_by", None) is not self._reader:
             raise GraphError(
@@ -417,7 +457,7 @@ class _Epochs:
 
     def sized(self) -> bool:
         *_, first = self._root.chain()
-        return first.items_per_epoch() is not None
+        return first.remaining(first.start_of(0)) is not None
 
     def start_of(self, epoch: int) -> State:
         state = self._root.start_of(epoch)
@@ -438,17 +478,25 @@ class EpochView:
 
     def set_epoch(self, epoch: int) -> None:
         """See `Loader.set_epoch`."""
-        self._cursor.request(_whole_number(epoch), by_view=True)
+        self._cursor.request(_checked_epoch(epoch), by_view=True)
 
 
-def _whole_number(epoch: int) -> int:
-    try:
-        number = -1 if isinstance(epoch, bool) else operator.index(epoch)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**62:
-        raise ValueError(f"epoch={epoch!r} must be a whole number from 0, and below 2**62.")
-    return number
+def _check_root(root: Any, dataset_words: dict[str, Any]) -> None:
+    """Say what to write to whoever takes this for ``DataLoader``."""
+    if isinstance(root, BaseNode) and not dataset_words:
+        return
+    words = "".join(f", {name}={value!r:.60}" for name, value in dataset_words.items())
+    if isinstance(root, BaseNode):
+        raise GraphError(
+            f"Loader(root) takes a graph, whose nodes say all of that{words}: to the Batcher, the ParallelMapper and the others."
+        )
+    raise GraphError(
+        f"Loader(root) takes the last node of a graph, and a {type(root).__name__} came. For a dataset write Loader.from_dataset(dataset{words or ', batch_size=…'})."
+    )
+
+
+def _checked_epoch(epoch: int) -> int:
+    return whole_number("epoch", epoch, 0, 2**62)
 
 
 def _origin(node: Any) -> Any:
@@ -489,6 +537,7 @@ class _Epoch(Generic[T]):
                 loader._check_place()
             if inside:
                 loader._unfinished = None
+            hide_internal_frames(exc)
             raise
         except BaseException:
             if inside:

@@ -7,6 +7,7 @@ import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any, final
 
+from penstock._arguments import whole_number
 from penstock._errors import StateError
 from penstock._nodes.node import epoch_of
 
@@ -49,7 +50,8 @@ class CommitLedger:
 
     def commit(self, n: int, now: State) -> None:
         """``n`` more of the delivered batches were trained; ``now`` is behind the last delivered one."""
-        if isinstance(n, bool) or not isinstance(n, int) or (self._committed is None and n != 0):
+        n = whole_number("n", n, 0)
+        if self._committed is None and n != 0:
             raise ValueError(
                 f"commit({n!r}): call commit(0) once before the first batch; from then on state_dict() means the last committed one."
             )

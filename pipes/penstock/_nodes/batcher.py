@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
+from penstock._arguments import whole_number
 from penstock._fetch.indices import pack
 from penstock._nodes.node import Node, State
 from penstock._nodes.tails import batches
@@ -24,26 +25,15 @@ class Batcher(Node[Any]):
         drop_last: Leave out the batch at the end of an epoch that is not full.
 
     Raises:
-        ValueError: ``batch_size`` is not a whole number of at least 1; on reading, when an epoch has no full batch.
+        ValueError: ``batch_size`` is not a whole number of at least 1.
     """
 
     def __init__(self, source: BaseNode[Any], batch_size: int, drop_last: bool = False) -> None:
         super().__init__(source)
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size={batch_size!r} must be a whole number of at least 1.")
         if drop_last and getattr(source, "tail", None) == "exact":
             raise ValueError("drop_last=True leaves samples out, and tail='exact' promises all of them. Drop one of them.")
-        self.batch_size = batch_size
+        self.batch_size = whole_number("batch_size", batch_size, 1)
         self.drop_last = drop_last
-
-    def reset(self, initial_state: State | None = None) -> None:
-        super().reset(initial_state)
-        items = self.source.items_per_epoch()
-        if self.drop_last and items is not None and 0 < items < self.batch_size:
-            raise ValueError(
-                f"drop_last=True leaves no batch: an epoch has {items} items on this rank, fewer than batch_size={self.batch_size}. "
-                f"Choose a smaller batch_size, or drop_last=False."
-            )
 
     def next(self) -> Any:
         batch = self._batch()

@@ -1,4 +1,4 @@
-"""Cycler: one epoch after another, for ever."""
+"""Cycler: one epoch after another, forever."""
 
 from __future__ import annotations
 
@@ -27,15 +27,12 @@ class Cycler(Node[T]):
     Args:
         source: A finite node, ours or torchdata's: it ends by ``StopIteration``.
 
-    Raises:
-        ValueError: On reading, when an epoch has no item at all; an endless graph would spin.
     """
 
     def __init__(self, source: BaseNode[Any]) -> None:
         super().__init__(source)
         self._epoch = 0
         self._ended = False
-        self._fresh = True
         self._begins = True  # the source is reset to the start of the epoch when it is read, and not before
         self._failure: BaseException | None = None
 
@@ -50,7 +47,7 @@ class Cycler(Node[T]):
         self._failure = None
         self._epoch = initial_state["epoch"]
         self._ended = initial_state["source"] is None
-        self._fresh = self._begins = initial_state == self.start_of(self._epoch)
+        self._begins = initial_state == self.start_of(self._epoch)
         if not self._begins and not self._ended:
             self.source.reset(initial_state["source"])
 
@@ -67,15 +64,10 @@ class Cycler(Node[T]):
                 self._failure = error
                 raise
             else:
-                self._fresh = False
                 return item
-        if self._fresh and not self.source.items_per_epoch():
-            raise ValueError(
-                f"epoch {self._epoch} has no items at all, so an endless graph would spin. Give it a source that is not empty, and can be read again."
-            )
         mark = EndOfEpoch(self._epoch)
         self._epoch += 1
-        self._ended, self._fresh, self._begins = False, True, True
+        self._ended, self._begins = False, True
         return mark
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
@@ -89,7 +81,6 @@ class Cycler(Node[T]):
         except BaseException as error:
             self._failure = error
             raise
-        self._fresh = self._fresh and len(block) == 0
         return block
 
     def at(self, positions: np.ndarray) -> Sequence[T]:
@@ -109,7 +100,8 @@ class Cycler(Node[T]):
         return 0 if state["source"] is None else self.source.remaining(state["source"])
 
     def items_per_epoch(self) -> int | None:
-        return self.source.remaining(self.source.start_of(self._epoch)) if self._begins else self.source.items_per_epoch()
+        items = self.source.remaining(self.source.start_of(self._epoch)) if self._begins else None
+        return self.source.items_per_epoch() if items is None else items
 
     def get_state(self) -> State:
         if self._begins:

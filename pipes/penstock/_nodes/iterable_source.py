@@ -12,6 +12,7 @@ from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.encoding import decoded, encoded
+from penstock._nodes.epoch_plan import length
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch
 from penstock._nodes.self_splitting import splits_itself
@@ -91,6 +92,7 @@ class IterableSource(Node[Indices]):
         self._follows: int | None = 0  # the epoch that it begins by itself, when it is read anew
         self._resumed = False  # this epoch, by its state
         self._said = False
+        self._mislead = False  # its __len__ did not say what came, and that was told
         self._inner: Any = None  # its state, behind the block read last
         self._epoch = 0
         self._position = 0
@@ -152,7 +154,8 @@ class IterableSource(Node[Indices]):
         return 0 if (self._ended if state is None else state["ended"]) else None
 
     def items_per_epoch(self) -> int | None:
-        return None
+        """What the ``__len__`` of the iterable says, if it has one: nobody but ``len(loader)`` goes by that."""
+        return length(self.iterable)
 
     def settings(self) -> dict[str, Any]:
         return {"source": type(self.iterable).__name__}
@@ -190,8 +193,19 @@ class IterableSource(Node[Indices]):
 
     def _end(self) -> None:
         self._ended = True
+        self._compare_length()
         # After a resume torchdata's samplers within one node count on only where they are read again, so that they get out of step.
         self._follows = None if self._resumed and counts(self._pristine[0]) > 1 else self._epoch + 1
+
+    def _compare_length(self) -> None:
+        items = self.items_per_epoch()
+        if items not in (None, self._position) and not self._mislead:
+            self._mislead = True
+            warnings.warn(
+                f"{type(self.iterable).__name__} has a length of {items}, and epoch {self._epoch} had {self._position} items, so that len(loader) is wrong, "
+                f"although every item was delivered. Let __len__ say what __iter__ gives, or leave it out.",
+                stacklevel=2,
+            )
 
     def _begin(self, epoch: int, follows: int | None) -> None:
         """Stand at the start of ``epoch``, whatever was read before."""

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 
+from penstock._arguments import seconds, whole_number
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.error_policy import ErrorBudget, check_policy
 from penstock._fetch.fetch import Fetch
@@ -19,6 +20,7 @@ from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler
 from penstock._memory.tree import nbytes
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
+from penstock._random.orders import checked_seed
 from penstock._workers.pool import IDLE, Job, Pool, SplitJob
 from penstock._workers.process_pool import ProcessPool
 from penstock._workers.thread_pool import ThreadPool
@@ -115,21 +117,21 @@ class ParallelMapper(Node[T]):
         super().__init__(source)
         if not callable(map_fn):
             raise ValueError(f"map_fn must be callable, and {map_fn!r} is not. For a dataset write Fetch(dataset).")
-        _check_count("num_workers", num_workers, 0)
+        num_workers, timeout = whole_number("num_workers", num_workers, 0), seconds("timeout", timeout)
         if prefetch_factor is not None:
-            _check_count("prefetch_factor", prefetch_factor, 1)
+            prefetch_factor = whole_number("prefetch_factor", prefetch_factor, 1)
         if max_concurrent is not None:
-            _check_count("max_concurrent", max_concurrent, 1)
+            max_concurrent = whole_number("max_concurrent", max_concurrent, 1)
+        if max_restarts is not None:
+            max_restarts = whole_number("max_restarts", max_restarts, 0)
         if method not in ("thread", "process"):
             raise ValueError(f"method={method!r} is neither 'thread' nor 'process'.")
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout={timeout!r} must be a positive number of seconds, or None to wait for ever.")
         check_policy(on_error, max_errors)
         if on_error != "raise" and not isinstance(map_fn, Fetch):
             raise ValueError(
                 "on_error looks at each sample of a batch, and only a Fetch(dataset) loads them one by one; your own function can catch what it raises. Leave on_error out."
             )
-        seed = self.source.settings().get("seed", 0) if seed is None else seed
+        seed = self.source.settings().get("seed", 0) if seed is None else checked_seed(seed)
         self.map_fn = map_fn
         self.in_order = in_order
         self.num_workers = num_workers
@@ -446,8 +448,3 @@ _SMALL = 2**16
 """Bytes."""
 _FARTHEST = 2**16
 """How far ahead of the oldest item out-of-order delivery may be; the window bounds it, and states come from files."""
-
-
-def _check_count(name: str, count: int, least: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise ValueError(f"{name}={count!r} must be a whole number of at least {least}.")

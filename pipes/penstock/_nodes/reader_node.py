@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock._arguments import seconds, whole_number
 from penstock._nodes.node import Node, State, is_mark
 from penstock._workers.reader_thread import ReaderThread
 
@@ -41,8 +42,7 @@ class ReaderNode(Node[T]):
         threaded: bool = True,
     ) -> None:
         super().__init__(source)
-        if isinstance(prefetch_factor, bool) or not isinstance(prefetch_factor, int) or prefetch_factor < 1:
-            raise ValueError(f"prefetch_factor={prefetch_factor!r} must be a whole number of at least 1.")
+        prefetch_factor, timeout = whole_number("prefetch_factor", prefetch_factor, 1), seconds("timeout", timeout)
         holds = None if run_ahead and self.may_run_ahead else is_mark
         self._pump = ReaderThread(self.source, prefetch_factor, name, convert=convert, holds=holds, timeout=timeout) if threaded else None
 

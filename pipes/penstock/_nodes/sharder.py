@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 import numpy as np
 import torch.distributed
 
+from penstock._arguments import whole_number
 from penstock._errors import GraphError, StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._nodes.node import Node, State, epoch_of, fields
@@ -54,8 +55,7 @@ class Sharder(Node[T]):
             ``DistributedSampler`` does; ``"drop"`` leaves it out; ``"exact"`` deals it as it is, so that ranks may differ by one.
 
     Raises:
-        ValueError: On construction or at the first item: numbers that make no sense, or an epoch with less than one round under
-            ``tail="drop"``. On every rank alike.
+        ValueError: On construction or at the first item: numbers that make no sense. On every rank alike.
         GraphError: On construction: ``split="within"`` over a source that splits itself. At the first item, on every rank alike:
             ``tail="pad"`` over a source that cannot be read by position or does not know its length; several ranks, and a source
             that does not say who deals. At any item: a process group that does not agree with the rank found before it existed.
@@ -83,7 +83,7 @@ class Sharder(Node[T]):
                 f"mesh must be one dimension, such as mesh['dp'], and excludes rank: it has {mesh.ndim} dimensions, rank={rank!r}."
             )
         if rank is not None and world_size is not None:
-            _check_rank(rank, world_size, "the arguments")
+            rank, world_size = _checked_rank(rank, world_size, "the arguments")
         self._dealer = self.source.split_word()
         self._own = self._dealer == "own"
         if split == "within" and self._own:
@@ -96,7 +96,6 @@ class Sharder(Node[T]):
         self._mesh = mesh
         self._pinned: tuple[int, int] | None = None
         self._opened = False  # in this epoch: what _open looks at was found good
-        self._dealt = False  # in this epoch: an item
         self._said = False
 
     def reset(self, initial_state: State | None = None) -> None:
@@ -106,12 +105,9 @@ class Sharder(Node[T]):
             initial_state = _inner(initial_state)
         super().reset(initial_state)
         self._opened = False
-        self._dealt = initial_state is not None and initial_state != self.start_of(epoch_of(initial_state))
         if self._own:
             self._say_own(self._pinned[1])
             return
-        if self.split == "items" and self.tail == "drop":
-            self._check_round(self.source.items_per_epoch())
         if self.split == "items" and self.tail == "exact" and self._pinned[1] > 1:
             log.info("tail='exact' on several ranks: a rank that ran out says in its state that the epoch is over. Save rank 0's.")
 
@@ -120,7 +116,7 @@ class Sharder(Node[T]):
         if len(block):
             return block[0]
         mark: T = next(self.source)
-        self._opened = self._dealt = False
+        self._opened = False
         return mark
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
@@ -195,8 +191,7 @@ class Sharder(Node[T]):
             raise ValueError(
                 f"{came} in the environment must be whole numbers. Set both, or neither, or give rank and world_size."
             ) from None
-        _check_rank(rank, world_size, "the environment")
-        return rank, world_size
+        return _checked_rank(rank, world_size, "the environment")
 
     @property
     def _word(self) -> str:
@@ -253,13 +248,6 @@ class Sharder(Node[T]):
                 raise GraphError("tail='pad' needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'.")
         self._opened = True
 
-    def _check_round(self, items: int | None) -> None:
-        world_size = self.ranks()[1]
-        if items is not None and 0 < items < world_size:
-            raise ValueError(
-                f"tail='drop' leaves nothing: an epoch has {items} items for {world_size} ranks. Use tail='pad', or fewer ranks."
-            )
-
     def _padded(self, block: Sequence[T], left: int) -> Sequence[T]:
         """``block`` and the one item that this rank lacks to a full last round, from the epoch's start."""
         rank, world_size = self._agreed()
@@ -280,9 +268,6 @@ class Sharder(Node[T]):
         """This rank's part of the next ``n`` rounds, where every rank has to read all of them."""
         rank, world_size = self._agreed()
         block = self.source.take(n * world_size)
-        if self.tail == "drop" and not self._dealt:
-            self._check_round(len(block))
-        self._dealt = self._dealt or len(block) > 0
         return block[rank::world_size][: share(len(block), rank, world_size, self.tail)]
 
     def _places(self, batch: Any) -> Any:
@@ -310,9 +295,8 @@ def _process_group() -> tuple[int, int] | None:
     return None
 
 
-def _check_rank(rank: int, world_size: int, where: str) -> None:
-    for name, number in (("rank", rank), ("world_size", world_size)):
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise ValueError(f"{name}={number!r} of {where} must be a whole number.")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank={rank} and world_size={world_size} of {where} do not fit: a rank is at least 0 and below the world size.")
+def _checked_rank(rank: int, world_size: int, where: str) -> tuple[int, int]:
+    rank, world_size = whole_number("rank", rank, 0), whole_number("world_size", world_size, 1)
+    if rank >= world_size:
+        raise ValueError(f"rank={rank} and world_size={world_size} of {where} do not fit: a rank is below the world size.")
+    return rank, world_size

@@ -8,7 +8,6 @@ without computing what stands before them. So a checkpoint is a position, and re
 from __future__ import annotations
 
 import hashlib
-import operator
 import warnings
 from typing import Any, Final, Protocol, final, runtime_checkable
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock._arguments import whole_number
 from penstock._random.permutation import SORTED, WEIGHTED, FeistelPermutation, Int64s, SortedPermutation, philox_words, splitmix64_stream
 
 Permutation = npt.NDArray[np.signedinteger[Any]]
@@ -197,6 +197,11 @@ class WeightedOrder:
         # Scaled first, because a sum of finite weights need not be finite. The last bound is the total.
         self._bounds = np.cumsum(checked / checked.max())
 
+    @property
+    def weights(self) -> int:
+        """How many there are."""
+        return len(self._bounds)
+
     def __len__(self) -> int:
         return self._n
 
@@ -215,24 +220,12 @@ class WeightedOrder:
 
 
 def _length(n: int, name: str = "n") -> int:
-    return _int(n, name, 0, LONGEST + 1, "Pass the number of items, as len(dataset).")
+    return whole_number(name, n, 0, LONGEST + 1, "Pass the number of items, as len(dataset).")
 
 
 def checked_seed(seed: int, least: int = 0) -> int:
-    """``seed``, if it is an int from ``least`` to 2**63 - 1."""
-    return _int(seed, "seed", least, 2**63, "A larger one can be folded: seed % 2**63.")
-
-
-def _int(value: int, name: str, least: int, bound: int, remedy: str) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not {value!r} of type {type(value).__name__}. {remedy}")
-    if not least <= number < bound:
-        raise ValueError(f"{name}={number} is out of bounds: it must be from {least} to {bound - 1}. {remedy}")
-    return number
+    """``seed`` as an ``int`` from ``least`` to 2**63 - 1."""
+    return whole_number("seed", seed, least, remedy="A larger one can be folded: seed % 2**63.")
 
 
 def _weights(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:

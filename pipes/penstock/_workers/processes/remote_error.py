@@ -7,14 +7,7 @@ import pickle
 import traceback
 from typing import NamedTuple, cast
 
-from penstock._errors import SampleError
-
-
-class WorkerTraceback(Exception):
-    """The cause of an error that came from a worker: shows where in the worker it was raised."""
-
-    def __str__(self) -> str:
-        return f"\nOriginal traceback in {self.args[0]}:\n{self.args[1]}"
+from penstock._errors import SampleError, WorkerTraceback, hide_internal_frames
 
 
 class RemoteError(NamedTuple):
@@ -41,7 +34,10 @@ class RemoteError(NamedTuple):
             message = "(its message cannot be shown)"
         notes = getattr(error, "__notes__", ())
         notes = tuple(map(str, notes)) if isinstance(notes, list | tuple) else ()
-        return cls(pickled, type(error).__qualname__, message, "".join(traceback.format_exception(error)), notes)
+        hide_internal_frames(error)
+        trace = traceback.TracebackException.from_exception(error)
+        trace.__notes__ = None  # the exception itself will show them
+        return cls(pickled, type(error).__qualname__, message, "".join(trace.format()), notes)
 
     def short(self, nbytes: int) -> RemoteError:
         """The same, cut to fit ``nbytes`` in any case."""

@@ -1,0 +1,71 @@
+"""The words of ``torch.utils.data.DataLoader``: those that a loader shows, and what it says instead of the others."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any, NoReturn, final
+
+log = logging.getLogger("penstock")
+
+_BUILT_IN = "It is an argument of Loader.from_dataset, which builds it into the graph; loader.root is the last node of that."
+
+
+@final
+class ReadOnly:
+    """An attribute that has the name of one of ``DataLoader``'s, and cannot be assigned.
+
+    Args:
+        shown: Whether a loader that `from_dataset` built shows it. Trainers that find the others rebuild a ``DataLoader`` of them.
+    """
+
+    def __init__(self, *, shown: bool) -> None:
+        self._shown = shown
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, loader: Any, owner: type | None = None) -> Any:
+        if loader is None:
+            return self
+        if self._shown and loader._words is not None:
+            return loader._words[self._name]
+        raise AttributeError(f"a Loader has no attribute {self._name!r}{' where it was built from a graph' * self._shown}. {_BUILT_IN}")
+
+    def __set__(self, loader: Any, value: Any) -> NoReturn:
+        refuse_assignment(self._name)
+
+
+def refuse_assignment(name: str) -> NoReturn:
+    """Say that ``loader.name = …`` would change nothing."""
+    raise AttributeError(
+        f"loader.{name} cannot be assigned: the graph was built with it. Build another loader, Loader.from_dataset(..., {name}=...), and "
+        f"load_state_dict what this one saved."
+    )
+
+
+class DataLoaderWords:
+    """What scripts read of a ``DataLoader``, for the `Loader` to inherit."""
+
+    _words: dict[str, Any] | None = None
+
+    dataset = ReadOnly(shown=True)
+    batch_size = ReadOnly(shown=True)
+    num_workers = ReadOnly(shown=True)
+    collate_fn = ReadOnly(shown=True)
+    pin_memory = ReadOnly(shown=True)
+    drop_last = ReadOnly(shown=True)
+    timeout = ReadOnly(shown=False)
+    worker_init_fn = ReadOnly(shown=False)
+    multiprocessing_context = ReadOnly(shown=False)
+    generator = ReadOnly(shown=False)
+    prefetch_factor = ReadOnly(shown=False)
+    persistent_workers = ReadOnly(shown=False)
+    pin_memory_device = ReadOnly(shown=False)
+    in_order = ReadOnly(shown=False)
+
+
+@cache
+def say_once(text: str) -> None:
+    """Log it, once in this process."""
+    log.warning(text)
