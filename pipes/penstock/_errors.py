@@ -12,6 +12,8 @@ PenstockError
 
 from __future__ import annotations
 
+import contextlib
+
 
 class WorkerTraceback(Exception):
     """The cause of an error that came from a worker process: shows where in the worker it was raised."""
@@ -26,7 +28,8 @@ def hide_internal_frames(exc: BaseException) -> None:
     while entry is not None and entry.tb_frame.f_globals.get("__name__", "").startswith(("penstock.", "torchdata.nodes.")):
         entry = entry.tb_next
     if entry is not None or isinstance(exc.__cause__, WorkerTraceback):
-        exc.__traceback__ = entry
+        with contextlib.suppress(Exception):  # an exception that is frozen keeps the one it has
+            exc.__traceback__ = entry
 
 
 class PenstockError(Exception):

@@ -196,7 +196,8 @@ def test_an_error_of_collate_names_the_batch(way):
     with Loader.from_dataset([torch.zeros(n % 3) for n in range(4)], batch_size=2, on_error="skip", **way) as loader:
         error = epoch(loader)[0]
     assert isinstance(error, RuntimeError)
-    assert "while loading the batch of dataset indices [0, 1]" in error.__notes__[0]
+    assert "the samples at places 0 and 1 of this batch differ" in error.__notes__[0]
+    assert "while loading the batch of dataset indices [0, 1]" in error.__notes__[1]
 
 
 # Skipped.

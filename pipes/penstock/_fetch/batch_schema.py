@@ -56,17 +56,25 @@ def _collated_field(column: Any, path: str) -> Any:
     try:
         return collated(column)
     except Exception as exc:
-        came = [_in_words(one) for one in column]
-        other = next((place for place, one in enumerate(came) if one != came[0]), None)
-        where = f" in their field {path}" if path else ""
-        what = (
-            f"the samples of this batch are alike{where}, but nobody knows how to put together {came[0]}"
-            if other is None
-            else f"the samples at places 0 and {other} of this batch differ{where}: {came[0]}, and {came[other]}"
-        )
+        what = f"nobody knows how to put together {_in_words(column[0])}{f', which is the field {path} of these samples' * bool(path)}"
+        for place, one in enumerate(column):
+            if (difference := _difference(column[0], one, path)) is not None:
+                where, first, other = difference
+                what = f"the samples at places 0 and {place} of this batch differ{f' in their field {where}' * bool(where)}: {first}, and {other}"
+                break
         with contextlib.suppress(Exception):  # an exception that is frozen bears no note
             exc.add_note(f"{what}. Write a collate_fn that makes a batch of them, or keeps them as they are: collate_fn=list.")
         raise
+
+
+def _difference(first: Any, other: Any, path: str) -> tuple[str, str, str] | None:
+    """The field in which two samples first differ, and what each has there."""
+    parts, others = _parts(first), _parts(other)
+    if parts is not None and others is not None and type(first) is type(other) and parts.keys() == others.keys():
+        differences = (_difference(part, others[key], f"{path}[{key!r}]") for key, part in parts.items())
+        return next((one for one in differences if one is not None), None)
+    words = _in_words(first), _in_words(other)
+    return None if words[0] == words[1] else (path, *words)
 
 
 def _in_words(one: Any) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
-import warnings
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", covariant=True)
+log = logging.getLogger("penstock")
 
 _EMPTY = (
-    "epoch {epoch} has no batch on this rank, so the loop over it was over at once. If that is not meant: is the dataset or its sampler empty, does "
+    "epoch %d has no batch on this rank, so the loop over it was over at once. If that is not meant: is the dataset or its sampler empty, does "
     "drop_last=True or tail='drop' leave nothing of it, or is it an iterable that can be read only once?"
 )
 
@@ -345,8 +346,8 @@ class Loader(FromDataset, Generic[T]):
                 raise ValueError(
                     f"epoch {item.epoch} has no batch on this rank, so an endless loader would spin. Use a larger dataset, or tail='pad'."
                 )
-            if not cursor.begun and not cursor.over_mark:
-                warnings.warn(_EMPTY.format(epoch=item.epoch), stacklevel=4)
+            if not cursor.over_mark and cursor.state == cursor.epochs.start_of(epoch):
+                log.warning(_EMPTY, epoch)
             if cursor.mark(self.root.get_state()):
                 raise StopIteration
 

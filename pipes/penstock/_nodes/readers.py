@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from torch.utils.data import IterableDataset
+
 from penstock._errors import GraphError
 from penstock._nodes.encoding import TAG
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node
@@ -64,7 +66,7 @@ class IterableReader:
     plain = True
 
     def __init__(self, iterable: Iterable[Any]) -> None:
-        if isinstance(iterable, Iterator):
+        if isinstance(iterable, Iterator) and not isinstance(iterable, IterableDataset):  # whose __iter__ begins anew, and returns self
             raise GraphError(
                 f"{type(iterable).__name__} is an iterator, which can be read only once; an epoch needs an iterable that can be read again."
             )
@@ -87,6 +89,8 @@ class IterableReader:
         if state is not None:
             self._iterable.load_state_dict(state)
         self._iterator = iter(() if ended else self._iterable)
+        if state is not None and self._iterator is self._iterable:
+            self._iterable.load_state_dict(state)  # again: its __iter__ may have begun anew
 
     def next(self) -> Any:
         return next(self._iterator)
@@ -111,12 +115,10 @@ class NodeReader:
 
     def __init__(self, node: BaseNode[Any]) -> None:
         upstream: Any = node
-        while (upstream := getattr(upstream, "source", None)) is not None:
-            if isinstance(upstream, Node) and upstream.endless:
-                raise GraphError(
-                    f"{type(node).__module__}.{type(node).__name__} stands downstream of a Cycler and would be handed EndOfEpoch marks, which it does not know. "
-                    f"Put it upstream of the Cycler, or write a penstock.Node."
-                )
+        while upstream is not None and not isinstance(upstream, Node):
+            upstream = getattr(upstream, "source", None)
+        if upstream is not None:
+            _check_downstream(node, upstream)
         self._node: Any = node
         self._at_start = False  # it was reset, and nothing else: one that reads ahead would count a second reset as a pass
         self.stateful = True
@@ -159,6 +161,21 @@ class NodeReader:
         shutdown = getattr(self._node, "shutdown", None)
         if callable(shutdown):
             shutdown()
+
+
+def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:
+    """Refuse a torchdata node that reads a node of ours and would not know what comes."""
+    name = f"{type(node).__module__}.{type(node).__name__}"
+    if ours.endless:
+        raise GraphError(
+            f"{name} stands downstream of a Cycler and would be handed EndOfEpoch marks, which it does not know. "
+            f"Put it upstream of the Cycler, or write a penstock.Node."
+        )
+    if not any(hasattr(one, "map_fn") for one in ours.chain()):
+        raise GraphError(
+            f"{name} stands downstream of a {type(ours).__name__} and would be handed Indices, which it does not know. Put it upstream, use the node of "
+            f"penstock that does the same, or write a penstock.Node."
+        )
 
 
 _COUNTS = {"epoch", "current_epoch"}

@@ -1,0 +1,331 @@
+"""The first errors that somebody meets: each says what came, and what to write."""
+
+from __future__ import annotations
+
+import re
+import traceback
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from penstock import GraphError, IterableSource, Loader, SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
+
+HOW = [{}, {"num_workers": 1, "method": "thread"}, {"num_workers": 1, "multiprocessing_context": "fork"}]
+by_how = pytest.mark.parametrize("how", HOW, ids=["inline", "thread", "process"])
+
+
+class Samples:
+    def __init__(self, make, n=4):
+        self.make, self.n = make, n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        return self.make(index)
+
+
+@dataclass
+class Pair:
+    image: torch.Tensor
+    label: int
+
+
+def raised(loader):
+    with loader, pytest.raises(Exception) as caught:  # noqa: PT011  # every kind of it
+        list(loader)
+    return caught.value
+
+
+# Samples that make no batch.
+
+
+@by_how
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda i: torch.ones(2 + (i == 2)),
+            r"places 0 and 2 of this batch differ: a Tensor of shape \(2,\) and torch.float32, and a Tensor of shape \(3,\)",
+        ),
+        (
+            lambda i: {"x": {"z": np.ones(1 + (i > 0))}},
+            r"0 and 1 of this batch differ in their field \['x'\]\['z'\]: a ndarray of shape \(1,\) and float64",
+        ),
+        (lambda i: (i, [1] * (i + 1)), r"0 and 1 of this batch differ in their field \[1\]: a list of 1, and a list of 2"),
+        (lambda i: Pair(torch.ones(i + 1), i), r"differ in their field \['image'\]"),
+        (
+            lambda i: {"x": i} if i < 3 else {"y": i},
+            r"places 0 and 3 of this batch differ: a dict with the keys \['x'\], and a dict with the keys \['y'\]",
+        ),
+        (lambda i: {"x": i, "name": None}, r"nobody knows how to put together a NoneType, which is the field \['name'\] of these samples"),
+        (lambda i: i if i < 2 else "two", r"places 0 and 2 of this batch differ: a int, and a str"),
+    ],
+)
+def test_ragged_samples_are_told_the_field_and_the_remedy(make, said, how):
+    """Seen to fail: torch's own words only, which name no field."""
+    notes = "\n".join(raised(Loader.from_dataset(Samples(make), 4, **how)).__notes__)
+    assert len(re.findall(said, notes)) == 1, notes
+    assert "collate_fn=list" in notes
+
+
+@by_how
+def test_the_remedy_works(how):
+    with Loader.from_dataset(Samples(lambda i: torch.ones(i + 1)), 4, collate_fn=list, **how) as batches:
+        assert [[len(one) for one in batch] for batch in batches] == [[1, 2, 3, 4]]
+
+
+# Tracebacks.
+
+
+def fails_at_2(index):
+    if index == 2:
+        raise KeyError("two")
+    return index
+
+
+@by_how
+def test_a_traceback_goes_from_the_users_line_to_the_users_line(how):
+    """Seen to fail: ten frames of this library between the two, inline, and each note twice from a worker process."""
+    error = raised(Loader.from_dataset(Samples(fails_at_2), 4, **how))
+    text = "".join(traceback.format_exception(error))
+    assert "penstock/" not in text, text
+    assert "in fails_at_2" in text
+    assert text.count("while loading dataset index 2 (epoch 0, position 2)") == 1
+    assert text.count("in worker ") == bool(how) + ("process" in text)  # the heading of its traceback says so, too
+
+
+def test_the_same_exception_again_has_each_note_once():
+    """Seen to fail: one more note each time."""
+    always = KeyError("always the same object")
+
+    def fails(index):
+        raise always
+
+    with Loader.from_dataset(Samples(fails, 1)) as loader:
+        for _ in range(3):
+            loader.set_epoch(0)
+            with pytest.raises(KeyError) as caught:
+                next(iter(loader))
+            assert caught.value.__notes__ == ["while loading dataset index 0 (epoch 0, position 0)"]
+
+
+def test_an_error_of_the_library_itself_keeps_its_frames():
+    with Loader.from_dataset(IterableSource(range(3)), rank=0, world_size=2) as loader, pytest.raises(GraphError) as caught:
+        next(iter(loader))
+    assert any("penstock" in frame.filename for frame in traceback.extract_tb(caught.value.__traceback__))
+
+
+# Datasets that are none, and orders that do not fit.
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "said"),
+    [
+        ((i for i in range(3)), TypeError, "generator can be read only once.*IterableDataset"),
+        (iter([1, 2]), TypeError, r"list_iterator can be read only once.*list\(...\)"),
+        ({1, 2}, TypeError, r"set is neither. Wrap it: Loader.from_dataset\(IterableSource\(data\), ...\)"),
+        (3, TypeError, "int is neither. Give it a __getitem__ and a __len__"),
+    ],
+)
+def test_what_is_no_dataset_is_shown_the_way(dataset, error, said):
+    with pytest.raises(error, match=said):
+        Loader.from_dataset(dataset)
+
+
+def test_the_way_that_is_shown_to_a_set_leads_there():
+    with Loader.from_dataset(IterableSource({7}), 2) as batches:
+        assert [batch.tolist() for batch in batches] == [[7]]
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (WeightedOrder([1, 1, 1], 9), "WeightedOrder has 3 weights, and Samples has 4 samples: there must be one weight for each sample"),
+        (WeightedOrder([1] * 5, 9), "WeightedOrder has 5 weights"),
+        (ShuffledOrder(5), r"ShuffledOrder visits 5 places, and Samples has 4 samples. Make it of len\(dataset\)"),
+        (SequentialOrder(5), "SequentialOrder visits 5"),
+        (TorchOrder(5), "TorchOrder visits 5"),
+    ],
+)
+def test_an_order_that_does_not_fit_the_dataset_is_refused(order, said):
+    """Seen to fail: too many weights were an IndexError in the middle of an epoch, too few left samples out in silence."""
+    with pytest.raises(ValueError, match=said):
+        Loader.from_dataset(Samples(int), order=order)
+
+
+def test_an_order_of_a_part_of_the_dataset_is_fine():
+    with Loader.from_dataset(Samples(int), 4, order=SequentialOrder(3)) as batches:
+        assert [batch.tolist() for batch in batches] == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("n", [3, 5])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_dataset_that_grew_or_shrank_is_told_before_the_next_epoch(n, shuffle):
+    """Seen to fail: what it grew by was left out in silence."""
+    samples = Samples(int)
+    with Loader.from_dataset(samples, 2, shuffle) as batches:
+        assert len(list(batches)) == 2
+        samples.n = n
+        with pytest.raises(GraphError, match=f"Samples had 4 samples when this loader was built, and has {n} now.*Build another loader"):
+            next(iter(batches))
+
+
+def test_with_a_sampler_a_dataset_may_grow():
+    samples = Samples(int)
+    with Loader.from_dataset(samples, 2, sampler=[0, 3]) as batches:
+        samples.n = 7
+        assert [batch.tolist() for batch in batches] == [[0, 3]]
+
+
+# Nothing to load.
+
+
+EMPTY = [
+    lambda **how: Loader.from_dataset([], 2, **how),
+    lambda **how: Loader.from_dataset([], 2, shuffle=True, **how),
+    lambda **how: Loader.from_dataset([1, 2, 3], 4, drop_last=True, **how),
+    lambda **how: Loader.from_dataset([1, 2, 3], sampler=[], **how),
+    lambda **how: Loader.from_dataset([1, 2, 3], batch_sampler=[], **how),
+    lambda **how: Loader.from_dataset(IterableSource([]), 2, **how),
+    lambda **how: Loader.from_dataset([1], 1, rank=0, world_size=2, tail="drop", **how),
+]
+
+
+@by_how
+@pytest.mark.parametrize("make", EMPTY)
+def test_an_epoch_of_nothing_yields_nothing_and_says_so(make, how, caplog):
+    """As ``DataLoader``. Seen to fail: refused, some when built and some on reading."""
+    with make(**how) as loader:
+        for epoch in range(3):
+            assert (loader.epoch, list(loader)) == (epoch, [])
+            assert caplog.records[-1].getMessage().startswith(f"epoch {epoch} has no batch on this rank")
+        state = loader.state_dict()
+    with make(**how) as other:
+        other.load_state_dict(state)
+        assert (other.epoch, list(other), other.epoch) == (3, [], 4)
+        other.set_epoch(7)
+        assert (list(other), other.epoch) == ([], 8)
+
+
+@by_how
+@pytest.mark.parametrize("make", EMPTY)
+def test_an_endless_loader_of_nothing_raises_and_does_not_spin(make, how):
+    with (
+        pytest.raises(ValueError, match="epoch 0 has no batch on this rank, so an endless loader would spin"),
+        make(endless=True, **how) as loader,
+    ):
+        next(iter(loader))
+
+
+def test_an_epoch_of_nothing_among_others(caplog):
+    """By set_epoch, a sampler gives nothing in epoch 1."""
+
+    class Sometimes:
+        epoch = 0
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            return iter([] if self.epoch == 1 else [self.epoch])
+
+    with Loader.from_dataset(range(9), sampler=Sometimes()) as loader:
+        assert [[batch.tolist() for batch in loader] for _ in range(4)] == [[[0]], [], [[2]], [[3]]]
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["epoch 1 has no batch on this rank"]
+
+
+def test_an_epoch_whose_batches_all_raised_was_not_empty(caplog):
+    """Seen to fail: told as empty, because nothing was delivered."""
+    with Loader.from_dataset(Samples(lambda i: 1 // 0)) as loader:
+        batches = iter(loader)
+        for _ in range(4):
+            with pytest.raises(ZeroDivisionError):
+                next(batches)
+        assert list(batches) == []
+    assert not caplog.records
+
+
+def test_the_empty_rest_of_an_epoch_is_no_empty_epoch(caplog):
+    """Nothing is told of the loop that only runs what stands behind an epoch's last batch."""
+    with Loader.from_dataset([1, 2]) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        state = loader.state_dict()
+    with Loader.from_dataset([1, 2]) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == []
+    assert not caplog.records
+
+
+# Streams.
+
+
+class Own(IterableDataset):
+    """Begins anew in its ``__iter__``, and returns itself."""
+
+    def __iter__(self):
+        self.i = 0
+        return self
+
+    def __next__(self):
+        if self.i == 5:
+            raise StopIteration
+        self.i += 1
+        return 10 * self.i
+
+
+class OwnWithState(Own):
+    def state_dict(self):
+        return {"i": getattr(self, "i", 0)}
+
+    def load_state_dict(self, state):
+        self.i = state["i"]
+
+
+@pytest.mark.parametrize("kind", [Own, OwnWithState])
+@pytest.mark.parametrize("taken", range(4))
+def test_a_stream_that_is_its_own_iterator_is_read_each_epoch_and_resumed(kind, taken):
+    """The commonest way to write one. Seen to fail: refused; and, loaded only before its ``__iter__``, resumed at its beginning."""
+    with Loader.from_dataset(kind(), 2) as loader:
+        whole = [[batch.tolist() for batch in loader] for _ in range(2)]
+        assert whole == [[[10, 20], [30, 40], [50]]] * 2
+        batches = iter(loader)
+        for _ in range(taken):
+            next(batches)
+        state = loader.state_dict()
+    with Loader.from_dataset(kind(), 2) as loader, warnings.catch_warnings(action="ignore"):
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == whole[0][taken:]
+        assert [batch.tolist() for batch in loader] == whole[0]
+
+
+class Sized(IterableDataset):
+    def __init__(self, said, real):
+        self.said, self.real = said, real
+
+    def __len__(self):
+        return self.said
+
+    def __iter__(self):
+        return iter(range(self.real))
+
+
+@pytest.mark.parametrize("words", [{}, {"drop_last": True}, {"rank": 1, "world_size": 3, "split": "items", "tail": "exact"}])
+def test_a_stream_with_a_length_has_one_in_batches(words):
+    """Seen to fail: TypeError, where ``DataLoader`` has a length."""
+    with Loader.from_dataset(Sized(10, 10), 4, **words) as loader:
+        assert len(loader) == len(list(loader)) == len(loader) == len(list(loader))
+        assert not hasattr(loader, "sampler")  # nothing else goes by it
+        assert loader.remaining is None or loader.remaining == 0
+
+
+def test_a_stream_whose_length_lies_is_told_once_and_read_to_its_end():
+    with Loader.from_dataset(Sized(10, 7), 4) as loader:
+        with pytest.warns(UserWarning, match="Sized has a length of 10, and epoch 0 had 7 items, so that len.loader. is wrong"):
+            assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6]]
+        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6]]
