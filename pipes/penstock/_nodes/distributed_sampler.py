@@ -45,12 +45,17 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
             are single indices, because its ``BatchSampler`` came as ``sampler``.
     """
     given = sampler if sampler is not None else batch_sampler
-    batches = given if isinstance(given, BatchSampler) and type(given).__iter__ is BatchSampler.__iter__ else None
+    batches = given if _walks_as(given, BatchSampler) else None
     inner = given if batches is None else batches.sampler
     if not isinstance(inner, DistributedSampler):
         return None
-    if type(inner).__iter__ is not DistributedSampler.__iter__:
+    if not _walks_as(inner, DistributedSampler):
         refuse_sharded(inner)
+    if getattr(inner, "next_yielded", None) is not None:
+        raise GraphError(
+            f"{type(inner).__name__} has loaded a state of its own, which nobody reads here. Load the loader's: loader.load_state_dict(...), saved by "
+            f"loader.state_dict(); or give a new sampler."
+        )
     if batches is not None and sampler is not None:
         raise GraphError(
             "a DistributedSampler deals out the indices to the ranks, and the Sharder deals out the batches of sampler=BatchSampler(...), each as "
@@ -73,6 +78,12 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
     )
 
 
+def _walks_as(sampler: Any, kind: type) -> bool:
+    """Whether it gives what torch's own ``kind`` would: it is one, or one of torchdata's, which only count what they gave."""
+    stateful = type(sampler).__module__ == "torchdata.stateful_dataloader.sampler"
+    return isinstance(sampler, kind) and (stateful or type(sampler).__iter__ is kind.__iter__)  # type: ignore[attr-defined]
+
+
 def refuse_sharded(sampler: Any) -> None:
     """Refuse a sampler that gives each rank its own share, also where it is wrapped in another.
 
@@ -82,7 +93,7 @@ def refuse_sharded(sampler: Any) -> None:
     for one in wrapped(sampler):
         if any(hasattr(one, name) for name in ("rank", "num_replicas", "process_index")):
             name = type(one).__name__
-            if getattr(type(one), "__iter__", None) is DistributedSampler.__iter__:
+            if _walks_as(one, DistributedSampler):
                 remedy = "Give it to from_dataset, which takes it over, or use Sampler(TorchOrder(n, seed))"
             else:
                 remedy = "Give the sampler that it shards, or one whose __iter__ yields the indices of all ranks"
