@@ -148,16 +148,9 @@ class NoLength:
         return index
 
 
-class Empty(Tagged):
-    def __init__(self):
-        super().__init__(0)
-
-
 @pytest.mark.parametrize(
     ("dataset", "options", "error", "words"),
     [
-        (Empty(), {}, ValueError, "Empty is empty"),
-        ([], {}, ValueError, "list is empty"),
         (NoLength(), {}, TypeError, "NoLength has no length.*__len__"),
         (NoLength(), {"shuffle": True}, TypeError, "NoLength has no length"),
         (5, {}, TypeError, "int is neither"),

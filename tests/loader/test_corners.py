@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-import pickle
 import threading
 from itertools import islice
 
@@ -323,12 +321,6 @@ def test_a_refused_commit_arms_nothing():
             batches.commit(False)
         next(iter(batches))
         assert json.loads(batches.state_dict()["penstock"])["state"]["source"]["position"] == B
-
-
-@pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_loader_is_not_copied(use):
-    with loader() as batches, pytest.raises(TypeError, match="cannot be copied or pickled"):
-        use(batches)
 
 
 def test_an_environment_that_is_no_number_says_so(monkeypatch):

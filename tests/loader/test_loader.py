@@ -489,7 +489,7 @@ def test_len_never_pins_the_rank(monkeypatch):
 
 
 def test_has_none_of_the_attributes_that_trainers_trip_over():
-    for name in ("_iterator", "dataset"):
+    for name in ("_iterator", "generator", "timeout"):
         assert not hasattr(loader(), name)
     for batches in (loader(endless=True), unsized()):
         for name in ("sampler", "batch_sampler"):

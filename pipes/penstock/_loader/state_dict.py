@@ -50,7 +50,7 @@ class CommitLedger:
 
     def commit(self, n: int, now: State) -> None:
         """``n`` more of the delivered batches were trained; ``now`` is behind the last delivered one."""
-        n = whole_number("n", n, 0)
+        n = whole_number("commit(n)", n, 0)
         if self._committed is None and n != 0:
             raise ValueError(
                 f"commit({n!r}): call commit(0) once before the first batch; from then on state_dict() means the last committed one."
