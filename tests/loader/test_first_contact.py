@@ -182,6 +182,23 @@ def test_with_a_sampler_a_dataset_may_grow():
         assert [batch.tolist() for batch in batches] == [[0, 3]]
 
 
+class Unsized(Samples):
+    def __len__(self):
+        raise NotImplementedError
+
+
+@by_how
+def test_a_length_that_is_not_implemented_is_no_obstacle_where_none_is_needed(how):
+    """As many base classes of datasets have it. Seen to fail: the state could not be taken."""
+    with Loader.from_dataset(Unsized(int), 2, sampler=[3, 1], **how) as batches:
+        assert [batch.tolist() for batch in batches] == [[3, 1]]
+        assert "dataset_length" not in batches.state_dict()["penstock"]
+    with Loader.from_dataset(Unsized(int), 2, order=SequentialOrder(2), **how) as batches:
+        assert [batch.tolist() for batch in batches] == [[0, 1]]
+    with pytest.raises(TypeError, match="Unsized has no length, which its order is made of"):
+        Loader.from_dataset(Unsized(int))
+
+
 # Nothing to load.
 
 

@@ -74,7 +74,7 @@ class Fetch:
 
     def settings(self) -> dict[str, Any]:
         """The length of the dataset, where it has one."""
-        with contextlib.suppress(TypeError):
+        with contextlib.suppress(TypeError, NotImplementedError):
             return {"dataset_length": len(self.dataset)}
         return {}
 

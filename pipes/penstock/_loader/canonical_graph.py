@@ -226,7 +226,10 @@ def _collate_only(collate_fn: Callable[[Any], Any] | None, batch_size: int | Non
 
 def _checked_order(order: Order, dataset: Any) -> Order:
     """``order``, unless it visits places that ``dataset`` does not have, or leaves some out in silence."""
-    items = _length(dataset)
+    try:
+        items = len(dataset)
+    except (TypeError, NotImplementedError):
+        return order
     if isinstance(order, WeightedOrder) and order.weights != items:
         raise ValueError(
             f"WeightedOrder has {order.weights} weights, and {type(dataset).__name__} has {items} samples: there must be one weight for each sample, 0 "
@@ -247,7 +250,7 @@ def _default_order(dataset: Any, shuffle: bool, seed: int) -> Order:
 def _length(dataset: Any) -> int:
     try:
         n = len(dataset)
-    except TypeError as exc:
+    except (TypeError, NotImplementedError) as exc:
         raise TypeError(
             f"{type(dataset).__name__} has no length, which its order is made of. Give it a __len__, or pass a sampler; "
             f"a dataset that can only be iterated should be a torch.utils.data.IterableDataset."
