@@ -20,7 +20,7 @@ from penstock import Loader
 from penstock._errors import WorkerDied
 from penstock._workers import forking as fork_module
 from penstock._workers import helper_process as helper_module
-from penstock._workers.forking import ATTEMPTS, come_up, until_up
+from penstock._workers.forking import come_up, until_up
 from penstock._workers.helper_process import HelperProcess
 from penstock._workers.processes import zygote as zygote_module
 from penstock.testing import Tagged
@@ -122,19 +122,19 @@ def test_a_fork_of_others_at_the_same_time_can_draw() -> None:
 
 
 @pytest.fixture
-def still(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
-    """Have the first children stand still before they come up; gives a list of which came up."""
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
+    """Have the first children hang on a lock before they come up; gives a list of which came up."""
 
     def first(n: int) -> list[bool]:
         came: list[bool] = []
 
-        def comes_up(pid: int, said: int, still_ms: float) -> bool:
-            came.append(really(pid, said, still_ms))
+        def comes_up(pid: int, said: int, look_ms: float) -> bool:
+            came.append(really(pid, said, look_ms))
             return came[-1]
 
         def come_up() -> None:
             if len(came) < n:
-                signal.pause()
+                hangs()
             really_come_up()
 
         really, really_come_up = fork_module._comes_up, fork_module.come_up
@@ -146,9 +146,9 @@ def still(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
     return first
 
 
-def test_a_helper_that_stands_still_is_forked_anew(still: Callable[[int], list[bool]]) -> None:
-    """Seen to fail: one that sleeps taken for one that is up."""
-    came = still(2)
+def test_a_helper_that_hangs_is_forked_again(hanging: Callable[[int], list[bool]]) -> None:
+    """Seen to fail: one that hangs taken for one that is up."""
+    came = hanging(2)
     helper = HelperProcess(drawn)
     try:
         assert [helper(7), helper(8)] == [drawn(7), drawn(8)]
@@ -157,9 +157,9 @@ def test_a_helper_that_stands_still_is_forked_anew(still: Callable[[int], list[b
     assert came == [False, False, True]
 
 
-def test_a_zygote_that_stands_still_is_forked_anew(still: Callable[[int], list[bool]]) -> None:
-    """Seen to fail: one that sleeps taken for one that is up."""
-    came = still(2)
+def test_a_zygote_that_hangs_is_forked_again(hanging: Callable[[int], list[bool]]) -> None:
+    """Seen to fail: one that hangs taken for one that is up."""
+    came = hanging(2)
     with Loader.from_dataset(Tagged(8), batch_size=4, num_workers=2, method="process") as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert came == [False, False, True]
@@ -187,16 +187,16 @@ def test_a_helper_that_dies_at_once_and_is_reaped_by_others_is_told(monkeypatch:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_none_that_comes_up_is_an_error(still: Callable[[int], list[bool]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_that_comes_up_is_an_error(hanging: Callable[[int], list[bool]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is left behind (the leak fixture looks). Seen to fail: without killing."""
-    still(2)
+    hanging(2)
     monkeypatch.setattr(fork_module, "ATTEMPTS", 2)
-    with pytest.raises(WorkerDied, match=r"2 processes forked from this one stood still at once.*forkserver"):
+    with pytest.raises(WorkerDied, match=r"2 processes forked from this one hung at once.*forkserver"):
         HelperProcess(drawn)
-    still(2)
+    hanging(2)
     with (
         Loader.from_dataset(Tagged(8), batch_size=4, num_workers=2, method="process") as loader,
-        pytest.raises(WorkerDied, match="stood still"),
+        pytest.raises(WorkerDied, match="hung at once"),
     ):
         next(iter(loader))
 
@@ -256,8 +256,25 @@ def sleeps() -> None:
     time.sleep(0.5)
 
 
-def stands_still() -> None:
-    signal.pause()
+def hangs() -> None:
+    """On a lock that nobody will release, as one that another thread held at the fork."""
+    lock = threading.Lock()
+    with lock:
+        lock.acquire()
+
+
+def waits_for_a_starved_thread() -> None:
+    """As a hook at the fork may do that starts a thread, on a machine with other work."""
+    thread = threading.Thread(target=starved)
+    thread.start()
+    thread.join()
+
+
+def starved() -> None:
+    """The kernel lets it run when nobody else on its processor wants to; see `busy`."""
+    os.sched_setaffinity(0, {PROCESSOR})
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    sum(range(10_000))
 
 
 def dies() -> None:
@@ -265,18 +282,51 @@ def dies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lives", "forked"), [([works], 1), ([touches], 1), ([is_stopped], 1), ([dies], 1), ([stands_still, stands_still, works], 3)]
+    ("lives", "forked"), [([works], 1), ([touches], 1), ([is_stopped], 1), ([sleeps], 1), ([dies], 1), ([hangs, hangs, works], 3)]
 )
-def test_only_what_stands_still_is_killed(lives: list[Callable[[], None]], forked: int) -> None:
-    """A dead one counts as up: whoever reads from it is told. Seen to fail: killing whatever does not speak within 0.2 s; whatever has done
-    nothing, without a look at its state; waiting for dead ones.
+def test_only_what_hangs_is_killed(lives: list[Callable[[], None]], forked: int) -> None:
+    """A dead one counts as up: whoever reads from it is told. Seen to fail: killing whatever does not speak within 0.2 s; whatever sleeps; whatever
+    has done nothing, without a look at its state; waiting for dead ones.
     """
     assert children(*lives) == forked
 
 
-def test_one_that_sleeps_first_comes_up_in_the_end() -> None:
-    """Seen to fail: the same patience with each attempt."""
-    assert 1 < children(*[sleeps] * ATTEMPTS) < ATTEMPTS
+PROCESSOR = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Another process that never lets go of `PROCESSOR`."""
+    pid = os.fork()
+    if pid == 0:
+        os.sched_setaffinity(0, {PROCESSOR})
+        while True:
+            pass
+    yield
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("lives", [starved, waits_for_a_starved_thread])
+def test_one_that_is_starved_of_the_processor_is_slow_and_does_not_hang(lives: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its only thread, or the one that its first thread waits for. Seen to fail: only the first thread looked at (20 were killed)."""
+    monkeypatch.setattr(fork_module, "_LOOK_MS", 1)  # as if it were slower still
+    assert children(lives) == 1
+
+
+def test_one_that_sleeps_without_end_is_killed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no proof that nobody will wake it, so it gets longer. Seen to fail: waiting for proof."""
+    monkeypatch.setattr(fork_module, "_LOOK_MS", 10)
+    assert children(signal.pause, works) == 2
+
+
+def test_where_the_kernel_does_not_say_what_a_child_waits_for_one_that_hangs_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where ``/proc/PID/syscall`` is forbidden, or on another processor."""
+    monkeypatch.setattr(fork_module, "_FUTEX", "")
+    monkeypatch.setattr(fork_module, "_LOOK_MS", 10)
+    assert children(hangs, works) == 2
 
 
 def test_one_that_is_gone_without_a_trace_counts_as_up() -> None:

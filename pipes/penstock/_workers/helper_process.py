@@ -7,10 +7,10 @@ import multiprocessing.connection
 import os
 import pickle
 import select
-import signal
 import threading
 import traceback
 import weakref
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -18,6 +18,9 @@ import torch
 from penstock._errors import WorkerDied
 from penstock._memory.modes import in_neutral_modes
 from penstock._workers.forking import come_up, until_up
+from penstock._workers.processes.deaths import cause_of, reaped, watch
+from penstock._workers.processes.main_module import explained
+from penstock._workers.processes.signals import let_forks_be_terminated, set_signals, signals_held
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,24 +39,26 @@ class HelperProcess:
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         context = multiprocessing.get_context()
+        method = context.get_start_method()
 
         def start(make: Any) -> tuple[int, int]:
             self._pipe, theirs = context.Pipe()
             self._process = context.Process(target=_serve, args=(theirs, make, os.getpid()), name="penstock-plan", daemon=True)
-            self._process.start()
-            weakref.finalize(self, _end, self._process, os.getpid())  # also where an interrupt comes before anybody holds this helper
+            with signals_held() if method != "forkserver" else contextlib.nullcontext():  # that serves others too
+                self._process.start()
+            # Other processes may hold copies of a pipe's or a sentinel's end; nobody can hold up a pidfd.
+            self._death = watch(self._process)
+            if self._death != self._process.sentinel:
+                weakref.finalize(self, os.close, self._death)
+            # Also where an interrupt comes before anybody holds this helper; and at exit before multiprocessing waits for it.
+            self._finalizer = Finalize(self, _end, (self._process, self._death, os.getpid()), exitpriority=0)
             theirs.close()
             return self._process.pid or 0, self._pipe.fileno()
 
-        if context.get_start_method() == "fork":
+        if method == "fork":
             until_up(lambda: start(make), self._kill)
         else:
             start(pickle.dumps(make))
-        # Other processes may hold copies of a pipe's or a sentinel's end; nobody can hold up a pidfd.
-        self._death = self._process.sentinel
-        with contextlib.suppress(AttributeError, ProcessLookupError):  # not Linux; dead already, and reaped by someone else
-            self._death = os.pidfd_open(self._process.pid or 0)
-            weakref.finalize(self, os.close, self._death)
 
     def __call__(self, task: Any) -> Any:
         """``make(task)``."""
@@ -66,9 +71,8 @@ class HelperProcess:
                 said = self._pipe.recv()
             answer, error = said
         except (EOFError, OSError) as exc:
-            self._process.join(1.0)
             raise WorkerDied(
-                f"the helper process that plans epochs is gone (exit code {self._process.exitcode}). If the sampler cannot run in another "
+                f"the helper process that plans epochs is gone: {cause_of(reaped(self._process))}. If the sampler cannot run in another "
                 f"process, use plan_ahead=False: it then runs in this one, between two epochs."
             ) from exc
         if error is not None:
@@ -77,8 +81,7 @@ class HelperProcess:
 
     def end(self) -> None:
         """Kill the process and wait for it; whoever waits in a call is told `WorkerDied`."""
-        self._process.kill()
-        self._process.join()
+        self._finalizer()
 
     def _kill(self) -> None:
         self.end()
@@ -88,27 +91,35 @@ class HelperProcess:
 @in_neutral_modes  # a fork takes over those of the consumer
 def _serve(pipe: multiprocessing.connection.Connection, make: Any, parent: int) -> None:
     """The helper process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    set_signals()
+    let_forks_be_terminated()
+    if not isinstance(make, bytes):
+        come_up()  # alone: a process with two threads is not seen to hang
+        pipe.send(None)
     threading.Thread(target=_die_with, args=(parent,), name="penstock-parent", daemon=True).start()
     torch.set_num_threads(1)
+    refusal = None
     if isinstance(make, bytes):
-        make = pickle.loads(make)
-    else:
-        come_up()
-        pipe.send(None)
-    while True:
-        task = pipe.recv()
         try:
-            answer = pickle.dumps((make(task), None))
+            make = pickle.loads(make)
         except Exception as exc:
-            answer = _pickled(exc)
-        pipe.send_bytes(answer)
+            refusal = _pickled(explained(exc) if isinstance(exc, AttributeError) else exc)
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent has gone
+        while True:
+            task = pipe.recv()
+            try:
+                answer = refusal or pickle.dumps((make(task), None))
+            except Exception as exc:
+                answer = _pickled(exc)
+            pipe.send_bytes(answer)
 
 
-def _end(process: Any, owner: int) -> None:
-    if os.getpid() == owner and process.is_alive():
+def _end(process: Any, death: int, owner: int) -> None:
+    if os.getpid() != owner:
+        return
+    if not multiprocessing.connection.wait([death], 0):  # else someone else may have reaped it, and another process bear its pid
         process.kill()
-        process.join()
+    reaped(process)
 
 
 def _pickled(exc: Exception) -> bytes:

@@ -18,25 +18,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock._errors import WorkerDied
 from penstock._memory.parcel import Parcel
 from penstock._memory.shared_memory import attach, create
-from penstock._workers.processes.protocol import BORN, ENDED, MOST_FDS, NO_DESCRIPTORS, NOT_BORN, ORDER, REPORT, PassedFd, Setup, receive
-from penstock._workers.processes.signals import no_ctrl_c
+from penstock._workers.processes.deaths import buried, cause_of, watch
+from penstock._workers.processes.main_module import check_importable
+from penstock._workers.processes.protocol import BORN, ENDED, MOST_FDS, NOT_BORN, ORDER, REPORT, PassedFd, Setup, receive
+from penstock._workers.processes.signals import signals_held
 from penstock._workers.processes.worker_main import worker_main
-from penstock._workers.processes.zygote import Zygote, buried, watch
+from penstock._workers.processes.zygote import Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.process import BaseProcess
 
 
-_LIKELY = {
-    "SIGKILL": "possibly out of memory (the kernel's OOM killer; see dmesg), or killed by hand",
-    "SIGSEGV": "a crash in native code",
-    "SIGABRT": "native code gave up",
-    "SIGBUS": "memory or a mapped file that is not there, for instance a full disk or a truncated file",
-    "SIGFPE": "a crash in native code",
-    "SIGILL": "native code built for another processor",
-    "SIGTERM": "it was asked to end, for instance by a job scheduler",
-}
+_SERVERS = 3
 
 
 class Launcher(Protocol):
@@ -54,32 +48,34 @@ class ByZygote:
     """Workers by fork, from a process without threads."""
 
     def __init__(self, setup: Setup, poller: select.poll) -> None:
+        self.late: list[tuple[int, int]] = []
         for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered once more
             with contextlib.suppress(AttributeError, ValueError, OSError):
                 stream.flush()
         with warnings.catch_warnings():  # Python 3.12 warns of threads in this process; see `_fork`
             warnings.simplefilter("ignore", DeprecationWarning)
-            with no_ctrl_c():
-                self._zygote = Zygote(setup)
-        self.late: list[tuple[int, int]] = []
+            self._zygote = Zygote(setup)
         poller.register(self._zygote.control, select.POLLIN)
 
     def greeting(self) -> tuple[int, list[int]]:
         return 0, []
 
     def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
-        try:
-            socket.send_fds(self._zygote.control, [ORDER.pack(serial, worker)], [channel.fileno()])
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._lost() from None
-        while True:
-            which, what, value = self._report(0)
-            if what == ENDED:
-                self.late.append((which, value))
-            elif what == BORN:  # this one: one at a time is ordered
-                return value
-            elif what == NOT_BORN:
-                raise OSError(value, f"worker process {worker} could not be forked: {os.strerror(value)}")
+        with signals_held():
+            try:
+                socket.send_fds(self._zygote.control, [ORDER.pack(serial, worker)], [channel.fileno()])
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._lost() from None
+            while True:
+                which, what, value = self._report(0)
+                if what == ENDED:
+                    self.late.append((which, value))
+                elif which != serial:  # one that was ordered when an exception came between
+                    continue
+                elif what == BORN:
+                    return value
+                elif what == NOT_BORN:
+                    raise OSError(value, f"worker process {worker} could not be forked: {os.strerror(value)}")
 
     def deaths(self) -> Iterator[tuple[int, int]]:
         with contextlib.suppress(BlockingIOError):
@@ -116,15 +112,15 @@ class ByZygote:
         return serial, what, value
 
     def _lost(self) -> WorkerDied:
-        return WorkerDied(
-            f"the process that forks the workers (pid {self._zygote.pid}) has died, {_LIKELY['SIGKILL']}. Build a new loader."
-        )
+        how = cause_of(self._zygote.exit_code())
+        return WorkerDied(f"the process that forks the workers (pid {self._zygote.pid}) has died: {how}. Build a new loader.")
 
 
 class ByContext:
     """Workers by ``multiprocessing``'s forkserver or spawn, which get the setup pickled, once for all of them."""
 
     def __init__(self, setup: Setup, context: Any, poller: select.poll) -> None:
+        method = context.get_start_method()
         passing = _Passing()
         try:
             with passing:
@@ -133,12 +129,21 @@ class ByContext:
             passing.close()
             raise TypeError(
                 f"the dataset (or map_fn, collate_fn, worker_init_fn, on_error) cannot be pickled, which worker processes started by "
-                f'{context.get_start_method()!r} need: {type(error).__name__}: {error}. Use method="thread" or multiprocessing_context="fork", or '
+                f'{method!r} need: {type(error).__name__}: {error}. Use method="thread" or multiprocessing_context="fork", or '
                 f"make it picklable: functions and classes at the top of a module, files and locks opened in the worker."
             ) from error
+        try:
+            check_importable(method, parcel._body)
+        except Exception:
+            passing.close()
+            raise
         from multiprocessing import resource_tracker
 
-        resource_tracker.ensure_running()  # now: it would let Ctrl-C through again, in the middle of the start of a worker
+        with signals_held():  # it has no handlers and needs none, and ends with this process
+            resource_tracker.ensure_running()  # now: it would let Ctrl-C through again, in the middle of the start of a worker
+        self._by_server = method == "forkserver"
+        if self._by_server:
+            _preload()
         self.late: list[tuple[int, int]] = []
         self._context = context
         self._poller = poller
@@ -153,12 +158,31 @@ class ByContext:
         return self._nbytes, [self._fd, *self._passing.fds]
 
     def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
-        process = self._context.Process(target=worker_main, args=(worker, channel), name=f"{self._name}-{worker}", daemon=True)
-        process.start()
-        watched = watch(process, owned=self._context.get_start_method() != "forkserver")
+        process = self._started(worker, channel)
+        watched = watch(process)
         self._processes[watched] = (serial, process)
         self._poller.register(watched, select.POLLIN)
-        return int(process.pid)
+        return int(process.pid or 0)
+
+    def _started(self, worker: int, channel: socket.socket) -> BaseProcess:
+        from multiprocessing import forkserver
+
+        for _ in range(_SERVERS):
+            process: BaseProcess = self._context.Process(
+                target=worker_main, args=(worker, channel), name=f"{self._name}-{worker}", daemon=True
+            )
+            try:
+                if (
+                    self._by_server
+                ):  # which serves others too, so it must hold back no more than Ctrl-C, and that by itself as soon as it can
+                    with signals_held(signal.SIGINT):
+                        forkserver.ensure_running()
+                with signals_held():
+                    process.start()
+            except (ConnectionError, EOFError):  # a signal to the whole group has ended the server
+                continue
+            return process
+        raise WorkerDied(f"multiprocessing's fork server has died {_SERVERS} times while it was to start worker process {worker}.")
 
     def deaths(self) -> Iterator[tuple[int, int]]:
         for watched in self._ended(0.0):
@@ -229,20 +253,7 @@ def _reducers() -> dict[type, Any]:
     return {**copyreg.dispatch_table, **{kind: how for kind, how in more.items() if not how.__module__.startswith("torch")}}
 
 
-def cause_of(code: int) -> str:
-    """How a worker ended, in words, from its exit code (negative: a signal)."""
-    if code == NO_DESCRIPTORS:
-        return "its file descriptors were exhausted; user code in it opens files and does not close them"
-    if code >= 0:
-        return f"exit code {code}, so it ended itself (os._exit, or native code that calls exit)"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-    return f"signal {name}, {_LIKELY.get(name, 'sent by another process or by itself')}"
-
-
-def preload() -> None:
+def _preload() -> None:
     """Have the fork server import torch and the worker's code once, unless the user has chosen what it imports."""
     from multiprocessing import forkserver
 

@@ -24,13 +24,15 @@ import pickle
 import threading
 import time
 from collections import deque
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 from penstock._errors import ClosedError, SampleError, WorkerDied
 from penstock._memory.slots import NO_SLOT
 from penstock._statistics import ProcessStatistics
+from penstock._workers.lifetime import PATIENCE_S
 from penstock._workers.pool import IDLE, Job
-from penstock._workers.processes.launchers import cause_of
+from penstock._workers.processes.deaths import cause_of
 from penstock._workers.processes.protocol import READY, REFUSED, SKIPPED, VALUE, Area, Setup
 from penstock._workers.processes.remote_error import RemoteError
 from penstock._workers.processes.supervisor import Supervisor
@@ -56,6 +58,7 @@ class Scheduler:
         self.closed = False
         self.interrupted = False
         self.started = False
+        self._at_exit: Finalize | None = None
         self._queue_size = min(queue_size, MOST_HELD)
         self._refill_at = min(refill_at, self._queue_size - 1)
         self._supervisor = Supervisor(setup, self._queue_size, context)
@@ -75,6 +78,8 @@ class Scheduler:
             return
         self.owner = os.getpid()
         self._supervisor.start()
+        # At exit multiprocessing sends SIGTERM to the processes that it has started and waits for them; before that it calls its finalizers.
+        self._at_exit = Finalize(None, self.shutdown, (PATIENCE_S,), exitpriority=0)
         self.started = True
 
     def shutdown(self, timeout: float) -> None:
@@ -89,6 +94,8 @@ class Scheduler:
             self.closed = True
             self._forget()
             self._supervisor.stop(deadline)
+            if self._at_exit is not None:
+                self._at_exit.cancel()
             self._fail(lambda: ClosedError("the loader was closed while this was being loaded."))
         finally:
             if got:

@@ -12,8 +12,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from penstock._memory.slots import KeptBatches
-from penstock._workers.processes.launchers import ByContext, ByZygote, Launcher, preload
-from penstock._workers.processes.signals import no_ctrl_c
+from penstock._workers.processes.launchers import ByContext, ByZygote, Launcher
+from penstock._workers.processes.main_module import check_not_importing
 from penstock._workers.processes.worker_handle import WorkerHandle
 
 if TYPE_CHECKING:
@@ -49,14 +49,13 @@ class Supervisor:
 
     def start(self) -> None:
         """Start all workers, or none."""
+        check_not_importing()
         if multiprocessing.current_process().daemon:
             raise RuntimeError('a daemonic process cannot have worker processes of its own. Use method="thread" or num_workers=0 here.')
         context: Any = (
             multiprocessing.get_context(self._context) if self._context is None or isinstance(self._context, str) else self._context
         )
         method = context.get_start_method()
-        if method == "forkserver":
-            preload()
         self._launcher = ByZygote(self._setup, self.poller) if method == "fork" else ByContext(self._setup, context, self.poller)
         _crews.add(self)
         try:
@@ -85,8 +84,7 @@ class Supervisor:
         assert self._launcher is not None
         self._serial += 1
         with WorkerHandle.taken(self._serial, worker, self._places, self._kept_batches, *self._launcher.greeting()) as (seat, theirs):
-            with no_ctrl_c():
-                seat.pid = self._launcher.launch(seat.serial, worker, theirs)
+            seat.pid = self._launcher.launch(seat.serial, worker, theirs)
             self.seats[seat.channel.fileno()] = seat
             self.poller.register(seat.channel, select.POLLIN)
 

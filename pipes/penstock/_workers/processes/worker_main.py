@@ -32,6 +32,7 @@ from penstock._memory.parcel import Parcel, unpack
 from penstock._memory.shared_memory import attach
 from penstock._memory.slots import NO_SLOT
 from penstock._workers.pool import IDLE, Work
+from penstock._workers.processes.main_module import explained
 from penstock._workers.processes.protocol import (
     ANSWER,
     AT_ONCE,
@@ -50,7 +51,7 @@ from penstock._workers.processes.protocol import (
     receive,
 )
 from penstock._workers.processes.remote_error import RemoteError
-from penstock._workers.processes.signals import set_signals
+from penstock._workers.processes.signals import let_forks_be_terminated, set_signals
 from penstock._workers.processes.slot_maker import WorkerSlots
 
 
@@ -58,6 +59,7 @@ from penstock._workers.processes.slot_maker import WorkerSlots
 def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None) -> None:
     """Answer tasks until end-of-file. ``setup`` comes by fork, or else over the channel, pickled."""
     set_signals()
+    let_forks_be_terminated()
     hello, fds = receive(channel, HELLO.size, most_fds=MOST_FDS)
     if not hello:
         return
@@ -88,7 +90,10 @@ def _load(fd: int, nbytes: int) -> Setup:
     """The setup, its NumPy arrays as private (copy-on-write) views of memory that all workers share."""
     memory = attach(fd, nbytes, private=True)
     os.close(fd)
-    setup: Setup = unpack(np.frombuffer(memory, np.uint8))
+    try:
+        setup: Setup = unpack(np.frombuffer(memory, np.uint8))
+    except AttributeError as error:
+        raise explained(error) from error
     return setup
 
 

@@ -17,41 +17,20 @@ import traceback
 from typing import TYPE_CHECKING
 
 from penstock._workers.forking import come_up, until_up
+from penstock._workers.processes.deaths import UNKNOWN, buried, watch
 from penstock._workers.processes.protocol import BORN, ENDED, NOT_BORN, ORDER, REPORT, UP, Setup, receive
-from penstock._workers.processes.signals import set_signals
+from penstock._workers.processes.signals import set_signals, signals_held
 from penstock._workers.processes.worker_main import worker_main
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 
-def watch(process: BaseProcess, *, owned: bool = True) -> int:
-    """A file descriptor that becomes readable when ``process`` dies.
-
-    A pidfd where there is one: the sentinel of `multiprocessing` is a pipe that a helper process of the user's dataset inherits
-    and keeps open. For a child that is not ``owned`` (a fork server reaps it) the sentinel is the server's own report.
-    """
-    if owned:
-        with contextlib.suppress(AttributeError, OSError):
-            return os.pidfd_open(process.pid or 0)
-    return process.sentinel
-
-
-def buried(process: BaseProcess, watched: int) -> int:
-    """Reap ``process``, which has ended; its exit code, negative for a signal."""
-    if watched != process.sentinel:
-        os.close(watched)
-    process.join()
-    code = process.exitcode
-    process.close()
-    return code if code is not None else -signal.SIGKILL
-
-
 def zygote_main(control: socket.socket, setup: Setup) -> None:
     """Fork workers to order and report their ends, until end-of-file and the last worker's end."""
+    set_signals()
     come_up()
     _report(control, 0, UP, 0)
-    set_signals()
     gc.freeze()  # collections in the workers then touch no page of the dataset
     children: dict[int, tuple[int, BaseProcess]] = {}
     poller = select.poll()
@@ -119,27 +98,38 @@ class Zygote:
         until_up(lambda: self._fork(setup), self.kill)
 
     def _fork(self, setup: Setup) -> tuple[int, int]:
+        self._code: int | None = None
         self.control, theirs = socket.socketpair()
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            try:
-                self.control.close()
-                zygote_main(theirs, setup)
-                code = 0
-            except BaseException:  # nothing may return into a copy of the consumer's stack
-                traceback.print_exc()
-            finally:
-                os._exit(code)
+        with signals_held():
+            self.pid = os.fork()
+            if self.pid == 0:
+                code = 1
+                try:
+                    self.control.close()
+                    zygote_main(theirs, setup)
+                    code = 0
+                except BaseException:  # nothing may return into a copy of the consumer's stack
+                    traceback.print_exc()
+                finally:
+                    os._exit(code)
         theirs.close()
         return self.pid, self.control.fileno()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # someone else's waitpid(-1) was quicker
-            os.kill(self.pid, signal.SIGKILL)
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):  # someone else's waitpid(-1) was quicker
+                os.kill(self.pid, signal.SIGKILL)
         self.reap()
 
     def reap(self) -> None:
         self.control.close()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        self.exit_code()
+
+    def exit_code(self) -> int:
+        """Of the zygote, which ends."""
+        if self._code is None:
+            try:
+                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            except ChildProcessError:
+                self._code = UNKNOWN
+        return self._code

@@ -1,0 +1,74 @@
+"""Hearing of the death of a process, and of how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from penstock._workers.processes.protocol import NO_DESCRIPTORS
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+
+UNKNOWN = -1000
+"""Exit code of a process that someone else has reaped. It counts as killed: whoever dies again and again is not replaced without end."""
+
+_LIKELY = {
+    "SIGKILL": "possibly out of memory (the kernel's OOM killer; see dmesg), or killed by hand",
+    "SIGSEGV": "a crash in native code",
+    "SIGABRT": "native code gave up",
+    "SIGBUS": "memory or a mapped file that is not there, for instance a full disk or a truncated file",
+    "SIGFPE": "a crash in native code",
+    "SIGILL": "native code built for another processor",
+    "SIGTERM": "it was asked to end, for instance by a job scheduler",
+    "SIGALRM": "a timer that user code has set in it; handlers of the main process are not inherited, so set the handler there too",
+}
+
+
+def watch(process: BaseProcess) -> int:
+    """A file descriptor that becomes readable when ``process`` dies.
+
+    A pidfd where there is one: the sentinel of `multiprocessing` is a pipe that a helper process of the user's dataset inherits
+    and keeps open, and that a dying fork server closes, whose children live on.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        return os.pidfd_open(process.pid or 0)
+    return process.sentinel
+
+
+def buried(process: BaseProcess, watched: int) -> int:
+    """Reap ``process``, which has ended, and forget it; its exit code, negative for a signal."""
+    if watched != process.sentinel:
+        os.close(watched)
+    code = reaped(process)
+    process.close()
+    return code
+
+
+def reaped(process: BaseProcess) -> int:
+    """Wait for the end of ``process``; its exit code, negative for a signal, or `UNKNOWN`."""
+    process.join()
+    code = process.exitcode
+    if code is None:  # `multiprocessing` would count it among the living as long as this process lives
+        popen: Any = process
+        popen._popen.returncode = code = UNKNOWN
+        process.join()
+    return code
+
+
+def cause_of(code: int) -> str:
+    """How a process ended, in words, from its exit code (negative: a signal)."""
+    if code == NO_DESCRIPTORS:
+        return "its file descriptors were exhausted; user code in it opens files and does not close them"
+    if code == UNKNOWN:
+        return "nobody knows how, because this program ignores SIGCHLD, or waits for every child of its (os.waitpid(-1)), and so took its exit code"
+    if code >= 0:
+        return f"exit code {code}, so it ended itself (os._exit, or native code that calls exit)"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+    return f"signal {name}, {_LIKELY.get(name, 'sent by another process or by itself')}"
