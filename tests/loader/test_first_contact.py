@@ -337,8 +337,28 @@ def test_a_stream_with_a_length_has_one_in_batches(words):
     """Seen to fail: TypeError, where ``DataLoader`` has a length."""
     with Loader.from_dataset(Sized(10, 10), 4, **words) as loader:
         assert len(loader) == len(list(loader)) == len(loader) == len(list(loader))
-        assert not hasattr(loader, "sampler")  # nothing else goes by it
+        assert hasattr(loader.sampler, "set_epoch")
         assert loader.remaining is None or loader.remaining == 0
+
+
+@pytest.mark.parametrize("taken", range(1, 4))
+def test_whoever_counts_the_batches_of_a_stream_and_asks_for_the_next_epoch_gets_it(taken):
+    """As a bare Lightning does. Seen to fail: the empty rest of the epoch came in the place of the next one."""
+    with Loader.from_dataset(Sized(6, 6), 2) as loader:
+        batches = iter(loader)
+        for _ in range(taken):
+            next(batches)
+        state = loader.state_dict()
+    with Loader.from_dataset(Sized(6, 6), 2) as loader, warnings.catch_warnings(action="ignore"):
+        loader.load_state_dict(state)
+        loader.sampler.set_epoch(0 if taken < 3 else 1)
+        batches = iter(loader)
+        assert [next(batches).tolist() for _ in range(3 - taken % 3)] == [[0, 1], [2, 3], [4, 5]][taken % 3 :]
+        for epoch in range(1 if taken < 3 else 2, 4):
+            loader.sampler.set_epoch(epoch)
+            batches = iter(loader)
+            assert [next(batches).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+            assert loader.epoch == epoch
 
 
 def test_a_stream_whose_length_lies_is_told_once_and_read_to_its_end():

@@ -206,7 +206,9 @@ class EpochCursor:
         self._look()
         requested = self._requested
         if self.pending:
-            return self._from_loaded(None if self._by_view and not self._completes(requested) else requested)
+            # Whether the end of a stream is reached shows by reading on; who asks for the next epoch by the view has counted its batches.
+            unsure = not self._sized and requested == epoch_of(self.state) + 1
+            return self._from_loaded(None if self._by_view and not (unsure or self._completes(requested)) else requested)
         return self._from_stream(None if requested is None else self._absolute(requested))
 
     def arrived(self, move: Move, state: State | None = None) -> None:
@@ -216,7 +218,7 @@ class EpochCursor:
             begun = move.state != self.epochs.start_of(epoch_of(move.state))
             self._stand(move.state, Stands.HERE)
             self.over_mark, self.begun = move.over_mark, begun
-            if resumed and requested is not None and move.over_mark:
+            if resumed and requested is not None and move.over_mark and not self._by_view:
                 self._offset = epoch_of(move.state) - requested
         elif isinstance(move, PassMark):
             assert state is not None

@@ -94,9 +94,7 @@ class Loader(FromDataset, Generic[T]):
         Raises:
             TypeError: That is not known, or the loader is endless.
         """
-        batches = None if self._endless else self._batches()
-        if batches is None and not self._endless:
-            batches = self.root.items_per_epoch()  # as its __len__ says, where the source can only be read from its beginning
+        batches = self._length()
         if batches is None:
             raise TypeError(
                 "this loader has no length: "
@@ -133,7 +131,7 @@ class Loader(FromDataset, Generic[T]):
     @property
     def sampler(self) -> EpochView:
         """Something with a ``set_epoch``, for trainers that look for it there; only where the loader has a length. Never the user's sampler."""
-        if self._endless or self._batches() is None:
+        if self._length() is None:
             raise AttributeError(
                 "this loader has no length, so no trainer can count its epochs: it has no sampler. Call loader.set_epoch(epoch)."
             )
@@ -146,7 +144,7 @@ class Loader(FromDataset, Generic[T]):
     @property
     def batch_sampler(self) -> None:
         """None, where there is a `sampler`: trainers that look at one look at both."""
-        if self._endless or self._batches() is None:
+        if self._length() is None:
             raise AttributeError("this loader has no batch_sampler to show. What makes its batches stands in the graph: loader.root.")
 
     @batch_sampler.setter
@@ -417,6 +415,13 @@ class Loader(FromDataset, Generic[T]):
         self._cursor.lost()
         self._origin._read_by = self._reader
         self.root.reset(state)
+
+    def _length(self) -> int | None:
+        """Batches of a whole epoch; of a stream, as its ``__len__`` says."""
+        if self._endless:
+            return None
+        batches = self._batches()
+        return self.root.items_per_epoch() if batches is None else batches
 
     def _batches(self) -> int | None:
         """Batches of a whole epoch, the one it stands in: their number may change from epoch to epoch."""
