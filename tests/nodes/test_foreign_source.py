@@ -11,7 +11,8 @@ import torch
 import torchdata.nodes as tn
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, Sampler
 
-from penstock import Cycler, GraphError, IterableSource, Loader
+from penstock import Batcher, Cycler, GraphError, IterableSource, Loader, Mapper, ParallelMapper, SamplerWrapper, SequentialOrder
+from penstock import Sampler as Sampler_
 from penstock.testing import assert_resumes_everywhere
 
 N = 7
@@ -219,3 +220,27 @@ def test_a_node_stands_by_hand_with_words_of_its_own():
 def test_a_node_downstream_of_a_cycler_is_refused_by_hand_too():
     with pytest.raises(GraphError, match="stands downstream of a Cycler"):
         IterableSource(tn.Batcher(Cycler(IterableSource(range(3))), 2))
+
+
+# torchdata's nodes over ours.
+
+
+@pytest.mark.parametrize(
+    ("make", "ours"),
+    [
+        (lambda: tn.Mapper(Sampler_(SequentialOrder(4)), abs), "Sampler"),
+        (lambda: tn.Batcher(tn.Mapper(Sampler_(SequentialOrder(4)), abs), 2), "Sampler"),
+        (lambda: tn.Unbatcher(Batcher(tn.IterableWrapper(range(4)), 2)), "Batcher"),
+        (lambda: tn.Prefetcher(SamplerWrapper([1, 2]), 1), "SamplerWrapper"),
+    ],
+)
+def test_one_that_would_be_handed_indices_is_refused(make, ours):
+    """Seen to fail: "Sampler has no source; it must override what the contract asks of it"."""
+    with pytest.raises(GraphError, match=rf"torchdata.nodes.* stands downstream of a {ours} and would be handed Indices.*Put it upstream"):
+        Loader(make())
+
+
+def test_one_that_is_handed_data_reads_a_node_of_ours():
+    assert_resumes_everywhere(lambda: Cycler(tn.Batcher(Mapper(tn.IterableWrapper(range(7)), lambda x: 2 * x), 3)), steps=10)
+    with Loader(tn.Batcher(ParallelMapper(tn.IterableWrapper(range(5)), lambda x: 2 * x, 2), 2, drop_last=False)) as loader:
+        assert [list(loader) for _ in range(2)] == [[[0, 2], [4, 6], [8]]] * 2
