@@ -52,9 +52,9 @@ class ArrayDataset:
         """``rows`` (int64, shape ``(n,)``), which are those of ``indices``."""
         at = _on(self._device, rows, self._length)
         try:
-            batch = mapped(self.fields, lambda field: field.index_select(0, at))
+            batch = mapped(self.fields, lambda field: _selected(field, at))
         except (IndexError, RuntimeError):
-            batch = mapped(self.fields, lambda field: field[at])  # counts negative ones from the end, and says which is out of bounds
+            batch = mapped(self.fields, lambda field: _indexed(field, at))
         if self.augment is None:
             return batch
         positions = torch.from_numpy(indices.positions).to(self._device)
@@ -140,11 +140,11 @@ def _into(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
     at = _on(dataset.tensors[0].device, indices, len(dataset.tensors[0]))
     try:
         if out is None:
-            return [one.index_select(0, at) for one in dataset.tensors]
+            return [_selected(one, at) for one in dataset.tensors]
         for one, rows in zip(dataset.tensors, out, strict=True):
-            torch.index_select(one, 0, at, out=rows)
-    except (IndexError, RuntimeError):  # This counts negative ones from the end, and says which is out of bounds:
-        fields = [one[at] for one in dataset.tensors]
+            torch.index_select(_plain(one), 0, at, out=_plain(rows))
+    except (IndexError, RuntimeError):
+        fields = [_indexed(one, at) for one in dataset.tensors]
         return fields if out is None else [rows.copy_(field) for rows, field in zip(out, fields, strict=True)]
     return out
 
@@ -166,6 +166,35 @@ def _from_parts(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields
             _words(rows)[torch.from_numpy(places).to(rows.device)] = _words(field)
     assert out is not None
     return out
+
+
+def _selected(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """The rows ``at``, by the faster way, which knows no negative ones."""
+    return _as(tensor.dtype, _plain(tensor).index_select(0, at))
+
+
+def _indexed(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """The rows ``at``, by the way that counts negative ones from the end, and says which is out of bounds."""
+    return _as(tensor.dtype, _plain(tensor)[at])
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, or where not every torch can index its type, a view of it as integers of the same size."""
+    integers = _INTEGERS.get(tensor.dtype)
+    return tensor if integers is None else tensor.view(integers)
+
+
+def _as(dtype: torch.dtype, rows: torch.Tensor) -> torch.Tensor:
+    return rows if rows.dtype is dtype else rows.view(dtype)
+
+
+_INTEGERS = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,12 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from penstock._memory.tree import mapped
 
 
+def present_accelerator() -> torch.device | None:
+    """The kind of accelerator that this machine has, without an index."""
+    # In this order: where there is none, `current_accelerator` raises in torch 2.6, and later names the one that torch was built for.
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
 def resolve_device(device: torch.device | str) -> torch.device:
     """``device``, with an index where its kind has any.
 
@@ -21,7 +27,7 @@ def resolve_device(device: torch.device | str) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device={device!r} is not a device of torch: {error}") from error
     found = ["cpu"]
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = present_accelerator()
     if accelerator is not None:
         found += [f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())]
     if wanted.type == "cpu":
@@ -47,5 +53,5 @@ def _on_device(leaf: Any) -> bool:
 
 def can_pin() -> bool:
     """Whether there is an accelerator whose copies gain from pinned memory."""
-    accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and accelerator.type != "mps" and torch.accelerator.is_available()
+    accelerator = present_accelerator()
+    return accelerator is not None and accelerator.type != "mps"
