@@ -1,13 +1,33 @@
 # `make demo` and `make test` set up what they need in .venv, once, and again when the sources have changed.
+#
+# The fast tests with other versions than constraints.txt names, in a folder of their own below build/:
+#     make versions PYTHON=python3.13                            # the newest torch
+#     make versions PYTHON=python3.11 TORCH=2.6.0 NUMPY=1.26.4
+#
+# A machine with an accelerator and no network, with the torch and the NumPy that its Python has. The first line, where there is a
+# network, fills the folder that the second needs; build/gpu.json gets the figures of examples/benchmark_device.py:
+#     make wheels WHEELS=folder PYTHON_VERSION=3.12
+#     make gpu WHEELS=folder PYTHON=python3
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+TORCH ?=
+NUMPY ?=
+EXTRAS ?= test,examples,trainers
+CONSTRAINTS ?= constraints.txt
+WHEELS ?= build/wheels
+PYTHON_VERSION ?= 3.12
+FIGURES ?= build/gpu.json
+# 1: go on without an accelerator, as far as that goes.
+ANYWAY ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 SOURCES := $(shell find pipes -not -path '*__pycache__*') README.md LICENSE
+# What the tests marked gpu import besides torch and NumPy, and what that needs: penstock itself is taken from pipes/.
+GPU_PACKAGES := iniconfig packaging pluggy psutil pygments pytest pytest-timeout torchdata
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint versions wheels gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -21,8 +41,31 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+versions: PYTHON_HERE = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+versions: PLACE = build/python-$(PYTHON_HERE)-torch-$(or $(TORCH),newest)$(if $(NUMPY),-numpy-$(NUMPY))
+versions:
+	mkdir -p build
+	grep -Ev '^(torch|sympy$(if $(NUMPY),|numpy))==' constraints.txt > $(PLACE).txt
+	for pin in $(TORCH:%=torch==%) $(NUMPY:%=numpy==%); do echo $$pin; done >> $(PLACE).txt
+	$(MAKE) test VENV=$(PLACE) CONSTRAINTS=$(PLACE).txt EXTRAS=test PYTEST_ARGS='-m "not slow" $(PYTEST_ARGS)'
+
+wheels:
+	$(PYTHON) -m pip --disable-pip-version-check download --only-binary=:all: --no-deps --constraint constraints.txt \
+	    --python-version $(PYTHON_VERSION) --dest $(WHEELS) $(GPU_PACKAGES)
+
+# Nothing is installed into PYTHON: what it lacks lies beside it, in build/gpu.
+gpu: export PYTHONPATH := $(abspath build/gpu):$(abspath pipes)$(if $(PYTHONPATH),:$(PYTHONPATH))
+gpu:
+	@$(PYTHON) -c 'import sys, numpy, torch; sys.exit(None if torch.accelerator.is_available() or "$(ANYWAY)" else "torch " + torch.__version__ \
+	    + " of $(PYTHON) sees no accelerator. make gpu ANYWAY=1 goes on, and tries all but what needs one.")'
+	rm -rf build/gpu
+	$(PYTHON) -m pip --disable-pip-version-check install -q --no-index --no-deps --no-compile --target build/gpu $(WHEELS)/*.whl
+	rm -f $(FIGURES)
+	$(PYTHON) -m pytest -m gpu -rs $(PYTEST_ARGS) $$(grep -rl --include='test_*.py' 'mark\.gpu\b' tests); failed=$$?; \
+	    $(PYTHON) examples/benchmark_device.py --repeats 3 --budget-s 180 --json $(FIGURES) && exit $$failed
+
 clean:
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "penstock needs Python 3.11 or newer, and $(PYTHON) is " \
@@ -30,10 +73,10 @@ $(VENV)/.created:
 	$(PYTHON) -m venv --clear $(VENV)
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt $(SOURCES)
+$(VENV)/.installed: $(VENV)/.created pyproject.toml $(CONSTRAINTS) $(SOURCES)
 	@echo 'Installing penstock and what it is tested with into $(VENV); the first time takes a minute or more.'
 	rm -rf dist
 	$(PIP) wheel --no-deps --wheel-dir dist .
-	$(PIP) install --constraint constraints.txt "$$(echo dist/penstock-*.whl)[test,examples,trainers]"
+	$(PIP) install --constraint $(CONSTRAINTS) "$$(echo dist/penstock-*.whl)[$(EXTRAS)]"
 	$(PIP) install --no-deps --force-reinstall dist/penstock-*.whl
 	touch $@

@@ -1,21 +1,28 @@
 """On a machine with an accelerator: is the copy hidden, does the device ever wait, and how fast is resident data?
 
-    python benchmark_device.py [--repeats 5] [--steps 200]
+    python benchmark_device.py [--repeats 5] [--steps 200] [--workers 8] [--budget-s 600] [--json figures.json]
 
-Three measurements, each against ``DataLoader`` in the same run, in turns:
+Four measurements, each against ``DataLoader`` in the same run, in turns:
 
-- Overlap: a step computes for about as long as its batch takes to copy. Hidden is the share of the copy's time that the step does not
-  take longer than without any copy: 100 % where `ToDevice` works, and 0 % where copies block.
+- Supply: how long a batch takes that nobody computes with.
+- Overlap: a step computes for longer than its batch takes to make and to copy. Hidden is the share of the copy's time that the step does
+  not take longer than with a batch that is there already: 100 % where `ToDevice` works. The row "copied in the step" must show about 0 %.
 - Epochs: the share of time in which the device has nothing to do, over epochs of 50 batches.
 - Resident: batches gathered on the device, as bytes a second, against a bare ``index_select`` of the same rows.
+
+Without an accelerator it says so, and measures nothing. After ``--budget-s`` seconds no further repeat begins.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import os
+import platform
 import statistics
 import time
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,9 +32,12 @@ from torch.utils.data import DataLoader, Dataset
 import penstock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 BATCH_SIZE, SHAPE = 64, (3, 224, 224)
+EPOCH = 50
+"""Batches."""
+THERE, IN_STEP = "no loader, batch there already", "no loader, copied in the step"
 
 
 class Images(Dataset):
@@ -48,7 +58,6 @@ class Timer:
     """Seconds on the device's own clock."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
         self.streams: Any = torch.get_device_module(device)
 
     def event(self) -> Any:
@@ -57,7 +66,7 @@ class Timer:
         event.record()
         return event
 
-    def seconds(self, work: Callable[[], None], times: int) -> float:
+    def seconds(self, work: Callable[[], Any], times: int = 20) -> float:
         """Median time of ``work`` on the device."""
         measured = []
         for _ in range(times):
@@ -66,114 +75,157 @@ class Timer:
             measured.append(start.elapsed_time(end) / 1000)
         return statistics.median(measured)
 
-
-def endlessly(loader: DataLoader, device: torch.device) -> Iterator[torch.Tensor]:
-    """A `DataLoader` as its documentation recommends it: pinned, copied without blocking; epoch after epoch."""
-    while True:
-        for batch in loader:
-            yield batch.to(device, non_blocking=True)
-
-
-def wall(batches: Iterator[torch.Tensor], step: Callable[[torch.Tensor], None], steps: int, timer: Timer) -> float:
-    """Seconds for a step, the device's work included."""
-    for _ in range(10):
-        step(next(batches))
-    timer.streams.synchronize()
-    start = time.perf_counter()
-    for _ in range(steps):
-        step(next(batches))
-    timer.streams.synchronize()
-    return (time.perf_counter() - start) / steps
+    def wall(self, batches: Iterator[torch.Tensor], step: Callable[[torch.Tensor], Any], steps: int) -> float:
+        """Seconds for a step, the device's work included, as the user's clock sees them."""
+        for _ in range(10):
+            step(next(batches))
+        self.streams.synchronize()
+        start = time.perf_counter()
+        for _ in range(steps):
+            step(next(batches))
+        self.streams.synchronize()
+        return (time.perf_counter() - start) / steps
 
 
-def builds(device: torch.device, dataset: Images, workers: int) -> dict[str, tuple[Callable[[], Iterable], Callable[[Any], Iterator]]]:
-    """How each loader is built, and how it is read for ever."""
-    shared: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": workers}
-    ours = {**shared, "device": device, "endless": True}
-    return {
-        "penstock, threads": (lambda: penstock.Loader.from_dataset(dataset, method="thread", **ours), iter),
-        "penstock, processes": (lambda: penstock.Loader.from_dataset(dataset, **ours), iter),
-        "DataLoader, pinned, persistent": (
-            lambda: DataLoader(dataset, pin_memory=True, persistent_workers=True, **shared),
-            lambda loader: endlessly(loader, device),
-        ),
+class Bench:
+    """What one run measures, and with what."""
+
+    def __init__(self, device: torch.device, options: argparse.Namespace) -> None:
+        self.device, self.options, self.timer = device, options, Timer(device)
+        self.deadline = time.monotonic() + options.budget_s
+        self.pinned = torch.ones(BATCH_SIZE, *SHAPE).pin_memory()
+        self.held = torch.ones(BATCH_SIZE, *SHAPE, device=device)
+        self.matrix = torch.rand(4096, 4096, device=device)
+        self.copy_s = self.timer.seconds(lambda: self.held.copy_(self.pinned, non_blocking=True))
+        self.product_s = self.timer.seconds(lambda: torch.mm(self.matrix, self.matrix))
+
+    def sources(self, length: int) -> dict[str, tuple[Callable[[], Any], Callable[[Any], Iterator[torch.Tensor]]]]:
+        """How each source of batches is built, and how it is read for ever."""
+        dataset, device = Images(length), self.device
+        shared: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": self.options.workers}
+        ours = {**shared, "device": device, "endless": True}
+
+        def endlessly(loader: DataLoader) -> Iterator[torch.Tensor]:
+            """As the documentation of `DataLoader` recommends it: pinned, copied without blocking; epoch after epoch."""
+            while True:
+                for batch in loader:
+                    yield batch.to(device, non_blocking=True)
+
+        return {
+            THERE: (lambda: self.held, itertools.repeat),
+            IN_STEP: (lambda: self.pinned, lambda batch: (batch.to(device, non_blocking=True) for _ in itertools.count())),
+            "penstock, threads": (lambda: penstock.Loader.from_dataset(dataset, method="thread", **ours), iter),
+            "penstock, processes": (lambda: penstock.Loader.from_dataset(dataset, **ours), iter),
+            "DataLoader, pinned, persistent": (lambda: DataLoader(dataset, pin_memory=True, persistent_workers=True, **shared), endlessly),
+        }
+
+    def seconds(self, length: int, step: Callable[[torch.Tensor], Any]) -> dict[str, list[float]]:
+        """Seconds for a step from every source, in turns."""
+        found: dict[str, list[float]] = {}
+        for repeat in range(self.options.repeats):
+            if repeat and time.monotonic() > self.deadline:
+                break
+            for name, (build, read) in self.sources(length).items():
+                source = build()
+                found.setdefault(name, []).append(self.timer.wall(read(source), step, self.options.steps))
+                getattr(source, "close", lambda: None)()
+                del source
+        return found
+
+    def supply(self) -> dict[str, Any]:
+        """Batches that nobody computes with."""
+        return {name: {"batch_ms": _ms(took)} for name, took in self.seconds(10**6, lambda batch: None).items() if name != THERE}
+
+    def training(self, length: int, compute_s: float) -> dict[str, Any]:
+        """Steps that compute for about ``compute_s``."""
+        products = max(1, round(compute_s / self.product_s))
+
+        def step(batch: torch.Tensor) -> None:
+            for _ in range(products):
+                torch.mm(self.matrix, self.matrix)
+            batch.sum()
+
+        found = self.seconds(length, step)
+        bare = statistics.median(found[THERE])
+        return {
+            name: {
+                "step_ms": _ms(seconds),
+                "device_idle": max(0.0, 1 - bare / (took := statistics.median(seconds))),
+                "copy_hidden": min(1.0, max(0.0, 1 - (took - bare) / self.copy_s)),
+                "repeats": len(seconds),
+            }
+            for name, seconds in found.items()
+        }
+
+    def resident(self) -> dict[str, float]:
+        """Rows gathered on the device."""
+        rows = penstock.Resident(Images(4096), self.device, num_workers=self.options.workers, progress=False)
+        at = torch.randint(0, len(rows), (BATCH_SIZE,), device=self.device)
+        bare = self.timer.seconds(lambda: rows.fields.index_select(0, at), 50)
+        nbytes = rows.fields[0].nbytes * BATCH_SIZE
+        with penstock.Loader.from_dataset(rows, batch_size=BATCH_SIZE, shuffle=True, endless=True) as loader:
+            took = self.timer.wall(iter(loader), lambda batch: None, self.options.steps)
+        return {"batch_us": took * 1e6, "gb_s": nbytes / took / 1e9, "index_select_gb_s": nbytes / bare / 1e9}
+
+
+def _ms(seconds: list[float]) -> float:
+    return statistics.median(seconds) * 1000
+
+
+def measure(device: torch.device, options: argparse.Namespace) -> None:
+    """Every figure, told and written as it comes."""
+    bench = Bench(device, options)
+    machine = {
+        "device": bench.timer.streams.get_device_name(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "cpus": os.cpu_count(),
     }
+    figures: dict[str, Any] = {"machine": machine, "workers": options.workers, "steps": options.steps, "copy_ms": bench.copy_s * 1000}
+    print(f"{', '.join(f'{key} {value}' for key, value in machine.items())}; {options.workers} workers")
+    print(f"batches of {BATCH_SIZE} x {SHAPE} float32, {bench.copy_s * 1000:.2f} ms to copy")
+
+    def keep() -> None:
+        if options.json is not None:
+            options.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+    figures["supply"] = bench.supply()
+    print("\nsupply")
+    for name, row in figures["supply"].items():
+        print(f"  {name:32}{row['batch_ms']:8.2f} ms a batch")
+    keep()
+
+    slowest_s = max(row["batch_ms"] for name, row in figures["supply"].items() if name.startswith("penstock")) / 1000
+    for title, length, compute_s in (
+        ("overlap", 10**6, 1.5 * max(2 * bench.copy_s, slowest_s)),
+        ("epochs", EPOCH * BATCH_SIZE, 3 * max(2 * bench.copy_s, slowest_s)),
+    ):
+        figures[title] = bench.training(length, compute_s)
+        print(f"\n{title}")
+        for name, row in figures[title].items():
+            print(
+                f"  {name:32}{row['step_ms']:8.2f} ms a step   device idle {row['device_idle']:6.1%}   copy hidden {row['copy_hidden']:6.1%}"
+            )
+
+    figures["resident"] = row = bench.resident()
+    print(f"\nresident: {row['gb_s']:.0f} GB/s through the loader, {row['index_select_gb_s']:.0f} GB/s by bare index_select", end="")
+    print(f" ({row['batch_us']:.0f} us a batch)")
+    keep()
 
 
 def main() -> None:
-    """Measure in turns, and tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--budget-s", type=float, default=600)
+    parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
     if not torch.accelerator.is_available():
         print("this machine has no accelerator, so there is nothing to measure")
         return
-    device = torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())
-    timer = Timer(device)
-    print(
-        f"{timer.streams.get_device_name(device)}, torch {torch.__version__}, {options.workers} workers, batches of {BATCH_SIZE} x {SHAPE} float32"
-    )
-
-    pinned = torch.empty(BATCH_SIZE, *SHAPE, pin_memory=True)
-    target = torch.empty_like(pinned, device=device)
-    copy_s = timer.seconds(lambda: target.copy_(pinned, non_blocking=True), 20)
-    matrix = torch.rand(4096, 4096, device=device)
-    products = max(1, round(copy_s / timer.seconds(lambda: torch.mm(matrix, matrix), 20)))
-
-    def computing(times: int) -> Callable[[torch.Tensor], None]:
-        """A step that computes for ``times`` as long as a copy takes."""
-
-        def step(batch: torch.Tensor) -> None:
-            for _ in range(products * times):
-                torch.mm(matrix, matrix)
-            batch.sum()
-
-        return step
-
-    held = torch.rand(BATCH_SIZE, *SHAPE, device=device)
-    for title, length, times in (("overlap", 10**6, 3), ("epochs of 50 batches", 50 * BATCH_SIZE, 10)):
-        step = computing(times)
-        bare = timer.seconds(partial(step, held), 20)
-        print(f"\n{title}: a step computes for {bare * 1000:.2f} ms, its batch takes {copy_s * 1000:.2f} ms to copy")
-        compare(Images(length), step, bare, copy_s, device, timer, options)
-    resident(device, timer, options)
-
-
-def compare(
-    dataset: Images,
-    step: Callable[[torch.Tensor], None],
-    bare: float,
-    copy_s: float,
-    device: torch.device,
-    timer: Timer,
-    options: argparse.Namespace,
-) -> None:
-    """Every loader in turns, and a line for each."""
-    found: dict[str, list[float]] = {}
-    for _ in range(options.repeats):
-        for name, (build, read) in builds(device, dataset, options.workers).items():
-            loader = build()
-            found.setdefault(name, []).append(wall(read(loader), step, options.steps, timer))
-            getattr(loader, "close", lambda: None)()
-    for name, seconds in found.items():
-        took = statistics.median(seconds)
-        hidden = max(0.0, 1 - max(0.0, took - bare) / copy_s)
-        print(f"{name:32}{took * 1000:8.2f} ms a step   device idle {max(0.0, 1 - bare / took):6.1%}   copy hidden {hidden:6.1%}")
-
-
-def resident(device: torch.device, timer: Timer, options: argparse.Namespace) -> None:
-    """Rows gathered on the device."""
-    rows = penstock.Resident(Images(4096), device, num_workers=options.workers)
-    at = torch.randint(0, len(rows), (BATCH_SIZE,), device=device)
-    bare = timer.seconds(lambda: rows.fields.index_select(0, at), 50)
-    nbytes = rows.fields[0].nbytes * BATCH_SIZE
-    with penstock.Loader.from_dataset(rows, batch_size=BATCH_SIZE, shuffle=True, endless=True) as loader:
-        took = wall(iter(loader), lambda batch: None, options.steps, timer)
-    print(
-        f"\nresident: {nbytes / took / 1e9:.0f} GB/s through the loader, {nbytes / bare / 1e9:.0f} GB/s by bare index_select ({took * 1e6:.0f} us a batch)"
-    )
+    measure(torch.empty(0, device=torch.accelerator.current_accelerator()).device, options)  # with its index
 
 
 if __name__ == "__main__":

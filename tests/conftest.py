@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -26,12 +29,26 @@ FAILED = pytest.StashKey[bool]()
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("gpu"):
+        wake_the_accelerator()
     in_step._started.clear()  # a loader that another test has left in the middle of an epoch is in step with nobody here
     with ExitStack() as stack:
         stack.enter_context(no_leaks())
         yield
         if request.node.stash.get(FAILED, False):
             stack.pop_all()  # the traceback keeps what the test held alive, and one failure is enough
+
+
+@cache
+def wake_the_accelerator() -> None:
+    """Open now what a driver keeps open for the life of the process: threads, files, pinned memory."""
+    at = torch.ones(1, device=torch.accelerator.current_accelerator())
+    torch.ones(1).pin_memory().to(at.device, non_blocking=True)
+    (at.reshape(1, 1) @ at.reshape(1, 1)).item()
+
+
+def pytest_report_header() -> str:
+    return f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
 
 
 def pytest_configure() -> None:
@@ -48,7 +65,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not torch.cuda.is_available():
+    if not torch.accelerator.is_available():
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="there is no accelerator"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -35,7 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str
 @pytest.mark.slow
 def test_wheel_holds_the_package_and_nothing_else(built: tuple[list[str], list[str]]) -> None:
     _, names = built
-    package = {name for name in names if not name.startswith(f"penstock-{PROJECT['version']}.dist-info/")}
+    package = {name for name in names if not re.match(r"penstock-[^/]+\.dist-info/", name)}
     ours = {str(file.relative_to(SOURCE.parent)) for file in SOURCE.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
     assert package == ours
     assert "penstock/py.typed" in package
@@ -76,3 +79,43 @@ def test_constraints_are_exact_and_within_what_the_project_allows() -> None:
         if need.name != "penstock" and not need.specifier.contains(pinned.get(canonicalize_name(need.name), "0"))
     ]
     assert outside == []
+
+
+def imported(file: Path) -> set[str]:
+    """The packages that a file imports, and what it imports of the tests' own modules imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+        for name in (name.partition(".")[0] for name in names):
+            own = ROOT / "tests" / "support" / f"{name}.py"
+            found |= imported(own) if own.exists() else {name}
+    return found - sys.stdlib_module_names
+
+
+def test_make_wheels_takes_all_that_make_gpu_imports() -> None:
+    """On a machine without a network nothing else can be had. Seen to fail: without psutil, which conftest.py needs."""
+    (line,) = re.findall(r"^GPU_PACKAGES := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    marked = [
+        file for file in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.gpu\b", file.read_text()) and file != Path(__file__)
+    ]
+    assert marked
+    needed = set().union(*map(imported, [ROOT / "tests" / "conftest.py", ROOT / "examples" / "benchmark_device.py", *marked]))
+    assert needed <= {"penstock", "torch", "numpy", *line.replace("-", "_").split()}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
+def test_make_gpu_without_an_accelerator_says_so_and_fails() -> None:
+    """Before it installs anything. It would be no help to hear that all is well from tests that were skipped."""
+    command = ["make", "gpu", f"PYTHON={sys.executable}", "WHEELS=there is none"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    assert "sees no accelerator" in ended.stderr
+    assert "pip" not in ended.stdout
