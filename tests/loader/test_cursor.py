@@ -30,6 +30,9 @@ class Numbers:
     def start_of(self, epoch: int) -> Any:
         return at(epoch, 0)
 
+    def end_of(self, epoch: int) -> Any:
+        return at(epoch, N)
+
 
 def at(epoch: int, position: int) -> dict[str, int]:
     return {"epoch": epoch, "position": position}

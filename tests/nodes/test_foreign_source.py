@@ -244,3 +244,51 @@ def test_one_that_is_handed_data_reads_a_node_of_ours():
     assert_resumes_everywhere(lambda: Cycler(tn.Batcher(Mapper(tn.IterableWrapper(range(7)), lambda x: 2 * x), 3)), steps=10)
     with Loader(tn.Batcher(ParallelMapper(tn.IterableWrapper(range(5)), lambda x: 2 * x, 2), 2, drop_last=False)) as loader:
         assert [list(loader) for _ in range(2)] == [[[0, 2], [4, 6], [8]]] * 2
+
+
+# One that was read before.
+
+
+class CountsItsPasses(IterableDataset):
+    def __init__(self):
+        self.epoch = 0
+
+    def __iter__(self):
+        first = 1000 * self.epoch
+        self.epoch += 1
+        return iter(range(first, first + 3))
+
+    def state_dict(self):
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.epoch = state["epoch"]
+
+
+def weighted():
+    return tn.MultiNodeWeightedSampler({"a": tn.IterableWrapper(range(9)), "b": tn.IterableWrapper(range(10, 19))}, {"a": 0.5, "b": 0.5})
+
+
+@pytest.mark.parametrize("make", [CountsItsPasses, weighted, sharded])
+def test_what_another_loader_has_read_begins_anew_in_this_one(make):
+    """Seen to fail, in silence: the first epoch of the second loader counted from where the first one had left off, so a state loaded as a later epoch."""
+    source = make()
+    with Loader(IterableSource(source)) as loader:
+        first, state, second = list(loader), loader.state_dict(), list(loader)
+        list(loader)
+    assert first != second
+    for _ in range(2):
+        with Loader(IterableSource(source)) as loader:
+            loader.load_state_dict(state)
+            assert list(loader) == second
+        with Loader(IterableSource(source)) as loader:
+            assert [list(loader), list(loader)] == [first, second]
+
+
+def test_what_its_owner_has_moved_begins_where_it_stands():
+    source = CountsItsPasses()
+    with Loader(IterableSource(source)) as loader:
+        assert list(loader) == [0, 1, 2]
+    source.epoch = 7
+    with Loader(IterableSource(source)) as loader:
+        assert list(loader) == [7000, 7001, 7002]

@@ -32,6 +32,10 @@ class Epochs(Protocol):
         """The state in which ``epoch`` has not begun."""
         ...
 
+    def end_of(self, epoch: int) -> State:
+        """The state in which only the mark of ``epoch`` is left."""
+        ...
+
     def sized(self) -> bool:
         """Whether the source knows how many items an epoch has."""
         ...
@@ -132,6 +136,9 @@ class EpochCursor:
     def load(self, state: State) -> None:
         """``state`` was loaded, to go on from."""
         self._look()
+        epoch = epoch_of(state)
+        if self._restart is False and epoch and state == self.epochs.start_of(epoch):
+            state = self.epochs.end_of(epoch - 1)  # whether the end before it was seen or not, it is seen now
         self._stand(state, Stands.AWAY)
         self.pending, self.begun, self._offset = True, state != self.epochs.start_of(epoch_of(state)), 0
 

@@ -460,6 +460,7 @@ class _Epochs:
     def __init__(self, root: Node[Any]) -> None:
         self._root = root
         self.remaining = root.remaining
+        self.end_of: Any = root.end_of
 
     def sized(self) -> bool:
         *_, first = self._root.chain()

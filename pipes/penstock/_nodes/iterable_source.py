@@ -6,6 +6,8 @@ import contextlib
 import copy
 import logging
 import warnings
+import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._errors import GraphError, StateError
@@ -27,6 +29,22 @@ if TYPE_CHECKING:
     import numpy as np
 
 log = logging.getLogger("penstock")
+
+
+@dataclass
+class _Used:
+    """What is known of an iterable, or of a node, that a source has begun to read: another source may read it next, in the same process.
+
+    Attributes:
+        pristine: Its state before anything was read.
+        left: That in which it was left; what stands elsewhere was moved by its owner, and begins where it stands.
+    """
+
+    pristine: Any
+    left: Any
+
+
+_used: weakref.WeakKeyDictionary[Any, _Used] = weakref.WeakKeyDictionary()
 
 
 @final
@@ -89,6 +107,7 @@ class IterableSource(Node[Indices]):
         self._seeds = False  # now
         self._watched = not seed_samples
         self._pristine: list[Any] = []  # its state before anything was read, once that is known
+        self._used: _Used | None = None
         self._follows: int | None = 0  # the epoch that it begins by itself, when it is read anew
         self._resumed = False  # this epoch, by its state
         self._said = False
@@ -107,7 +126,8 @@ class IterableSource(Node[Indices]):
         with neutral_modes(), self._kept():
             if not self._pristine:
                 self._seed(0, ~0)
-                self._pristine = [self._state_of(self._reader.pristine())]
+                if self._take_pristine():
+                    follows = None
             self._resumed = inner is not None and self._reader.stateful
             if self._resumed:
                 self._seed(self._epoch, ~0)
@@ -143,6 +163,8 @@ class IterableSource(Node[Indices]):
             except StopIteration:
                 self._end()
             self._inner = self._state_of(self._reader.state())  # Now, so that what cannot be saved is an error of this block.
+            if self._used is not None:
+                self._used.left = self._inner
         return taken
 
     def at(self, positions: np.ndarray) -> Sequence[Indices]:
@@ -206,6 +228,19 @@ class IterableSource(Node[Indices]):
                 f"although every item was delivered. Let __len__ say what __iter__ gives, or leave it out.",
                 stacklevel=2,
             )
+
+    def _take_pristine(self) -> bool:
+        """Find out its state before anything was read; whether that was another source's reading, which has left it elsewhere."""
+        now = self._state_of(self._reader.pristine())
+        used = None
+        with contextlib.suppress(TypeError):  # it cannot be hashed, or not be referred to weakly
+            used = _used.get(self.iterable)
+        again = used is not None and (self._reader.IS_NODE or used.left == now)
+        self._pristine = [used.pristine if again and used is not None else now]
+        self._used = _Used(self._pristine[0], now)
+        with contextlib.suppress(TypeError):
+            _used[self.iterable] = self._used
+        return again
 
     def _begin(self, epoch: int, follows: int | None) -> None:
         """Stand at the start of ``epoch``, whatever was read before."""
