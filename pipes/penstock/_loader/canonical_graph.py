@@ -292,12 +292,12 @@ def _check_together(
         raise ValueError(
             f"split='own' is for data that splits itself by rank as it is read, and {type(dataset).__name__} is read by index. Leave split out."
         )
-    elif isinstance(dataset, Iterator):
-        raise TypeError(
-            f"{type(dataset).__name__} can be read only once, and a loader reads it once an epoch. Put what makes it into the __iter__ of a "
-            f"torch.utils.data.IterableDataset, or give a list of it: list(...)."
-        )
     elif not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
+        if isinstance(dataset, Iterator):
+            raise TypeError(
+                f"{type(dataset).__name__} can be read only once, and a loader reads it once an epoch. Put what makes it into the __iter__ of a "
+                f"torch.utils.data.IterableDataset, or give a list of it: list(...)."
+            )
         iterable = hasattr(dataset, "__iter__")
         raise TypeError(
             f"a dataset has __getitem__ (and __len__), or is an IterableDataset, and {type(dataset).__name__} is neither. "

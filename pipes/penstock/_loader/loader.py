@@ -89,7 +89,7 @@ class Loader(FromDataset, Generic[T]):
         return _Epoch(self)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank. Of a stream: as its ``__len__`` says; nothing else is decided by that.
+        """Batches of a whole epoch on this rank. Of a stream: as its ``__len__`` says; what is delivered does not go by that.
 
         Raises:
             TypeError: That is not known, or the loader is endless.
