@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections import OrderedDict
 from itertools import islice
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -155,7 +156,7 @@ class Row:
 @pytest.fixture
 def mover(monkeypatch):
     """Moves to ``meta``, which stands for a device without streams."""
-    monkeypatch.setattr(torch, "get_device_module", lambda device: object())
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(is_available=lambda: False))  # torch, too, asks
     return _Mover(torch.device("meta"))
 
 
