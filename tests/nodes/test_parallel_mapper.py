@@ -288,7 +288,7 @@ def test_fetch_needs_indices():
         {"num_workers": 1, "prefetch_factor": 0},
         {"num_workers": 1, "max_concurrent": 0},
         {"num_workers": 1, "method": "fork"},
-        {"num_workers": 1, "timeout": 0},
+        {"num_workers": 1, "timeout": float("nan")},
         {"num_workers": 1, "timeout": -3},
     ],
 )

@@ -68,22 +68,6 @@ def begun(pool, job):
         time.sleep(0)
 
 
-def test_a_job_wakes_one_idle_thread(monkeypatch):
-    """Others would only take the consumer's time: 0.4 ms a batch with 32 threads. Seen to fail: `notify_all` in `submit`."""
-    pool = ThreadPool(Gated(), 8)
-    waits, wait = [], pool._core.offered.wait
-
-    def counted(timeout=None):
-        waits.append(threading.current_thread())
-        return wait(timeout)
-
-    monkeypatch.setattr(pool._core.offered, "wait", counted)
-    pool.start()
-    assert [result(pool, pool.submit(task)) for task in range(20)] == list(range(20))
-    pool.shutdown()
-    assert len(waits) <= 8 + 20
-
-
 def test_a_signal_that_closes_while_the_lock_is_held_does_not_hang():
     """As a handler of SIGTERM may do. Seen to hang: `Lock` for `RLock`."""
     pool = ThreadPool(Gated(), 2)

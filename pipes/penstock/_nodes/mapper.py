@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from penstock._fetch.fetch import Fetch
-from penstock._fetch.task import work_of
+from penstock._memory.allocation import afresh
 from penstock._memory.recycler import Recycler
-from penstock._nodes.node import Node, is_mark
+from penstock._nodes.inline_work import InlineWork
+from penstock._nodes.node import Node, State, is_mark
+from penstock._nodes.unstarted import unstarted
+from penstock._random.orders import checked_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,14 +39,26 @@ class Mapper(Node[T]):
     ) -> None:
         super().__init__(source)
         self.map_fn = map_fn
-        self._work = work_of(map_fn, self.source.settings().get("seed", 0) if seed is None else seed, seed_samples)
-        self._memory = Recycler()
+        self._work = InlineWork(map_fn, self.source.settings().get("seed", 0) if seed is None else checked_seed(seed), seed_samples)
+        self._memory: Recycler | None = None
+
+    __getstate__ = unstarted
+
+    def reset(self, initial_state: State | None = None) -> None:
+        super().reset(initial_state)
+        if self._memory is None:
+            self._memory = Recycler()
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), **(self.map_fn.settings() if isinstance(self.map_fn, Fetch) else {})}
 
     def transform(self, item: Any) -> Any:
-        return self._work.inline(item, self._memory.allocate)
+        return self._work(item, afresh if self._memory is None else self._memory.allocate)
+
+    @property
+    def in_step(self) -> bool:
+        """See `InlineWork.in_step`."""
+        return self._work.in_step
 
     def _transformed(self, item: Any) -> Any:
         return item if is_mark(item) else self.transform(item)

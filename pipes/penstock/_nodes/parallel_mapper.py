@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, final
 
 from penstock._arguments import seconds, whole_number
-from penstock._errors import GraphError, StateError, StateMismatch
+from penstock._errors import ClosedError, GraphError, StateError, StateMismatch
 from penstock._fetch.error_policy import ErrorBudget, check_policy
 from penstock._fetch.fetch import Fetch
-from penstock._fetch.task import FetchTask, annotate, work_of
-from penstock._memory.allocation import pinned
+from penstock._fetch.task import FetchTask, annotate
+from penstock._memory.allocation import afresh, pinned
 from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler
 from penstock._memory.tree import nbytes
+from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
+from penstock._nodes.unstarted import unstarted
 from penstock._random.orders import checked_seed
+from penstock._statistics import ProcessStatistics, ThreadStatistics
 from penstock._workers.pool import IDLE, Job, Pool, SplitJob
-from penstock._workers.process_pool import ProcessPool
+from penstock._workers.process_pool import ProcessPool, check_processes
 from penstock._workers.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock._fetch.error_policy import OnError
+    from penstock._memory.allocation import Allocate
     from penstock._nodes.node import BaseNode
     from penstock._workers.pool import StartMethod
 
@@ -52,6 +56,15 @@ class _Entry:
     @property
     def ready(self) -> bool:
         return self.job is None or self.job.done
+
+    def raise_value(self) -> NoReturn:
+        """Raise the error, and keep it no longer: it knows every frame on its way, and so the graph that this entry is in."""
+        error, self.value = self.value, None
+        assert isinstance(error, BaseException)
+        try:
+            raise error
+        finally:
+            del error
 
 
 @final
@@ -138,35 +151,31 @@ class ParallelMapper(Node[T]):
         self._timeout = timeout
         self._run_ahead = run_ahead and self.may_run_ahead
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
-        work = self._work = work_of(map_fn, seed, False if method == "thread" and num_workers else seed_samples, on_error)
         self._window = max_concurrent if max_concurrent is not None else num_workers * (prefetch_factor or _FEW)
         self._undecided = max_concurrent is None and prefetch_factor is None  # whether many items may be in work
-
-        self._allocate = allocate = pinned if pin_memory and can_pin() else Recycler(self._window).allocate
-
-        def pool() -> Pool | None:
-            if not num_workers:
-                return None
-            if method == "thread":
-                return ThreadPool(work, num_workers, allocate=allocate)
-            return ProcessPool(
-                work,
-                num_workers,
-                queue_size=prefetch_factor or _MANY,
-                refill_at=None if prefetch_factor else _MANY // 2,
-                max_restarts=max(8, 2 * num_workers) if max_restarts is None else max_restarts,
-                multiprocessing_context=multiprocessing_context,
-                worker_init_fn=worker_init_fn,
-                seed=seed,
-            )
-
+        self._inline = InlineWork(map_fn, seed, False if method == "thread" and num_workers else seed_samples, on_error)
+        self._work = work = self._inline.seeded
         if work.epoch_aware and num_workers and method == "thread":
             raise ValueError(
                 f"{type(work.epoch_aware[0]).__name__}.set_epoch would be called while other threads load samples of another epoch. Use "
                 f'method="process", or have the dataset read penstock.sample().epoch and rename its set_epoch.'
             )
-        self._new_pool = pool
-        self._pool = pool()
+        if num_workers and method == "process":
+            check_processes(multiprocessing_context)
+        self._method = method
+        self._pin_memory = pin_memory
+        self._seed = seed
+        self._of_processes: dict[str, Any] = {
+            "queue_size": prefetch_factor or _MANY,
+            "refill_at": None if prefetch_factor else _MANY // 2,
+            "max_restarts": max(8, 2 * num_workers) if max_restarts is None else max_restarts,
+            "multiprocessing_context": multiprocessing_context,
+            "worker_init_fn": worker_init_fn,
+        }
+        # None of these is there before the first reset, so that a graph can be forked and pickled until then.
+        self._allocate: Allocate | None = None
+        self._pool: Pool | None = None
+        self._closed = False
         self._stale = False
         self._said = False
         self._entries: deque[_Entry] = deque()
@@ -178,16 +187,15 @@ class ParallelMapper(Node[T]):
         self._exhausted = False
         self._torn = False  # set while entries change: if it stays, an interrupt came out of the middle of that
 
+    __getstate__ = unstarted
+
     def reset(self, initial_state: State | None = None) -> None:
         super(Node, self).reset(initial_state)
         delivered: list[int] = []
         if initial_state is not None and "delivered" in initial_state:
             self._check_rank(initial_state)
             delivered, initial_state = initial_state["delivered"], initial_state["source"]
-        if self._stale and self._pool is not None:
-            self._pool.shutdown()
-            self._pool = self._new_pool()
-        self._stale = False
+        self._staff()
         if not self.in_order and not self._said and self.ranks()[1] > 1:
             self._said = True
             _logger.warning(
@@ -212,10 +220,12 @@ class ParallelMapper(Node[T]):
         self._fill()
         entry = self._finished()
         job = entry.job
-        if job is None:
+        if job is None and isinstance(entry.value, BaseException):
             entry.delivered = True
-            if isinstance(entry.value, BaseException):
-                raise entry.value
+            entry.raise_value()
+        if job is None:
+            self._torn = True
+            entry.delivered = True
             self._settle()
             return entry.value  # type: ignore[return-value]  # the mark
         self._open -= 1
@@ -223,6 +233,7 @@ class ParallelMapper(Node[T]):
             value = self._value(job)
         except Exception:  # the item's own: it counts as delivered from the next call on
             entry.delivered = True
+            job.forget()
             raise
         except BaseException:
             self._open += 1
@@ -282,17 +293,41 @@ class ParallelMapper(Node[T]):
         self.source.interrupt()
 
     def shutdown(self) -> None:
+        self._closed = True
         if self._pool is not None:
             self._pool.shutdown()
         self._entries.clear()
         self.source.shutdown()
 
     def statistics(self) -> tuple[Any, ...]:
-        return (*self.source.statistics(), *(own.statistics() for own in (self._pool, self._tolerance) if own is not None))
+        workers = self._pool.statistics() if self._pool is not None else _IDLE[self._method] if self.num_workers else None
+        failures = None if self._tolerance is None else self._tolerance.statistics()
+        return (*self.source.statistics(), *(own for own in (workers, failures) if own is not None))
+
+    @property
+    def in_step(self) -> bool:
+        """See `InlineWork.in_step`."""
+        return not self.num_workers and self._inline.in_step
 
     def refresh(self) -> None:
         """Hand the dataset to new workers at the next `reset`: for what was changed in it, in this process. Starts nothing by itself."""
         self._stale = True
+
+    def _staff(self) -> None:
+        """Have memory and workers; new workers, if the dataset was changed."""
+        if self._closed and self.num_workers:
+            raise ClosedError("these workers have ended; build a new loader.")
+        if self._allocate is None:
+            self._allocate = pinned if self._pin_memory and can_pin() else Recycler(self._window).allocate
+        if self._stale and self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        self._stale = False
+        if self.num_workers and self._pool is None:
+            if self._method == "thread":
+                self._pool = ThreadPool(self._work, self.num_workers, allocate=self._allocate)
+            else:
+                self._pool = ProcessPool(self._work, self.num_workers, seed=self._seed, **self._of_processes)
 
     def _fill(self) -> None:
         """Pull from the source and hand to the workers until the window is full."""
@@ -309,6 +344,7 @@ class ParallelMapper(Node[T]):
                 if item is not None:
                     annotate(exc, f"while handing over {self._work.name(item, IDLE)}")
                 entry = _Entry(exc, None, self.source.get_state())
+            self._open += entry.job is not None
             self._entries.append(entry)
             self._pulled += 1
             self._torn = False
@@ -324,12 +360,11 @@ class ParallelMapper(Node[T]):
             entry.delivered = True
             return entry
         job = Job(item) if self._pool is None else self._submitted(self._pool, item)
-        self._open += 1
         return _Entry(None, job, state)
 
     def _submitted(self, pool: Pool, item: Any) -> Job | SplitJob:
         """``item`` handed to the workers; to all of them at once where they have nothing else, so that it does not take one its whole time."""
-        work, allocate = self._work, self._allocate
+        work, allocate = self._work, self._allocate or afresh
         parts = (
             work.parts(item, self.num_workers, here=isinstance(pool, ThreadPool)) if self._open == 0 and isinstance(work, FetchTask) else []
         )
@@ -393,6 +428,8 @@ class ParallelMapper(Node[T]):
             if job is not None or (isinstance(exc, Exception) and not isinstance(exc, StopIteration)):
                 entry = _Entry(None, job, self.source.get_state())
                 entry.delivered = job is None or (job.done and isinstance(exc, Exception))
+                if job is not None and entry.delivered:
+                    job.forget()
                 self._entries.append(entry)
                 self._open = 0 if entry.delivered else 1
             raise
@@ -401,7 +438,7 @@ class ParallelMapper(Node[T]):
     def _do(self, job: Job) -> None:
         """Do it in this thread. Ctrl-C is not the item's fault: it goes through, and the job is not done."""
         try:
-            job.value = self._work.inline(job.task, self._allocate)
+            job.value = self._inline(job.task, self._allocate or afresh)
         except (Exception, SystemExit, GeneratorExit) as exc:
             job.error = exc
         job.done = True
@@ -448,3 +485,5 @@ _SMALL = 2**16
 """Bytes."""
 _FARTHEST = 2**16
 """How far ahead of the oldest item out-of-order delivery may be; the window bounds it, and states come from files."""
+_IDLE = {"thread": ThreadStatistics(0, 0, 0, 0), "process": ProcessStatistics(0, 0, 0, 0, 0, 0, 0)}
+"""Before there are any workers."""

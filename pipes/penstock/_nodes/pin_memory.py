@@ -14,6 +14,8 @@ from penstock._nodes.reader_node import ReaderNode
 from penstock._statistics import PinStatistics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock._nodes.node import BaseNode
 
 
@@ -36,24 +38,28 @@ class PinMemory(ReaderNode[T]):
     """
 
     def __init__(self, source: BaseNode[T], prefetch_factor: int = 1, *, run_ahead: bool = True) -> None:
-        self._pin = _Pin() if can_pin() else None
+        super().__init__(source, prefetch_factor, "penstock-pin", run_ahead=run_ahead, threaded=can_pin())
+        self._pin: _Pin | None = None
         self._passed = 0
-        super().__init__(source, prefetch_factor, "penstock-pin", convert=self._pin, run_ahead=run_ahead, threaded=self._pin is not None)
-        if self._pin is None:
+        if not self._threaded:
             warnings.warn("PinMemory: there is no accelerator to pin memory for, so batches pass through unchanged.", stacklevel=2)
 
     def next(self) -> T:
         item = super().next()
-        self._passed += self._pin is None and not is_mark(item)
+        self._passed += not self._threaded and not is_mark(item)
         return item
 
     def statistics(self) -> tuple[Any, ...]:
         own = PinStatistics(0, self._passed) if self._pin is None else PinStatistics(self._pin.pinned, self._pin.already)
         return (*super().statistics(), own)
 
+    def _converter(self) -> Callable[[Any], Any]:
+        self._pin = _Pin()
+        return self._pin
+
 
 class _Pin:
-    """Pins a batch; the first time, on the device that the consumer had chosen."""
+    """Pins batches, on the device that the consumer had chosen when it was made."""
 
     def __init__(self) -> None:
         self.device = torch.accelerator.current_device_index()

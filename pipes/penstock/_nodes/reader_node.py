@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock._arguments import seconds, whole_number
+from penstock._errors import ClosedError
 from penstock._nodes.node import Node, State, is_mark
+from penstock._nodes.unstarted import unstarted
+from penstock._statistics import ReaderStatistics
 from penstock._workers.reader_thread import ReaderThread
 
 if TYPE_CHECKING:
@@ -24,7 +27,6 @@ class ReaderNode(Node[T]):
         source: After the first ``next`` only the pump's thread reads it.
         prefetch_factor: Items kept ready.
         name: The thread's name.
-        convert: Applied to each item, marks too, in that thread.
         run_ahead: Read into the next epoch before it is asked for.
         timeout: Seconds to wait for one item; None waits for ever.
         threaded: If False there is no thread, and the source is read when an item is asked for.
@@ -36,18 +38,28 @@ class ReaderNode(Node[T]):
         prefetch_factor: int,
         name: str,
         *,
-        convert: Callable[[Any], Any] | None = None,
         run_ahead: bool = True,
         timeout: float | None = None,
         threaded: bool = True,
     ) -> None:
         super().__init__(source)
-        prefetch_factor, timeout = whole_number("prefetch_factor", prefetch_factor, 1), seconds("timeout", timeout)
-        holds = None if run_ahead and self.may_run_ahead else is_mark
-        self._pump = ReaderThread(self.source, prefetch_factor, name, convert=convert, holds=holds, timeout=timeout) if threaded else None
+        self._depth, self._timeout = whole_number("prefetch_factor", prefetch_factor, 1), seconds("timeout", timeout)
+        self._name = name
+        self._run_ahead = run_ahead and self.may_run_ahead
+        self._threaded = threaded
+        self._pump: ReaderThread | None = None  # from the first reset on, if there is to be one
+        self._closed = False
+
+    __getstate__ = unstarted
 
     def reset(self, initial_state: State | None = None) -> None:
         super(Node, self).reset(initial_state)
+        if self._threaded and self._pump is None:
+            if self._closed:
+                raise ClosedError(f"{self._name} has ended; build a new loader.")
+            self._pump = ReaderThread(
+                self.source, self._depth, self._name, convert=self._converter(), holds=self._holds(), timeout=self._timeout
+            )
         (self.source if self._pump is None else self._pump).reset(initial_state)
 
     def next(self) -> T:
@@ -70,9 +82,26 @@ class ReaderNode(Node[T]):
         (self.source if self._pump is None else self._pump).interrupt()
 
     def shutdown(self) -> None:
+        self._closed = True
         if self._pump is not None:
             self._pump.shutdown()
         self.source.shutdown()
 
     def statistics(self) -> tuple[Any, ...]:
-        return (*self.source.statistics(), *(() if self._pump is None else (self._pump.statistics(),)))
+        return (*self.source.statistics(), *self._own_statistics())
+
+    def _own_statistics(self) -> tuple[Any, ...]:
+        if not self._threaded:
+            return ()
+        return (ReaderStatistics(self._name, self._depth, 0, 0, 0.0) if self._pump is None else self._pump.statistics(),)
+
+    def _converter(self) -> Callable[[Any], Any] | None:
+        """What the thread applies to each item, marks too; asked for in the consumer's thread, at the first `reset`."""
+        return None
+
+    def _holds(self) -> Callable[[Any], bool] | None:
+        """Where the thread stops until the consumer asks for more. Knows nothing of this node, which the thread must not keep."""
+        in_step = [node for node in self.source.chain() if hasattr(node, "in_step")]
+        if self._run_ahead:
+            return (lambda item: any(node.in_step for node in in_step)) if in_step else None
+        return lambda item: is_mark(item) or any(node.in_step for node in in_step)

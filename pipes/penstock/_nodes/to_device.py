@@ -13,6 +13,8 @@ from penstock._nodes.node import is_mark
 from penstock._nodes.reader_node import ReaderNode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock._nodes.node import BaseNode
 
 
@@ -31,7 +33,7 @@ class ToDevice(ReaderNode[T]):
         source: Batches: tensors, dicts, lists, tuples, dataclasses of them, and objects whose class has a ``to(device)``, such as a
             ``PackedSequence``: that moves all of the object, whatever else it is. All else stays as it is.
         device: Such as ``"cuda"``, ``"cuda:1"``, ``"xpu"``, ``"mps"``, ``"cpu"``; without an index, the current one of the thread that
-            builds this node.
+            asks for the first batch.
         prefetch_factor: Batches ready on the device; its memory holds up to ``prefetch_factor + 2`` of them.
         run_ahead: Read into the next epoch before it is asked for.
 
@@ -41,13 +43,16 @@ class ToDevice(ReaderNode[T]):
 
     def __init__(self, source: BaseNode[T], device: torch.device | str, prefetch_factor: int = 2, *, run_ahead: bool = True) -> None:
         self.device = resolve_device(device)
-        threaded = self.device.type != "cpu"
-        convert = _Mover(self.device) if threaded else None
-        super().__init__(source, prefetch_factor, "penstock-device", convert=convert, run_ahead=run_ahead, threaded=threaded)
+        self._given = device
+        super().__init__(source, prefetch_factor, "penstock-device", run_ahead=run_ahead, threaded=self.device.type != "cpu")
 
     def next(self) -> T:
         item: Any = super().next()
         return item.arrived() if isinstance(item, _Moved) else item  # type: ignore[no-any-return]
+
+    def _converter(self) -> Callable[[Any], Any]:
+        self.device = resolve_device(self._given)  # in the process, and on the device, that the batches are for
+        return _Mover(self.device)
 
 
 class _Moved(NamedTuple):

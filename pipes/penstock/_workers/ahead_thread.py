@@ -13,6 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from penstock._errors import ClosedError
+from penstock._workers.bell import Bell
 from penstock._workers.lifetime import join, patience_s
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ class _Desk(Generic[P]):
 
     def __init__(self, make: Callable[[Any], P]) -> None:
         self.make = make
-        self.changed = threading.Condition()
-        # All below is read and written under `changed` only. One order at a time: a newer one takes the place of the older,
+        self.lock = threading.RLock()  # re-entrant: a signal's handler may close the loader while its thread holds it
+        self.ordered = Bell()  # to the thread
+        self.made = Bell()  # to the consumer
+        # All below is read and written under `lock` only. One order at a time: a newer one takes the place of the older,
         # which is still carried out, because a sampler cannot be stopped, but then thrown away.
         self.key: Hashable = None
         self.task: Any = None
@@ -38,28 +41,32 @@ class _Desk(Generic[P]):
 
     def run(self) -> None:
         while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.stopped or (self.key is not None and self.answer is None))
+            with self.lock:
                 if self.stopped:
                     del self.make  # and with it a helper's open files, although the planner may be kept
                     return
-                key, task = self.key, self.task
+                key, task, idle = self.key, self.task, self.key is None or self.answer is not None
+            if idle:
+                del key, task
+                self.ordered.wait()
+                continue
             answer: tuple[P | None, BaseException | None]
             try:
                 answer = self.make(task), None
             except BaseException as exc:
                 answer = None, exc
-            with self.changed:
+            with self.lock:
                 if self.key == key and self.task is task and not self.stopped:
                     self.answer = answer
-                self.changed.notify_all()
             del answer
+            self.made.ring()
 
     def stop(self) -> None:
-        with self.changed:
+        with self.lock:
             self.stopped = True
             self.answer = None
-            self.changed.notify_all()
+        self.ordered.ring()
+        self.made.ring()
 
 
 @final
@@ -79,12 +86,12 @@ class AheadThread(Generic[P]):
 
     def order(self, key: Hashable, task: Any) -> None:
         """Have ``task`` made, known as ``key`` (such as an epoch); nothing happens where it is in the making, or made, already."""
-        with self._desk.changed:
+        with self._desk.lock:
             if self._desk.stopped:
                 raise ClosedError("the planner has ended; build a new loader.")
             if self._desk.key != key:
                 self._desk.key, self._desk.task, self._desk.answer = key, task, None
-                self._desk.changed.notify_all()
+        self._desk.ordered.ring()  # also for a ring that an interrupt has kept from the thread before
 
     def get(self, key: Hashable, task: Any) -> P:
         """The plan ``key``, ordered as ``task`` if it was not yet; waits for it, and raises what came of it.
@@ -94,27 +101,33 @@ class AheadThread(Generic[P]):
         """
         desk = self._desk
         self.order(key, task)
-        with desk.changed:
-            desk.changed.wait_for(lambda: desk.answer is not None or desk.interrupted or desk.stopped)
-            if desk.answer is None:
-                desk.interrupted = False
-                raise ClosedError("the wait for the next epoch's plan was interrupted.")
-            plan, error = desk.answer
-            desk.key = desk.task = desk.answer = None
-        if error is not None:
+        while True:
+            with desk.lock:
+                if desk.answer is not None:
+                    plan, error = desk.answer
+                    desk.key = desk.task = desk.answer = None
+                    break
+                if desk.interrupted or desk.stopped:
+                    desk.interrupted = False
+                    raise ClosedError("the wait for the next epoch's plan was interrupted.")
+            desk.made.wait()
+        if error is None:
+            return plan  # type: ignore[return-value]
+        try:
             raise error
-        return plan  # type: ignore[return-value]
+        finally:
+            del error  # which knows this frame: neither should keep the other
 
     def resume(self) -> None:
         """Forget an `interrupt` that came while nobody waited."""
-        with self._desk.changed:
+        with self._desk.lock:
             self._desk.interrupted = False
 
     def interrupt(self) -> None:
         """Wake whoever waits in `get` with `ClosedError`, or the next who would; until `resume`; from any thread."""
-        with self._desk.changed:
+        with self._desk.lock:
             self._desk.interrupted = True
-            self._desk.changed.notify_all()
+        self._desk.made.ring()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the thread; again, does nothing. See `Pool.shutdown` and `join`."""

@@ -63,6 +63,10 @@ class Job:
         where = ", ".join(getattr(self.error, "__notes__", ()))
         raise SampleError(f"{type(self.error).__name__} came out of user code {where}".rstrip()) from self.error
 
+    def forget(self) -> None:
+        """Keep the error no longer that `result` has raised: it knows every frame on its way, and those know this job."""
+        self.error = None
+
 
 class SplitJob:
     """A batch whose rows are loaded by several workers at once; a `Job` to whoever looks."""
@@ -87,6 +91,10 @@ class SplitJob:
             if job.error is not None:
                 job.result()
         return self._together([job.value for job in self._jobs])
+
+    def forget(self) -> None:
+        for job in self._jobs:
+            job.forget()
 
 
 class Pool(Protocol):

@@ -23,6 +23,21 @@ if TYPE_CHECKING:
     from penstock._workers.pool import Job, Work
 
 
+def check_processes(multiprocessing_context: str | BaseContext | None) -> None:
+    """Refuse what no pool could be made with.
+
+    Raises:
+        ValueError: There is no such start method.
+        RuntimeError: The platform has no Unix sockets that pass file descriptors (Windows).
+    """
+    if isinstance(multiprocessing_context, str):
+        multiprocessing.get_context(multiprocessing_context)
+    if not hasattr(socket, "send_fds"):
+        raise RuntimeError(
+            'worker processes need Unix sockets that pass file descriptors, which this platform has not. Use method="thread".'
+        )
+
+
 @final
 class ProcessPool:
     """`Pool` of ``num_workers`` processes that do ``work``.
@@ -61,12 +76,7 @@ class ProcessPool:
         for what, number, least in (("num_workers", num_workers, 1), ("queue_size", queue_size, 1), ("max_restarts", max_restarts, 0)):
             if number < least:
                 raise ValueError(f"{what}={number} must be at least {least}.")
-        if isinstance(multiprocessing_context, str):
-            multiprocessing.get_context(multiprocessing_context)  # refuses a name that it does not know
-        if not hasattr(socket, "send_fds"):
-            raise RuntimeError(
-                'worker processes need Unix sockets that pass file descriptors, which this platform has not. Use method="thread".'
-            )
+        check_processes(multiprocessing_context)
         setup = Setup(work, num_workers, seed, worker_init_fn, name)
         self._scheduler = Scheduler(
             setup, queue_size, queue_size - 1 if refill_at is None else refill_at, max_restarts, multiprocessing_context

@@ -1,7 +1,11 @@
 """Worker threads.
 
 Who touches what: the consumer thread submits, waits and discards; each worker thread takes one job at a time from the inbox, and
-writes its outcome. All of that under one lock, with a condition for either side; `interrupt` may come from any thread.
+writes its outcome. An outcome is written under a lock, because the consumer may give up a job that is just being finished. `interrupt`
+may come from any thread.
+
+A handler of the user's may raise in the consumer's thread at any moment, so nothing there goes through code that such an exception leaves
+half done: the inbox is a ``SimpleQueue``, which is one call in C, and the consumer is woken by a `Bell`.
 
 A thread cannot be stopped. One that is in the middle of a job longer than ``timeout`` is given up: the job is done, with a
 `TimeoutError`, and what comes of it after all is dropped. The thread itself takes jobs again if it ever comes back.
@@ -13,15 +17,17 @@ daemons only so that a thread stuck in user code cannot hold up the interpreter'
 from __future__ import annotations
 
 import contextlib
-import logging
+import os
+import queue
 import threading
+import time
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import ClosedError
 from penstock._memory.allocation import afresh
 from penstock._statistics import ThreadStatistics
+from penstock._workers.bell import Bell
 from penstock._workers.lifetime import PATIENCE_S, join, patience_s
 from penstock._workers.pool import IDLE, Job, Work
 
@@ -31,9 +37,6 @@ if TYPE_CHECKING:
     from penstock._memory.allocation import Allocate
 
 
-_logger = logging.getLogger("penstock")
-
-
 class _Core:
     """What the threads share."""
 
@@ -41,61 +44,65 @@ class _Core:
         self.work = work
         self.allocate = allocate
         self.cells = [[IDLE] for _ in range(num_workers)]  # each written by its thread
-        self.lock = threading.RLock()  # a signal's handler may close the loader while its thread holds it
-        self.offered = threading.Condition(self.lock)  # to the threads
-        self.finished = threading.Condition(self.lock)  # to the consumer
-        # All below is read and written under `lock` only.
-        self.inbox: deque[Job] = deque()
-        self.doing: list[Job | None] = [None] * num_workers
+        self.doing: list[Job | None] = [None] * num_workers  # as these are
+        self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: the end, for one thread
+        self.finished = Bell()  # to the consumer
+        self.lock = threading.RLock()  # around outcomes; re-entrant: a signal's handler may close the loader while its thread holds it
         self.tasks = 0
         self.interrupted = False
         self.stopped = False
 
     def stop(self) -> None:
-        with self.lock:
-            self.stopped = True
-            self.inbox.clear()
-            self.offered.notify_all()
-            self.finished.notify_all()
+        self.stopped = True
+        self.clear()
+        for _ in self.cells:
+            self.inbox.put(None)
+        self.finished.ring()
+
+    def clear(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.inbox.get_nowait()
 
     def take(self, number: int) -> Job | None:
-        with self.lock:
-            while not self.inbox and not self.stopped:
-                self.offered.wait()
-            if self.stopped:
-                return None
-            job = self.doing[number] = self.inbox.popleft()
-            job.worker = number
-            return job
+        job = self.inbox.get()
+        if job is None or self.stopped:
+            return None
+        self.doing[number] = job
+        job.worker = number
+        return job
 
     def finish(self, number: int, job: Job, value: Any, error: BaseException | None) -> None:
+        self.cells[number][0] = IDLE
+        self.doing[number] = None
         with self.lock:
-            self.cells[number][0] = IDLE
-            self.doing[number] = None
             if not job.done:  # or it was given up
                 job.value, job.error = value, error
                 job.done = True
                 self.tasks += 1
-            self.finished.notify_all()
+        self.finished.ring()
 
     def give_up(self, jobs: list[Job], timeout: float | None) -> None:
-        """End one of ``jobs`` that a thread has begun; call it under `lock`."""
-        job = next((job for job in jobs if job.worker != IDLE), None)
-        if job is not None:
-            what = self.work.name(job.task, self.cells[job.worker][0])
-            job.error = TimeoutError(
-                f"waited {timeout} s for {what}, in worker thread {job.worker}, which cannot be stopped: it is left to itself, and its result dropped."
-            )
-            job.done = True
-            self.tasks += 1
-            return
+        """End one of ``jobs`` that a thread has begun; unless one has been done meanwhile."""
+        with self.lock:
+            if any(job.done for job in jobs):
+                return
+            job = next((job for job in jobs if job.worker != IDLE), None)
+            if job is not None:
+                what = self.work.name(job.task, self.cells[job.worker][0])
+                job.error = TimeoutError(
+                    f"waited {timeout} s for {what}, in worker thread {job.worker}, which cannot be stopped: it is left to itself, and its result dropped."
+                )
+                job.done = True
+                self.tasks += 1
+                return
         why = "which no worker thread has begun"
         if stuck := self.stuck():
             why += f"; {len(stuck)} of {len(self.doing)} are stuck: " + "; ".join(stuck)
         raise TimeoutError(f"waited {timeout} s for {self.work.name(jobs[0].task, IDLE)}, {why}.")
 
     def stuck(self) -> list[str]:
-        """The threads that were given up, and what they are at; call it under `lock`."""
+        """The threads that were given up, and what they are at."""
         return [
             f"worker thread {number} in {self.work.name(job.task, self.cells[number][0])}"
             for number, job in enumerate(self.doing)
@@ -130,65 +137,60 @@ class ThreadPool:
 
     def __init__(self, work: Work, num_workers: int, *, allocate: Allocate = afresh, name: str = "penstock-map") -> None:
         self._core = _Core(work, num_workers, allocate)
-        self._threads = [
-            threading.Thread(target=_run, args=(self._core, number), name=f"{name}-{number}", daemon=True) for number in range(num_workers)
-        ]
-        self._started = False
-        self._finalizer = weakref.finalize(self, _end, self._core, self._threads, PATIENCE_S)
+        self._name = name
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         if self._core.stopped:
             raise ClosedError("these worker threads have ended; build a new loader.")
-        if not self._started:
-            for thread in self._threads:
-                if thread.ident is None:  # an interrupt may have come between two
-                    thread.start()
-            self._started = True
+        if not self._threads:
+            threads = [
+                threading.Thread(target=_run, args=(self._core, number), name=f"{self._name}-{number}", daemon=True)
+                for number in range(len(self._core.cells))
+            ]
+            weakref.finalize(self, _abandoned, self._core, threads, os.getpid())
+            self._threads = threads
+        for thread in self._threads:
+            if thread.ident is None:  # an interrupt may have come between two
+                thread.start()
 
     def submit(self, task: Any) -> Job:
         job = Job(task)
-        with self._core.lock:
-            self._core.inbox.append(job)
-            self._core.offered.notify()
+        self._core.inbox.put(job)
         return job
 
     def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
         jobs = list(jobs)
         core = self._core
-
-        def over() -> bool:
-            return core.interrupted or core.stopped or any(job.done for job in jobs)
-
-        with core.lock:
-            in_time = core.finished.wait_for(over, timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
             if core.interrupted or core.stopped:
                 raise ClosedError("the loader was closed, or moved elsewhere, while a batch was being waited for.")
-            if not in_time:
+            if any(job.done for job in jobs):
+                return
+            if not core.finished.wait(None if deadline is None else deadline - time.monotonic()):
                 core.give_up(jobs, timeout)
 
     def discard(self) -> None:
-        with self._core.lock:
-            self._core.inbox.clear()
-            self._core.interrupted = False
+        self._core.clear()
+        self._core.interrupted = False
 
     def interrupt(self) -> None:
-        with self._core.lock:
-            self._core.interrupted = True
-            self._core.finished.notify_all()
+        self._core.interrupted = True
+        self._core.finished.ring()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """See `Pool.shutdown` and `join`."""
-        self._finalizer.detach()
-        if self._core.stopped:
-            return
-        _end(self._core, self._threads, patience_s(timeout))
+        if not self._core.stopped:
+            self._core.stop()
+            join(self._threads, patience_s(timeout))
 
     def statistics(self) -> ThreadStatistics:
         core = self._core
-        with core.lock:
-            return ThreadStatistics(workers=len(self._threads), tasks=core.tasks, waiting=len(core.inbox), stuck=len(core.stuck()))
+        return ThreadStatistics(workers=len(core.cells), tasks=core.tasks, waiting=core.inbox.qsize(), stuck=len(core.stuck()))
 
 
-def _end(core: _Core, threads: list[threading.Thread], timeout: float) -> None:
-    core.stop()
-    join(threads, timeout)
+def _abandoned(core: _Core, threads: list[threading.Thread], pid: int) -> None:
+    if os.getpid() == pid and not core.stopped:  # in a fork there are no threads
+        core.stop()
+        join(threads, PATIENCE_S)

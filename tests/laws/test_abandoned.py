@@ -1,0 +1,242 @@
+"""A loader that raised and is then dropped, without `close`, leaves nothing: no thread, no process, no open file.
+
+Nobody collects garbage in between: where nothing but the reference count is needed, nothing else is used.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+
+from penstock import (
+    Batcher,
+    Cycler,
+    Fetch,
+    Loader,
+    Mapper,
+    ParallelMapper,
+    PinMemory,
+    Prefetcher,
+    Sampler,
+    SamplerWrapper,
+    SequentialOrder,
+    ToDevice,
+)
+from penstock._memory.devices import can_pin
+from penstock._nodes.reader_node import ReaderNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.timeout(60)
+N, BAD = 20, 3
+
+
+class Faulty:
+    """One of the samples raises."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> int:
+        if index == BAD:
+            raise ValueError("three")
+        return index
+
+
+class FaultySampler:
+    """Raises in the middle of an epoch."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(BAD)
+        raise ValueError("three")
+
+
+class Converting(ReaderNode):
+    """What `PinMemory` and `ToDevice` are where there is an accelerator."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source, 1, "penstock-convert")
+
+    def _converter(self) -> Callable[[Any], Any]:
+        return lambda item: item
+
+
+accelerated = (pytest.mark.gpu, pytest.mark.skipif(not can_pin(), reason="no accelerator on this machine"))
+ROOFS = [
+    pytest.param(lambda node: node, id="no roof"),
+    pytest.param(Prefetcher, id="Prefetcher"),
+    pytest.param(Converting, id="a converting reader"),
+    pytest.param(lambda node: Prefetcher(Converting(node)), id="both"),
+    pytest.param(lambda node: ToDevice(node, "cpu"), id="ToDevice, cpu"),
+    pytest.param(PinMemory, id="PinMemory", marks=accelerated),
+    pytest.param(lambda node: ToDevice(node, torch.accelerator.current_accelerator()), id="ToDevice", marks=accelerated),
+]
+KINDS: list[Any] = [
+    pytest.param((0, "thread", None), id="inline"),
+    pytest.param((2, "thread", None), id="threads"),
+    pytest.param((2, "process", "fork"), id="fork"),
+]
+
+
+def loader(roof: Callable[[Any], Any], kind: tuple[int, str, str | None], batch_size: int = 2) -> Loader[Any]:
+    workers, method, context = kind
+    indices = Batcher(Cycler(Sampler(SequentialOrder(N))), batch_size)
+    return Loader(roof(ParallelMapper(indices, Fetch(Faulty()), workers, method=method, multiprocessing_context=context)))  # type: ignore[arg-type]
+
+
+def resources() -> tuple[int, int, int]:
+    """Threads, processes, open files."""
+    me = psutil.Process()
+    return threading.active_count(), len(me.children(recursive=True)), me.num_fds()
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Nothing that is garbage goes by itself."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def read_until_it_raises(batches: Loader[Any]) -> None:
+    with pytest.raises(ValueError, match="three"):
+        for _ in batches:
+            pass
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("roof", ROOFS)
+def test_a_loader_that_raised_and_is_dropped_goes_at_once(roof, kind):
+    """Seen to fail: an entry or a job that keeps its error, which knows the frames that know the loader. Under a `Prefetcher` the reader's thread
+    kept all of that forever: a thread and two processes a loader; elsewhere it waited for the garbage collector."""
+    read_until_it_raises(loader(roof, kind))  # what lives as long as the program (multiprocessing's helpers) is there from now on
+    before = resources()
+    for _ in range(3):
+        batches = loader(roof, kind)
+        read_until_it_raises(batches)
+        del batches
+        assert resources() == before
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("roof", ROOFS[:2])
+def test_one_whose_batch_was_loaded_by_several_workers_goes_at_once(roof):
+    """Seen to fail: a `SplitJob` whose parts keep their errors."""
+    before = resources()
+    read_until_it_raises(loader(roof, (2, "thread", None), batch_size=8))
+    assert resources() == before
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_an_exception_that_is_kept_does_not_keep_the_loader(kind):
+    """Seen to fail: a traceback with the frames of the loader itself, which know it."""
+    before = resources()
+    batches = loader(Prefetcher, kind)
+    with pytest.raises(ValueError, match="three") as kept:
+        list(batches)
+    del batches
+    assert resources() == before
+    assert kept.value.args == ("three",)
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_one_that_goes_on_after_the_error_goes_at_once():
+    before = resources()
+    batches = loader(Prefetcher, (2, "thread", None))
+    iterator = iter(batches)
+    read: list[int] = []
+    for _ in range(N // 2):
+        try:
+            read += next(iterator).tolist()
+        except ValueError:
+            continue
+    assert read == [0, 1, *range(4, N)]
+    del batches, iterator
+    assert resources() == before
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("roof", [Prefetcher, lambda node: Prefetcher(Prefetcher(node))], ids=["one reader", "two readers"])
+def test_a_mapper_under_a_reader_goes_at_once(roof):
+    before = resources()
+    read_until_it_raises(Loader(roof(Mapper(Batcher(Cycler(Sampler(SequentialOrder(N))), 2), Fetch(Faulty())))))
+    assert resources() == before
+
+
+@pytest.mark.parametrize("roof", ROOFS[:4])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "asked again"])
+def test_a_source_that_raised_is_collected(roof, again):
+    """The graph remembers that, so this takes the garbage collector. Seen to fail: a reader's thread that holds the graph while it waits."""
+    before = resources()
+    batches = Loader(roof(ParallelMapper(Batcher(Cycler(SamplerWrapper(FaultySampler(), plan_ahead=False)), 2), Fetch(range(N)), 2)))
+    read_until_it_raises(batches)
+    if again:
+        with pytest.raises(RuntimeError, match="raised ValueError before"):
+            next(iter(batches))
+    gone = weakref.ref(batches)
+    del batches
+    gc.collect()
+    assert gone() is None
+    assert resources() == before
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_one_that_is_dropped_in_the_middle_of_a_read_goes_at_once():
+    """The thread is inside the source then, waiting for a worker. Seen to fail: a finalizer that does not interrupt the source."""
+    gate, begun = threading.Event(), threading.Event()
+
+    class Gated:
+        def __getitem__(self, index: int) -> int:
+            if index == 4:
+                begun.set()
+                assert gate.wait(20)
+            return index
+
+    before = threading.active_count()
+    node = Prefetcher(ParallelMapper(Cycler(Sampler(SequentialOrder(N))), Fetch(Gated()), 1), 8)
+    assert next(node) == 0
+    assert begun.wait(20)
+    reader = next(thread for thread in threading.enumerate() if thread.name == "penstock-prefetch")
+    opener = threading.Thread(target=lambda: (reader.join(20), gate.set()))  # the reader ends although the worker is stuck
+    opener.start()
+    del node
+    opener.join(20)
+    assert threading.active_count() == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_that_drops_the_loader_touches_nothing_of_it():
+    """The worker that held a lock when this process forked will never give it back there. Seen to hang: finalizers that do not know their process."""
+    batches = loader(Prefetcher, (2, "thread", None))
+    iterator = iter(batches)
+    next(iterator)
+    locks = [node._pump._core.lock for node in batches.root.chain() if isinstance(node, ReaderNode)]  # type: ignore[union-attr]
+    taken, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locks[0]:
+            taken.set()
+            release.wait(20)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert taken.wait(20)
+    child = os.fork()
+    if not child:
+        del batches, iterator, locks
+        os._exit(7)
+    release.set()
+    holder.join(20)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
