@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import warnings
 from itertools import islice
@@ -13,7 +14,7 @@ from torch.utils.data import IterableDataset
 from torchdata.nodes import BaseNode
 
 import penstock
-from penstock import Batcher, Cycler, IterableSource, Loader, Mapper, ParallelMapper, Prefetcher, Sharder, SourceError
+from penstock import Batcher, Cycler, IterableSource, Loader, Mapper, ParallelMapper, Prefetcher, Sharder, SourceError, StateMismatch
 from penstock.testing import Tagged
 
 N = 20
@@ -411,3 +412,34 @@ def test_restart_on_stop_iteration_false_gives_the_empty_remainder_whoever_saved
         loader.load_state_dict(state)
         loader.set_epoch(epoch)
         assert [batch.tolist() for batch in loader] == [[0], [1], [2]]
+
+
+class Shuffles:
+    """Goes on shuffling by a generator of its own, and cannot be pickled."""
+
+    def __init__(self):
+        self._rng, self._cannot_be_pickled = random.Random(5), lambda: None
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        order = list(range(6))
+        self._rng.shuffle(order)
+        return iter(order)
+
+
+def test_a_sampler_that_can_only_go_forward_says_where_an_earlier_state_goes():
+    """Seen to fail: the refusal named no way out that led anywhere."""
+    with Loader.from_dataset(range(6), 2, sampler=Shuffles()) as loader:
+        batches, first = iter(loader), []
+        first.append(next(batches).tolist())
+        state = loader.state_dict()
+        first += [batch.tolist() for batch in batches]
+        second = [batch.tolist() for batch in loader]
+        loader.load_state_dict(state)
+        with pytest.raises(StateMismatch, match="can only go forward: load the state into a new loader over a new sampler"):
+            next(iter(loader))
+    with Loader.from_dataset(range(6), 2, sampler=Shuffles()) as loader:
+        loader.load_state_dict(state)
+        assert [[batch.tolist() for batch in loader] for _ in range(2)] == [first[1:], second]

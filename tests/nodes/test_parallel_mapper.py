@@ -324,3 +324,21 @@ def test_a_loader_out_of_order_delivers_every_sample_once():
     with Loader.from_dataset(Tagged(50), batch_size=2, shuffle=True, num_workers=3, method="thread", in_order=False) as loader:
         for epoch in range(3):
             assert sorted(value for batch in loader for value in batch.tolist()) == [1000 * epoch + i for i in range(50)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reads_no_further_than_two_ends_of_empty_epochs(workers):
+    """A sampler is told of each epoch as it begins. Seen to fail: a dozen of them were begun ahead."""
+    cycler = Cycler(Sampler(SequentialOrder(0)))
+    node = ParallelMapper(cycler, abs, workers)
+    node.reset()
+    for epoch in range(3):
+        assert node.next() == EndOfEpoch(epoch)
+        assert cycler.get_state()["epoch"] <= epoch + 3
+    node.shutdown()
+
+
+def test_a_context_that_is_none_is_refused_when_built():
+    """Seen to fail: taken, and an AttributeError at the first batch."""
+    with pytest.raises(ValueError, match="multiprocessing_context=<object .* is neither a start method, such as 'fork', nor a context"):
+        ParallelMapper(Cycler(Sampler(SequentialOrder(1))), abs, 1, method="process", multiprocessing_context=object())

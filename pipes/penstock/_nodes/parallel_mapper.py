@@ -377,7 +377,8 @@ class ParallelMapper(Node[T]):
         if self._exhausted or not self._entries:
             return self._exhausted
         last = self._entries[-1].value
-        return isinstance(last, BaseException) or (last is not None and not self._run_ahead)
+        empty = isinstance(last, EndOfEpoch) and len(self._entries) > 1 and isinstance(self._entries[-2].value, EndOfEpoch)
+        return isinstance(last, BaseException) or empty or (last is not None and not self._run_ahead)
 
     def _finished(self) -> _Entry:
         """The entry to hand out next, once it is ready: the oldest one, or out of order any before the next mark."""

@@ -188,7 +188,8 @@ class SamplerWrapper(Node[Any]):
             came = f"{plan.checksum(plan.begin, self._position, plan.before)}" if here else f"only {plan.end} items"
             raise StateMismatch(
                 f"{type(self.sampler).__name__} does not give again what it gave in epoch {self._epoch} up to position {self._position}: the state has "
-                f"the checksum {self._checksum}, and now there is {came}. Use the sampler, dataset and seed of the saved run, or begin a new epoch."
+                f"the checksum {self._checksum}, and now there is {came}. Use the sampler, dataset and seed of the saved run, or begin a new epoch. A sampler that "
+                f"remembers what it gave, by a generator of its own, say, and cannot be pickled, can only go forward: load the state into a new loader over a new sampler."
             )
         self._planned, self._follows = self._epoch, self._epoch + 1
         self._compare_length(plan)

@@ -27,11 +27,15 @@ def check_processes(multiprocessing_context: str | BaseContext | None) -> None:
     """Refuse what no pool could be made with.
 
     Raises:
-        ValueError: There is no such start method.
+        ValueError: It is no start method or context.
         RuntimeError: The platform has no Unix sockets that pass file descriptors (Windows).
     """
     if isinstance(multiprocessing_context, str):
         multiprocessing.get_context(multiprocessing_context)
+    elif multiprocessing_context is not None and not hasattr(multiprocessing_context, "get_start_method"):
+        raise ValueError(
+            f"multiprocessing_context={multiprocessing_context!r:.80} is neither a start method, such as 'fork', nor a context, such as multiprocessing.get_context('fork')."
+        )
     if not hasattr(socket, "send_fds"):
         raise RuntimeError(
             'worker processes need Unix sockets that pass file descriptors, which this platform has not. Use method="thread".'
