@@ -89,7 +89,8 @@ class IterableReader:
         if state is not None:
             self._iterable.load_state_dict(state)
         self._iterator = iter(() if ended else self._iterable)
-        if state is not None and self._iterator is self._iterable:
+        is_its_own = self._iterator is self._iterable
+        if state is not None and is_its_own:
             self._iterable.load_state_dict(state)  # again: its __iter__ may have begun anew
 
     def next(self) -> Any:
