@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from penstock import Loader
 from penstock._errors import WorkerDied
 from penstock._workers import forking as fork_module
 from penstock._workers import helper_process as helper_module
-from penstock._workers.forking import come_up, until_up
+from penstock._workers.forking import ATTEMPTS, come_up, until_up
 from penstock._workers.helper_process import HelperProcess
 from penstock._workers.processes import zygote as zygote_module
 from penstock.testing import Tagged
@@ -221,15 +222,19 @@ def children(*lives: Callable[[], None]) -> int:
         return forked[-1]
 
     def kill() -> None:
-        os.kill(forked[-1][0], signal.SIGKILL)
-        os.waitpid(forked[-1][0], 0)
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(forked[-1][0], signal.SIGKILL)
+            os.waitpid(forked[-1][0], 0)
 
     try:
         until_up(fork, kill)
+    except BaseException:
         kill()
+        raise
     finally:
         for end in pipes:
             os.close(end)
+    kill()
     return len(forked)
 
 
@@ -271,10 +276,12 @@ def waits_for_a_starved_thread() -> None:
 
 
 def starved() -> None:
-    """The kernel lets it run when nobody else on its processor wants to; see `busy`."""
+    """The kernel lets it run when nobody else on its processor wants to; see `busy`. Until it has taken the processor away twice."""
     os.sched_setaffinity(0, {PROCESSOR})
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    sum(range(10_000))
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+    while resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw < before + 2:
+        pass
 
 
 def dies() -> None:
@@ -289,6 +296,24 @@ def test_only_what_hangs_is_killed(lives: list[Callable[[], None]], forked: int)
     has done nothing, without a look at its state; waiting for dead ones.
     """
     assert children(*lives) == forked
+
+
+def test_a_generator_that_another_thread_draws_from_without_a_pause_costs_few_forks() -> None:
+    """It is waited for before the fork, and is free in that moment. Seen to fail: without the wait (`WorkerDied`)."""
+    ended = False
+
+    def draw() -> None:
+        while not ended:
+            torch.randperm(1_000_000)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        forked = [children(*[lambda: None] * ATTEMPTS) for _ in range(5)]
+    finally:
+        ended = True
+        thread.join()
+    assert sum(forked) <= 3 * len(forked)
 
 
 PROCESSOR = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
