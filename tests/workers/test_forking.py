@@ -336,7 +336,7 @@ def busy() -> Iterator[None]:
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("lives", [starved, waits_for_a_starved_thread])
 def test_one_that_is_starved_of_the_processor_is_slow_and_does_not_hang(lives: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its only thread, or the one that its first thread waits for. Seen to fail: only the first thread looked at (20 were killed)."""
+    """Its only thread, or the one that its first thread waits for. Seen to fail: only the first thread looked at."""
     monkeypatch.setattr(fork_module, "_LOOK_MS", 1)  # as if it were slower still
     assert children(lives) == 1
 
