@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from penstock._errors import ClosedError
 from penstock._workers.bell import Bell
-from penstock._workers.lifetime import join, patience_s
+from penstock._workers.lifetime import join, patience_s, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -82,7 +82,7 @@ class AheadThread(Generic[P]):
         self._desk = _Desk(make)
         self._thread = threading.Thread(target=self._desk.run, name="penstock-plan", daemon=True)
         self._finalizer = weakref.finalize(self, _end, self._desk, end, os.getpid())
-        self._thread.start()
+        start([self._thread], self._desk.lock)
 
     def order(self, key: Hashable, task: Any) -> None:
         """Have ``task`` made, known as ``key`` (such as an epoch); nothing happens where it is in the making, or made, already."""

@@ -1,13 +1,16 @@
-"""How long an end may take, and what is said of what does not end."""
+"""How threads begin; how long their end may take, and what is said of one that does not end."""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import logging
 import threading
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
+
+from penstock._workers.bell import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -59,6 +62,39 @@ def patience_s(timeout: float | None) -> float:
 
 
 _logger = logging.getLogger("penstock")
+
+
+def start(threads: Iterable[threading.Thread], lock: Any) -> None:
+    """Start those of ``threads`` that were not started yet, and return when they run.
+
+    ``Thread.start`` waits in Python code, where an exception of a signal's handler leaves a thread half started. So it is called in another thread,
+    where no handler runs, and the wait for that can be interrupted and done again.
+
+    Args:
+        threads: Always the same for one ``lock``.
+        lock: An ``RLock``, held meanwhile by that other thread.
+
+    Raises:
+        RuntimeError: The system has no thread for it.
+    """
+    done = Bell()
+    errors: list[BaseException] = []
+    _thread.start_new_thread(_start, (list(threads), lock, errors, done))
+    done.wait()
+    if errors:
+        raise errors[0]
+
+
+def _start(threads: list[threading.Thread], lock: Any, errors: list[BaseException], done: Bell) -> None:
+    try:
+        with lock:
+            for thread in threads:
+                if thread.ident is None:
+                    thread.start()
+    except BaseException as exc:
+        errors.append(exc)
+    finally:
+        done.ring()
 
 
 _WAKING_S = 0.1

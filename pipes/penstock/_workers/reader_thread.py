@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from penstock._errors import ClosedError
 from penstock._statistics import ReaderStatistics
 from penstock._workers.bell import Bell
-from penstock._workers.lifetime import PATIENCE_S, join, patience_s
+from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,6 +181,7 @@ class ReaderThread:
         self._shelf = _Shelf(source, convert, holds)
         self._core = _Core(self._shelf, depth)
         self._thread: threading.Thread | None = None
+        self._started = False
 
     def reset(self, initial_state: dict[str, Any] | None) -> None:
         """Drop what is ready, stand the source elsewhere, and read on; the first time, start the thread."""
@@ -200,8 +201,9 @@ class ReaderThread:
             thread = threading.Thread(target=core.run, name=self._name, daemon=True)
             weakref.finalize(self, _abandoned, core, thread, os.getpid())
             self._thread = thread
-        if self._thread.ident is None:  # an interrupt may have come before
-            self._thread.start()
+        if not self._started:  # nor if an interrupt has come before
+            start([self._thread], core.lock)
+            self._started = True
 
     def next(self) -> Any:
         """The next item, or the error that reading it raised.

@@ -28,7 +28,7 @@ from penstock._errors import ClosedError
 from penstock._memory.allocation import afresh
 from penstock._statistics import ThreadStatistics
 from penstock._workers.bell import Bell
-from penstock._workers.lifetime import PATIENCE_S, join, patience_s
+from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start
 from penstock._workers.pool import IDLE, Job, Work
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class ThreadPool:
         self._core = _Core(work, num_workers, allocate)
         self._name = name
         self._threads: list[threading.Thread] = []
+        self._started = False
 
     def start(self) -> None:
         if self._core.stopped:
@@ -150,9 +151,9 @@ class ThreadPool:
             ]
             weakref.finalize(self, _abandoned, self._core, threads, os.getpid())
             self._threads = threads
-        for thread in self._threads:
-            if thread.ident is None:  # an interrupt may have come between two
-                thread.start()
+        if not self._started:
+            start(self._threads, self._core.lock)
+            self._started = True
 
     def submit(self, task: Any) -> Job:
         job = Job(task)

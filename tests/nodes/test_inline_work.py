@@ -1,0 +1,199 @@
+"""Samples that a reader's thread loads inline: the user's generators are never disturbed, and samples draw what they draw without the thread."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import Batcher, Cycler, Fetch, Loader, Mapper, ParallelMapper, Prefetcher, Sampler, SequentialOrder, sample
+from penstock._random.global_seeding import CALM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.timeout(60)
+N, B = 60, 3
+
+
+class Consumer:
+    """Whether it is waiting for an item now, as a dataset can see it."""
+
+    def __init__(self) -> None:
+        self.waits = False
+
+    def next(self, items: Any) -> Any:
+        self.waits = True
+        try:
+            return next(items)
+        finally:
+            self.waits = False
+
+
+class Samples:
+    """Says for each sample whether the consumer was waiting while it was loaded."""
+
+    def __init__(self, consumer: Consumer, draw: Callable[[int], Any]) -> None:
+        self.consumer, self.draw = consumer, draw
+        self.waited: list[bool] = []
+        self.loaded = threading.Semaphore(0)
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Any:
+        before = self.consumer.waits
+        drawn = self.draw(index)
+        self.waited.append(before and self.consumer.waits)
+        self.loaded.release()
+        return index, drawn
+
+
+def of_all(index: int) -> float:
+    return random.random() + float(np.random.random()) + torch.rand(()).item()
+
+
+DRAWS: dict[str, Callable[[int], float]] = {
+    "random": lambda index: random.random(),
+    "numpy": lambda index: float(np.random.normal()),  # of which NumPy keeps every other one
+    "torch": lambda index: torch.rand(()).item(),
+    "all": of_all,
+}
+MAPPERS: dict[str, Callable[..., Any]] = {
+    "ParallelMapper": lambda source, fetch, **options: ParallelMapper(source, fetch, 0, **options),
+    "Mapper": Mapper,
+}
+READERS: dict[str, Callable[[Any], Any]] = {
+    "one": lambda node: Prefetcher(node, 4),
+    "two": lambda node: Prefetcher(Prefetcher(node, 4), 4),
+}
+
+
+def graph(dataset: Any, mapper: str = "ParallelMapper", **options: Any) -> Any:
+    return MAPPERS[mapper](Batcher(Cycler(Sampler(SequentialOrder(N))), B), Fetch(dataset), seed=4, **options)
+
+
+def values(batches: Any) -> list[Any]:
+    return [[part.tolist() for part in batch] for batch in batches]
+
+
+def generators() -> tuple[Any, ...]:
+    return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("mapper", MAPPERS)
+@pytest.mark.parametrize("draw", DRAWS)
+def test_samples_that_draw_are_loaded_only_while_the_consumer_waits(draw, mapper, reader, caplog):
+    """And are what they are without a reader. Seen to fail: a reader that goes on while the user draws, whose numbers were then taken back."""
+    consumer = Consumer()
+    expected = values(Loader(graph(Samples(consumer, DRAWS[draw]), mapper)))
+    dataset = Samples(consumer, DRAWS[draw])
+    with Loader(READERS[reader](graph(dataset, mapper))) as loader:
+        batches, got = iter(loader), []
+        while len(got) < N // B:
+            before = generators()
+            got.append(consumer.next(batches))
+            assert generators() == before
+            random.random(), np.random.random(), torch.rand(3)
+    assert all(dataset.waited)
+    assert values(got) == expected
+    assert caplog.text.count("Samples draws from the global random numbers, and is loaded in a background thread") == 1
+
+
+@pytest.mark.parametrize("mapper", MAPPERS)
+@pytest.mark.parametrize("draw", [lambda index: 1.0, lambda index: float(sample().rng.random())], ids=["nothing", "sample().rng"])
+def test_samples_that_draw_nothing_are_read_ahead(draw, mapper, caplog):
+    """As soon as that is known. Seen to fail: a reader that is held for good."""
+    consumer = Consumer()
+    expected = values(Loader(graph(Samples(consumer, draw), mapper)))
+    dataset = Samples(consumer, draw)
+    with Loader(Prefetcher(graph(dataset, mapper), 4)) as loader:
+        batches = iter(loader)
+        got = [consumer.next(batches) for _ in range(CALM + 1)]
+        for _ in range((CALM + 1 + 4) * B):
+            assert dataset.loaded.acquire(timeout=20)
+        got += list(batches)
+    assert values(got) == expected
+    assert all(dataset.waited[: CALM * B])
+    assert not all(dataset.waited)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_nothing_is_seeded_where_that_was_not_wanted(reader, caplog):
+    """So the reader goes on by itself from the beginning, and what samples draw is the user's business."""
+    dataset = Samples(Consumer(), DRAWS["torch"])
+    node = READERS[reader](graph(dataset, seed_samples=False))
+    node.reset()
+    for _ in range(4 * B):
+        assert dataset.loaded.acquire(timeout=20)
+    node.shutdown()
+    assert caplog.text == ""
+
+
+def test_always_means_always():
+    """Where samples only look at a generator, which nobody sees."""
+
+    def look(index: int) -> int:
+        return torch.initial_seed()
+
+    consumer = Consumer()
+    expected = values(Loader(graph(Samples(consumer, look), seed_samples="always")))
+    dataset = Samples(consumer, look)
+    with Loader(Prefetcher(graph(dataset, seed_samples="always"), 4)) as loader:
+        batches = iter(loader)
+        got = [consumer.next(batches) for _ in range(N // B)]
+    assert values(got) == expected
+    assert len({number for _, numbers in expected for number in numbers}) == N
+    assert all(dataset.waited)
+
+
+@pytest.mark.parametrize("draw", [lambda index: 1.0, of_all], ids=["calm", "drawing"])
+def test_an_error_comes_in_its_place_and_the_next_batch_behind_it(draw):
+    def failing(index: int) -> float:
+        drawn = draw(index)
+        if index == B:
+            raise KeyError("second batch")
+        return drawn
+
+    consumer = Consumer()
+    with Loader(Prefetcher(graph(Samples(consumer, failing)), 4)) as loader:
+        batches = iter(loader)
+        assert next(batches)[0].tolist() == [0, 1, 2]
+        with pytest.raises(KeyError, match="second batch"):
+            next(batches)
+        assert next(batches)[0].tolist() == [6, 7, 8]
+
+
+def test_epochs_behind_the_first_are_in_step_too():
+    consumer = Consumer()
+    dataset = Samples(consumer, of_all)
+    with Loader(Prefetcher(graph(dataset), 4)) as loader:
+        for _ in range(2):
+            batches = iter(loader)
+            for _ in range(N // B):
+                consumer.next(batches)
+            with pytest.raises(StopIteration):
+                consumer.next(batches)
+    assert all(dataset.waited)
+
+
+def test_resuming_under_a_reader_draws_the_same_numbers():
+    def loader() -> Loader[Any]:
+        return Loader(Prefetcher(graph(Samples(Consumer(), of_all)), 4))
+
+    with loader() as whole:
+        batches = iter(whole)
+        deque(islice(batches, 7), maxlen=0)
+        state = whole.state_dict()
+        rest = values(batches)
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        assert values(resumed) == rest
