@@ -104,7 +104,7 @@ def test_nothing_starts_before_the_first_batch():
         batches.set_epoch(3)
         batches.load_state_dict(batches.state_dict())
         assert batches.statistics()[-1].tasks == 0
-        assert batches.root._pool._started is False
+        assert batches.root._pool is None
 
 
 def test_epoch_ends_by_count_without_stop_iteration():

@@ -120,7 +120,7 @@ def test_behind_the_last_batch(restart, end):
         if end == "next epoch":
             next(iter(batches))
         state = batches.state_dict()
-    expected = epoch(1, 1) if end == "next epoch" else epoch(1) if end != "unseen" or restart else []
+    expected = epoch(1, 1) if end == "next epoch" else epoch(1) if restart or (end != "unseen" and restart is None) else []
     assert resumed(state, restart_on_stop_iteration=restart) == expected
 
 

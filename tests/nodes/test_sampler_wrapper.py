@@ -678,7 +678,7 @@ class TestSamplerWrapperFails:
             next(wrap(WithStop(), plan_ahead=plan_ahead))
 
     def test_with_worker_died_where_the_helper_is_killed(self, wrap):
-        with pytest.raises(WorkerDied, match=r"exit code -9.*plan_ahead=False"):
+        with pytest.raises(WorkerDied, match=r"signal SIGKILL.*plan_ahead=False"):
             next(wrap(Fatal()))
 
     def test_with_closed_error_once_it_is_shut_down_or_interrupted(self, wrap):

@@ -424,7 +424,7 @@ def test_samples_that_do_not_go_together(method):
         iterator = iter(loader)
         with pytest.raises(RuntimeError, match="equal size") as raised:
             next(iterator)
-        assert raised.value.__notes__[0].startswith("while loading the batch of dataset indices [0, 1, 2")
+        assert raised.value.__notes__[1].startswith("while loading the batch of dataset indices [0, 1, 2")
         assert next(iterator).shape == (12, 3)
 
 
