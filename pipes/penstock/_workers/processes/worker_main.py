@@ -93,7 +93,7 @@ def _load(fd: int, nbytes: int) -> Setup:
     try:
         setup: Setup = unpack(np.frombuffer(memory, np.uint8))
     except AttributeError as error:
-        raise explained(error) from error
+        raise explained(error) from None
     return setup
 
 
