@@ -73,6 +73,15 @@ def test_ragged_samples_are_told_the_field_and_the_remedy(make, said, how):
     assert "collate_fn=list" in notes
 
 
+def test_nested_tensors_are_refused_in_the_words_of_torch():
+    """Seen to fail: "Internal error: NestedTensorImpl doesn't support sizes. Please file an issue."."""
+    with pytest.warns(UserWarning, match="nested"):
+        samples = [torch.nested.nested_tensor([torch.ones(2)])] * 2
+    error = raised(Loader.from_dataset(samples, 2))
+    assert "Batches of nested tensors are not currently supported" in str(error)
+    assert "nobody knows how to put together a nested Tensor" in error.__notes__[0]
+
+
 @by_how
 def test_the_remedy_works(how):
     with Loader.from_dataset(Samples(lambda i: torch.ones(i + 1)), 4, collate_fn=list, **how) as batches:
@@ -316,6 +325,61 @@ def test_a_stream_that_is_its_own_iterator_is_read_each_epoch_and_resumed(kind, 
             next(batches)
         state = loader.state_dict()
     with Loader.from_dataset(kind(), 2) as loader, warnings.catch_warnings(action="ignore"):
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == whole[0][taken:]
+        assert [batch.tolist() for batch in loader] == whole[0]
+
+
+class StatefulPass:
+    """Of `HasStatefulPasses`: knows where it is, which the dataset does not."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == 5:
+            raise StopIteration
+        self.at += 1
+        return 10 * self.at
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class HasStatefulPasses(IterableDataset):
+    def __iter__(self):
+        return StatefulPass()
+
+
+class StateOfItsOwnPass(StatefulPass, IterableDataset):
+    """Has no state before its first ``__iter__``, which begins anew."""
+
+    def __init__(self):
+        pass
+
+    def __iter__(self):
+        self.at = 0
+        return self
+
+
+@pytest.mark.parametrize("kind", [HasStatefulPasses, StateOfItsOwnPass])
+@pytest.mark.parametrize("taken", range(4))
+def test_a_stream_whose_passes_have_the_state_resumes_by_it(kind, taken):
+    """As with StatefulDataLoader. Seen to fail: an AttributeError of the user's at the first batch; read again from its beginning, with a warning."""
+    with Loader.from_dataset(kind(), 2) as loader:
+        whole = [[batch.tolist() for batch in loader] for _ in range(2)]
+        assert whole == [[[10, 20], [30, 40], [50]]] * 2
+        batches = iter(loader)
+        for _ in range(taken):
+            next(batches)
+        state = loader.state_dict()
+    with Loader.from_dataset(kind(), 2) as loader:
         loader.load_state_dict(state)
         assert [batch.tolist() for batch in loader] == whole[0][taken:]
         assert [batch.tolist() for batch in loader] == whole[0]

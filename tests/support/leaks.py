@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ class _Inventory:
     def added_since(self, before: _Inventory) -> list[str]:
         threads = [f"thread {thread.name!r}" for thread in self.threads - before.threads]
         processes = [text for child in self.processes - before.processes if (text := _described(child)) is not None]
-        segments = [f"shared memory {SHARED_MEMORY / name}" for name in self.segments - before.segments if not _held_elsewhere(name)]
+        segments = [f"shared memory {SHARED_MEMORY / name}" for name in _ours(self.segments - before.segments)]
         files: list[str] = []
         if len(self.files) > len(before.files):
             files = [f"open file {fd}: {target}" for fd, target in self.files.items() if before.files.get(fd) != target]
@@ -100,20 +101,26 @@ def _described(process: psutil.Process) -> str | None:
         return None
 
 
-def _held_elsewhere(name: str) -> bool:
-    """Whether a shared memory entry is in use, and only by processes that are none of ours: another program made it."""
-    path = str(SHARED_MEMORY / name)
+def _ours(names: frozenset[str]) -> frozenset[str]:
+    """Those shared memory entries that are not in use by processes of other programs alone. Looked up at once for all: it takes a while."""
+    if not names:
+        return names
     me = psutil.Process()
     ours = {me.pid, *(child.pid for child in me.children(recursive=True))}
-    holders = {process.pid for process in psutil.process_iter() if _holds(process.pid, path)}
-    return bool(holders) and not holders & ours
+    here: set[str] = set()
+    elsewhere: set[str] = set()
+    for process in psutil.process_iter():
+        (here if process.pid in ours else elsewhere).update(_held(process.pid))
+    return names - (elsewhere - here)
 
 
-def _holds(pid: int, path: str) -> bool:
+def _held(pid: int) -> set[str]:
+    """The shared memory entries that a process has mapped or open."""
+    names = set()
     try:
-        if path in Path(f"/proc/{pid}/maps").read_text():
-            return True
+        names = set(re.findall(rf"{SHARED_MEMORY}/(\S+)", Path(f"/proc/{pid}/maps").read_text()))
         with os.scandir(f"/proc/{pid}/fd") as entries:
-            return any(os.readlink(entry) == path for entry in entries)
+            names |= {Path(target).name for entry in entries if (target := os.readlink(entry)).startswith(f"{SHARED_MEMORY}/")}
     except OSError:  # gone, or not ours to look into
-        return False
+        pass
+    return names

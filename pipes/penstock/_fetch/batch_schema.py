@@ -56,15 +56,21 @@ def _collated_field(column: Any, path: str) -> Any:
     try:
         return collated(column)
     except Exception as exc:
-        what = f"nobody knows how to put together {_in_words(column[0])}{f', which is the field {path} of these samples' * bool(path)}"
-        for place, one in enumerate(column):
-            if (difference := _difference(column[0], one, path)) is not None:
-                where, first, other = difference
-                what = f"the samples at places 0 and {place} of this batch differ{f' in their field {where}' * bool(where)}: {first}, and {other}"
-                break
-        with contextlib.suppress(Exception):  # an exception that is frozen bears no note
-            exc.add_note(f"{what}. Write a collate_fn that makes a batch of them, or keeps them as they are: collate_fn=list.")
+        with contextlib.suppress(Exception):  # samples that cannot be looked at, an exception that is frozen and bears no note
+            exc.add_note(
+                f"{_why_not(column, path)}. Write a collate_fn that makes a batch of them, or keeps them as they are: collate_fn=list."
+            )
         raise
+
+
+def _why_not(column: Sequence[Any], path: str) -> str:
+    for place, one in enumerate(column):
+        if (difference := _difference(column[0], one, path)) is not None:
+            where, first, other = difference
+            return (
+                f"the samples at places 0 and {place} of this batch differ{f' in their field {where}' * bool(where)}: {first}, and {other}"
+            )
+    return f"nobody knows how to put together {_in_words(column[0])}{f', which is the field {path} of these samples' * bool(path)}"
 
 
 def _difference(first: Any, other: Any, path: str) -> tuple[str, str, str] | None:
@@ -78,6 +84,8 @@ def _difference(first: Any, other: Any, path: str) -> tuple[str, str, str] | Non
 
 
 def _in_words(one: Any) -> str:
+    if isinstance(one, torch.Tensor) and one.is_nested:
+        return "a nested Tensor"
     if isinstance(one, torch.Tensor | np.ndarray):
         return f"a {type(one).__name__} of shape {tuple(one.shape)} and {one.dtype}"
     if isinstance(one, Mapping):
@@ -172,7 +180,7 @@ def _spec(sample: Any) -> Spec | None:
     if registered(sample) not in _TORCHS_OWN or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
         return None  # arrays go through that of tensors too
     if type(sample) is torch.Tensor:
-        plain_memory = sample.layout is torch.strided and sample.device.type == "cpu" and not sample.is_quantized
+        plain_memory = sample.layout is torch.strided and sample.device.type == "cpu" and not (sample.is_quantized or sample.is_nested)
         return (tuple(sample.shape), sample.dtype) if plain_memory and not sample.requires_grad and _in_numpy(sample.dtype) else None
     try:
         batch = collated([np.ascontiguousarray(sample).reshape(sample.shape) if type(sample) is np.ndarray else sample])

@@ -128,12 +128,8 @@ class IterableSource(Node[Indices]):
                 self._seed(0, ~0)
                 if self._take_pristine():
                     follows = None
-            self._resumed = inner is not None and self._reader.stateful
-            if self._resumed:
-                self._seed(self._epoch, ~0)
-                self._reader.resume(self._epoch, decoded(inner), state["ended"])
-                self._position = state["position"]
-            elif state["ended"]:
+            self._resumed = inner is not None and self._resume(inner, state["ended"])
+            if self._resumed or state["ended"]:
                 self._position = state["position"]
             else:
                 self._begin(self._epoch, follows)
@@ -186,7 +182,7 @@ class IterableSource(Node[Indices]):
         return self.split
 
     def rank_bound(self) -> bool:
-        return self.split == "own" and self._reader.stateful
+        return self.split == "own" and (self._reader.stateful or self._inner is not None)
 
     def get_state(self) -> State:
         return {
@@ -228,6 +224,10 @@ class IterableSource(Node[Indices]):
                 f"although every item was delivered. Let __len__ say what __iter__ gives, or leave it out.",
                 stacklevel=2,
             )
+
+    def _resume(self, inner: Any, ended: bool) -> bool:
+        self._seed(self._epoch, ~0)
+        return self._reader.resume(self._epoch, decoded(inner), ended)
 
     def _take_pristine(self) -> bool:
         """Find out its state before anything was read; whether that was another source's reading, which has left it elsewhere."""

@@ -27,7 +27,7 @@ class Reader(Protocol):
         KEY: Under which its state is saved.
         IS_NODE: Whether it is a torchdata node: `start`, where nothing was read since `start` at a state, makes that pass anew, with all that
             follows from its epoch; and `resume` reads as far as the state.
-        stateful: Whether it has a state of its own.
+        stateful: Whether it has a state of its own between two passes.
         plain: Whether its ``epoch`` in a state, if it has one, is one more each time.
         told: Whether it is told the epoch.
     """
@@ -44,22 +44,27 @@ class Reader(Protocol):
     def start(self, epoch: int, state: Any = None) -> None:
         """Begin the next pass, which is ``epoch``; or that of ``state``, which stands at the start of one."""
 
-    def resume(self, epoch: int, state: Any, ended: bool) -> None:
-        """Stand in the middle of a pass, or at its end."""
+    def resume(self, epoch: int, state: Any, ended: bool) -> bool:
+        """Stand in the middle of a pass, or at its end; whether it could."""
+        ...
 
     def next(self) -> Any:
         """The next item; ``StopIteration`` at the end of the pass."""
 
     def state(self) -> Any:
-        """Where it stands; None where it has no state."""
+        """Where it stands in this pass; None where it has no state."""
 
     def shutdown(self) -> None:
         """End its threads and processes."""
 
 
+def _is_stateful(thing: Any) -> bool:
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
 @final
 class IterableReader:
-    """Reads an iterable."""
+    """Reads an iterable. The state is the iterable's; or, where only what its ``__iter__`` gives has one, that of the pass."""
 
     KEY = "iterable"
     IS_NODE = False
@@ -71,12 +76,18 @@ class IterableReader:
                 f"{type(iterable).__name__} is an iterator, which can be read only once; an epoch needs an iterable that can be read again."
             )
         self._iterable: Any = iterable
-        self._iterator: Iterator[Any] = iter(())
-        self.stateful = hasattr(iterable, "state_dict") and hasattr(iterable, "load_state_dict")
+        self._iterator: Any = iter(())
+        self.stateful = _is_stateful(iterable)
         self.told = hasattr(iterable, "set_epoch")
 
     def pristine(self) -> Any:
-        return self.state()
+        if not self.stateful:
+            return None
+        try:
+            return self._iterable.state_dict()
+        except AttributeError:  # what it looks at is made by its __iter__, and then by each anew
+            self.stateful = False
+            return None
 
     def start(self, epoch: int, state: Any = None) -> None:
         if state is not None:
@@ -84,20 +95,24 @@ class IterableReader:
         self._tell(epoch)
         self._iterator = iter(self._iterable)
 
-    def resume(self, epoch: int, state: Any, ended: bool) -> None:
+    def resume(self, epoch: int, state: Any, ended: bool) -> bool:
         self._tell(epoch)
-        if state is not None:
+        if self.stateful and state is not None:
             self._iterable.load_state_dict(state)
-        self._iterator = iter(() if ended else self._iterable)
-        is_its_own = self._iterator is self._iterable
-        if state is not None and is_its_own:
-            self._iterable.load_state_dict(state)  # again: its __iter__ may have begun anew
+        if ended:
+            self._iterator = iter(())
+            return True
+        self._iterator = iter(self._iterable)
+        its_own = not self.stateful or self._iterator is self._iterable  # which may have begun anew
+        if its_own and state is not None and _is_stateful(self._iterator):
+            self._iterator.load_state_dict(state)
+        return self.stateful or _is_stateful(self._iterator)
 
     def next(self) -> Any:
         return next(self._iterator)
 
     def state(self) -> Any:
-        return self._iterable.state_dict() if self.stateful else None
+        return self._iterable.state_dict() if self.stateful else self._iterator.state_dict() if _is_stateful(self._iterator) else None
 
     def shutdown(self) -> None:
         pass
@@ -137,15 +152,16 @@ class NodeReader:
             self._node.reset(state)
         self._at_start = False
 
-    def resume(self, epoch: int, state: Any, ended: bool) -> None:
+    def resume(self, epoch: int, state: Any, ended: bool) -> bool:
         self._at_start = False
         self._node.reset(state)
         if ended:
             try:
                 next(self._node)  # One that counts its passes must see the end of this one again.
             except StopIteration:
-                return
+                return True
             self._node.reset(state)  # What it reads stood at the beginning again already.
+        return True
 
     def next(self) -> Any:
         item = next(self._node)
