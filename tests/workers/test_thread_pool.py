@@ -184,6 +184,21 @@ def test_a_stuck_thread_is_left_behind_by_name(gate, caplog):
         pool.start()
 
 
+def test_many_stuck_threads_take_no_longer_than_one(gate, caplog):
+    """Seen to fail: `join` that gives each of them its own time to wake (1.6 s)."""
+    pool = ThreadPool(Gated(), 16)
+    pool.start()
+    for job in [pool.submit(gate) for _ in range(16)]:
+        begun(pool, job)
+    began = time.monotonic()
+    pool.shutdown(0.05)
+    assert time.monotonic() - began < 1
+    assert caplog.text.count("is still at work") == 16
+    gate.set()
+    for thread in pool._threads:
+        thread.join(20)
+
+
 class Stuck:
     def __init__(self, gate):
         self.gate = gate

@@ -18,7 +18,7 @@ class Prefetcher(ReaderNode[T]):
     """Read ahead of the consumer in one background thread.
 
     Behind a `ParallelMapper` with workers it does little, since that keeps items in work by itself; behind anything that works in the
-    caller's thread it takes that work away from there.
+    caller's thread it takes that work away from there, unless that seeds the global generators: see ``seed_samples`` of `ParallelMapper`.
 
     Args:
         source: After the first ``next`` only the background thread reads it.

@@ -98,15 +98,15 @@ def _start(threads: list[threading.Thread], lock: Any, errors: list[BaseExceptio
 
 
 _WAKING_S = 0.1
-"""However little time is left, an idle thread is given this to end."""
+"""However little time is left, idle threads are given this to end, all together."""
 
 
 def join(threads: Iterable[threading.Thread], timeout: float) -> None:
     """Wait ``timeout`` seconds for threads that were told to end. One that is at work and does not is named in the log and left behind, as a daemon."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + max(timeout, _WAKING_S)
     for thread in threads:
         if not thread.is_alive() or thread is threading.current_thread():
             continue
-        thread.join(max(_WAKING_S, deadline - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
             _logger.warning("thread %s is still at work and cannot be stopped; it is left behind, and its result dropped.", thread.name)
