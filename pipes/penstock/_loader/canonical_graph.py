@@ -151,7 +151,7 @@ class FromDataset(DataLoaderWords):
         }
         unseeded = seed is None and generator is None and order is None
         seed = generator.initial_seed() % 2**63 if generator is not None else seed or 0
-        device = None if device is None else resolve_device(device)
+        on_device = device is not None and resolve_device(device).type != "cpu"
         if isinstance(dataset, ArrayDataset) and num_workers:
             raise ValueError(
                 f"num_workers={num_workers}: a {type(dataset).__name__} dataset lies in memory and needs no workers. Leave it out."
@@ -190,7 +190,7 @@ class FromDataset(DataLoaderWords):
             worker_init_fn=worker_init_fn,
             seed=seed,
             seed_samples=seed_samples,
-            pin_memory=pin_memory or (device is not None and device.type != "cpu"),
+            pin_memory=pin_memory or on_device,
             run_ahead=run_ahead,
             max_restarts=max_restarts,
             on_error=on_error,

@@ -9,7 +9,6 @@ from penstock._memory.allocation import afresh
 from penstock._memory.recycler import Recycler
 from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.node import Node, State, is_mark
-from penstock._nodes.unstarted import unstarted
 from penstock._random.orders import checked_seed
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ class Mapper(Node[T]):
         self.map_fn = map_fn
         self._work = InlineWork(map_fn, self.source.settings().get("seed", 0) if seed is None else checked_seed(seed), seed_samples)
         self._memory: Recycler | None = None
-
-    __getstate__ = unstarted
 
     def reset(self, initial_state: State | None = None) -> None:
         super().reset(initial_state)

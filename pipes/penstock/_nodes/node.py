@@ -67,6 +67,16 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
         if "get_state" in vars(cls) and not {"reset", "start_of"} <= vars(cls).keys() and cls.__module__.partition(".")[0] != "penstock":
             raise GraphError(f"{cls.__name__} has a get_state of its own, so it also needs its own reset and start_of: they must agree.")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A graph that was never started is a description, and can go anywhere; one that was has threads, processes and a place of its own."""
+        state: dict[str, Any] = self.__dict__
+        if state.get("_BaseNode__initialized"):  # torchdata's own word for it
+            raise TypeError(
+                f"a {type(self).__name__} that was started cannot be pickled or copied: its workers and what they are at would stay behind. Pickle or copy the "
+                f"graph before its first item is asked for; or build another one there, and load the state that this one saves."
+            )
+        return state
+
     @property
     def source(self) -> Node[Any]:
         """The upstream node."""

@@ -21,7 +21,6 @@ from penstock._memory.recycler import Recycler
 from penstock._memory.tree import nbytes
 from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
-from penstock._nodes.unstarted import unstarted
 from penstock._random.orders import checked_seed
 from penstock._statistics import ProcessStatistics, ThreadStatistics
 from penstock._workers.pool import IDLE, Job, Pool, SplitJob
@@ -187,8 +186,6 @@ class ParallelMapper(Node[T]):
         self._state: State = {}
         self._exhausted = False
         self._torn = False  # set while entries change: if it stays, an interrupt came out of the middle of that
-
-    __getstate__ = unstarted
 
     def reset(self, initial_state: State | None = None) -> None:
         super(Node, self).reset(initial_state)

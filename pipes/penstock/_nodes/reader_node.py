@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock._arguments import seconds, whole_number
 from penstock._errors import ClosedError
 from penstock._nodes.node import Node, State, is_mark
-from penstock._nodes.unstarted import unstarted
 from penstock._statistics import ReaderStatistics
 from penstock._workers.reader_thread import ReaderThread
 
@@ -49,8 +48,6 @@ class ReaderNode(Node[T]):
         self._threaded = threaded
         self._pump: ReaderThread | None = None  # from the first reset on, if there is to be one
         self._closed = False
-
-    __getstate__ = unstarted
 
     def reset(self, initial_state: State | None = None) -> None:
         super(Node, self).reset(initial_state)

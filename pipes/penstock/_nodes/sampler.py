@@ -9,7 +9,6 @@ import numpy as np
 from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
 from penstock._nodes.node import Node, State, fields
-from penstock._nodes.unstarted import unstarted
 from penstock._random.orders import Order, PlannedOrder
 from penstock._workers.ahead_thread import AheadThread
 
@@ -50,8 +49,6 @@ class Sampler(Node[Indices]):
         self._ahead = _NOTHING  # a block of an epoch: from where on, and every how many
         self._ahead_from, self._ahead_every = 0, 1
         self._planner: AheadThread[Any] | None = None
-
-    __getstate__ = unstarted
 
     def reset(self, initial_state: State | None = None) -> None:
         super().reset(initial_state)

@@ -16,7 +16,6 @@ from penstock._memory.modes import neutral_modes
 from penstock._nodes.distributed_sampler import refuse_sharded
 from penstock._nodes.epoch_plan import EpochPlanner, Plan, PlanRequest, can_be_pickled, length, length_in, owns_its_randomness, wrapped
 from penstock._nodes.node import Node, State, fields
-from penstock._nodes.unstarted import unstarted
 from penstock._random.orders import checked_seed
 from penstock._workers.ahead_thread import AheadThread
 from penstock._workers.helper_process import HelperProcess
@@ -88,8 +87,6 @@ class SamplerWrapper(Node[Any]):
         self._epoch = 0
         self._position = 0
         self._checksum = 0
-
-    __getstate__ = unstarted
 
     def reset(self, initial_state: State | None = None) -> None:
         super().reset(initial_state)

@@ -96,9 +96,12 @@ class GlobalSeeding:
             if error is None or isinstance(error, Exception):
                 with self.kept(kept):
                     return load()
-        if error is not None:
+        if error is None:
+            return value
+        try:
             raise error
-        return value
+        finally:
+            del error  # which knows this frame: neither should keep the other
 
     def kept(self, kept: bool = True) -> contextlib.AbstractContextManager[None]:
         """Leave the generators as they were, if they are touched at all."""
