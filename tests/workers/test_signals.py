@@ -6,6 +6,7 @@ Real processes in a session of their own, real signals. What the program does is
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import itertools
 import json
 import multiprocessing
@@ -20,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 from sessions import session
+
+from penstock._errors import WorkerDied
+from penstock._workers.process_pool import ProcessPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -197,3 +201,106 @@ def test_signals_while_processes_are_started_are_the_main_processs_to_answer(pro
     assert result["before"] == result["after"]
     assert case.errors.count("It is replaced") == (method in PROCESSES), case.errors
     assert "Traceback" not in case.errors
+
+
+# One process of a pool. A task is a function, called in the worker.
+
+
+class Work:
+    def __call__(self, task: Any, cell: Any, allocate: Any) -> Any:
+        return task()
+
+    def name(self, task: Any, row: int) -> str:
+        return task.__name__
+
+
+@pytest.fixture
+def pool() -> Iterator[ProcessPool]:
+    pool = ProcessPool(Work(), 1, multiprocessing_context="fork")
+    pool.start()
+    yield pool
+    pool.shutdown()
+
+
+def done(pool: ProcessPool, task: Callable[[], Any]) -> Any:
+    job = pool.submit(task)
+    while not job.done:
+        pool.wait([job], 20.0)
+    return job.result()
+
+
+def terminate_what_it_starts() -> list[int]:
+    """A program and a fork, as multiprocessing's: how they end."""
+    program = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    program.terminate()
+    fork = os.fork()
+    if fork == 0:
+        signal.alarm(10)
+        signal.pause()
+        os._exit(0)
+    os.kill(fork, signal.SIGTERM)  # so soon that it may not have run at all
+    return [program.wait(), os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])]
+
+
+def terminate_itself() -> int:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return os.getpid()
+
+
+def test_sigterm_to_one_worker_passes_it_by(pool: ProcessPool) -> None:
+    """And to the process that forks workers. SIGKILL ends a worker, and another one takes its place."""
+    zygote = psutil.Process(pool.pids[0]).ppid()
+    os.kill(zygote, signal.SIGTERM)
+    assert done(pool, terminate_itself) == done(pool, os.getpid) == pool.pids[0]
+    os.kill(pool.pids[0], signal.SIGKILL)
+    assert done(pool, os.getppid) == zygote
+    assert pool.statistics().restarts == 1
+
+
+def test_what_user_code_starts_in_a_worker_can_be_terminated(pool: ProcessPool) -> None:
+    """Seen to fail: with SIGTERM ignored in the worker, which programs inherit; and without the hook at forks."""
+    assert done(pool, terminate_what_it_starts) == [-signal.SIGTERM, -signal.SIGTERM]
+
+
+def test_a_handler_of_native_code_stays(tmp_path: Path) -> None:
+    """``kill -USR1`` shows what a worker is at, as it shows it of the main process. Seen to fail: SIGUSR1 ignored in any case."""
+    with (tmp_path / "stacks").open("w") as file:
+        faulthandler.register(signal.SIGUSR1, file)
+        pool = ProcessPool(Work(), 1, multiprocessing_context="fork")
+        pool.start()
+        try:
+            done(pool, ask_for_its_stack)
+        finally:
+            pool.shutdown()
+            faulthandler.unregister(signal.SIGUSR1)
+    assert "ask_for_its_stack" in (tmp_path / "stacks").read_text()
+
+
+def ask_for_its_stack() -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_the_death_of_the_process_that_forks_workers_is_told_with_its_cause(pool: ProcessPool) -> None:
+    """Seen to fail: it was always said to be out of memory."""
+    zygote = psutil.Process(pool.pids[0]).ppid()
+    os.kill(zygote, signal.SIGXCPU)
+    os.kill(pool.pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=rf"pid {zygote}\) has died: signal SIGXCPU, sent by another process"):
+        done(pool, os.getpid)
+
+
+def test_a_program_that_a_broken_pipe_ends_is_not_ended_by_a_dead_worker() -> None:
+    """As scripts have it that print into ``head``. Seen to fail: the first task for a worker that had just died ended the program."""
+    program = os.fork()
+    if program == 0:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        pool = ProcessPool(Work(), 1, multiprocessing_context="fork")
+        pool.start()
+        first = done(pool, os.getpid)
+        dead = os.pidfd_open(first)
+        os.kill(first, signal.SIGKILL)
+        select.select([dead], [], [])
+        second = done(pool, os.getpid)
+        pool.shutdown()
+        os._exit(0 if second != first else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(program, 0)[1]) == 0

@@ -20,7 +20,7 @@ from penstock._memory.parcel import Parcel
 from penstock._memory.shared_memory import attach, create
 from penstock._workers.processes.deaths import buried, cause_of, watch
 from penstock._workers.processes.main_module import check_importable
-from penstock._workers.processes.protocol import BORN, ENDED, MOST_FDS, NOT_BORN, ORDER, REPORT, PassedFd, Setup, receive
+from penstock._workers.processes.protocol import BORN, ENDED, MOST_FDS, NOT_BORN, ORDER, REPORT, PassedFd, Setup, receive, send
 from penstock._workers.processes.signals import signals_held
 from penstock._workers.processes.worker_main import worker_main
 from penstock._workers.processes.zygote import Zygote
@@ -63,7 +63,7 @@ class ByZygote:
     def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
         with signals_held():
             try:
-                socket.send_fds(self._zygote.control, [ORDER.pack(serial, worker)], [channel.fileno()])
+                send(self._zygote.control, ORDER.pack(serial, worker), [channel.fileno()])
             except (BrokenPipeError, ConnectionResetError):
                 raise self._lost() from None
             while True:

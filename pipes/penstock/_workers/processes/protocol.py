@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import socket
 import struct
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock._workers.pool import Work
 
@@ -38,6 +39,7 @@ NO_DESCRIPTORS = 117
 
 MOST_FDS = 128  # with a hello, and 3 with any other message; Linux passes 253
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,16 @@ class PassedFd:
     def detach(self) -> int:
         """The descriptor, for `multiprocessing` to own."""
         return self.received[self.place]
+
+
+def send(channel: socket.socket, message: bytes, fds: Sequence[int] = ()) -> None:
+    """Send one message, and file descriptors with it. Where the program has SIGPIPE end it, a dead receiver is still no more than an error.
+
+    Raises:
+        BrokenPipeError: Nobody will receive it; or `ConnectionResetError`.
+    """
+    # Not `socket.send_fds`: it drops its flags.
+    channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else [], _NO_SIGPIPE)
 
 
 def receive(channel: socket.socket, nbytes: int, flags: int = 0, most_fds: int = 3) -> tuple[bytes, list[int]]:

@@ -53,9 +53,23 @@ def set_signals() -> None:
 
 
 def let_forks_be_terminated() -> None:
-    """Give processes that user code forks from this one the ordinary SIGTERM, with which `multiprocessing` ends them."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_terminable)
+    """Give processes that user code forks from this one the ordinary SIGTERM, with which `multiprocessing` ends them, from their first moment."""
+    if not hasattr(os, "register_at_fork"):
+        return
+    masks: list[Any] = []
+
+    def hold() -> None:
+        masks[:] = [signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])]
+
+    def let_go() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    def be_ordinary() -> None:
+        if signal.getsignal(signal.SIGTERM) is _pass_by:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        let_go()
+
+    os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=be_ordinary)
 
 
 @contextlib.contextmanager
@@ -76,11 +90,6 @@ def signals_held(*only: int) -> Iterator[None]:
 
 def _pass_by(number: int, frame: Any) -> None:
     pass
-
-
-def _terminable() -> None:
-    if signal.getsignal(signal.SIGTERM) is _pass_by:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _caught() -> set[int]:

@@ -17,7 +17,7 @@ from penstock._memory.parcel import unpack
 from penstock._memory.shared_memory import attach, create
 from penstock._memory.slots import NO_SLOT, KeptBatches, SlotTable
 from penstock._workers.pool import IDLE, Job
-from penstock._workers.processes.protocol import ANSWER, AT_ONCE, DROPS, HELLO, TASK, Area, receive
+from penstock._workers.processes.protocol import ANSWER, AT_ONCE, DROPS, HELLO, TASK, Area, receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ class WorkerHandle:
             area = Area(attach(memory, nbytes))
             area.cells[Area.ROW], area.cells[Area.DOING] = IDLE, -1
             seat = cls(serial, worker, ours, lifeline, area, SlotTable(kept_batches), list(range(places)))
-            socket.send_fds(ours, [HELLO.pack(nbytes, setup_bytes)], [memory, end, *setup_fds])
+            send(ours, HELLO.pack(nbytes, setup_bytes), [memory, end, *setup_fds])
             yield seat, theirs
             undo.pop_all()
 
@@ -125,10 +125,7 @@ class WorkerHandle:
         """Send what was not sent, all at once; never blocks."""
         message, self.unsent = self.unsent, b""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: its death brings the tasks back
-            if fds:
-                socket.send_fds(self.channel, [message], fds)
-            else:
-                self.channel.sendall(message)
+            send(self.channel, message, fds or ())
 
     def answers(self) -> list[Answer]:
         """What the worker has sent, some of it at least; none where there is nothing."""
