@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 from torchdata.nodes import BaseNode
 
 import penstock
 from penstock import Batcher, Cycler, IterableSource, Loader, Mapper, ParallelMapper, Prefetcher, Sharder, SourceError, StateMismatch
+from penstock._nodes.epoch_plan import EpochPlanner, _Reading
 from penstock.testing import Tagged
 
 N = 20
@@ -443,3 +444,24 @@ def test_a_sampler_that_can_only_go_forward_says_where_an_earlier_state_goes():
     with Loader.from_dataset(range(6), 2, sampler=Shuffles()) as loader:
         loader.load_state_dict(state)
         assert [[batch.tolist() for batch in loader] for _ in range(2)] == [first[1:], second]
+
+
+@pytest.mark.parametrize("generator", [None, 3])
+def test_two_loaders_may_share_a_sampler_and_its_generator(generator):
+    """Read by two threads at once. Seen to fail: each lent it a generator, and one of them read with the other's."""
+    made = None if generator is None else torch.Generator().manual_seed(generator)
+    sampler = RandomSampler(range(8), generator=made)
+    batches = BatchSampler(sampler, 2, False)
+    alone = [_Reading(RandomSampler(range(8)), 4, epoch, batches=False, draws=False).block().values.tolist() for epoch in range(2)]
+    before = None if made is None else made.get_state()
+    for one, given in ((sampler, False), (batches, True)):
+        planners = [EpochPlanner(one, 4, batches=given, draws=False, remembers=False) for _ in range(2)]
+        readings = [planner._open(planner._sampler, epoch) for epoch, planner in enumerate(planners)]
+        assert [reading.block().values.tolist() for reading in readings] == (
+            alone if not given else [alone_in(4, epoch) for epoch in range(2)]
+        )
+    assert before is None or torch.equal(made.get_state(), before)
+
+
+def alone_in(seed, epoch):
+    return _Reading(BatchSampler(RandomSampler(range(8)), 2, False), seed, epoch, batches=True, draws=False).block().values.tolist()

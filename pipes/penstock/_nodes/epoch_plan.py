@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from penstock._random.global_rng import global_rngs_kept, seed_globals
 from penstock._random.sample_rng import torch_generator
@@ -218,7 +218,8 @@ class EpochPlanner:
             return reading.block()
 
     def _open(self, sampler: Any, epoch: int) -> _Reading:
-        return _Reading(sampler, self._seed, epoch, batches=self._batches, draws=self.draws)
+        one = sampler if self._remembers else _twin(sampler)  # somebody else may read it at the same time, and draw from its generator
+        return _Reading(one, self._seed, epoch, batches=self._batches, draws=self.draws)
 
 
 @final
@@ -311,6 +312,19 @@ class _Reading:
             lengths.append(len(batch))
             values += batch
         return values if len(lengths) > before else None
+
+
+def _twin(sampler: Any) -> Any:
+    """One of torch's samplers once more, over the same data, without a generator."""
+    if not isinstance(sampler, Sampler):
+        return sampler
+    twin = copy.copy(sampler)
+    for name in ("batch_sampler", "sampler"):
+        if hasattr(twin, name):
+            setattr(twin, name, _twin(getattr(twin, name)))
+    if hasattr(twin, "generator"):
+        twin.generator = None
+    return twin
 
 
 def _is_told(sampler: Any) -> bool:
