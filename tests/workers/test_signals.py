@@ -203,6 +203,36 @@ def test_signals_while_processes_are_started_are_the_main_processs_to_answer(pro
     assert "Traceback" not in case.errors
 
 
+EXIT = """
+import weakref
+class Kept: pass
+kept = Kept()
+weakref.finalize(kept, int)  # so what the interpreter does at exit for these comes after what multiprocessing does
+
+import multiprocessing, random, sys
+sys.path.insert(0, {folder!r})
+import signalled
+
+def main():
+    global loader, batches
+    loader = signalled.build({method!r})
+    batches = iter(loader)
+    print(len(next(batches)), len(multiprocessing.active_children()))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "children"), [("spawn", 1), ("forkserver", 2), ("plans by fork", 1), ("plans by spawn", 1)])
+def test_a_program_that_ends_with_its_processes_alive_ends(method: str, children: int, run_script: Any, tmp_path: Path) -> None:
+    """At exit `multiprocessing` sends SIGTERM to them and waits. Seen to hang: without a finalizer that is called before that."""
+    program = tmp_path / "program.py"
+    program.write_text(EXIT.format(folder=str(Path(__file__).parent), method=method))
+    assert run_script(program, timeout_s=40).split() == ["2", str(children)]
+
+
 # One process of a pool. A task is a function, called in the worker.
 
 
