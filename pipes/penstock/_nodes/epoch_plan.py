@@ -101,11 +101,15 @@ class Plan:
         return np.array_equal(bounds, others) and self.checksum(0, len(self)) == other.checksum(0, len(other))
 
 
+_DEEPEST = 16
+"""Samplers in samplers, at most: a proxy that answers to every name would have another one for ever."""
+
+
 def wrapped(sampler: Any) -> list[Any]:
     """``sampler`` and all that it wraps as ``.batch_sampler`` or ``.sampler``, each once, from the outside in."""
     found: list[Any] = []
     left = [sampler]
-    while left:
+    while left and len(found) < _DEEPEST:
         one = left.pop(0)
         if one is not None and all(one is not other for other in found):
             found.append(one)
