@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import warnings
 import weakref
@@ -189,7 +188,7 @@ class IterableSource(Node[Indices]):
             "epoch": self._epoch,
             "position": self._position,
             "ended": self._ended,
-            self._reader.KEY: copy.deepcopy(self._inner),
+            self._reader.KEY: self._inner,  # made for each block, and never changed
         }
 
     def start_of(self, epoch: int) -> State:
