@@ -53,7 +53,7 @@ def build(method: str, *, ahead: bool = True) -> Loader[Any]:
         multiprocessing.set_start_method(method.removeprefix("plans by "), force=True)
         return Loader.from_dataset(Who(), batch_size=BATCH, sampler=Shuffled(), seed=7, plan_ahead=ahead)
     options: dict[str, Any] = {"method": "thread"} if method == "thread" else {"multiprocessing_context": method}
-    return Loader.from_dataset(Who(), batch_size=BATCH, num_workers=1 if method == "spawn" else 2, **options)
+    return Loader.from_dataset(Who(), batch_size=BATCH, prefetch_factor=2, num_workers=1 if method == "spawn" else 2, **options)
 
 
 class Program:
