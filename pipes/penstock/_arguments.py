@@ -9,7 +9,7 @@ import math
 import operator
 from typing import Any
 
-_NO_END_S = 2_000_000.0
+LONGEST_S = 2_000_000.0
 """From here on (23 days) a time-out is none: the system's own calls count in milliseconds, and 32 bits of them are not much more."""
 
 
@@ -51,4 +51,4 @@ def seconds(name: str, value: Any) -> float | None:
         number = math.nan
     if not number >= 0:
         raise ValueError(f"{name}={value!r:.200} must be a number of seconds from 0; 0 waits forever.")
-    return None if number >= _NO_END_S else number or None
+    return None if number >= LONGEST_S else number or None

@@ -56,6 +56,8 @@ def _collated_field(column: Any, path: str) -> Any:
     try:
         return collated(column)
     except Exception as exc:
+        if registered(column[0]) not in (None, *_TORCHS_OWN):
+            raise  # who has registered it knows why
         with contextlib.suppress(Exception):  # samples that cannot be looked at, an exception that is frozen and bears no note
             exc.add_note(
                 f"{_why_not(column, path)}. Write a collate_fn that makes a batch of them, or keeps them as they are: collate_fn=list."
@@ -159,12 +161,16 @@ class BatchSchema:
         return _TensorField(type(sample), sample.dtype if isinstance(sample, np.ndarray | np.generic) else None, *spec, column, path)
 
 
+_LONG = 1024
+"""A longer list or tuple is no record with so many fields: it is collated the ordinary way, as a whole."""
+
+
 def _parts(sample: Any) -> dict[Any, Any] | None:
     """What a container of ours holds; None for what is a leaf, as every container is that the user has registered with torch."""
     kind = type(sample)
     is_record = dataclasses.is_dataclass(kind) and not isinstance(sample, Mapping)
     is_sequence = kind in (list, tuple) or (isinstance(sample, tuple) and hasattr(sample, "_fields"))
-    if not (kind is dict or is_sequence or is_record) or registered(sample) is not None:
+    if not (kind is dict or is_sequence or is_record) or registered(sample) is not None or (is_sequence and len(sample) > _LONG):
         return None
     if is_sequence:
         return dict(enumerate(sample))

@@ -306,11 +306,15 @@ def _samples(samples: list[Any]) -> list[Any]:
     return samples
 
 
+_NOTES = 16
+
+
 def annotate(exc: BaseException, note: str) -> None:
-    """Add a note, once, where the exception can bear one (a frozen dataclass cannot)."""
+    """Add a note, once, where the exception can bear one (a frozen dataclass cannot). One that is raised again and again keeps the last few."""
     with contextlib.suppress(Exception):
         if note not in getattr(exc, "__notes__", ()):
             exc.add_note(note)
+            del exc.__notes__[:-_NOTES]
 
 
 def in_words(exc: BaseException) -> str:

@@ -213,9 +213,10 @@ class EpochCursor:
         self._look()
         requested = self._requested
         if self.pending:
-            # Whether the end of a stream is reached shows by reading on; who asks for the next epoch by the view has counted its batches.
-            unsure = not self._sized and requested == epoch_of(self.state) + 1
-            return self._from_loaded(None if self._by_view and not (unsure or self._completes(requested)) else requested)
+            if self._by_view and not self._sized and requested is not None and requested - epoch_of(self.state) in (0, 1):
+                # Whether a stream has come to its end shows by reading on only. Who asks for the next epoch by the view has counted the batches.
+                return Jump(self.state if requested == epoch_of(self.state) else self.epochs.start_of(requested))
+            return self._from_loaded(None if self._by_view and not self._completes(requested) else requested)
         return self._from_stream(None if requested is None else self._absolute(requested))
 
     def arrived(self, move: Move, state: State | None = None) -> None:
@@ -225,7 +226,7 @@ class EpochCursor:
             begun = move.state != self.epochs.start_of(epoch_of(move.state))
             self._stand(move.state, Stands.HERE)
             self.over_mark, self.begun = move.over_mark, begun
-            if resumed and requested is not None and move.over_mark and not self._by_view:
+            if resumed and requested is not None and move.over_mark:
                 self._offset = epoch_of(move.state) - requested
         elif isinstance(move, PassMark):
             assert state is not None
@@ -241,7 +242,7 @@ class EpochCursor:
         if self._completes(requested):
             return Jump(self.epochs.start_of(epoch + 1))
         if requested is None:
-            return Jump(self.state, over_mark=self._endless or self._restart is True)
+            return Jump(self.state, over_mark=self._endless or (self._restart is True and self.begun))
         if self._endless or not self._sized:
             return Jump(self.state, over_mark=True)
         self._requested = None

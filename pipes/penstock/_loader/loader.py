@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock._arguments import whole_number
+from penstock._arguments import LONGEST_S, seconds, whole_number
 from penstock._errors import ClosedError, GraphError, SourceError, StateError, StateMismatch, hide_internal_frames
 from penstock._fetch.indices import Indices
 from penstock._loader.canonical_graph import FromDataset
@@ -262,15 +262,16 @@ class Loader(FromDataset, Generic[T]):
             self._cursor.returned()
 
     def close(self, timeout: float = PATIENCE_S) -> None:
-        """End the workers and give back all they held, within ``timeout`` seconds. `state_dict` still works. Again, does nothing.
+        """End the workers and give back all they held, within ``timeout`` seconds. `state_dict` still works. Idempotent.
 
         A thread that is stuck in user code cannot be stopped: it is named in the log and left behind, and its result is dropped.
         """
+        patience = seconds("timeout", timeout) or (0.0 if timeout == 0 else LONGEST_S)
         self._closed = True
         self._run += 1
         if self._owner is not None and os.getpid() != self._owner:
             return  # a fork: the workers are another process's
-        with closing_within(float(timeout)):
+        with closing_within(patience):
             self.root.shutdown()
 
     def __enter__(self) -> Loader[T]:

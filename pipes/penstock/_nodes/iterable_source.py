@@ -37,13 +37,17 @@ class _Used:
     Attributes:
         pristine: Its state before anything was read.
         left: That in which it was left; what stands elsewhere was moved by its owner, and begins where it stands.
+        reading: It is being read, or somebody was interrupted in that: where it stands says nothing.
+        reader: The source that has begun to read it last.
     """
 
     pristine: Any
     left: Any
+    reading: bool = False
+    reader: weakref.ref[Any] | None = None
 
 
-_used: weakref.WeakKeyDictionary[Any, _Used] = weakref.WeakKeyDictionary()
+_used: dict[int, _Used] = {}  # by the iterable's id, as long as that lives: two that are equal are still two
 
 
 @final
@@ -106,7 +110,7 @@ class IterableSource(Node[Indices]):
         self._seeds = False  # now
         self._watched = not seed_samples
         self._pristine: list[Any] = []  # its state before anything was read, once that is known
-        self._used: _Used | None = None
+        self._used = _Used(None, None)
         self._follows: int | None = 0  # the epoch that it begins by itself, when it is read anew
         self._resumed = False  # this epoch, by its state
         self._said = False
@@ -135,6 +139,7 @@ class IterableSource(Node[Indices]):
                 self._read_again(state["position"])
                 inner = self._state_of(self._reader.state())
         self._inner = inner
+        self._used.left, self._used.reader = inner, weakref.ref(self)
         if state["ended"] or self._ended:
             self._end()
 
@@ -148,7 +153,9 @@ class IterableSource(Node[Indices]):
         taken: list[Indices] = []
         if n == 0 or self._ended:
             return taken
+        used = self._checked_reader()
         with neutral_modes(), self._kept(), self._watch():
+            used.reading = True
             try:
                 for k in range(n * every):
                     item = self._item(self._epoch, self._position)
@@ -158,8 +165,7 @@ class IterableSource(Node[Indices]):
             except StopIteration:
                 self._end()
             self._inner = self._state_of(self._reader.state())  # Now, so that what cannot be saved is an error of this block.
-            if self._used is not None:
-                self._used.left = self._inner
+            used.left, used.reading = self._inner, False
         return taken
 
     def at(self, positions: np.ndarray) -> Sequence[Indices]:
@@ -224,6 +230,16 @@ class IterableSource(Node[Indices]):
                 stacklevel=2,
             )
 
+    def _checked_reader(self) -> _Used:
+        """What is known of the iterable, unless another source reads it now, and has moved it."""
+        reader = self._used.reader
+        if self._reader.exclusive and reader is not None and reader() not in (self, None):
+            raise GraphError(
+                f"another loader has begun to read this {type(self.iterable).__name__}, which has one place to stand at: they would take each other's items. "
+                f"Give each loader one of its own, or begin an epoch of this loader when the other has ended its own."
+            )
+        return self._used
+
     def _resume(self, inner: Any, ended: bool) -> bool:
         self._seed(self._epoch, ~0)
         return self._reader.resume(self._epoch, decoded(inner), ended)
@@ -231,14 +247,16 @@ class IterableSource(Node[Indices]):
     def _take_pristine(self) -> bool:
         """Find out its state before anything was read; whether that was another source's reading, which has left it elsewhere."""
         now = self._state_of(self._reader.pristine())
-        used = None
-        with contextlib.suppress(TypeError):  # it cannot be hashed, or not be referred to weakly
-            used = _used.get(self.iterable)
-        again = used is not None and (self._reader.IS_NODE or used.left == now)
-        self._pristine = [used.pristine if again and used is not None else now]
-        self._used = _Used(self._pristine[0], now)
-        with contextlib.suppress(TypeError):
-            _used[self.iterable] = self._used
+        used = _used.get(id(self.iterable))
+        again = used is not None and (self._reader.IS_NODE or used.reading or used.left == now)
+        if used is None:
+            used = _Used(now, now)
+            with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+                weakref.finalize(self.iterable, _used.pop, id(self.iterable), None)
+                _used[id(self.iterable)] = used
+        elif not again:
+            used.pristine = now
+        self._pristine, self._used = [used.pristine], used
         return again
 
     def _begin(self, epoch: int, follows: int | None) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from torch.utils.data import IterableDataset
 
 from penstock._errors import GraphError
-from penstock._nodes.encoding import TAG
+from penstock._nodes.encoding import TAG, encoded
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node
 from penstock._nodes.self_splitting import wrapped
 
@@ -30,6 +30,7 @@ class Reader(Protocol):
         stateful: Whether it has a state of its own between two passes.
         plain: Whether its ``epoch`` in a state, if it has one, is one more each time.
         told: Whether it is told the epoch.
+        exclusive: Whether two that read it at the same time would move each other.
     """
 
     KEY: str
@@ -37,6 +38,9 @@ class Reader(Protocol):
     stateful: bool
     plain: bool
     told: bool
+
+    @property
+    def exclusive(self) -> bool: ...
 
     def pristine(self) -> Any:
         """Its state before anything was read."""
@@ -80,12 +84,16 @@ class IterableReader:
         self.stateful = _is_stateful(iterable)
         self.told = hasattr(iterable, "set_epoch")
 
+    @property
+    def exclusive(self) -> bool:
+        return self.stateful or self._iterator is self._iterable
+
     def pristine(self) -> Any:
         if not self.stateful:
             return None
         try:
             return self._iterable.state_dict()
-        except AttributeError:  # what it looks at is made by its __iter__, and then by each anew
+        except Exception:  # what it looks at is made by its __iter__, and then by each anew
             self.stateful = False
             return None
 
@@ -103,10 +111,17 @@ class IterableReader:
             self._iterator = iter(())
             return True
         self._iterator = iter(self._iterable)
-        its_own = not self.stateful or self._iterator is self._iterable  # which may have begun anew
-        if its_own and state is not None and _is_stateful(self._iterator):
-            self._iterator.load_state_dict(state)
+        if state is not None and not self._stands_at(state):  # it has begun anew
+            (self._iterator if _is_stateful(self._iterator) else self._iterable).load_state_dict(state)
         return self.stateful or _is_stateful(self._iterator)
+
+    def _stands_at(self, state: Any) -> bool:
+        if not self.stateful and not _is_stateful(self._iterator):
+            return True
+        try:
+            return bool(encoded(self.state(), "state") == encoded(state, "state"))
+        except Exception:
+            return False
 
     def next(self) -> Any:
         return next(self._iterator)
@@ -128,6 +143,7 @@ class NodeReader:
 
     KEY = "node"
     IS_NODE = True
+    exclusive = True
 
     def __init__(self, node: BaseNode[Any]) -> None:
         upstream: Any = node
