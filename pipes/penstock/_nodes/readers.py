@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 from torch.utils.data import IterableDataset
 
 from penstock._errors import GraphError
-from penstock._nodes.encoding import TAG, encoded
+from penstock._nodes.encoding import TAG, decoded, encoded
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node
 from penstock._nodes.self_splitting import wrapped
 
@@ -105,21 +105,22 @@ class IterableReader:
 
     def resume(self, epoch: int, state: Any, ended: bool) -> bool:
         self._tell(epoch)
+        saved = encoded(state, "state")  # what is loaded may be changed
         if self.stateful and state is not None:
             self._iterable.load_state_dict(state)
         if ended:
             self._iterator = iter(())
             return True
         self._iterator = iter(self._iterable)
-        if state is not None and not self._stands_at(state):  # it has begun anew
-            (self._iterator if _is_stateful(self._iterator) else self._iterable).load_state_dict(state)
+        if state is not None and not self._stands_at(saved):  # it has begun anew
+            (self._iterator if _is_stateful(self._iterator) else self._iterable).load_state_dict(decoded(saved))
         return self.stateful or _is_stateful(self._iterator)
 
-    def _stands_at(self, state: Any) -> bool:
+    def _stands_at(self, saved: Any) -> bool:
         if not self.stateful and not _is_stateful(self._iterator):
             return True
         try:
-            return bool(encoded(self.state(), "state") == encoded(state, "state"))
+            return bool(encoded(self.state(), "state") == saved)
         except Exception:
             return False
 
