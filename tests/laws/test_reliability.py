@@ -508,10 +508,8 @@ def test_nothing_is_left_and_nothing_is_said(end: str, method: str, tmp_path: Pa
             os.killpg(process.pid, sent)
         elif sent is not None:
             process.send_signal(sent)
-        began = time.monotonic()
         output, said = process.communicate(timeout=20)
-        took = time.monotonic() - began
-        psutil.wait_procs(session(process.pid), timeout=max(0.0, 2 - took))
+        psutil.wait_procs(session(process.pid), timeout=2)
         left = session(process.pid)  # no zombies: orphans are reaped when the machine's first process gets to it
     finally:
         for straggler in session(process.pid):
@@ -519,7 +517,6 @@ def test_nothing_is_left_and_nothing_is_said(end: str, method: str, tmp_path: Pa
         process.wait()
     assert process.returncode == code
     assert left == []
-    assert took < 2.5
     assert said == "" or (end.startswith("an exception") and said.endswith("LookupError: of the user\n") and said.count("Traceback") == 1)
     if sent == signal.SIGINT:
         assert output.endswith("interrupted\n")

@@ -293,7 +293,8 @@ def test_a_kept_batch_never_changes(pools: Any) -> None:
         if value % 3 == 0:
             kept[value] = batch[10:-10].reshape(-1, 5) if value % 2 else np.asarray(batch.detach())
         if value % 20 == 10:
-            os.kill(pool.pids[0], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it is being replaced
+                os.kill(pool.pids[0], signal.SIGKILL)
     pool.shutdown()
     for value, batch in kept.items():
         assert (batch == value).all(), value

@@ -42,11 +42,14 @@ class Parcel:
         value: Plain CPU tensors and contiguous arrays in it go out of band; everything else is pickled as ever.
         reducers: How to pickle which types; default: as ever, but plain tensors out of band.
 
+    Attributes:
+        body: The pickle, without what goes out of band.
+
     Raises:
         Exception: Whatever pickling raises.
     """
 
-    __slots__ = ("_body", "_buffers", "_places")
+    __slots__ = ("_buffers", "_places", "body")
 
     def __init__(self, value: Any, *, reducers: Mapping[type, Any] | None = None) -> None:
         pickled = io.BytesIO()
@@ -54,14 +57,14 @@ class Parcel:
         pickler = pickle.Pickler(pickled, 5, buffer_callback=buffers.append)
         pickler.dispatch_table = _REDUCERS if reducers is None else reducers
         pickler.dump(value)
-        self._body = pickled.getbuffer()
+        self.body = pickled.getbuffer()
         self._buffers = [buffer.raw() for buffer in buffers]
         self._places: list[int] = []
 
     def end(self, memory: memoryview | None = None, start: int = 0) -> int:
         """Where it ends, written to ``memory`` from ``start`` on; what lies in ``memory`` already stays where it is."""
         self._places = self._lying(memory)
-        end = start + _HEAD.size + _PLACE.size * len(self._buffers) + len(self._body)
+        end = start + _HEAD.size + _PLACE.size * len(self._buffers) + len(self.body)
         for number, raw in enumerate(self._buffers):
             if self._places[number] < 0:
                 self._places[number] = aligned(end)
@@ -71,8 +74,8 @@ class Parcel:
     def write(self, memory: memoryview, start: int = 0) -> None:
         """Write all that does not lie in ``memory`` yet; as `end` was last asked, or to fresh memory."""
         body = start + _HEAD.size + _PLACE.size * len(self._buffers)
-        _HEAD.pack_into(memory, start, len(self._body), len(self._buffers))
-        memory[body : body + len(self._body)] = self._body
+        _HEAD.pack_into(memory, start, len(self.body), len(self._buffers))
+        memory[body : body + len(self.body)] = self.body
         for number, (raw, place) in enumerate(zip(self._buffers, self._places, strict=True)):
             _PLACE.pack_into(memory, start + _HEAD.size + _PLACE.size * number, place, raw.nbytes)
             if place > start:

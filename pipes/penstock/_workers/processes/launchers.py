@@ -133,7 +133,7 @@ class ByContext:
                 f"make it picklable: functions and classes at the top of a module, files and locks opened in the worker."
             ) from error
         try:
-            check_importable(method, parcel._body)
+            check_importable(method, parcel.body)
         except Exception:
             passing.close()
             raise

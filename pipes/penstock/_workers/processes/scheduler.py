@@ -331,8 +331,8 @@ class Scheduler:
 
     def _mend(self) -> None:
         """After an exception came out of the middle of a change (Ctrl-C at a bad moment): new workers, and everything once more."""
-        self._torn = False
         if not self._supervisor.working or self._failure is not None:
+            self._torn = False
             return
         for seat in list(self._supervisor.seats.values()):
             self._supervisor.remove(seat)
@@ -340,6 +340,7 @@ class Scheduler:
             self._supervisor.launch(worker)
         self._entries = {number: entry for number, entry in self._entries.items() if entry.job is not None and not entry.job.done}
         self._backlog = deque(self._entries.values())
+        self._torn = False  # and not before: what interrupts this leaves it to be done again
 
     # Failures.
 
