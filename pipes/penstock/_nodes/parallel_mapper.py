@@ -91,6 +91,7 @@ class ParallelMapper(Node[T]):
             it is loaded a second time, seeded. Use ``"always"`` if samples only inspect a generator (``torch.initial_seed()``) or restore
             it themselves (``torch.random.fork_rng``): that cannot be detected. Inline under a `Prefetcher`, `PinMemory` or `ToDevice`
             samples that draw are loaded only while the consumer waits for them, so that it never draws beside them; the log says so.
+            A batch there that is the first to draw, after four that did not, is not noticed either.
         pin_memory: Where there is an accelerator, make batches in page-locked memory at once; not in worker processes.
         run_ahead: Work on the next epoch before it is asked for.
         max_restarts: How many worker processes may die and be replaced before `WorkerDied`, all of them together; default 8, or
