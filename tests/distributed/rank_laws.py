@@ -311,9 +311,13 @@ def an_empty_epoch_yields_nothing():
 
 
 def a_rank_beyond_the_world_is_refused():
-    for rank, world_size in ((WORLD_SIZE, WORLD_SIZE), (-1, WORLD_SIZE), (0, 0)):
+    for rank, world_size, fault in (
+        (WORLD_SIZE, WORLD_SIZE, f"rank={WORLD_SIZE} and world_size={WORLD_SIZE} of the arguments do not fit"),
+        (-1, WORLD_SIZE, "rank=-1 must be a whole number of at least 0"),
+        (0, 0, "world_size=0 must be a whole number of at least 1"),
+    ):
         action = lambda rank=rank, world_size=world_size: loader(rank=rank, world_size=world_size)  # noqa: E731
-        on_every_rank(action, f"ValueError: rank={rank} and world_size={world_size} of the arguments do not fit")
+        on_every_rank(action, f"ValueError: {fault}")
 
 
 def ranks_that_disagree_are_told_so():
