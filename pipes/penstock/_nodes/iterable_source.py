@@ -164,6 +164,7 @@ class IterableSource(Node[Indices]):
                         taken.append(Indices(self._epoch, self._position - 1, item))
             except StopIteration:
                 self._end()
+                self._compare_length()
             self._inner = self._state_of(self._reader.state())  # Now, so that what cannot be saved is an error of this block.
             used.left, used.reading = self._inner, False
         return taken
@@ -216,7 +217,6 @@ class IterableSource(Node[Indices]):
 
     def _end(self) -> None:
         self._ended = True
-        self._compare_length()
         # After a resume torchdata's samplers within one node count on only where they are read again, so that they get out of step.
         self._follows = None if self._resumed and counts(self._pristine[0]) > 1 else self._epoch + 1
 
