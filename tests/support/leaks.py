@@ -102,7 +102,11 @@ def _described(process: psutil.Process) -> str | None:
 
 
 def _ours(names: frozenset[str]) -> frozenset[str]:
-    """Those shared memory entries that are not in use by processes of other programs alone. Looked up at once for all: it takes a while."""
+    """Those shared memory entries that are not in use by processes of other programs alone. Looked up at once for all: it takes a while.
+
+    Of semaphores, which the library makes none of, those that processes of this program use: what another program's have left when they were killed
+    belongs to nobody.
+    """
     if not names:
         return names
     me = psutil.Process()
@@ -111,7 +115,7 @@ def _ours(names: frozenset[str]) -> frozenset[str]:
     elsewhere: set[str] = set()
     for process in psutil.process_iter():
         (here if process.pid in ours else elsewhere).update(_held(process.pid))
-    return names - (elsewhere - here)
+    return frozenset(name for name in names - (elsewhere - here) if name in here or not name.startswith("sem."))
 
 
 def _held(pid: int) -> set[str]:
