@@ -48,11 +48,24 @@ class Shuffled(Sampler[int]):
         return iter(random.sample(range(N), N))
 
 
-def build(method: str, *, ahead: bool = True) -> Loader[Any]:
+class Tell:
+    """A worker writes a byte into a pipe once it has started, and so has its signals set."""
+
+    def __init__(self, fifo: Path) -> None:
+        self.fifo = fifo
+
+    def __call__(self, worker: int) -> None:
+        with self.fifo.open("wb") as told:
+            told.write(b"!")
+
+
+def build(method: str, started: Path | None = None, *, ahead: bool = True) -> Loader[Any]:
     if method.startswith("plans"):
         multiprocessing.set_start_method(method.removeprefix("plans by "), force=True)
         return Loader.from_dataset(Who(), batch_size=BATCH, sampler=Shuffled(), seed=7, plan_ahead=ahead)
-    options: dict[str, Any] = {"method": "thread"} if method == "thread" else {"multiprocessing_context": method}
+    options: dict[str, Any] = {"method": "thread"}
+    if method != "thread":
+        options = {"multiprocessing_context": method, "worker_init_fn": Tell(started) if started is not None else None}
     return Loader.from_dataset(Who(), batch_size=BATCH, prefetch_factor=2, num_workers=1 if method == "spawn" else 2, **options)
 
 
@@ -63,6 +76,8 @@ class Program:
         self.method, self.number, self.answer, self.folder = method, number, answer, Path(folder)
         self.answers = os.open(self.folder / "answers", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self.arrived, self.arrive = os.pipe()
+        os.mkfifo(self.folder / "started")
+        self.started = os.open(self.folder / "started", os.O_RDWR)
         if answer in ("flag", "raise", "reap"):
             signal.signal(number, self.handle)
         elif answer == "ignore":
@@ -80,12 +95,14 @@ class Program:
 
     def run(self) -> None:
         raised: BaseException | None = None
-        with build(self.method) as loader:
+        with build(self.method, self.folder / "started") as loader:
             batches = iter(loader)
             if self.answer == "storm":
                 signal.signal(self.number, lambda *_: os.write(self.answers, f"{os.getpid()}\n".encode()))
                 self.tell("ready")
             got = [next(batches) for _ in range(3)]
+            for _ in range({"fork": 2, "forkserver": 2, "spawn": 1}.get(self.method, 0)):
+                os.read(self.started, 1)
             before = helpers()
             if self.answer in ("default", "flag", "raise"):
                 try:

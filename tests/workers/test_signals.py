@@ -319,6 +319,35 @@ def test_the_death_of_the_process_that_forks_workers_is_told_with_its_cause(pool
         done(pool, os.getpid)
 
 
+class DiesWithItsServer(Work):
+    """The first worker that starts ends the fork server, and then itself, as a signal to the whole group may."""
+
+    def __init__(self, first: Path) -> None:
+        self.first = first
+        first.touch()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        with contextlib.suppress(FileNotFoundError):
+            self.first.unlink()
+            server = os.pidfd_open(os.getppid())
+            signal.pidfd_send_signal(server, signal.SIGKILL)
+            select.select([server], [], [])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_in_its_start_with_the_fork_server_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody has its exit code then; `multiprocessing` says 255. Seen to fail: refused as a script without `if __name__ == "__main__":`."""
+    pool = ProcessPool(DiesWithItsServer(tmp_path / "first"), 1, multiprocessing_context="forkserver")
+    pool.start()
+    try:
+        assert done(pool, os.getpid) == pool.pids[0]
+    finally:
+        pool.shutdown()
+    assert pool.statistics().restarts == 1
+    assert "died while it started: nobody knows how" in caplog.text
+
+
 def test_a_program_that_a_broken_pipe_ends_is_not_ended_by_a_dead_worker() -> None:
     """As scripts have it that print into ``head``. Seen to fail: the first task for a worker that had just died ended the program."""
     program = os.fork()

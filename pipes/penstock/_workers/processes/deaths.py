@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 UNKNOWN = -1000
 """Exit code of a process that someone else has reaped. It counts as killed: whoever dies again and again is not replaced without end."""
 
+_SERVER_DIED = 255
+"""What `multiprocessing` says of a child of its fork server that has died itself, and with it the exit code."""
+
 _LIKELY = {
     "SIGKILL": "possibly out of memory (the kernel's OOM killer; see dmesg), or killed by hand",
     "SIGSEGV": "a crash in native code",
@@ -52,11 +55,11 @@ def reaped(process: BaseProcess) -> int:
     """Wait for the end of ``process``; its exit code, negative for a signal, or `UNKNOWN`."""
     process.join()
     code = process.exitcode
+    popen: Any = process._popen  # type: ignore[attr-defined]
     if code is None:  # `multiprocessing` would count it among the living as long as this process lives
-        popen: Any = process
-        popen._popen.returncode = code = UNKNOWN
+        popen.returncode = code = UNKNOWN
         process.join()
-    return code
+    return UNKNOWN if (popen.method, code) == ("forkserver", _SERVER_DIED) else code
 
 
 def cause_of(code: int) -> str:
@@ -64,7 +67,10 @@ def cause_of(code: int) -> str:
     if code == NO_DESCRIPTORS:
         return "its file descriptors were exhausted; user code in it opens files and does not close them"
     if code == UNKNOWN:
-        return "nobody knows how, because this program ignores SIGCHLD, or waits for every child of its (os.waitpid(-1)), and so took its exit code"
+        return (
+            "nobody knows how, because this program ignores SIGCHLD or waits for every child it has (os.waitpid(-1)) and so took its exit code, "
+            "or because the fork server, which had its exit code, has died too"
+        )
     if code >= 0:
         return f"exit code {code}, so it ended itself (os._exit, or native code that calls exit)"
     try:
