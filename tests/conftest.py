@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import signal
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_small_heap() -> None:
+    """Keep what is imported out of the garbage collector's way: hundreds of tests collect, and it would look at all of it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -93,7 +93,8 @@ def exits(folder: Path) -> None:
 
 
 def segfault(folder: Path) -> None:
-    faulthandler.disable()
+    faulthandler.disable()  # that of pytest, which would print the stack of this process
+    faulthandler.disable()  # pytest's, which would print this process's stack
     ctypes.string_at(0)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -160,6 +161,7 @@ def exit_hard() -> None:
 
 
 def segfault() -> None:
+    faulthandler.disable()  # that of pytest, which would print the stack of this process
     ctypes.string_at(0)
 
 
