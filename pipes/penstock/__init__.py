@@ -8,16 +8,20 @@
 
 Everything random is a pure function of (seed, epoch, position), so a checkpoint is a position and resuming is a jump.
 
-The rooms of the house, in the order of the flow; each imports from those under it only::
+Each package is one room. A room imports only from the rooms listed below it::
 
-    testing, integrations     the laws, for users; one file a trainer
-    _datasets                 datasets that are loaded once: Cached, Resident
-    _loader                   the roof: Loader, where an iterator starts, the saved state, from_dataset's graph
-    _nodes                    the contract, and one file a node
-    _fetch                    one task: indices in, batch out; knows no thread and no process
-    _workers                  who does tasks: threads and processes; knows no data
-    _random, _memory          pure functions of (seed, epoch, position); where batches lie
-    _errors, _statistics
+    testing        the laws, as tests that users run on their own graphs
+    integrations   one file per trainer
+    _datasets      datasets that are read once: Cached, Resident
+    _loader        the roof: Loader, where an iterator starts, the saved state, the graph of from_dataset
+    _nodes         the node contract, and one file per node
+    _fetch         one task: indices in, batch out; knows no threads and no processes
+    _workers       what runs the tasks: threads and processes; knows nothing of the data
+    _random        pure functions of (seed, epoch, position)
+    _memory        where batches live: trees of tensors, buffers, slots, shared memory
+    _errors, _statistics, _arguments
+
+A batch passes through ``_loader > _nodes > _workers > _fetch (> _random, _memory)`` on the way in, and back out in reverse.
 """
 
 from penstock._datasets.cached import Cached
@@ -85,4 +89,4 @@ __all__ = [
 
 for _name in __all__:
     if hasattr(globals()[_name], "__module__") and _name != "SKIP":
-        globals()[_name].__module__ = __name__  # users see and search penstock.Loader; the room it lives in is ours to change
+        globals()[_name].__module__ = __name__  # users see and search for penstock.Loader; which room it lives in is ours to change

@@ -1,6 +1,6 @@
-"""What may be written where a number is asked for; imports nothing of ours.
+"""Checks of numeric arguments; imports nothing of ours.
 
-NumPy's and torch's integers are whole numbers, and so is whatever else has an ``__index__``; a bool is not.
+Anything with an ``__index__`` is a whole number, NumPy's and torch's integers included; a bool is not.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import operator
 from typing import Any
 
 LONGEST_S = 2_000_000.0
-"""From here on (23 days) a time-out is none: the system's own calls count in milliseconds, and 32 bits of them are not much more."""
+"""A time-out this long (23 days) or longer counts as none: system calls count milliseconds in 32 bits, which end soon after."""
 
 
 def whole_number(name: str, value: Any, least: int, below: int = 2**63, remedy: str = "") -> int:
     """``value`` as an ``int``.
 
     Args:
-        name: Of the argument.
-        value: What the user wrote.
-        least: The smallest that makes sense.
-        below: One more than the largest.
-        remedy: A sentence for whoever wrote something else.
+        name: The argument's name, for the message.
+        value: What the user passed.
+        least: The smallest value allowed.
+        below: One more than the largest value allowed.
+        remedy: A sentence that ends the message: what to pass instead.
 
     Raises:
-        ValueError: It is not a whole number, or out of bounds.
+        ValueError: ``value`` is not a whole number, or is out of bounds.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -38,10 +38,10 @@ def whole_number(name: str, value: Any, least: int, below: int = 2**63, remedy: 
 
 
 def seconds(name: str, value: Any) -> float | None:
-    """``value`` as a number of seconds; None for what waits forever: None, 0, and more than 23 days.
+    """``value`` in seconds; None, which waits forever, for None, 0 and `LONGEST_S` or more.
 
     Raises:
-        ValueError: It is negative, or no number.
+        ValueError: ``value`` is negative or not a number.
     """
     if value is None:
         return None
@@ -50,5 +50,5 @@ def seconds(name: str, value: Any) -> float | None:
     except (TypeError, ValueError):
         number = math.nan
     if not number >= 0:
-        raise ValueError(f"{name}={value!r:.200} must be a number of seconds from 0; 0 waits forever.")
+        raise ValueError(f"{name}={value!r:.200} must be a number of seconds, 0 or more; 0 waits forever.")
     return None if number >= LONGEST_S else number or None

@@ -3,9 +3,9 @@
 PenstockError
 ├── StateError           a state_dict that this graph cannot load
 │   └── StateMismatch    saved under other settings (dataset length, order, seed, sharding)
-├── GraphError           the graph is put together wrongly, or a mark was lost on its way through it
-├── SourceError          a source raised before, so nobody knows where it stands: a state has to be loaded
-├── SampleError          a sample could not be loaded: names its index, epoch, position and worker
+├── GraphError           the nodes do not fit together, or a mark was lost on its way through the graph
+├── SourceError          a source raised earlier, so its position is unknown: load a state first
+├── SampleError          a sample could not be loaded: the message names its index, epoch, position and worker
 ├── WorkerDied           workers died more often than max_restarts allows
 └── ClosedError          used after close()
 """
@@ -16,47 +16,47 @@ import contextlib
 
 
 class WorkerTraceback(Exception):
-    """The cause of an error that came from a worker process: shows where in the worker it was raised."""
+    """The `__cause__` of an error that came from a worker process: the traceback inside the worker."""
 
     def __str__(self) -> str:
         return f"\nTraceback in {self.args[0]}:\n{self.args[1]}"
 
 
 def hide_internal_frames(exc: BaseException) -> None:
-    """Have the traceback of an error of user code begin where that does: what lies on the way there helps nobody."""
+    """Start the traceback of an error in user code at the user's own frame; our frames above it help nobody."""
     entry = exc.__traceback__
     while entry is not None and entry.tb_frame.f_globals.get("__name__", "").startswith(("penstock.", "torchdata.nodes.")):
         entry = entry.tb_next
     if entry is not None or isinstance(exc.__cause__, WorkerTraceback):
-        with contextlib.suppress(Exception):  # an exception that is frozen keeps the one it has
+        with contextlib.suppress(Exception):  # a frozen exception keeps its traceback
             exc.__traceback__ = entry
 
 
 class PenstockError(Exception):
-    """Base of every error that penstock raises by a name of its own."""
+    """Base class of every exception type that penstock defines."""
 
 
 class StateError(PenstockError, ValueError):
-    """A state that this graph cannot load: not one of ours, damaged, or out of bounds."""
+    """This graph cannot load the state: it is not one of ours, damaged, or out of bounds."""
 
 
 class StateMismatch(StateError):
-    """A sound state, saved under settings that this graph does not have."""
+    """The state is valid, but was saved under other settings than this graph has."""
 
 
 class GraphError(PenstockError, TypeError):
-    """Nodes that do not fit together, or a mark that did not come through."""
+    """Nodes do not fit together, or a mark was lost on its way through the graph."""
 
 
 class SourceError(PenstockError, RuntimeError):
-    """A source raised, so nobody knows where it stands; what it would give next might be dealt to the wrong rank."""
+    """A source raised, so its position is unknown, and its next item might go to the wrong rank."""
 
     @classmethod
     def after(cls, error: BaseException) -> SourceError:
-        """Refuse to go on after ``error``."""
+        """The refusal to continue after ``error``."""
         refusal = cls(
-            f"a source of this graph raised {type(error).__name__} before, and where it stands is not known any more: going on might lose "
-            f"samples, or deal them to other ranks. Load a state, for instance its own: loader.load_state_dict(loader.state_dict()); or ask for an epoch with set_epoch."
+            f"a source of this graph raised {type(error).__name__} earlier, so its position is unknown: continuing might lose samples or deal them "
+            f"to the wrong ranks. Load a state (the loader's own will do: loader.load_state_dict(loader.state_dict())), or choose an epoch with set_epoch."
         )
         refusal.__cause__ = error
         return refusal
@@ -71,4 +71,4 @@ class WorkerDied(PenstockError, RuntimeError):
 
 
 class ClosedError(PenstockError, RuntimeError):
-    """The loader, or a node of it, was used after ``close()``."""
+    """The loader or one of its nodes was used after ``close()``."""

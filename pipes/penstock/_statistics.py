@@ -1,4 +1,4 @@
-"""Frozen statistics: what each thing that works has done so far, for a slow or troubled run to explain itself."""
+"""What each concurrent part has done so far, as frozen objects, so that a slow or failing run explains itself."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class ProcessStatistics:
 
     Attributes:
         workers: Worker processes alive.
-        busy: Of these, how many have a task.
-        waiting: Tasks that no worker has yet.
+        busy: How many of them have a task.
+        waiting: Tasks not yet given to a worker.
         tasks: Tasks finished.
         restarts: Workers that died and were replaced.
-        slots: Shared-memory slots that hold a result or wait for one, and that workers alive have made.
-        slot_bytes: Their size.
+        slots: Shared-memory slots, made by workers still alive, that hold a result or are free for one.
+        slot_bytes: Total size of these slots.
     """
 
     workers: int
@@ -38,8 +38,8 @@ class ThreadStatistics:
     Attributes:
         workers: Threads.
         tasks: Tasks finished.
-        waiting: Tasks that no thread has yet.
-        stuck: Threads that a ``timeout`` has given up, and that have not come back.
+        waiting: Tasks not yet given to a thread.
+        stuck: Threads that ``timeout`` gave up on and that are still in their task.
     """
 
     workers: int
@@ -51,13 +51,13 @@ class ThreadStatistics:
 @final
 @dataclass(frozen=True, slots=True)
 class SampleStatistics:
-    """What ``on_error`` has met with, in the batches that were handed out.
+    """What ``on_error`` has handled, counted over the batches delivered so far.
 
     Attributes:
-        samples: Samples asked for.
-        failed: Of these, how many raised.
-        skipped: Of these, how many were left out; for the others there was a substitute.
-        last: The sample that failed last, in words; empty where none has.
+        samples: Samples requested.
+        failed: How many of them raised.
+        skipped: How many of those that failed were left out; the others were replaced by a substitute.
+        last: A description of the sample that failed last; empty if none has.
     """
 
     samples: int
@@ -69,11 +69,11 @@ class SampleStatistics:
 @final
 @dataclass(frozen=True, slots=True)
 class PinStatistics:
-    """What a `PinMemory` has found to do.
+    """What a `PinMemory` has done.
 
     Attributes:
-        pinned: Batches that it has copied to pinned memory.
-        already: Batches that lay there already, or for which there was nothing to pin.
+        pinned: Batches copied to pinned memory.
+        already: Batches that were pinned already or held nothing to pin.
     """
 
     pinned: int
@@ -83,7 +83,15 @@ class PinStatistics:
 @final
 @dataclass(frozen=True, slots=True)
 class ReaderStatistics:
-    """``ready`` items of at most ``depth``; the reader has read ``items``; the consumer has waited ``wait_s`` seconds in all."""
+    """What the reader thread ``name`` has done.
+
+    Attributes:
+        name: The thread's name.
+        depth: The most items it keeps ready.
+        ready: Items ready now.
+        items: Items read.
+        wait_s: Seconds that the consumer has waited, in all.
+    """
 
     name: str
     depth: int

@@ -218,7 +218,7 @@ def test_a_timeout_of_more_than_a_month_waits_forever(method, timeout):
         ({"num_workers": -1}, "num_workers=-1 must be a whole number of at least 0"),
         ({"num_workers": "2"}, "num_workers='2', a str, must be a whole number"),
         ({"prefetch_factor": 0}, "prefetch_factor=0 must be a whole number of at least 1"),
-        ({"timeout": -1}, "timeout=-1 must be a number of seconds from 0"),
+        ({"timeout": -1}, "timeout=-1 must be a number of seconds, 0 or more"),
         ({"timeout": float("nan")}, "timeout=nan must be a number of seconds"),
         ({"timeout": "5"}, "timeout='5' must be a number of seconds"),
         ({"seed": 2**63}, r"seed=9223372036854775808 must be a whole number below 9223372036854775808. A larger one can be folded"),

@@ -570,7 +570,7 @@ class TestSlotMaker:
         return slot, memory, unpack(np.frombuffer(memory, np.uint8), start)
 
     def test_what_lies_in_place_is_not_copied(self, monkeypatch):
-        """Seen to fail: `_lying` that answers -1."""
+        """Seen to fail: `_places_in` that answers -1."""
         maker = self.maker()
         specs = [((1000, 30), torch.float32), ((7,), torch.bfloat16), ((3,), torch.bool), ((500,), torch.int64)]
         tensors = maker.allocate(specs)

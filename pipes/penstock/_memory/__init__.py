@@ -1,1 +1,1 @@
-"""Where batches lie."""
+"""Where batches live: trees of tensors, buffers, recycled slots, shared memory."""

@@ -1,4 +1,4 @@
-"""Memory for a batch: what is asked for, and two ways to get it that recycle nothing."""
+"""How memory for a batch is requested, and two allocators that recycle nothing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a tensor."""
 
 Allocate = Callable[[Sequence[Spec]], list[torch.Tensor]]
-"""Memory for one batch: contiguous CPU tensors, contents undefined. Asked again for the same batch, it may give the same memory."""
+"""Returns contiguous CPU tensors for one batch, contents undefined. A second call for the same batch may return the same memory."""
 
 
 def afresh(specs: Sequence[Spec]) -> list[torch.Tensor]:
-    """`Allocate` without anything to recycle."""
+    """An `Allocate` that always takes new memory."""
     return [torch.empty(shape, dtype=dtype, device="cpu") for shape, dtype in specs]
 
 
 def pinned(specs: Sequence[Spec]) -> list[torch.Tensor]:
-    """`Allocate` in page-locked memory of torch's own cache, which waits for copies to a device that are still on their way."""
+    """An `Allocate` of page-locked memory from torch's own cache, which does not reuse a block while a copy to a device is in flight."""
     return [torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True) for shape, dtype in specs]

@@ -1,4 +1,4 @@
-"""Tensors and the bytes that they lie in. Pure."""
+"""Tensors and the bytes underneath them. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from penstock._memory.allocation import Spec
 
 
-_ALIGN = 64  # a cache line, and what vector instructions and `torch` like
+_ALIGN = 64  # a cache line; also the alignment that vector instructions and torch prefer
 
 
 def aligned(nbytes: int) -> int:
-    """``nbytes``, rounded up."""
+    """``nbytes`` rounded up to the alignment."""
     return (nbytes + _ALIGN - 1) & -_ALIGN
 
 
 def carved_bytes(specs: Sequence[Spec]) -> int:
-    """How much memory `carved` needs."""
+    """Bytes that `carved` needs for ``specs``."""
     return sum(aligned(_nbytes(*spec)) for spec in specs)
 
 
 def carved(memory: np.ndarray, specs: Sequence[Spec]) -> list[torch.Tensor]:
-    """Tensors that are views of ``memory`` (uint8), one after another, and keep it alive."""
+    """Tensors laid out one after another in ``memory`` (uint8); they are views and keep it alive."""
     tensors, start = [], 0
     for shape, dtype in specs:
         nbytes = _nbytes(shape, dtype)
@@ -38,11 +38,11 @@ def carved(memory: np.ndarray, specs: Sequence[Spec]) -> list[torch.Tensor]:
 
 
 def tensor_over(memory: Any, shape: Sequence[int], dtype: str) -> torch.Tensor:
-    """A tensor whose bytes are ``memory``, which is kept alive: of an array a *slice*.
+    """A tensor over the bytes of ``memory``, which it keeps alive.
 
-    Not the whole of a `SlotView`: NumPy, which shortens the chain of bases, would reach through it to the memory itself.
+    Pass a *slice* of an array, never a whole `SlotView`: NumPy shortens the chain of bases and would skip the `SlotView`.
     """
-    # Shaped in NumPy where it has the type, because a tensor made by `view` would answer `_is_view()` with yes.
+    # NumPy does the shaping where it knows the dtype, because a tensor made by `view` reports `_is_view()`.
     if dtype in IN_NUMPY:
         return torch.from_numpy(np.ndarray(shape, IN_NUMPY[dtype], memory))
     if not len(memory):
@@ -58,7 +58,7 @@ IN_NUMPY = {
 
 @lru_cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """Such as ``"float32"``."""
+    """The name that torch and NumPy share, such as ``"float32"``."""
     return str(dtype)[6:]
 
 
@@ -70,10 +70,10 @@ def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """The bytes of a plain CPU tensor, contiguous: a view where they are that already, else a copy.
+    """The contiguous bytes of a plain CPU tensor: a view if the tensor is contiguous, else a copy.
 
     Raises:
-        RuntimeError: A dtype without bytes of its own, or a tensor without storage.
+        RuntimeError: The dtype has no bytes of its own, or the tensor has no storage.
     """
     if dtype_name(tensor.dtype) in IN_NUMPY and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor.numpy()

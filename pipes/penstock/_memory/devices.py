@@ -1,4 +1,4 @@
-"""Devices: which there are, and page-locked memory for the way to them."""
+"""Devices: which ones this machine has, and page-locked memory for copies to them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock._memory.tree import mapped
 
 
 def present_accelerator() -> torch.device | None:
-    """The kind of accelerator that this machine has, without an index."""
-    # In this order: where there is none, `current_accelerator` raises in torch 2.6, and later names the one that torch was built for.
+    """The machine's accelerator, as a device without an index; None if there is none."""
+    # Ask `is_available` first: without an accelerator `current_accelerator` raises in torch 2.6, and names the build's target in later versions.
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """``device``, with an index where its kind has any.
+    """``device``, with an index if its kind has indices.
 
     Raises:
         ValueError: This machine has no such device.
@@ -25,7 +25,7 @@ def resolve_device(device: torch.device | str) -> torch.device:
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={device!r} is not a device of torch: {error}") from error
+        raise ValueError(f"device={device!r} is not a torch device: {error}") from error
     found = ["cpu"]
     accelerator = present_accelerator()
     if accelerator is not None:
@@ -35,14 +35,14 @@ def resolve_device(device: torch.device | str) -> torch.device:
     if wanted.index is None and accelerator is not None and wanted.type == accelerator.type:
         wanted = torch.device(wanted.type, torch.accelerator.current_device_index())
     if str(wanted) not in found:
-        raise ValueError(f"device={str(device)!r} is not there. This machine has: {', '.join(found)}.")
+        raise ValueError(f"device={str(device)!r} does not exist here. This machine has: {', '.join(found)}.")
     return wanted
 
 
 def pin(batch: Any) -> Any:
-    """``batch`` in page-locked memory, as ``DataLoader(pin_memory=True)`` does it, and dataclasses too.
+    """``batch`` in page-locked memory, as with ``DataLoader(pin_memory=True)``; dataclasses are pinned too.
 
-    What lies on a device, which that refuses, stays there.
+    A tensor on a device stays where it is; torch's own function would raise.
     """
     return mapped(batch, lambda leaf: leaf if _on_device(leaf) else pin_memory(leaf), "pin_memory")  # type: ignore[no-untyped-call]
 
@@ -52,6 +52,6 @@ def _on_device(leaf: Any) -> bool:
 
 
 def can_pin() -> bool:
-    """Whether there is an accelerator whose copies gain from pinned memory."""
+    """Whether pinned memory speeds up copies to this machine's accelerator."""
     accelerator = present_accelerator()
     return accelerator is not None and accelerator.type != "mps"

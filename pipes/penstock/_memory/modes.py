@@ -1,4 +1,4 @@
-"""Modes of torch that one thread is in: inference, gradients, autocast, the default device."""
+"""Torch's thread-local modes: inference, gradients, autocast, the default device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AS_IT_IS = contextlib.nullcontext()
 
 
 def _autocast_kinds() -> list[str]:
-    """The kinds of device on which this thread casts. Asks no driver: a fork of a process that uses one must not."""
+    """Device types that this thread autocasts on. Asks no driver, because a fork of a process that uses one must not."""
     kinds = ["cpu"]
     with contextlib.suppress(RuntimeError):  # torch 2.6 raises where there is no accelerator
         accelerator = torch.accelerator.current_accelerator()
@@ -28,19 +28,19 @@ def _autocast_kinds() -> list[str]:
     return [kind for kind in kinds if torch.is_autocast_enabled(kind)]
 
 
-# torch has no public words for these. Without the first, only time is lost; without the others, the default device and function modes of
-# the consumer reach the dataset, as they do with `DataLoader(num_workers=0)`.
+# torch has no public names for these. If the first is missing, we only lose time. If the others are missing, the consumer's default
+# device and function modes reach the dataset, as they do with `DataLoader(num_workers=0)`.
 _casts: Any = getattr(torch._C, "_is_any_autocast_enabled", _autocast_kinds)
 _pop: Any = getattr(torch._C, "_pop_torch_function_stack", None)
 _push: Any = getattr(torch._C, "_push_on_torch_function_stack", None)
-_depth: Any = getattr(torch._C, "_len_torch_function_stack", int) if _pop and _push else int  # which gives 0
+_depth: Any = getattr(torch._C, "_len_torch_function_stack", int) if _pop and _push else int  # int() is 0
 
 
 def neutral_modes() -> contextlib.AbstractContextManager[None]:
-    """The modes that a new thread starts with, whatever this one has entered; costs 0.3 us where it has entered none.
+    """Run the body under the modes that a new thread starts with; costs 0.3 us if this thread is already in them.
 
-    Batches are loaded under them, so that a batch is the same in whichever thread or process it was made, and so that what the training
-    loop does around ``next`` (``torch.inference_mode``, ``no_grad``, ``autocast``, ``torch.device``) never reaches the dataset.
+    Batches are loaded this way, so that every thread and process makes the same batch, and so that modes entered around ``next``
+    (``torch.inference_mode``, ``no_grad``, ``autocast``, ``torch.device``) never reach the dataset.
     """
     if is_grad_enabled() and not (is_inference_mode_enabled() or _depth() or _casts()):
         return _AS_IT_IS
@@ -48,7 +48,7 @@ def neutral_modes() -> contextlib.AbstractContextManager[None]:
 
 
 def in_neutral_modes(function: Callable[P, T]) -> Callable[P, T]:
-    """``function``, called under `neutral_modes`."""
+    """Decorator: call ``function`` under `neutral_modes`."""
 
     @wraps(function)
     def called(*args: P.args, **options: P.kwargs) -> T:
@@ -61,10 +61,10 @@ def in_neutral_modes(function: Callable[P, T]) -> Callable[P, T]:
 @contextlib.contextmanager
 def _left() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        # The default device is one of these. Another one on top would not do: `torch.as_tensor` of a tensor would then move it there.
+        # A default device is one of these function modes. Pushing "cpu" on top instead would make `torch.as_tensor` move device tensors to it.
         for _ in range(_depth()):
             stack.callback(_push, _pop())
-        stack.enter_context(torch.inference_mode(False))  # and with gradients
+        stack.enter_context(torch.inference_mode(False))  # this also enables gradients
         for kind in _autocast_kinds():
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield

@@ -1,14 +1,14 @@
-"""Memory that two processes share, and how a value travels in it.
+"""How a value travels between two processes through memory that both map.
 
-A worker's answer lies in a *slot*: a segment that the worker made and the consumer maps too. A batch is collated in the slot itself
-(`SlotMaker.allocate`); it is then pickled with its buffers out of band (PEP 574), and those that do not lie there yet are copied
-there. The consumer builds arrays and tensors that are *views* of it. The life of a slot::
+A worker puts its answer in a *slot*: a shared-memory segment that the worker created and the consumer maps as well. The worker collates
+the batch directly in the slot (`SlotMaker.allocate`) and pickles it with the buffers out of band (PEP 574); only buffers that are not in
+the slot yet are copied into it. The consumer builds arrays and tensors that are *views* of the slot. The life of a slot::
 
-    worker: SlotMaker ──answer──► consumer: Slots.view ──last view gone──► Slots.lend ──next task──► worker
+    worker: SlotMaker ──answer──► consumer: SlotTable.view ──last view gone──► SlotTable.lend ──next task──► worker
 
-Nobody waits for a slot: a task that is lent none, or one too small, is answered in a new one. The memory itself is given back when
-the last of (worker's mapping, consumer's mapping, consumer's views) is gone, so a batch that the user keeps outlives the worker and
-the pool.
+Nobody waits for a slot: if a task is lent none, or one that is too small, the worker makes a new one. The kernel frees the memory when
+the worker's mapping, the consumer's mapping and the consumer's views are all gone, so a batch that the user keeps outlives the worker
+and the pool.
 """
 
 from __future__ import annotations
@@ -28,22 +28,19 @@ from penstock._memory.buffers import aligned, bytes_of, dtype_name, tensor_over
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_HEAD = struct.Struct("<QQ")  # bytes of pickle, number of buffers; then their places, then the pickle
-_PLACE = struct.Struct("<QQ")  # where a buffer begins in the memory, and its bytes
-
-
-# Values.
+_HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of buffers; the buffers' places and the pickle follow
+_PLACE = struct.Struct("<QQ")  # offset of a buffer in the memory, and its bytes
 
 
 class Parcel:
     """A value, pickled and ready to be written into memory.
 
     Args:
-        value: Plain CPU tensors and contiguous arrays in it go out of band; everything else is pickled as ever.
-        reducers: How to pickle which types; default: as ever, but plain tensors out of band.
+        value: Plain CPU tensors and contiguous arrays in it go out of band; everything else is pickled as usual.
+        reducers: A pickler's ``dispatch_table``; default: the usual one, with plain tensors out of band.
 
     Attributes:
-        body: The pickle, without what goes out of band.
+        body: The pickle, without the out-of-band buffers.
 
     Raises:
         Exception: Whatever pickling raises.
@@ -62,8 +59,8 @@ class Parcel:
         self._places: list[int] = []
 
     def end(self, memory: memoryview | None = None, start: int = 0) -> int:
-        """Where it ends, written to ``memory`` from ``start`` on; what lies in ``memory`` already stays where it is."""
-        self._places = self._lying(memory)
+        """Where the parcel ends if written to ``memory`` at ``start``; buffers that are in ``memory`` already stay in place."""
+        self._places = self._places_in(memory)
         end = start + _HEAD.size + _PLACE.size * len(self._buffers) + len(self.body)
         for number, raw in enumerate(self._buffers):
             if self._places[number] < 0:
@@ -72,7 +69,10 @@ class Parcel:
         return end
 
     def write(self, memory: memoryview, start: int = 0) -> None:
-        """Write all that does not lie in ``memory`` yet; as `end` was last asked, or to fresh memory."""
+        """Write the parcel as `end` last laid it out; buffers that are in ``memory`` already are not copied.
+
+        The memory may also be a new block of that size, if `end` was called without one.
+        """
         body = start + _HEAD.size + _PLACE.size * len(self._buffers)
         _HEAD.pack_into(memory, start, len(self.body), len(self._buffers))
         memory[body : body + len(self.body)] = self.body
@@ -81,8 +81,8 @@ class Parcel:
             if place > start:
                 memory[place : place + raw.nbytes] = raw
 
-    def _lying(self, memory: memoryview | None) -> list[int]:
-        """Where in ``memory`` each buffer lies, or -1."""
+    def _places_in(self, memory: memoryview | None) -> list[int]:
+        """The offset of each buffer in ``memory``; -1 for a buffer elsewhere."""
         if memory is None:
             return [-1] * len(self._buffers)
         begin, nbytes = _address(memory), memory.nbytes
@@ -91,7 +91,7 @@ class Parcel:
 
 
 def unpack(memory: Any, start: int = 0) -> Any:
-    """The value that a `Parcel` wrote into ``memory`` (an array of uint8); its arrays and tensors are views of ``memory`` and keep it alive.
+    """The value of the `Parcel` in ``memory`` (an array of uint8); its arrays and tensors are views of ``memory`` and keep it alive.
 
     Raises:
         Exception: Whatever unpickling raises.
@@ -103,12 +103,12 @@ def unpack(memory: Any, start: int = 0) -> Any:
 
 
 def _address(memory: memoryview) -> int:
-    """Where it begins; -1 where it is read-only, and so not ours."""
+    """The address of ``memory``; -1 if it is read-only, because slots never are."""
     return -1 if memory.readonly else ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    """Plain CPU memory out of band; whatever is more than that (gradients, sparse, quantized, attributes) as torch does it."""
+    """Send plain CPU memory out of band; leave any other tensor (gradients, sparse, quantized, attributes) to torch."""
     more = tensor.requires_grad or tensor.is_quantized or tensor.__dict__
     if more or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]

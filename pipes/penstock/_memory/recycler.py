@@ -1,4 +1,4 @@
-"""Recycled memory of one process, for batches of any kind."""
+"""Recycled memory within one process, for batches of any kind."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from penstock._memory.allocation import Spec
 
 LARGE = 2**17
-"""Bytes of a batch from which on recycling pays: smaller blocks the C library recycles by itself."""
+"""Batches of this many bytes or more are recycled; the C library recycles smaller blocks by itself."""
 
 
 @final
 class Recycler:
-    """Memory of this process for batches of one graph, for any number of threads; `Recycler.allocate` is an `Allocate`.
+    """Memory for the batches of one graph, shared by any number of threads; `Recycler.allocate` is an `Allocate`.
 
     Args:
-        in_work: How many batches may be in work at once, or wait to be handed out.
+        in_work: How many batches may be in the making, or ready and not yet delivered, at once.
     """
 
     def __init__(self, in_work: int = 0) -> None:
         self._slots = SlotTable(KeptBatches(in_work))
         self._made = 0
-        self._lock = threading.Lock()  # never held by a finalizer: those append to a deque, and no more
+        self._lock = threading.Lock()  # a finalizer never takes it: it only appends to a deque
 
     def allocate(self, specs: Sequence[Spec]) -> list[torch.Tensor]:
-        """Tensors in memory that nothing views any more, or in new."""
+        """Tensors in a recycled slot that nothing views any more, or in newly allocated memory."""
         nbytes = carved_bytes(specs)
         if nbytes < LARGE:
             return afresh(specs)

@@ -9,19 +9,17 @@ from typing import Any
 
 import torch
 
-# Segments.
-
 
 def create(nbytes: int) -> int:
-    """A file descriptor of ``nbytes`` of new shared memory that has no name, so nothing can be left behind.
+    """A file descriptor for ``nbytes`` of new shared memory without a name, so a killed program leaves nothing behind.
 
-    The memory is reserved now: without that, a shortage would be a SIGBUS at some later write.
+    The memory is reserved now; otherwise a shortage would be a SIGBUS at some later write.
 
     Raises:
-        OSError: There is not so much memory.
+        OSError: There is not enough memory, or no file descriptor left.
     """
     try:
-        fd = os.memfd_create("penstock", os.MFD_CLOEXEC)  # not bounded by the size of /dev/shm, which containers keep at 64 MB
+        fd = os.memfd_create("penstock", os.MFD_CLOEXEC)  # not limited by /dev/shm, which is 64 MB in many containers
     except (AttributeError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise
@@ -42,18 +40,23 @@ def _reserve(fd: int, nbytes: int) -> None:
     try:
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot reserve
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # those two: the file system cannot reserve
             raise
 
 
 def attach(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
-    """Map ``nbytes`` of ``fd``, which the caller may then close; unmapped when the last view is gone.
+    """Map ``nbytes`` of ``fd``, which the caller may then close. The mapping ends when its last view is gone.
 
-    By `torch.from_file`, because ``mmap.mmap`` keeps a file descriptor for each mapping (up to Python 3.12), and a user who
-    keeps a thousand batches would run out of them. ``private`` maps copy-on-write.
+    This uses `torch.from_file` because ``mmap.mmap`` holds a file descriptor per mapping (up to Python 3.12), and a user who keeps a
+    thousand batches would run out of them.
+
+    Args:
+        fd: From `create`.
+        nbytes: How much of it to map.
+        private: Map copy-on-write.
 
     Raises:
-        OSError: No memory, or no file descriptor, for it.
+        OSError: No memory or no file descriptor is left for the mapping.
     """
     try:
         mapped: Any = torch.from_file(f"/dev/fd/{fd}", shared=not private, size=nbytes, dtype=torch.uint8).numpy()

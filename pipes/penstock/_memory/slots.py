@@ -1,7 +1,7 @@
-"""Recycled memory: who holds what.
+"""Recycled memory: who holds which slot.
 
-What a loader pays for is page faults, not copying, so large batches lie in memory that is used again and again. Invariant: memory
-is lent to at most one task, and only while no array or tensor views it. Nobody waits for memory to come back: there is always more.
+Page faults cost a loader more than copying, so large batches go into memory that is reused. Invariant: a slot is lent to at most one
+task, and only while no array or tensor views it. Nobody waits for a slot to come back: a task without one gets new memory.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ _logger = logging.getLogger("penstock")
 
 NO_SLOT = -1
 KEPT = 64
-"""How many batches a user may keep before it is worth a warning."""
+"""How many batches a user may keep before we warn."""
 
 
 class SlotView(np.ndarray):
-    """The one array from which every array and tensor over a slot descends; gone when the last of them is.
+    """The base of every array and tensor over a slot; it is collected after the last of them.
 
-    A subclass made straight over a buffer, because NumPy shortens the chain of bases across arrays of the same type, and
-    would leave this one out.
+    It has to be a subclass, made directly over the buffer: NumPy shortens the chain of bases across arrays of the same type, and would
+    bypass a plain array.
     """
 
 
 class SlotTable:
-    """Who holds which of a number of slots: the user (by views), a task (lent), or nobody (idle).
+    """Tracks who holds each slot: the user (through views), a task (lent), or nobody (idle).
 
-    One thread at a time calls the methods other than `count`. A view may die in any thread, under any lock, or in a forked child: all that
-    happens then is one ``deque.append``, in C, on that process's own deque.
+    Only one thread at a time may call the methods, except `count`, which any thread may. A view may die in any thread, under any lock, or
+    in a forked child. All its finalizer does is one ``deque.append``, in C, on that process's own deque.
 
-    Idle slots that `_PERIOD` tasks in a row could do without are dropped, so that a burst of kept batches is given back.
+    Idle slots that were not needed for `_PERIOD` tasks in a row are dropped, which gives back the memory of a burst of kept batches.
     """
 
     _PERIOD = 16
 
     def __init__(self, kept_batches: KeptBatches) -> None:
         self._kept_batches = kept_batches
-        self._retired: set[int] = set()  # seen by a fork of this process, so they are not used again
-        self._spare = 0  # the fewest slots that were idle since the last look
+        self._retired: set[int] = set()  # a forked child may view them, so they are never lent again
+        self._spare = 0  # the fewest slots idle at once since the last check
         self._until_look = self._PERIOD
         self._mapped: dict[int, memoryview] = {}
         self._watches: dict[int, weakref.KeyedRef[int, SlotView]] = {}
@@ -51,14 +51,14 @@ class SlotTable:
         self._dropped: deque[int] = deque()
 
     def add(self, number: int, memory: memoryview | None) -> None:
-        """A new slot; None where it cannot be mapped here, and is to be dropped."""
+        """Add a new slot; with ``memory=None`` (it could not be mapped) drop it at once."""
         if memory is None:
             self._dropped.append(number)
         else:
             self._mapped[number] = memory
 
     def view(self, number: int) -> SlotView:
-        """The slot's memory (uint8), held until the last view of it is gone."""
+        """The slot's memory (uint8). The user holds the slot until the last view of it is gone."""
         memory = self._mapped[number]
         base = np.ndarray.__new__(SlotView, (len(memory),), np.dtype(np.uint8), cast("Any", memory))
         self._watches[number] = weakref.KeyedRef(base, self._freed.append, number)
@@ -67,7 +67,7 @@ class SlotTable:
         return base
 
     def lend(self) -> int:
-        """An idle slot for the next task, the most recently used; `NO_SLOT` where there is none."""
+        """The most recently used idle slot, for the next task; `NO_SLOT` if none is idle."""
         while self._freed:
             number = self._freed.popleft().key
             del self._watches[number]
@@ -85,7 +85,7 @@ class SlotTable:
         return lent
 
     def give_back(self, number: int, *, useful: bool = True) -> None:
-        """A slot that was lent and holds nothing; not ``useful`` where it was too small."""
+        """Take back a slot that was lent and not filled; with ``useful=False`` (it was too small) drop it."""
         if number == NO_SLOT:
             return
         self._idle.append(number)
@@ -93,19 +93,19 @@ class SlotTable:
             self._drop(number)
 
     def retire_viewed(self) -> None:
-        """Use what is viewed now no more, once it is not: a fork of this process may go on viewing it, and the memory is shared."""
+        """Never recycle the slots viewed right now: a forked child may keep viewing the same shared pages."""
         self._retired |= self._watches.keys()
 
     def size(self, number: int) -> int:
-        """Bytes of a slot."""
+        """Bytes of a slot that is mapped here."""
         return len(self._mapped[number])
 
     def dropped(self, at_most: int | None = None) -> list[int]:
-        """Slots that are no longer mapped here; each is told once."""
+        """Slots that are no longer mapped here; each is reported once."""
         return [self._dropped.popleft() for _ in range(len(self._dropped) if at_most is None else min(at_most, len(self._dropped)))]
 
     def count(self) -> tuple[int, int]:
-        """Slots and bytes that are mapped here for this worker; from any thread."""
+        """How many slots are mapped here, and their bytes; safe from any thread."""
         mapped = list(self._mapped.values())
         return len(mapped), sum(map(len, mapped))
 
@@ -117,19 +117,19 @@ class SlotTable:
 
 @final
 class KeptBatches:
-    """Says once, for all the slots of a pool, that many batches are kept: more than `KEPT` besides those ``in_work``."""
+    """Warns once per pool when the user keeps more than `KEPT` batches, besides those ``in_work``."""
 
     def __init__(self, in_work: int = 0) -> None:
         self.limit = KEPT + in_work
         self._warned = False
 
     def warn(self) -> None:
-        """Say it, unless it was said."""
+        """Warn, the first time."""
         if self._warned:
             return
         self._warned = True
         _logger.warning(
-            "more than %d batches are still in use, so memory cannot be recycled and new memory is taken for each batch, which is slower. If they "
-            "are kept on purpose that is fine; else keep copies (tensor.clone()) or less of each.",
+            "more than %d batches are still in use, so their memory cannot be recycled and every new batch takes new memory, which is slower. If you "
+            "keep them on purpose, ignore this; otherwise keep copies (tensor.clone()), or only the part of each batch that you need.",
             self.limit,
         )

@@ -1,4 +1,4 @@
-"""Batches are trees: dicts, lists, tuples, named tuples and dataclasses, of tensors and other leaves."""
+"""Batches as trees: dicts, lists, tuples, named tuples and dataclasses that hold tensors and other leaves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def mapped(tree: Any, change: Callable[[Any], Any], method: str = "") -> Any:
-    """A tree of the same form, with every leaf changed; a container of the user's own that has such a ``method`` is a leaf."""
+    """A tree of the same structure with ``change`` applied to every leaf; a custom container that has ``method`` counts as a leaf."""
     kind = type(tree)
     if kind is dict:
         return {key: mapped(value, change, method) for key, value in tree.items()}
@@ -25,10 +25,10 @@ def mapped(tree: Any, change: Callable[[Any], Any], method: str = "") -> Any:
     if method and has_method(tree, method):
         return change(tree)
     if _is_named(tree):
-        return tuple.__new__(kind, [mapped(value, change, method) for value in tree])  # a `__new__` of its own might refuse
-    if isinstance(tree, MutableMapping):  # such as an OrderedDict
+        return tuple.__new__(kind, [mapped(value, change, method) for value in tree])  # a custom `__new__` might refuse
+    if isinstance(tree, MutableMapping):  # an OrderedDict, for example
         other = copy.copy(tree)
-        for key, value in tree.items():  # `update` is not for all: a ModelOutput of Transformers forbids it
+        for key, value in tree.items():  # not `update`, which the ModelOutput of Transformers forbids
             other[key] = mapped(value, change, method)
         return other
     if _is_record(tree):
@@ -40,7 +40,7 @@ def mapped(tree: Any, change: Callable[[Any], Any], method: str = "") -> Any:
 
 
 def leaves(tree: Any, _within: tuple[Any, ...] = ()) -> Iterator[Any]:
-    """Every leaf, in order. This only looks: no container is made or changed, and one that contains itself is not entered again."""
+    """Every leaf, in order. No container is built or changed, and one that contains itself is entered only once."""
     parts = _parts(tree)
     if parts is None:
         yield tree
@@ -50,20 +50,20 @@ def leaves(tree: Any, _within: tuple[Any, ...] = ()) -> Iterator[Any]:
 
 
 def has_method(value: Any, name: str) -> bool:
-    """Whether the class of ``value`` has a method of that name; an instance may answer to any name, or raise."""
+    """Whether the class of ``value`` has a method ``name``. The instance is not asked: it may answer to any name, or raise."""
     return callable(getattr(type(value), name, None))
 
 
 def nbytes(batch: Any) -> float:
-    """Bytes of the tensors and arrays in ``batch``; infinitely many where there is anything that is not known here. Never raises."""
+    """Bytes of the tensors and arrays in ``batch``; infinity if it holds a type of unknown size. Never raises."""
     try:
         return sum(map(_leaf_nbytes, leaves(batch)))
-    except Exception:  # containers and tensors of the user's own may raise whatever they are asked
+    except Exception:  # custom containers and tensors may raise anything
         return math.inf
 
 
 def _parts(tree: Any) -> Iterable[Any] | None:
-    """What a container holds; None for a leaf."""
+    """The children of a container; None for a leaf."""
     if type(tree) in (list, tuple) or _is_named(tree):
         return cast("Iterable[Any]", tree)
     if isinstance(tree, MutableMapping):
@@ -80,7 +80,7 @@ def _is_record(tree: Any) -> bool:
 
 
 def _fields(record: Any) -> Iterator[tuple[str, Any]]:
-    """Of a dataclass, those that are set: one with ``init=False`` may not be."""
+    """The fields that are set; one with ``init=False`` may not be."""
     return ((one.name, getattr(record, one.name)) for one in dataclasses.fields(record) if hasattr(record, one.name))
 
 
