@@ -196,7 +196,7 @@ def test_an_error_of_collate_names_the_batch(way):
     with Loader.from_dataset([torch.zeros(n % 3) for n in range(4)], batch_size=2, on_error="skip", **way) as loader:
         error = epoch(loader)[0]
     assert isinstance(error, RuntimeError)
-    assert "the samples at places 0 and 1 of this batch differ" in error.__notes__[0]
+    assert "samples 0 and 1 of this batch differ" in error.__notes__[0]
     assert "while loading the batch of dataset indices [0, 1]" in error.__notes__[1]
 
 
@@ -217,7 +217,7 @@ def test_skip_shortens_the_batch_and_moves_nothing_else(way, kind, caplog):
     messages = [record.getMessage() for record in caplog.records if "skipped" in record.message]
     assert len(messages) == 4
     assert messages[0].startswith("skipped dataset index 2 (epoch 0, position 2)")
-    assert messages[0].endswith("the 1th failure in 3 samples: ValueError: bad pixel") or "ValueError: bad pixel" in messages[0]
+    assert messages[0].endswith("failure 1 in 3 samples: ValueError: bad pixel") or "ValueError: bad pixel" in messages[0]
 
 
 def test_a_dataset_that_only_gathers_is_asked_one_by_one():

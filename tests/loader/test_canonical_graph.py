@@ -202,5 +202,5 @@ def test_a_dataset_that_cannot_be_pickled_is_refused_and_nothing_is_left(context
 
 @pytest.mark.parametrize("seed_samples", ["never", None, 2])
 def test_a_rekey_that_makes_no_sense(seed_samples):
-    with pytest.raises(ValueError, match="neither True nor False nor 'always'"):
+    with pytest.raises(ValueError, match="must be True, False or 'always'"):
         Loader.from_dataset([1, 2, 3], seed_samples=seed_samples)

@@ -50,20 +50,20 @@ def raised(loader):
     [
         (
             lambda i: torch.ones(2 + (i == 2)),
-            r"places 0 and 2 of this batch differ: a Tensor of shape \(2,\) and torch.float32, and a Tensor of shape \(3,\)",
+            r"samples 0 and 2 of this batch differ: Tensor of shape \(2,\) and dtype torch.float32, and Tensor of shape \(3,\)",
         ),
         (
             lambda i: {"x": {"z": np.ones(1 + (i > 0))}},
-            r"0 and 1 of this batch differ in their field \['x'\]\['z'\]: a ndarray of shape \(1,\) and float64",
+            r"0 and 1 of this batch differ in field \['x'\]\['z'\]: ndarray of shape \(1,\) and dtype float64",
         ),
-        (lambda i: (i, [1] * (i + 1)), r"0 and 1 of this batch differ in their field \[1\]: a list of 1, and a list of 2"),
-        (lambda i: Pair(torch.ones(i + 1), i), r"differ in their field \['image'\]"),
+        (lambda i: (i, [1] * (i + 1)), r"0 and 1 of this batch differ in field \[1\]: list of length 1, and list of length 2"),
+        (lambda i: Pair(torch.ones(i + 1), i), r"differ in field \['image'\]"),
         (
             lambda i: {"x": i} if i < 3 else {"y": i},
-            r"places 0 and 3 of this batch differ: a dict with the keys \['x'\], and a dict with the keys \['y'\]",
+            r"samples 0 and 3 of this batch differ: dict with the keys \['x'\], and dict with the keys \['y'\]",
         ),
-        (lambda i: {"x": i, "name": None}, r"nobody knows how to put together a NoneType, which is the field \['name'\] of these samples"),
-        (lambda i: i if i < 2 else "two", r"places 0 and 2 of this batch differ: a int, and a str"),
+        (lambda i: {"x": i, "name": None}, r"there is no rule for collating NoneType, which is field \['name'\] of these samples"),
+        (lambda i: i if i < 2 else "two", r"samples 0 and 2 of this batch differ: int, and str"),
     ],
 )
 def test_ragged_samples_are_told_the_field_and_the_remedy(make, said, how):
@@ -79,7 +79,7 @@ def test_nested_tensors_are_refused_in_the_words_of_torch():
         samples = [torch.nested.nested_tensor([torch.ones(2)])] * 2
     error = raised(Loader.from_dataset(samples, 2))
     assert "Batches of nested tensors are not currently supported" in str(error)
-    assert "nobody knows how to put together a nested Tensor" in error.__notes__[0]
+    assert "there is no rule for collating nested Tensor" in error.__notes__[0]
 
 
 @by_how
@@ -435,7 +435,7 @@ def test_a_stream_whose_length_lies_is_told_once_and_read_to_its_end():
 def test_long_lists_that_differ_are_told_at_once():
     """Seen to fail: each of their places was taken for a field of its own; 17 s."""
     error = raised(Loader.from_dataset([[0.0] * 200_000, [0.0] * 200_001], 2))
-    assert "a list of 200000, and a list of 200001" in error.__notes__[0]
+    assert "list of length 200000, and list of length 200001" in error.__notes__[0]
 
 
 @pytest.mark.parametrize("timeout", [float("inf"), 1e300, 0])

@@ -404,12 +404,12 @@ def test_the_rows_of_faults():
     work = FetchTask(Fetch(Bad(N, {0, 5, 6, 11})), 0, seed_samples=False, on_error="skip")
     task = Indices(0, np.arange(100, 112), np.arange(12))
     parts = work.parts(task, 3)
-    marred = work.together(task, parts, [work(part, [IDLE]) for part in parts], afresh)
-    assert isinstance(marred, PartialBatch)
-    assert [fault.row for fault in marred.faults] == [0, 5, 6, 11]
-    assert ["position 105" in fault.sample for fault in marred.faults] == [False, True, False, False]
-    assert marred.left == 8
-    assert marred.value.tolist() == [1, 2, 3, 4, 7, 8, 9, 10]
+    partial = work.together(task, parts, [work(part, [IDLE]) for part in parts], afresh)
+    assert isinstance(partial, PartialBatch)
+    assert [fault.row for fault in partial.faults] == [0, 5, 6, 11]
+    assert ["position 105" in fault.sample for fault in partial.faults] == [False, True, False, False]
+    assert partial.left == 8
+    assert partial.value.tolist() == [1, 2, 3, 4, 7, 8, 9, 10]
 
 
 @by_method

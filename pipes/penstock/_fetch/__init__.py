@@ -1,1 +1,1 @@
-"""One task: indices in, a batch out. Knows no thread and no process."""
+"""One task: indices in, a batch out. Nothing here knows of threads or processes."""

@@ -1,4 +1,4 @@
-"""Datasets that are arrays already: a batch of them is one index operation for each field, and no sample is ever made."""
+"""Datasets that are arrays: a batch is one index operation per field, and no sample is ever made."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Fields = Sequence[torch.Tensor]
 
 
 class ArrayDataset:
-    """Rows in memory, on any device: a map-style dataset whose batches are gathered.
+    """Rows in memory, on any device: a map-style dataset that gathers a whole batch at once.
 
     Args:
-        fields: A tree of tensors of shape ``(length, ...)``, formed like a batch.
-        length: Rows.
-        augment: Called with each batch and the `BatchRng` of its samples; what it returns is the batch.
+        fields: A tree of tensors of shape ``(length, ...)``, with the structure of a batch.
+        length: Number of rows.
+        augment: Called with each batch and the `BatchRng` of its samples; returns the batch to deliver.
     """
 
     def __init__(self, fields: Any, length: int, augment: Callable[[Any, BatchRng], Any] | None = None) -> None:
@@ -43,13 +43,13 @@ class ArrayDataset:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        """One row, as it is kept; ``augment`` sees batches only."""
+        """One row as stored; ``augment`` sees batches only."""
         if not -self._length <= index < self._length:
             raise IndexError(f"index {index} is out of bounds for {self._length} samples")
         return mapped(self.fields, lambda field: field[index])
 
     def batch(self, rows: np.ndarray, indices: Indices, seed: int) -> Any:
-        """``rows`` (int64, shape ``(n,)``), which are those of ``indices``."""
+        """The batch of ``rows`` (int64, shape ``(n,)``); ``indices`` has their addresses, for ``augment``."""
         at = _on(self._device, rows, self._length)
         try:
             batch = mapped(self.fields, lambda field: _selected(field, at))
@@ -62,7 +62,7 @@ class ArrayDataset:
 
 
 def is_arrays(dataset: Any) -> bool:
-    """Whether `gathered` may know how to read ``dataset``: ours, or torch's own with nothing overridden that decides what a sample is."""
+    """Whether `gathered` may be able to read ``dataset``: one of ours, or one of torch's without an override that changes what a sample is."""
     if isinstance(dataset, ArrayDataset):
         return True
     kind = type(dataset)
@@ -78,10 +78,10 @@ def is_arrays(dataset: Any) -> bool:
 
 
 def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> Any:
-    """The batch of ``indices``, as ``default_collate`` would have made it of the samples.
+    """The batch of ``indices``, equal to what ``default_collate`` makes of the samples.
 
-    None where that takes more than an index: tensors that require grad, parts that differ in dtype or shape, or a collate function that
-    the user has registered with torch.
+    None if an index operation is not enough: tensors that require grad, parts that differ in dtype or shape, or a collate function that
+    the user registered with torch.
 
     Raises:
         IndexError: An index is out of bounds.
@@ -101,11 +101,11 @@ def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> A
 
 
 _SMALL = 2**16
-"""Bytes of a batch, field by field, up to which new memory, which an index makes by itself, costs less than asking for any."""
+"""Bytes of a field up to which the index operation allocates its own result; that costs less than a call to the allocator."""
 
 
 def _fields(dataset: Any) -> Fields | None:
-    """Tensors like those of ``dataset``, where all parts of it agree."""
+    """The tensors of ``dataset`` (of its first part, if it has several); None if they are not plain or its parts disagree."""
     if isinstance(dataset, TensorDataset):
         device = dataset.tensors[0].device
         for one in dataset.tensors:
@@ -121,7 +121,7 @@ def _fields(dataset: Any) -> Fields | None:
     if isinstance(dataset, Subset):
         return _fields(dataset.dataset)
     if isinstance(dataset, ArrayDataset):
-        return None  # within a `ConcatDataset`
+        return None  # inside a `ConcatDataset`
     parts = [_fields(part) for part in dataset.datasets]
     first = parts[0]
     if first is None:
@@ -132,7 +132,7 @@ def _fields(dataset: Any) -> Fields | None:
 
 
 def _into(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
-    """Gather into ``out``; where it is None into new memory, on the device where the tensors lie."""
+    """Gather into ``out``, or with None into new memory on the tensors' device."""
     if isinstance(dataset, Subset):
         return _into(dataset.dataset, _chosen(dataset, indices), out)
     if isinstance(dataset, ConcatDataset):
@@ -169,17 +169,17 @@ def _from_parts(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields
 
 
 def _selected(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """The rows ``at``, by the faster way, which knows no negative ones."""
+    """The rows ``at``, by the faster operation; it refuses negative indices."""
     return _as(tensor.dtype, _plain(tensor).index_select(0, at))
 
 
 def _indexed(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """The rows ``at``, by the way that counts negative ones from the end, and says which is out of bounds."""
+    """The rows ``at``, by the operation that accepts negative indices, and whose error names an index out of bounds."""
     return _as(tensor.dtype, _plain(tensor)[at])
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, or where not every torch can index its type, a view of it as integers of the same size."""
+    """``tensor``, or a view of it as integers of the same size if some torch version cannot index its dtype."""
     integers = _INTEGERS.get(tensor.dtype)
     return tensor if integers is None else tensor.view(integers)
 
@@ -198,20 +198,20 @@ _INTEGERS = {
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """A view as integers of the same size, which can be written by index; not all types can."""
+    """A view as integers of the same size, because not every dtype can be assigned by index."""
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.itemsize)
     return tensor if words is None or tensor.is_complex() else tensor.view(words)
 
 
 def _on(device: torch.device, indices: np.ndarray, n: int) -> torch.Tensor:
-    """The indices on ``device``; checked here where that is another one: there, one that is out of bounds is the end of the process."""
+    """The indices on ``device``. Bounds are checked first for an accelerator, where an index out of bounds aborts the process."""
     if device.type == "cpu":
         return torch.from_numpy(indices)
     return torch.from_numpy(_from_0(indices, n)).to(device)
 
 
 def _from_0(indices: np.ndarray, n: int) -> np.ndarray:
-    """Negative ones counted from the end."""
+    """The indices with negative ones counted from the end."""
     outside = (indices < -n) | (indices >= n)
     if outside.any():
         raise IndexError(f"index {indices[outside][0]} is out of bounds for a dataset of {n} samples")
@@ -219,7 +219,7 @@ def _from_0(indices: np.ndarray, n: int) -> np.ndarray:
 
 
 def _chosen(subset: Subset[Any], indices: np.ndarray) -> np.ndarray:
-    """The indices in the dataset inside."""
+    """The matching indices in the dataset inside ``subset``."""
     table: Any = subset.indices
     chosen = table[indices] if isinstance(table, np.ndarray | torch.Tensor) else [table[index] for index in indices.tolist()]
     return np.asarray(chosen, np.int64)

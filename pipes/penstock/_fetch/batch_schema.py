@@ -1,4 +1,4 @@
-"""The form of a sample: what learns it, and what fills a batch of that form, field by field. Pure."""
+"""The schema of a batch: learned from one sample, then used to fill the batch field by field. Pure."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 AT_ONCE = 2**16
-"""Bytes of samples that are written together: few calls for tiny samples, while large ones do not pile up."""
+"""Bytes of samples to write per call: tiny samples need few calls, and large ones do not pile up."""
 
 
 def collated(samples: Any) -> Any:
-    """``default_collate``, always into ordinary memory."""
-    # Where torch believes to be in a DataLoader's worker, it collates into shared memory of its own, which nobody wants here.
+    """``default_collate``, but never into shared memory."""
+    # Inside what torch takes for a DataLoader worker it collates into shared memory of its own, and ours would be copied from that.
     info, torch_worker._worker_info = torch_worker._worker_info, None
     try:
         return default_collate(samples)
@@ -42,7 +42,7 @@ def collated(samples: Any) -> Any:
 
 
 def ordinary(samples: Sequence[Any]) -> Any:
-    """The batch of ``samples``, each field of it made by ``default_collate``."""
+    """The batch of ``samples``, with every field made by ``default_collate``."""
     filler = BatchSchema(samples[0], in_place=False).root.filler(iter(()))
     try:
         filler.add(samples)
@@ -52,15 +52,15 @@ def ordinary(samples: Sequence[Any]) -> Any:
 
 
 def _collated_field(column: Any, path: str) -> Any:
-    """The batch of one field; where there is none, the error says which field, why, and what to do."""
+    """The batch of one field; if it cannot be made, the error gets a note that names the field, the reason and the remedy."""
     try:
         return collated(column)
     except Exception as exc:
         if registered(column[0]) not in (None, *_TORCHS_OWN):
-            raise  # who has registered it knows why
-        with contextlib.suppress(Exception):  # samples that cannot be looked at, an exception that is frozen and bears no note
+            raise  # a function that the user registered explains its own errors
+        with contextlib.suppress(Exception):  # the samples may raise when inspected, and a frozen exception takes no note
             exc.add_note(
-                f"{_why_not(column, path)}. Write a collate_fn that makes a batch of them, or keeps them as they are: collate_fn=list."
+                f"{_why_not(column, path)}. Write a collate_fn that makes a batch of them, or use collate_fn=list to keep them as they are."
             )
         raise
 
@@ -69,14 +69,12 @@ def _why_not(column: Sequence[Any], path: str) -> str:
     for place, one in enumerate(column):
         if (difference := _difference(column[0], one, path)) is not None:
             where, first, other = difference
-            return (
-                f"the samples at places 0 and {place} of this batch differ{f' in their field {where}' * bool(where)}: {first}, and {other}"
-            )
-    return f"nobody knows how to put together {_in_words(column[0])}{f', which is the field {path} of these samples' * bool(path)}"
+            return f"samples 0 and {place} of this batch differ{f' in field {where}' * bool(where)}: {first}, and {other}"
+    return f"there is no rule for collating {_in_words(column[0])}{f', which is field {path} of these samples' * bool(path)}"
 
 
 def _difference(first: Any, other: Any, path: str) -> tuple[str, str, str] | None:
-    """The field in which two samples first differ, and what each has there."""
+    """The first field in which two samples differ, and a description of each."""
     parts, others = _parts(first), _parts(other)
     if parts is not None and others is not None and type(first) is type(other) and parts.keys() == others.keys():
         differences = (_difference(part, others[key], f"{path}[{key!r}]") for key, part in parts.items())
@@ -87,56 +85,56 @@ def _difference(first: Any, other: Any, path: str) -> tuple[str, str, str] | Non
 
 def _in_words(one: Any) -> str:
     if isinstance(one, torch.Tensor) and one.is_nested:
-        return "a nested Tensor"
+        return "nested Tensor"
     if isinstance(one, torch.Tensor | np.ndarray):
-        return f"a {type(one).__name__} of shape {tuple(one.shape)} and {one.dtype}"
+        return f"{type(one).__name__} of shape {tuple(one.shape)} and dtype {one.dtype}"
     if isinstance(one, Mapping):
-        return f"a {type(one).__name__} with the keys {list(one)!r:.120}"
+        return f"{type(one).__name__} with the keys {list(one)!r:.120}"
     if isinstance(one, list | tuple):
-        return f"a {type(one).__name__} of {len(one)}"
-    return f"a {type(one).__name__}"
+        return f"{type(one).__name__} of length {len(one)}"
+    return type(one).__name__
 
 
-# What the user has registered with torch.
+# What the user registered with torch.
 
 _TORCHS_OWN = {collate_tensor_fn, collate_numpy_array_fn, collate_numpy_scalar_fn, collate_float_fn, collate_int_fn, collate_str_fn}
 
 
 def has_registered() -> bool:
-    """Whether ``default_collate_fn_map`` holds anything that is not torch's own."""
+    """Whether ``default_collate_fn_map`` holds anything besides torch's own functions."""
     return not _TORCHS_OWN.issuperset(default_collate_fn_map.values())
 
 
 def registered(sample: Any) -> Callable[..., Any] | None:
-    """What ``default_collate_fn_map`` says of samples like ``sample``: looked up as ``default_collate`` does, before any container is opened."""
+    """The entry of ``default_collate_fn_map`` for ``sample``, looked up as ``default_collate`` does, before it opens any container."""
     kind = type(sample)
     if kind in default_collate_fn_map:
         return default_collate_fn_map[kind]
     return next((collate for key, collate in default_collate_fn_map.items() if isinstance(sample, key)), None)
 
 
-# The form.
+# The schema.
 
 
 class OtherStructure(Exception):
-    """Samples whose containers differ from what the form says."""
+    """The containers of some samples differ from the schema."""
 
 
 class BatchSchema:
-    """What a batch of samples like ``sample`` looks like.
+    """The structure of a batch of samples like ``sample``.
 
     Args:
-        sample: Any.
-        in_place: Whether fields may be written in place at all.
+        sample: Any sample.
+        in_place: False: every field is collated by ``default_collate``, none is written in place.
 
     Attributes:
         root: The tree of fields.
-        specs: One row of each field that is written in place.
-        step: How many samples to write at once.
+        specs: Shape and dtype of one row of each field that is written in place.
+        step: Samples to write per call.
     """
 
     def __init__(self, sample: Any, *, in_place: bool = True) -> None:
-        self._registry = dict(default_collate_fn_map)  # as it was when this was learned
+        self._registry = dict(default_collate_fn_map)  # a copy: the schema holds only while nothing is registered
         self.specs: list[Spec] = []
         self.root = self._learned(sample, in_place, list, "")
         row_bytes = sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in self.specs)
@@ -144,14 +142,14 @@ class BatchSchema:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was registered with torch since; costs 0.1 us."""
+        """Whether torch's collate registry is unchanged since the schema was learned; costs 0.1 us."""
         return self._registry == default_collate_fn_map
 
     def _learned(self, sample: Any, in_place: bool, column: type, path: str) -> Field:
         parts = _parts(sample)
         if parts is not None:
             keyed = type(sample) is dict or dataclasses.is_dataclass(sample)
-            inner = list if keyed else tuple  # what `default_collate` is handed, and hands back where it is strings
+            inner = list if keyed else tuple  # the type `default_collate` gets for a column, and returns for a column of strings
             fields = [self._learned(part, in_place, inner, f"{path}[{key!r}]") for key, part in parts.items()]
             return _Container(type(sample), list(parts), fields)
         spec = _spec(sample) if in_place else None
@@ -162,11 +160,11 @@ class BatchSchema:
 
 
 _LONG = 1024
-"""A longer list or tuple is no record with so many fields: it is collated the ordinary way, as a whole."""
+"""A list or tuple longer than this is not treated as a record: `default_collate` takes it as a whole."""
 
 
 def _parts(sample: Any) -> dict[Any, Any] | None:
-    """What a container of ours holds; None for what is a leaf, as every container is that the user has registered with torch."""
+    """The children of a container that we take apart; None for a leaf. A container that the user registered with torch is a leaf."""
     kind = type(sample)
     is_record = dataclasses.is_dataclass(kind) and not isinstance(sample, Mapping)
     is_sequence = kind in (list, tuple) or (isinstance(sample, tuple) and hasattr(sample, "_fields"))
@@ -180,18 +178,18 @@ def _parts(sample: Any) -> dict[Any, Any] | None:
 
 
 def _spec(sample: Any) -> Spec | None:
-    """What one row of the field of ``sample`` is; None where that is not for us to write."""
+    """Shape and dtype of one row for a field like ``sample``; None if it cannot be written in place."""
     if type(sample) not in (torch.Tensor, np.ndarray, bool, int, float) and not isinstance(sample, np.generic):
         return None
     if registered(sample) not in _TORCHS_OWN or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
-        return None  # arrays go through that of tensors too
+        return None  # torch collates arrays by the function for tensors, so a custom one applies to both
     if type(sample) is torch.Tensor:
         plain_memory = sample.layout is torch.strided and sample.device.type == "cpu" and not (sample.is_quantized or sample.is_nested)
         return (tuple(sample.shape), sample.dtype) if plain_memory and not sample.requires_grad and _in_numpy(sample.dtype) else None
     try:
         batch = collated([np.ascontiguousarray(sample).reshape(sample.shape) if type(sample) is np.ndarray else sample])
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        return None  # and the ordinary way will say why
+        return None  # `default_collate` will raise the error that explains it
     shape = getattr(sample, "shape", ())
     if type(batch) is not torch.Tensor or batch.shape != (1, *shape) or not _in_numpy(batch.dtype):
         return None
@@ -209,7 +207,7 @@ def _in_numpy(dtype: torch.dtype) -> bool:
     return True
 
 
-# The fields, and what fills them for one batch.
+# The fields, and their fillers for one batch.
 
 
 class Field(Protocol):
@@ -220,34 +218,34 @@ class Field(Protocol):
 
 class Filler(Protocol):
     def add(self, column: Sequence[Any]) -> None:
-        """This field of the next samples, one or more.
+        """Add this field of the next samples, one or more.
 
         Raises:
-            OtherStructure: They are other containers; then nothing counts of what was written for them.
+            OtherStructure: Their containers differ; then none of ``column`` counts as added.
         """
 
     def row(self, row: int) -> Any:
-        """What was added for that row, if need be rebuilt; a view of the memory."""
+        """The value that was added for ``row``, rebuilt as a view of the memory if necessary."""
 
-    def astray(self) -> bool:
-        """Whether something that should have been written in place could not be."""
+    def fell_back(self) -> bool:
+        """Whether the schema no longer fits, so that the next batch should learn a new one."""
         ...
 
     def finish(self, rows: int) -> Any:
-        """The field of the batch."""
+        """The batch of this field, of ``rows`` samples."""
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A view; of the bits, where NumPy does not have the type. Raises for what is more than plain memory."""
+    """A view as an array, of the bits for a dtype that NumPy lacks. Raises if the tensor is more than plain memory."""
     return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
 class _ListField:
-    """A field that is kept until all of it is there, and then collated the ordinary way; its own filler."""
+    """A field that is collected in a list and collated by `default_collate` at the end; it is its own filler."""
 
     def __init__(self, kind: type, path: str) -> None:
-        self.kind = kind  # of the column that `default_collate` is handed: strings come out as they went in
-        self.path = path  # of keys, such as ['image'][0]
+        self.kind = kind  # the type of column that `default_collate` gets; it returns a column of strings unchanged
+        self.path = path  # the keys that lead to the field, such as ['image'][0]
         self.column: list[Any] = []
 
     def filler(self, memory: Iterator[torch.Tensor]) -> _ListField:
@@ -259,8 +257,8 @@ class _ListField:
     def row(self, row: int) -> Any:
         return self.column[row]
 
-    def astray(self) -> bool:
-        """Whether it would be something else now."""
+    def fell_back(self) -> bool:
+        """Whether the field could be taken apart or written in place now."""
         return _parts(self.column[0]) is not None or _spec(self.column[0]) is not None
 
     def finish(self, rows: int) -> Any:
@@ -270,14 +268,14 @@ class _ListField:
 
 
 def _forward(one: Any) -> Any:
-    """An array that runs backwards, which torch does not take, the other way; anything else as it is."""
+    """A copy of an array with negative strides, which torch refuses; anything else as it is."""
     return np.ascontiguousarray(one) if type(one) is np.ndarray and min(one.strides, default=0) < 0 else one
 
 
 class _TensorField:
-    """A field of which each sample is one row of a tensor: a tensor, an array, or a number of type ``kind``.
+    """A field in which each sample is one row of a tensor: a tensor, an array, or a number of type ``kind``.
 
-    ``numpy_dtype`` is that of the samples, where they have one; shape and ``dtype`` are a row's.
+    ``numpy_dtype`` is the samples' NumPy dtype, if they have one; ``shape`` and ``dtype`` describe one row of the batch.
     """
 
     def __init__(
@@ -294,14 +292,14 @@ class _TensorField:
     def filler(self, memory: Iterator[torch.Tensor]) -> _InPlace:
         return _InPlace(self, next(memory))
 
-    # Each of these writes `column` to `rows`, or raises, whatever was written.
+    # Each of these writes `column` to `rows`, or raises; after an error the rows are undefined.
 
     def _tensors(self, column: Sequence[Any], rows: torch.Tensor) -> None:
         first = column[0]
         if set(map(type, column)) != {torch.Tensor} or first.shape != self.shape or {one.dtype for one in column} != {self.dtype}:
             raise TypeError
         if len(column) > 1:
-            torch.stack(list(column), out=rows)  # raises where other shapes than that of the first follow
+            torch.stack(list(column), out=rows)  # raises if a later shape differs from the first
         else:
             _numpy(rows)[0] = _numpy(first)
 
@@ -311,7 +309,7 @@ class _TensorField:
         if len(column) > 1 and self.shape:
             if set(map(len, column)) != {self.shape[0]}:
                 raise TypeError
-            # This raises where the other dimensions, or the dtypes, are not those of `rows`.
+            # This raises if the other dimensions or the dtypes differ from those of `rows`.
             np.concatenate(column, out=rows.numpy().reshape(len(column) * self.shape[0], *self.shape[1:]), casting="no")
             return
         for place, one in enumerate(column):
@@ -323,55 +321,55 @@ class _TensorField:
         if set(map(type, column)) != {self.kind}:
             raise TypeError
         into = rows.numpy()
-        into[...] = np.array(column, into.dtype)  # raises where an int is too large
+        into[...] = np.array(column, into.dtype)  # raises if an int is too large
 
 
 class _InPlace:
-    """Fills the rows of one tensor; from the first sample on that does not fit, all of them go the ordinary way."""
+    """Fills the rows of one tensor; at the first sample that does not fit, the whole field falls back to `default_collate`."""
 
     def __init__(self, field: _TensorField, memory: torch.Tensor) -> None:
         self._field = field
         self._memory = memory
-        self._rows = memory.size(0)  # as `len`, which takes a microsecond
+        self._rows = memory.size(0)  # faster than `len`, which takes a microsecond
         self._written = 0
-        self._loose: _ListField | None = None
+        self._fallback: _ListField | None = None
 
     def add(self, column: Sequence[Any]) -> None:
-        if self._loose is None:
+        if self._fallback is None:
             end = self._written + len(column)
             try:
                 self._field.write(column, self._memory if len(column) == self._rows else self._memory[self._written : end])
             except (TypeError, ValueError, RuntimeError, OverflowError):
                 rows = [self.row(row) for row in range(self._written)]
-                self._loose = _ListField(self._field.column, self._field.path)
-                self._loose.add(rows)
+                self._fallback = _ListField(self._field.column, self._field.path)
+                self._fallback.add(rows)
             else:
                 self._written = end
                 return
-        self._loose.add(column)
+        self._fallback.add(column)
 
     def row(self, row: int) -> Any:
-        if self._loose is not None:
-            return self._loose.row(row)
+        if self._fallback is not None:
+            return self._fallback.row(row)
         if self._field.kind is torch.Tensor:
             return self._memory[row]
         one = self._memory.numpy()[row]
         return one.item() if self._field.numpy_dtype is None else np.asarray(one) if self._field.kind is np.ndarray else one
 
-    def astray(self) -> bool:
-        return self._loose is not None
+    def fell_back(self) -> bool:
+        return self._fallback is not None
 
     def finish(self, rows: int) -> Any:
-        if self._loose is not None:
-            return self._loose.finish(rows)
+        if self._fallback is not None:
+            return self._fallback.finish(rows)
         return self._memory if rows == self._rows else self._memory[:rows]
 
 
 class _Container:
-    """A field made of fields: how to take samples apart, and how to put values together again.
+    """A field made of fields: takes samples apart and puts their values back together.
 
-    ``keys`` are those of a dict, the names of a dataclass's fields, or just places. The batch of a tuple is a list, as
-    ``default_collate`` has it; that of a dataclass is one too, made without calling ``__init__``.
+    ``keys`` are the keys of a dict, the field names of a dataclass, or the places of a sequence. The batch of a tuple is a list, as with
+    ``default_collate``. The batch of a dataclass is an instance of the same class, built without calling ``__init__``.
     """
 
     def __init__(self, kind: type, keys: Sequence[Any], parts: list[Field]) -> None:
@@ -419,7 +417,7 @@ class _Parts:
 
     def add(self, column: Sequence[Any]) -> None:
         if not self._begun and type(column[0]) is self._field.kind is dict and list(column[0]) != self._field.keys:
-            raise OtherStructure  # the first sample's keys are the batch's, in their order
+            raise OtherStructure  # the batch has the keys of its first sample, in their order
         self._begun = True
         for part, its_column in zip(self._parts, self._field.columns(column), strict=True):
             part.add(its_column)
@@ -427,8 +425,8 @@ class _Parts:
     def row(self, row: int) -> Any:
         return self._field.together([part.row(row) for part in self._parts], batch=False)
 
-    def astray(self) -> bool:
-        return any(part.astray() for part in self._parts)
+    def fell_back(self) -> bool:
+        return any(part.fell_back() for part in self._parts)
 
     def finish(self, rows: int) -> Any:
         return self._field.together([part.finish(rows) for part in self._parts], batch=True)

@@ -1,11 +1,11 @@
-"""How samples become a batch, written in place: pure, and the same for every kind of worker.
+"""How samples become a batch, written in place. Pure, and the same for every kind of worker.
 
-The form of a sample teaches the form of its batch, which is that of ``default_collate``. Memory for a batch is asked for once, and
-each sample is then written straight into its row, while it is still in the cache. A field that does not fit (strings, sparse
-tensors, tensors that require grad, a shape that has changed) takes the ordinary way on its own, and the others stay in place. So does
-whatever the user has registered, or replaced, in torch's ``default_collate_fn_map``.
+The first sample determines the schema of the batch, which is that of ``default_collate``. Memory is allocated once per batch, and each
+sample is written into its row while it is still in the cache. A field that cannot be written in place (strings, sparse tensors, tensors
+that require grad, a shape that changed) goes through ``default_collate``, and the other fields stay in place. The same goes for types that
+the user registered or replaced in torch's ``default_collate_fn_map``.
 
-Nothing is broadcast or converted on the way: a row is written only from a sample of exactly the type, dtype and shape expected.
+Nothing is broadcast or converted: a row is written only from a sample of exactly the expected type, dtype and shape.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 @final
 class Collator:
-    """Makes batches of samples, as ``default_collate`` does; dataclasses too. For any number of threads.
+    """Makes batches of samples, as ``default_collate`` does, and also of dataclasses. Safe for any number of threads.
 
     Attributes:
-        form: Of the last batch that fitted one; what the next batch is tried with.
+        schema: The schema of the last batch, if that batch fitted it; the next batch tries it first.
     """
 
     def __init__(self) -> None:
-        self.form: BatchSchema | None = None
+        self.schema: BatchSchema | None = None
 
     def __call__(self, samples: Sequence[Any], allocate: Allocate = afresh) -> Any:
         """The batch of ``samples``, one or more.
 
         Raises:
-            Exception: What ``default_collate`` raises where they do not go together.
+            Exception: Whatever ``default_collate`` raises if the samples cannot be combined.
         """
         batch = BatchBuilder(self, len(samples), allocate)
         batch.add(samples)
@@ -49,13 +49,13 @@ class BatchBuilder:
     """One batch in the making, of up to ``rows`` samples.
 
     Args:
-        collator: Knows the form of other batches, and learns that of this one.
+        collator: Supplies the schema of earlier batches, and learns a new one from this batch.
         rows: At least 1.
-        allocate: Called where there is anything to be written in place.
+        allocate: Called if any field is written in place.
 
     Attributes:
-        added: How many samples there are.
-        step: How many to add at once, to be fast and to keep few.
+        added: Samples added so far.
+        step: Samples to add per call: enough to be fast, few enough to bound memory.
     """
 
     def __init__(self, collator: Collator, rows: int, allocate: Allocate) -> None:
@@ -66,35 +66,35 @@ class BatchBuilder:
         self._allocate = allocate
         self._filler: Filler | None = None
         self._own: BatchSchema | None = None  # learned from this batch
-        self._loose: list[Any] | None = None  # all samples, where they are not even of one structure
-        form = collator.form
-        if form is not None and form.holds:
-            self._begin(form)
+        self._fallback: list[Any] | None = None  # all samples, once their structures differ
+        schema = collator.schema
+        if schema is not None and schema.holds:
+            self._begin(schema)
 
     def add(self, samples: Sequence[Any]) -> None:
-        """The next samples."""
+        """Add the next samples."""
         if not samples:
             return
-        if self._loose is not None:
-            self._loose.extend(samples)
+        if self._fallback is not None:
+            self._fallback.extend(samples)
         else:
             self._write(samples)
         self.added += len(samples)
 
     def finish(self) -> Any:
-        """The batch of all that were added; an ``IndexError`` of none, as from ``default_collate``."""
-        if self._loose is not None or self._filler is None or not self.added:
-            self._collator.form = None
-            return ordinary(self._loose or [])
-        astray = self._filler.astray()
-        if astray or self._own is not None:
-            self._collator.form = None if astray else self._own
+        """The batch of all samples added; without any an ``IndexError``, as from ``default_collate``."""
+        if self._fallback is not None or self._filler is None or not self.added:
+            self._collator.schema = None
+            return ordinary(self._fallback or [])
+        fell_back = self._filler.fell_back()
+        if fell_back or self._own is not None:
+            self._collator.schema = None if fell_back else self._own
         return self._filler.finish(self.added)
 
-    def _begin(self, form: BatchSchema) -> None:
-        memory = self._allocate([((self._rows, *shape), dtype) for shape, dtype in form.specs]) if form.specs else []
-        self._filler = form.root.filler(iter(memory))
-        self.step = form.step
+    def _begin(self, schema: BatchSchema) -> None:
+        memory = self._allocate([((self._rows, *shape), dtype) for shape, dtype in schema.specs]) if schema.specs else []
+        self._filler = schema.root.filler(iter(memory))
+        self.step = schema.step
 
     def _write(self, samples: Sequence[Any]) -> None:
         if self._filler is None:
@@ -104,8 +104,8 @@ class BatchBuilder:
         try:
             self._filler.add(samples)
         except OtherStructure:
-            if self._own is None and not self.added:  # than other batches had
+            if self._own is None and not self.added:  # an earlier batch's schema does not fit: learn this batch's own
                 self._filler = None
                 self._write(samples)
             else:
-                self._loose = [*(self._filler.row(row) for row in range(self.added)), *samples]
+                self._fallback = [*(self._filler.row(row) for row in range(self.added)), *samples]

@@ -1,7 +1,8 @@
-"""What becomes of samples that cannot be loaded, where they are not to be raised.
+"""What happens to samples that fail to load under ``on_error``.
 
-A worker leaves them out, or puts what ``on_error`` returned in their place, and sends the batch as a `Marred` one; the consumer logs,
-counts and keeps the budget, in the order of delivery. So nothing is counted that was loaded in vain, and nothing of it is state.
+The worker leaves such a sample out, or substitutes what ``on_error`` returned, and sends the batch as a `PartialBatch`. The consumer logs,
+counts and checks the budget, in the order of delivery. So a batch that is loaded but never delivered is not counted, and no count is part
+of the state.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from penstock._statistics import SampleStatistics
 _logger = logging.getLogger("penstock")
 
 WINDOW = 1000
-"""Samples over which a rate is taken."""
+"""Samples over which an error rate is measured."""
 
 
 @final
 class _Skip:
-    """What an ``on_error`` function returns to leave the sample out of its batch."""
+    """The type of `SKIP`: an ``on_error`` function returns that to leave the sample out of its batch."""
 
     def __repr__(self) -> str:
         return "penstock.SKIP"
 
     def __reduce__(self) -> str:
-        return "SKIP"  # the one object, in every process
+        return "SKIP"  # unpickles to the one object in every process
 
 
 SKIP = _Skip()
 
 OnError = Literal["raise", "skip"] | Callable[[Exception, Any, int, int], Any]
-"""A function is called with the exception, the dataset index, the epoch and the position."""
+"""A function gets the exception, the dataset index, the epoch and the position; it returns a substitute or `SKIP`."""
 
 
 class SampleFailure(NamedTuple):
-    """One sample that failed: its row in the batch, itself and its error in words."""
+    """One sample that failed: its row in the batch, its description, and its error as text."""
 
     row: int
     sample: str
@@ -47,7 +48,7 @@ class SampleFailure(NamedTuple):
 
 
 class PartialBatch(NamedTuple):
-    """A batch in which samples have failed; ``left`` of 0: nothing of it is left, and ``value`` is None."""
+    """A batch in which samples failed. ``left`` counts the samples in it; if 0, ``value`` is None."""
 
     value: Any
     faults: list[SampleFailure]
@@ -55,13 +56,13 @@ class PartialBatch(NamedTuple):
 
 
 def check_policy(on_error: Any, max_errors: Any) -> None:
-    """Refuse what makes no sense.
+    """Refuse arguments that make no sense.
 
     Raises:
-        ValueError: Says what came and what to do.
+        ValueError: Names the argument and the remedy.
     """
     if on_error not in ("raise", "skip") and not callable(on_error):
-        raise ValueError(f"on_error={on_error!r} is neither 'raise' nor 'skip' nor a function of (exception, index, epoch, position).")
+        raise ValueError(f"on_error={on_error!r} must be 'raise', 'skip' or a function of (exception, index, epoch, position).")
     if max_errors is None:
         return
     if on_error == "raise":
@@ -69,29 +70,30 @@ def check_policy(on_error: Any, max_errors: Any) -> None:
     count = isinstance(max_errors, int) and not isinstance(max_errors, bool) and max_errors >= 0
     if not count and not (isinstance(max_errors, float) and 0 < max_errors < 1):
         raise ValueError(
-            f"max_errors={max_errors!r} must be a whole number of samples from 0, or between 0.0 and 1.0 the share of the last {WINDOW} samples."
+            f"max_errors={max_errors!r} must be a whole number of samples, 0 or more, or a share of the last {WINDOW} samples, between 0.0 and 1.0."
         )
 
 
 @final
 class ErrorBudget:
-    """The consumer's account of failed samples.
+    """Counts failed samples, in the consumer.
 
     Args:
-        max_errors: An ``int``: as many samples may fail in all. A ``float``: that share of any `WINDOW` samples in a row. None: any number.
+        max_errors: An ``int``: how many samples may fail in all. A ``float``: the share of any `WINDOW` consecutive samples that may fail.
+            None: no limit.
     """
 
     def __init__(self, max_errors: float | None) -> None:
         self._max_errors = max_errors
         self._samples = self._failed = self._skipped = 0
-        self._recent: deque[int] = deque()  # which samples have failed, counted from the first; only for a rate
+        self._recent: deque[int] = deque()  # numbers of the failed samples, counted from the first; used for a rate only
         self._last = ""
 
     def passed(self, samples: int, value: Any, worker: str) -> Any:
-        """Account for the next batch, of ``samples`` samples; its value, if it may be handed out.
+        """Count the next batch, of ``samples`` samples, and return its value.
 
         Raises:
-            SampleError: More have failed than may, or nothing is left of the batch.
+            SampleError: More samples failed than ``max_errors`` allows, or the batch is empty because all of its samples failed.
         """
         before, self._samples = self._samples, self._samples + samples
         if type(value) is not PartialBatch:
@@ -107,25 +109,25 @@ class ErrorBudget:
             )
         if not value.left:
             raise SampleError(
-                f"nothing is left of a batch: all {len(value.faults)} samples of it failed or were skipped. The last was {fault.sample}: {fault.error}"
+                f"nothing is left of a batch: all {len(value.faults)} samples failed and were skipped. The last was {fault.sample}: {fault.error}"
             )
         return value.value
 
     def statistics(self) -> SampleStatistics:
-        """The account so far."""
+        """The counts so far."""
         return SampleStatistics(self._samples, self._failed, self._skipped, self._last)
 
     def _count(self, before: int, fault: SampleFailure, worker: str) -> bool:
-        """Whether this one is too many."""
+        """Count one failure; whether it exceeds the limit."""
         self._failed += 1
         self._skipped += fault.skipped
         self._last = fault.sample
-        what = "skipped" if fault.skipped else "put a substitute in the place of"
-        _logger.warning("%s %s%s, the %dth failure in %d samples: %s", what, fault.sample, worker, self._failed, self._samples, fault.error)
+        what = "skipped" if fault.skipped else "replaced"
+        _logger.warning("%s %s%s, failure %d in %d samples: %s", what, fault.sample, worker, self._failed, self._samples, fault.error)
         if not isinstance(self._max_errors, float):
             return self._max_errors is not None and self._failed > self._max_errors
-        here = before + fault.row
-        self._recent.append(here)
-        while self._recent[0] <= here - WINDOW:
+        number = before + fault.row
+        self._recent.append(number)
+        while self._recent[0] <= number - WINDOW:
             self._recent.popleft()
         return len(self._recent) > self._max_errors * WINDOW

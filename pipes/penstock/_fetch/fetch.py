@@ -1,4 +1,4 @@
-"""Fetch: how the samples of a batch are loaded from a dataset, and collated."""
+"""Fetch: loads the samples of a batch from a dataset and collates them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class Fetch:
     """Load the samples of a batch from a map-style dataset, and collate them: the ``map_fn`` of the canonical graph.
 
-    Without a ``collate_fn`` each sample is written straight into its row of the batch, in memory that is used again and again; and
-    a ``TensorDataset`` (also in a ``Subset`` or a ``ConcatDataset``) is read by one index operation for each tensor.
+    Without a ``collate_fn`` each sample is written straight into its row of the batch, in recycled memory. A ``TensorDataset`` (also inside a
+    ``Subset`` or a ``ConcatDataset``) is read by one index operation per tensor.
 
     Args:
-        dataset: Has ``__getitem__``; or ``__getitems__``, which is handed a list of indices, and returns the list of their samples,
-            or anything else that is the batch itself: a tensor, an array, a dict or a named tuple of them.
-        collate_fn: Makes a batch of a list of samples; default: as ``torch.utils.data.default_collate``, and dataclasses too. For a
-            single index (no batching) it is handed the sample, and the default is ``default_convert``.
+        dataset: Has ``__getitem__``, or ``__getitems__``. The latter gets a list of indices and returns either the list of their samples or
+            the batch itself: a tensor, an array, or a dict or named tuple of them.
+        collate_fn: Makes a batch from a list of samples; default: as ``torch.utils.data.default_collate``, and also for dataclasses. For a
+            single index (no batching) it gets the sample itself, and the default is ``default_convert``.
     """
 
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None = None) -> None:
@@ -49,13 +49,13 @@ class Fetch:
         return self.batch_of(self.dataset.__getitems__(indices))
 
     def gathered(self, indices: Indices, seed: int, allocate: Allocate) -> Any:
-        """The batch, where the dataset is arrays; None where a batch of it is more than an index."""
+        """The batch, if the dataset is arrays; None if an index operation is not enough."""
         if not isinstance(indices.values, np.ndarray) or not len(indices.values):
             return None
         return gathered(self.dataset, indices, seed, allocate)
 
     def begin(self, rows: int, allocate: Allocate) -> BatchBuilder | Listed:
-        """A batch of up to ``rows`` samples, to be added."""
+        """An empty batch, to which up to ``rows`` samples may be added."""
         return BatchBuilder(self._collator, rows, allocate) if self.collate_fn is None else Listed(self.collate_fn)
 
     def collate(self, samples: Sequence[Any], allocate: Allocate = afresh) -> Any:
@@ -63,28 +63,28 @@ class Fetch:
         return self._collator(samples, allocate) if self.collate_fn is None else self.collate_fn(samples)
 
     def batch_of(self, fetched: Any, allocate: Allocate = afresh) -> Any:
-        """The batch, of what ``__getitems__`` has returned."""
+        """The batch made from what ``__getitems__`` returned."""
         if self.collate_fn is not None or type(fetched) in (list, tuple):
             return self.collate(fetched, allocate)
         return default_convert(fetched)  # type: ignore[no-untyped-call]
 
     def convert(self, one: Any) -> Any:
-        """A sample that is not batched."""
+        """A single sample, for loading without batches."""
         return (self.collate_fn or default_convert)(one)
 
     def settings(self) -> dict[str, Any]:
-        """The length of the dataset, where it has one."""
+        """The length of the dataset, if it has one."""
         with contextlib.suppress(TypeError, NotImplementedError):
             return {"dataset_length": len(self.dataset)}
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_collator": Collator()}  # what was learned here, each worker learns for itself
+        return {**vars(self), "_collator": Collator()}  # each worker learns its own schema
 
 
 @final
 class Listed:
-    """A batch in the making, for a ``collate_fn`` that is the user's own; see `BatchBuilder`."""
+    """A batch in the making for a user's ``collate_fn``; see `BatchBuilder`."""
 
     step = 2**16
 
@@ -95,16 +95,16 @@ class Listed:
 
     @property
     def added(self) -> int:
-        """How many samples there are."""
+        """Samples added so far."""
         return len(self._samples)
 
     def finish(self) -> Any:
-        """The batch of them."""
+        """The batch of all samples added."""
         return self._collate_fn(self._samples)
 
 
 def epoch_aware(dataset: Any) -> list[Any]:
-    """What in ``dataset`` has a ``set_epoch``: itself, or what torch's own wrappers hold."""
+    """The datasets with a ``set_epoch``: ``dataset`` itself, or those inside torch's own wrappers."""
     if callable(getattr(dataset, "set_epoch", None)):
         return [dataset]
     inside = [dataset.dataset] if isinstance(dataset, Subset) else dataset.datasets if isinstance(dataset, ConcatDataset) else []
@@ -112,7 +112,7 @@ def epoch_aware(dataset: Any) -> list[Any]:
 
 
 def _has_getitems(dataset: Any) -> bool:
-    """Whether ``__getitems__`` is worth a call: `Subset` has one that only loops where the dataset inside has none."""
+    """Whether ``__getitems__`` is worth calling: that of `Subset` only loops if the dataset inside has none."""
     while isinstance(dataset, Subset) and (type(dataset).__getitem__, type(dataset).__getitems__) == (
         Subset.__getitem__,
         Subset.__getitems__,

@@ -1,4 +1,4 @@
-"""The input of a task: what to load, with its address. Every item of the index level is one."""
+"""The input of a task: what to load, with its address. Every item at the index level is one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 @final
 class Indices(Sequence[Any]):
-    """What to load, with its address: one item, or a batch of them.
+    """The indices to load, with their address: one item, or a batch.
 
     Attributes:
-        epoch: The epoch that the items belong to, from 0.
-        positions: The items' places in the global sequence of the epoch, before sharding: an ``int`` for one item, an int64
-            array of shape ``(batch,)`` for a batch. Padding runs on past the end of the epoch.
-        values: The dataset indices themselves: an ``int``, or whatever a sampler yields (also a list, or an array), for one item; an
-            int64 array of shape ``(batch,)``, or a list where they are not all integers, for a batch.
+        epoch: The epoch that the items belong to, counted from 0.
+        positions: The items' positions in the epoch's global sequence, before sharding: an ``int`` for one item, an int64 array of shape
+            ``(batch,)`` for a batch. Padding continues past the end of the epoch.
+        values: The dataset indices. For one item an ``int``, or whatever the sampler yields (a list or an array, for example); for a batch
+            an int64 array of shape ``(batch,)``, or a list if they are not all integers.
     """
 
     __slots__ = ("epoch", "positions", "values")
@@ -37,7 +37,7 @@ class Indices(Sequence[Any]):
         return Indices(self.epoch, self.positions, values)
 
     def plain(self) -> Any:
-        """The values alone, as a user's function takes them: one value, or a list."""
+        """The values without their address, as a user's function gets them: one value, or a list."""
         return self.values.tolist() if self.is_batch and isinstance(self.values, np.ndarray) else self.values
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class Indices(Sequence[Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> Any:
-        if self.is_batch and isinstance(self.values, np.ndarray):  # NumPy's own way takes three times as long
+        if self.is_batch and isinstance(self.values, np.ndarray):  # pickling the arrays takes three times as long
             return _unpickled, (self.epoch, self.positions.tobytes(), self.values.tobytes())
         return Indices, (self.epoch, self.positions, self.values)
 
@@ -80,7 +80,7 @@ def _unpickled(epoch: int, positions: bytes, values: bytes) -> Indices:
 
 
 def pack(items: Sequence[Any]) -> Any:
-    """Single `Indices` made into one batch of them; anything else into a list."""
+    """Combine single `Indices` into one batch; anything else into a list."""
     if isinstance(items, Indices):
         return items
     if not items or not all(isinstance(item, Indices) and not item.is_batch for item in items):

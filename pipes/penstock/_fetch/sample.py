@@ -1,4 +1,4 @@
-"""The sample that is being loaded: what its ``__getitem__`` may ask about itself."""
+"""The sample being loaded: what ``__getitem__`` can ask about it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @final
 class Sample:
-    """The address of the sample that is being loaded, and random numbers of its own.
+    """The address of the sample being loaded, and its own random numbers.
 
-    The same (seed, epoch, position) gives the same numbers in any thread, any process, on any rank.
+    The same (seed, epoch, position) gives the same numbers in any thread, in any process, and on any rank.
 
     Attributes:
         seed: The seed of the loader.
-        epoch: From 0.
-        position: The sample's place in the global sequence of the epoch, before sharding.
+        epoch: Counted from 0.
+        position: The sample's position in the epoch's global sequence, before sharding.
         index: Its index in the dataset.
     """
 
@@ -47,14 +47,14 @@ class Sample:
 
 @final
 class SampleCursor:
-    """The samples of a batch, one after another. A `Sample` is made of one only if it is asked for, because few are.
+    """Points to the sample being loaded, row by row. It builds a `Sample` only on request, because few datasets ask.
 
     Args:
-        seed: Of the loader.
-        epoch: Of all of them.
-        positions: By row.
-        indices: By row.
-        cell: The row that is being loaded; where there are no rows, the first.
+        seed: The loader's seed.
+        epoch: The epoch of the batch.
+        positions: The position of each row.
+        indices: The dataset index of each row.
+        cell: Holds the row being loaded; `IDLE` counts as the first.
     """
 
     __slots__ = ("_cell", "_indices", "_made", "_made_for", "_positions", "epoch", "seed")
@@ -69,14 +69,14 @@ class SampleCursor:
         self._made_for = 0
 
     def sample(self) -> Sample:
-        """The one being loaded; the same object until the next one is."""
+        """The sample being loaded; the same object until the next row."""
         row = max(0, self._cell[0])
         if self._made is None or self._made_for != row:
             self._made, self._made_for = Sample(self.seed, self.epoch, self._positions[row], self._indices[row]), row
         return self._made
 
-    def again(self) -> None:
-        """Let the sample begin anew, with its random numbers."""
+    def restart(self) -> None:
+        """Reset the random numbers of the current sample."""
         self._made = None
 
 
@@ -84,12 +84,14 @@ current: ContextVar[SampleCursor | None] = ContextVar("penstock_sample", default
 
 
 def sample() -> Sample:
-    """The sample that is being loaded; for ``__getitem__`` and the transforms it calls.
+    """The sample being loaded; call it in ``__getitem__`` or in a transform.
 
     Raises:
-        RuntimeError: Called where no sample is being loaded.
+        RuntimeError: No sample is being loaded here.
     """
     loading = current.get()
     if loading is None:
-        raise RuntimeError("penstock.sample() is known only while a sample is being loaded: call it in __getitem__, or in what that calls.")
+        raise RuntimeError(
+            "penstock.sample() works only while a sample is being loaded: call it in __getitem__, or in a function that __getitem__ calls."
+        )
     return loading.sample()

@@ -1,7 +1,7 @@
-"""What a worker does with one task: load samples by their addresses, make a batch of them, and give errors an address too.
+"""What a worker does with one task: load samples by their addresses, make a batch of them, and add the address to any error.
 
-Nothing here knows of threads or processes. A task is an `Indices` or any other item, or a `Part` of a batch; a sample's random
-numbers are keyed by (seed, epoch, position), so that a task can be done anywhere, and again.
+Nothing here knows of threads or processes. A task is an `Indices`, any other item, or a `Part` of a batch. A sample's random numbers are
+seeded by (seed, epoch, position), so a task can run anywhere, and can be repeated.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """Some rows of a batch, whose samples are wanted as they are: they are collated where all of them are."""
+    """Some rows of a batch. The worker returns their samples uncollated; the consumer collates all parts together."""
 
     indices: Indices
 
 
 class _Task:
-    """What every `Work` here has in common: seeded generators, and errors with an address.
+    """What both kinds of `Work` share: seeded generators, and errors with an address.
 
     Args:
-        seed: Of the random numbers of the samples.
-        seed_samples: Seed the global generators of ``random``, ``numpy.random`` and torch anew for each sample; see `GlobalSeeding`.
+        seed: The seed of the samples' random numbers.
+        seed_samples: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample; see `GlobalSeeding`.
 
     Attributes:
-        dataset: What ``get_worker_info().dataset`` shows in a worker process.
-        epoch_aware: The datasets that want to be told of an epoch: their ``set_epoch`` is called when a task is of another one than
-            the task before.
+        dataset: ``get_worker_info().dataset`` in a worker process.
+        epoch_aware: Datasets with a ``set_epoch``, which is called when a task's epoch differs from that of the task before.
     """
 
     dataset: Any = None
@@ -52,7 +51,7 @@ class _Task:
 
     def __init__(self, seed: int, seed_samples: bool | Literal["always"]) -> None:
         if seed_samples not in (True, False, "always"):
-            raise ValueError(f"seed_samples={seed_samples!r} is neither True nor False nor 'always'.")
+            raise ValueError(f"seed_samples={seed_samples!r} must be True, False or 'always'.")
         self.seed = seed
         self._seeding = GlobalSeeding(seed, bool(seed_samples), calm=None if seed_samples == "always" else CALM)
 
@@ -67,9 +66,9 @@ class _Task:
             current.reset(token)
 
     def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
-        """The task done in the caller's own thread, whose global generators are left as they were.
+        """Do the task in the caller's thread, and leave its global generators as they were.
 
-        User code runs under the modes of a new thread, as it does in a worker: with gradients, even where ``next`` is called under
+        User code runs under the modes of a new thread, as it does in a worker: with gradients, even if ``next`` is called under
         ``torch.no_grad``, and never in inference mode, under autocast or with another default device.
         """
         with neutral_modes():
@@ -79,7 +78,7 @@ class _Task:
         raise NotImplementedError
 
     def name(self, task: Any, row: int) -> str:
-        """``task`` in words."""
+        """A description of ``task``, or of one row of it, for messages."""
         if isinstance(task, Part):
             task = task.indices
         if not isinstance(task, Indices):
@@ -103,7 +102,7 @@ class _Task:
 
 @final
 class FunctionTask(_Task):
-    """`Work` that applies a function of the user's to each item: it is handed plain values, without their address.
+    """`Work` that applies a user's function to each item; the function gets plain values, without their address.
 
     Args:
         function: Any callable of one value.
@@ -126,13 +125,13 @@ class FunctionTask(_Task):
 
 @final
 class FetchTask(_Task):
-    """`Work` that loads the samples of a batch, one by one where it can, and collates them.
+    """`Work` that loads the samples of a batch, one by one unless the dataset loads many at once, and collates them.
 
     Args:
-        fetch: Says how.
+        fetch: The dataset and the collate function.
         seed: See `_Task`.
         seed_samples: See `_Task`.
-        on_error: What becomes of a sample that raises an ``Exception``.
+        on_error: What to do with a sample that raises an ``Exception``.
     """
 
     def __init__(self, fetch: Fetch, seed: int, seed_samples: bool | Literal["always"], on_error: OnError = "raise") -> None:
@@ -141,18 +140,19 @@ class FetchTask(_Task):
         self.dataset = fetch.dataset
         self.on_error = on_error
         self.epoch_aware = epoch_aware(self.dataset)
-        self._epoch: int | None = None  # that `epoch_aware` were told last, in this process
+        self._epoch: int | None = None  # the last one passed to `epoch_aware`, in this process
 
     def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
         return self._fetched(self.fetch, task, cell, allocate, inline)
 
-    # A batch that several workers load together.
+    # A batch that several workers load in parts.
 
     def parts(self, task: Any, n: int, *, here: bool = True) -> list[Part]:
-        """``task`` in up to ``n`` parts; none where it is not loaded sample by sample.
+        """Split ``task`` into up to ``n`` parts; an empty list if it cannot be loaded sample by sample.
 
-        Unless workers are ``here``, in this process, a ``collate_fn`` of the user's, also one registered with torch, belongs where the
-        samples are loaded: it may make something of them that can be pickled, or ask for its worker.
+        ``here`` means that the workers are threads of this process. Otherwise a batch with the user's own ``collate_fn``, or with one
+        registered with torch, is not split: it must run in the worker, because it may turn the samples into something picklable, or ask
+        for its worker.
         """
         fetch = self.fetch
         if fetch.has_getitems or fetch.is_arrays or not isinstance(task, Indices) or not task.is_batch:
@@ -164,29 +164,29 @@ class FetchTask(_Task):
 
     @in_neutral_modes
     def together(self, task: Indices, parts: Sequence[Part], values: Sequence[Any], allocate: Allocate) -> Any:
-        """The batch of ``task``, from the values of its parts; in the caller's own process."""
+        """The batch of ``task``, put together from the values of its parts, in the consumer's process."""
         fetch = self.fetch
         faults: list[SampleFailure] = []
         batch, start = fetch.begin(len(task), allocate), 0
         try:
             for part, value in zip(parts, values, strict=True):
-                marred = value if isinstance(value, PartialBatch) else PartialBatch(value, [], len(value))
-                faults += [fault._replace(row=start + fault.row) for fault in marred.faults]
+                partial = value if isinstance(value, PartialBatch) else PartialBatch(value, [], len(value))
+                faults += [fault._replace(row=start + fault.row) for fault in partial.faults]
                 start += len(part.indices)
-                batch.add(marred.value or [])
+                batch.add(partial.value or [])
             return self._finished(fetch, task, batch, faults)
         except BaseException as exc:
             annotate(exc, f"while loading {self.name(task, IDLE)}")
             raise
 
-    # A task that one worker does.
+    # A task for one worker.
 
     def _fetched(self, fetch: Fetch, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
         if isinstance(task, Part):
             fetch, task = Fetch(fetch.dataset, _samples), task.indices
         if not isinstance(task, Indices):
             raise GraphError(
-                f"Fetch loads samples by index, and {type(task).__name__} came: put a Sampler at the source, or map with a plain function."
+                f"Fetch loads samples by index, but got an item of type {type(task).__name__}. Put a Sampler at the source, or map with a plain function."
             )
         if self.epoch_aware and task.epoch != self._epoch:
             self._tell(task.epoch)
@@ -196,7 +196,7 @@ class FetchTask(_Task):
             except Exception:
                 if self.on_error == "raise":
                     raise
-                batch = None  # sample by sample, to find out which
+                batch = None  # load sample by sample to find the bad one
             if batch is not None:
                 return batch
         many = task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED
@@ -216,7 +216,7 @@ class FetchTask(_Task):
             except Exception:
                 if self.on_error == "raise":
                     raise
-                load = _one_of(fetch.dataset)  # once more, one by one, to find out which
+                load = _one_of(fetch.dataset)  # load again, one by one, to find the bad one
             else:
                 current.set(None)
                 self._seed_collate(fetch, task)
@@ -267,7 +267,7 @@ class FetchTask(_Task):
         return PartialBatch(value, faults, batch.added) if faults else value
 
     def _seed_collate(self, fetch: Fetch, task: Indices) -> None:
-        """A ``collate_fn`` that draws has a key of its own, so that it does not depend on what the samples drew."""
+        """Give ``collate_fn`` a seed of its own, so that its draws do not depend on what the samples drew."""
         if fetch.collate_fn is not None and fetch.collate_fn is not _samples and task.is_batch and len(task):
             self._seeding.seed_collate(task.epoch, int(task.positions[0]))
 
@@ -275,7 +275,7 @@ class FetchTask(_Task):
         if self.on_error == "skip":
             return SKIP
         assert callable(self.on_error)
-        loading.again()  # its random numbers do not depend on where the sample failed
+        loading.restart()  # a substitute's random numbers do not depend on where the sample failed
         sample = loading.sample()
         if self._seeding.active:
             self._seeding.seed(sample.epoch, sample.position)
@@ -291,18 +291,18 @@ class FetchTask(_Task):
 def work_of(
     map_fn: Callable[[Any], Any], seed: int, seed_samples: bool | Literal["always"], on_error: OnError = "raise"
 ) -> FetchTask | FunctionTask:
-    """The `Work` that applies ``map_fn``: sample by sample where that is a `Fetch`, else as a whole."""
+    """The `Work` for ``map_fn``: a `FetchTask` for a `Fetch`, a `FunctionTask` for any other function."""
     if isinstance(map_fn, Fetch):
         return FetchTask(map_fn, seed, seed_samples, on_error)
     return FunctionTask(map_fn, seed, seed_samples)
 
 
 _WATCHED = 8
-"""Samples in a batch that are worth watching."""
+"""Samples in the smallest batch that `GlobalSeeding` watches for draws instead of seeding each sample."""
 
 
 def _samples(samples: list[Any]) -> list[Any]:
-    """The ``collate_fn`` of a `Part`."""
+    """The ``collate_fn`` of a `Part`: returns the samples as they are."""
     return samples
 
 
@@ -310,7 +310,7 @@ _NOTES = 16
 
 
 def annotate(exc: BaseException, note: str) -> None:
-    """Add a note, once, where the exception can bear one (a frozen dataclass cannot). One that is raised again and again keeps the last few."""
+    """Add a note once, if the exception accepts notes (a frozen dataclass does not). Keep only the last few, for an exception raised over and over."""
     with contextlib.suppress(Exception):
         if note not in getattr(exc, "__notes__", ()):
             exc.add_note(note)
@@ -318,7 +318,7 @@ def annotate(exc: BaseException, note: str) -> None:
 
 
 def in_words(exc: BaseException) -> str:
-    """Type and message, whatever the message may raise."""
+    """Type and message of ``exc``, even if its ``__str__`` raises."""
     try:
         return f"{type(exc).__name__}: {exc}"
     except Exception:
