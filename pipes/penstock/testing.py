@@ -1,6 +1,6 @@
-"""Tools to test a graph with: ours, and users' own nodes.
+"""Test tools for your own graphs and nodes; ours are tested with the same ones.
 
-`assert_resumes_everywhere` is the resume law itself; `tagged` is a dataset that carries its own address.
+`assert_resumes_everywhere` is the resume law; `Tagged` is a dataset whose samples carry their own address.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Tagged", "assert_resumes_everywhere", "plain"]
 
 
 class Tagged:
-    """A dataset whose item i is ``1000 * e + i`` when it is loaded in epoch e: a lost or doubled one names where it came from.
+    """A dataset whose item i, loaded in epoch e, is ``1000 * e + i``, so a lost or repeated item names its own origin.
 
     Args:
-        n: Its length, up to 1000.
+        n: The length, up to 1000.
     """
 
     def __init__(self, n: int) -> None:
@@ -42,7 +42,7 @@ class Tagged:
 
 
 def plain(item: Any) -> Any:
-    """``item`` in types that compare by value: tensors and arrays as nested lists, with their dtype; containers kept."""
+    """``item`` with tensors and arrays replaced by nested lists and their dtype, so that it compares by value; containers stay."""
     if isinstance(item, torch.Tensor | np.ndarray):
         return (str(item.dtype), item.tolist())
     if isinstance(item, Indices):
@@ -55,17 +55,17 @@ def plain(item: Any) -> Any:
 
 
 def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, steps: int) -> None:
-    """Stopping after any step and resuming elsewhere must not change one item, nor one state.
+    """Check that stopping after any step and resuming elsewhere changes no item and no state.
 
-    Each state goes through JSON, is checked as one from a file would be, and is loaded into a graph that is built anew, which must then
-    give the same items and the same states in the same order as the graph that never stopped.
+    Each state goes through JSON, is checked like one from a file, and is loaded into a newly built graph. That graph must then produce the
+    same items and the same states, in the same order, as the graph that never stopped.
 
     Args:
-        build: Makes the graph, or a `Loader` over it, anew; it is called ``steps + 2`` times.
-        steps: Items to look at, marks included. Choose it so that they cross two ends of an epoch.
+        build: Builds a new graph, or a new `Loader` over one; it is called ``steps + 2`` times.
+        steps: How many items to compare, marks included. Choose enough to cross the ends of two epochs.
 
     Raises:
-        AssertionError: Names the step, and what differs.
+        AssertionError: Names the step and the difference.
     """
     make = _Stepper if isinstance(first := build(), Node) else _LoaderStepper
     whole = make(first)
@@ -75,26 +75,26 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
         states.append(whole.state())
     whole.close()
     crossed = whole.crossed
-    assert crossed >= 2, f"{steps} steps cross {crossed} ends of an epoch; at least 2 are needed to see the states there."
+    assert crossed >= 2, f"{steps} steps cross {crossed} epoch ends, but at least 2 are needed to test the states there. Use more steps."
     for stop, state in enumerate(states):
         resumed = make(build())
         try:
             resumed.load(state)
             assert resumed.state() == state, (
-                f"a graph reset to the state after {stop} steps has another one at once: {resumed.state()} and not {state}"
+                f"a graph reset to the state after {stop} steps reports a different one at once: {resumed.state()} instead of {state}"
             )
             for step in range(stop, steps):
                 item = plain(resumed.step())
-                assert item == items[step], f"resumed after {stop} steps, step {step} gave {item} and not {items[step]}"
+                assert item == items[step], f"resumed after {stop} steps, step {step} gave {item} instead of {items[step]}"
                 assert resumed.state() == states[step + 1], (
-                    f"resumed after {stop} steps, the state after step {step} differs: {resumed.state()} and not {states[step + 1]}"
+                    f"resumed after {stop} steps, the state after step {step} is {resumed.state()} instead of {states[step + 1]}"
                 )
         finally:
             resumed.close()
 
 
 class _Stepper:
-    """A node, step by step; marks are steps too."""
+    """Runs a node step by step; a mark is a step, too."""
 
     def __init__(self, node: Any) -> None:
         self.node = node
@@ -118,7 +118,7 @@ class _Stepper:
 
 
 class _LoaderStepper:
-    """A loader, batch by batch, over the ends of its epochs."""
+    """Runs a loader batch by batch, across epoch ends."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader

@@ -120,10 +120,10 @@ def test_one_row_and_out_of_bounds():
 def test_too_large_is_refused_before_it_is_loaded_and_sizes_are_told():
     """Seen to fail with the check behind the last batch: everything was read."""
     dataset = Samples(10_000)
-    with pytest.raises(ValueError, match=r"10000 samples of 27 bytes each make 0\.3 MB, more than max_bytes=1000"):
+    with pytest.raises(ValueError, match=r"10000 samples of 27 bytes each take 0\.3 MB, more than max_bytes=1000"):
         resident(dataset, max_bytes=1000)
     assert dataset.read <= 64
-    with pytest.raises(ValueError, match=r"make .* GB, more than 90 % of the .* GB that are free on cpu"):
+    with pytest.raises(ValueError, match=r"take .* GB, more than 90 % of the .* GB free on cpu"):
         resident(Huge(2**50))
 
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_held_is_refused():
 
 def test_what_would_be_frozen_is_refused_or_told(caplog):
     """Seen to fail: `_Transformed` that looks at the dataset and not at the transform."""
-    with pytest.raises(ValueError, match=r"sample 0 of Samples drew from penstock.sample\(\).*Put what is random into augment"):
+    with pytest.raises(ValueError, match=r"sample 0 of Samples drew from penstock.sample\(\).*Put the random part into augment"):
         resident(transform=lambda one: one["image"] + penstock.sample().rng.random())
     assert caplog.text == ""
     resident(transform=lambda one: one["image"] + np.random.random())

@@ -89,8 +89,8 @@ def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
     of_changes([rank["changes"] for rank in ranks], tmp_path)
     of_streams([rank["streams"] for rank in ranks])
     for said in [rank["refusals"] for rank in ranks]:
-        assert said["unequal"].startswith("0 steps: the ranks have [6, 5] training batches an epoch, and DDP hangs")
-        assert said["wrapped"].startswith("0 steps: a penstock.Loader stands inside a DataLoader")
+        assert said["unequal"].startswith("0 steps: the ranks have [6, 5] training batches per epoch, and DDP hangs")
+        assert said["wrapped"].startswith("0 steps: a penstock.Loader is inside a DataLoader")
     for said in [rank["dataloader"] for rank in ranks]:
         assert said["True"].startswith(" Lightning can't inject a (distributed) sampler into your batch sampler")
         assert said["False"] == 20  # every rank trains all of them: no sharding at all
@@ -403,5 +403,5 @@ def test_a_checkpoint_of_other_loaders_is_refused() -> None:
     with Loader.from_dataset(Tagged(8)) as loader:
         callback.load_state_dict({"loaders": [loader.state_dict()] * 2})
         assert callback.state_dict() == {"loaders": [loader.state_dict()] * 2}  # until then, what was loaded is what is saved
-        with pytest.raises(StateError, match="states of 2 penstock loaders, and there are 1"):
+        with pytest.raises(StateError, match="states of 2 penstock loaders, but there are 1"):
             callback._seen(loader)

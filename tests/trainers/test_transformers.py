@@ -155,9 +155,9 @@ def test_what_the_mixin_cannot_do_is_refused(tmp_path: Path) -> None:
                 make()
     trainer = loops.mixed_in(tmp_path)
     trainer.get_tp_size = lambda: 2
-    with pytest.raises(ValueError, match="knows no mesh"):
+    with pytest.raises(ValueError, match="does not know the mesh"):
         trainer.get_train_dataloader()
     trainer.train_dataset = trainer.eval_dataset = None
     for make in (trainer.get_train_dataloader, trainer.get_eval_dataloader):
-        with pytest.raises(ValueError, match="Give it one"):
+        with pytest.raises(ValueError, match="Pass one to the Trainer"):
             make()

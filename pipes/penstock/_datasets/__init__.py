@@ -1,1 +1,1 @@
-"""Datasets that are loaded once."""
+"""Datasets that are read once: Cached, Resident."""

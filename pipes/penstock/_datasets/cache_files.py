@@ -1,18 +1,18 @@
-"""The files of a cache: who may write them, who reads them, and whose they are.
+"""The files of a cache: how they are written and read, and which dataset they belong to.
 
-A cache is two files, with names in a folder or without any in memory. Beside those in a folder, ``penstock.json`` says whose they are::
+A cache is two files: named files in a folder, or unnamed ones in memory. In a folder, ``penstock.json`` says which dataset they belong to::
 
-    penstock.data    record record record …     only ever appended to
-    penstock.index   u64 u64 u64 …              of each sample: where in the data its record ends; 0: not there
-    a record         arrays, one behind the other | their structure, JSON | sample, bytes of arrays, bytes of JSON, CRC-32
+    penstock.data    record record record …     append-only
+    penstock.index   u64 u64 u64 …              for each sample: where its record ends in the data; 0: not cached
+    a record         arrays, one after another | their structure, JSON | sample, bytes of arrays, bytes of JSON, CRC-32
 
-A hit reads two mappings: no lock, no system call. What makes a miss safe, whoever dies at whatever instant:
+A hit reads two mappings: no lock, no system call. A miss is safe even if its process is killed at any point:
 
-- A record is appended by one ``write`` with ``O_APPEND``: the kernel gives it a place of its own. Only then are the 8 bytes of the
-  index written, and that is what makes the sample be there. To a record that was cut short nothing ever points.
-- Whoever loads sample *i* holds a lock on byte *i* of the data. The lock belongs to a file that was opened for this miss (an "open
-  file description lock" of Linux), so threads exclude each other as processes do, and the kernel ends it with its holder.
-- The CRC of a record is checked when a process first reads it. A sample that fails, for whatever reason, is not there.
+- One ``write`` with ``O_APPEND`` appends the record, so the kernel assigns it a place that nobody else writes to. The 8 bytes of the index
+  are written afterwards, and only they make the sample part of the cache. Nothing ever points to a record that was cut short.
+- A thread that loads sample *i* locks byte *i* of the data. The lock belongs to a file opened for this one miss (Linux's "open file
+  description lock"), so it excludes other threads as well as other processes, and the kernel releases it if its holder dies.
+- A process checks the CRC of a record the first time it reads it. A sample that fails the check counts as not cached.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ else:
 _FORMAT = f"1, {sys.byteorder}-endian"
 _HEAD, _INDEX, _DATA = "penstock.json", "penstock.index", "penstock.data"
 _ENTRY = struct.Struct("=Q")
-_CREATION = 2**62  # the byte of the data that is locked while the files are made: no sample has that number
-_AT_MOST = 0x7FFFF000  # bytes that Linux writes at once
-_OPEN = "/proc/self/fd"  # a name there opens a file anew, whether or not it has a name elsewhere
+_CREATION = 2**62  # the byte of the data to lock while the files are created; no sample has this number
+_AT_MOST = 0x7FFFF000  # the most bytes that one `write` on Linux accepts
+_OPEN = "/proc/self/fd"  # opening a name in here opens the file again, even a file without any other name
 _BINARY = getattr(os, "O_BINARY", 0)
 ABSENT = object()
 
 
-# The two files, as one process sees them.
+# The two files, as seen by one process.
 
 
 class Files:
-    """Index and data, open; closed when the last thread that reads or writes has let go of them. Owns its descriptors."""
+    """The open index and data files. Owns their descriptors, and closes them when no thread refers to it any longer."""
 
     def __init__(self, index: int, data: int, length: int, folder: str | None = None) -> None:
         self.fds = (index, data)
         self._folder = folder
         self.entries = memoryview(mmap.mmap(index, _ENTRY.size * length, access=mmap.ACCESS_READ)).cast("Q")
-        self._memory = memoryview(b"")  # as much of the data as was there when it was last mapped
-        self._checked = bytearray(length)  # samples whose CRC this process has seen to be right
+        self._memory = memoryview(b"")  # the data, as long as it was when last mapped
+        self._checked = bytearray(length)  # samples whose CRC this process has verified
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         for fd in self.fds:
             close(fd)
 
     def opened(self, which: int, flags: int) -> int:
-        """Index (0) or data (1) once more, with a position and locks of its own; never a new file of the same name."""
+        """Reopen the index (0) or the data (1), with its own position and locks; never a newer file of the same name, where /proc exists."""
         name = f"{_OPEN}/{self.fds[which]}" if os.path.isdir(_OPEN) else os.path.join(self._folder or "", (_INDEX, _DATA)[which])
         return os.open(name, flags | _BINARY)
 
@@ -90,7 +90,7 @@ class Files:
 
 
 class Claim:
-    """The right to load samples, of one thread of one process; it ends with its holder at the latest."""
+    """An exclusive claim on samples, held by one thread of one process; the kernel releases it if the holder dies."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -104,18 +104,18 @@ class Claim:
         _release(self._data)
 
     def take(self, place: int, *, wait: bool) -> bool:
-        """Whether sample ``place`` is now this one's to load."""
+        """Claim sample ``place``; False if someone else holds it and ``wait`` is False."""
         taken = _lock(self._data, place, wait=wait)
         if taken:
             self.taken.append(place)
         return taken
 
     def write(self, place: int, record: bytes) -> None:
-        """Append ``record``, and only then point to it."""
+        """Append ``record`` to the data, then make the index point to it."""
         if len(record) > _AT_MOST:
-            raise OSError(errno.EFBIG, f"a sample has at most {_AT_MOST} bytes")
+            raise OSError(errno.EFBIG, f"a sample may have at most {_AT_MOST} bytes")
         if (written := os.write(self._data, record)) < len(record):
-            os.write(self._data, record[written:])  # to hear why
+            os.write(self._data, record[written:])  # to get the error that explains the short write
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         end = os.lseek(self._data, 0, os.SEEK_CUR)
         index = self.files.opened(0, os.O_WRONLY)
@@ -127,7 +127,7 @@ class Claim:
 
 
 def _lock(fd: int, place: int, *, wait: bool) -> bool:
-    """Lock a byte for this opening of a file; where there are no such locks, everybody gets it."""
+    """Lock one byte for this open file; whether it succeeded. Always True on systems without such locks."""
     if _HAS_LOCKS:
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, place, 1))
@@ -137,7 +137,7 @@ def _lock(fd: int, place: int, *, wait: bool) -> bool:
 
 
 def _release(fd: int) -> None:
-    """Close a file, and end its locks by name: a process that was forked meanwhile has it open too, and would keep them."""
+    """Close the file and unlock it explicitly: a child forked in the meantime shares the open file and would keep its locks."""
     if _HAS_LOCKS:
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
@@ -150,7 +150,7 @@ def _flock(kind: int, start: int, nbytes: int) -> bytes:
 
 def in_memory(length: int) -> Files:
     if not os.path.isdir(_OPEN):
-        raise ValueError("a cache without a path is memory that only Linux has (and shows in /proc). Give a path.")
+        raise ValueError("a cache without a path needs anonymous memory that only Linux has (and shows in /proc). Give a path.")
     index = create(_ENTRY.size * length)
     try:
         data = create(0)
@@ -160,20 +160,24 @@ def in_memory(length: int) -> Files:
     return Files(index, data, length)
 
 
-def passed(fd: int) -> Any:
-    """What brings a file descriptor to a process that is being started, and nowhere else."""
+def for_child(fd: int) -> Any:
+    """Wrap a file descriptor so that it can be pickled for a process being started, and for nothing else."""
     from multiprocessing import context, reduction
 
     if context.get_spawning_popen() is None:  # type: ignore[attr-defined,unused-ignore]
-        raise TypeError("a cache without a path is memory of this process and of those that it starts: it cannot be pickled. Give a path.")
+        raise TypeError("a cache without a path belongs to this process and those that it starts, so it cannot be pickled. Give a path.")
     return reduction.DupFd(fd)
 
 
-# A folder, and whose cache it is.
+# A folder, and the dataset it belongs to.
 
 
 def in_folder(folder: str, identity: dict[str, Any]) -> Files:
-    """The files of ``folder``, checked; made where there are none."""
+    """Open and check the files in ``folder``; create them if they do not exist.
+
+    Raises:
+        ValueError: The folder is damaged, or belongs to another dataset.
+    """
     if not os.path.exists(os.path.join(folder, _HEAD)):
         _make(folder, identity)
     _compare(folder, identity)
@@ -192,7 +196,7 @@ def in_folder(folder: str, identity: dict[str, Any]) -> Files:
 
 
 def _make(folder: str, identity: dict[str, Any]) -> None:
-    """Make the files, unless another one has. The head comes last, by renaming, and says that all are there."""
+    """Create the files, unless another process did. The JSON comes last, by renaming, and marks them as complete."""
     os.makedirs(folder, exist_ok=True)
     head, index, data = (os.path.join(folder, name) for name in (_HEAD, _INDEX, _DATA))
     fd = os.open(data, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
@@ -222,8 +226,8 @@ def _compare(folder: str, identity: dict[str, Any]) -> None:
         raise _damaged(folder, f"{_HEAD} cannot be read ({type(error).__name__}: {error})") from error
     if json.dumps(theirs) != json.dumps(identity):
         raise ValueError(
-            f"{folder} is the cache of {_in_words(theirs)}; asked for was {_in_words(identity)}. Give each dataset, and each version of its "
-            f"transform, a folder of its own, or delete that one."
+            f"{folder} is the cache of {_in_words(theirs)}, but this is {_in_words(identity)}. Give each dataset, and each version of its "
+            f"transform, its own folder, or delete this one."
         )
 
 
@@ -241,4 +245,4 @@ def _in_words(identity: dict[str, Any]) -> str:
 
 
 def _damaged(folder: str, why: str) -> ValueError:
-    return ValueError(f"the cache in {folder} is damaged: {why}. Delete the folder, and the cache is filled anew.")
+    return ValueError(f"the cache in {folder} is damaged: {why}. Delete the folder; the next run fills it again.")

@@ -1,4 +1,4 @@
-"""The samples of a cache as bytes: their arrays, one behind the other, then their structure as JSON, and a checksum. Pure."""
+"""The samples of a cache as bytes: their arrays, one after another, then their structure as JSON, and a checksum. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOOTER = struct.Struct("=QQII")  # sample, bytes of arrays, bytes of JSON, CRC-3
 
 
 class Unfit(Exception):
-    """What in a sample cannot be held, and why."""
+    """A sample cannot be cached; the argument says which part of it, and why."""
 
 
 def record_of(place: int, value: Any) -> bytes:
@@ -26,7 +26,7 @@ def record_of(place: int, value: Any) -> bytes:
     try:
         structure = json.dumps(_structure(value, arrays, ""), separators=(",", ":")).encode()
     except (ValueError, RecursionError) as error:
-        raise Unfit(f" is more than JSON can say: {error}") from error
+        raise Unfit(f" cannot be described in JSON: {error}") from error
     parts = [*arrays, structure, FOOTER.pack(place, sum(map(len, arrays)), len(structure), 0)[:-4]]
     crc = 0
     for part in parts:
@@ -35,14 +35,14 @@ def record_of(place: int, value: Any) -> bytes:
 
 
 def is_record(memory: memoryview, end: int, place: int) -> bool:
-    """Whether an undamaged record of that sample ends there."""
+    """Whether an undamaged record of sample ``place`` ends at ``end``."""
     number, arrays, structure, crc = FOOTER.unpack_from(memory, end - FOOTER.size)
     start = end - FOOTER.size - structure - arrays
     return bool(number == place and zlib.crc32(memory[start : end - 4]) == crc)
 
 
 def value_at(memory: memoryview, end: int) -> Any:
-    """The sample whose record ends there, copied."""
+    """A copy of the sample whose record ends at ``end``."""
     foot = end - FOOTER.size
     _, arrays, structure, _ = FOOTER.unpack_from(memory, foot)
     text = bytes(memory[foot - structure : foot])
@@ -51,7 +51,7 @@ def value_at(memory: memoryview, end: int) -> Any:
 
 
 def _structure(value: Any, arrays: list[Any], where: str) -> Any:
-    """``value`` as JSON: plain values stand for themselves, a list for all else, and what is large is put into ``arrays``."""
+    """``value`` as JSON: a plain value stands for itself, a list describes anything else; large contents go into ``arrays``."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -59,7 +59,7 @@ def _structure(value: Any, arrays: list[Any], where: str) -> Any:
         arrays.append(bytes(value))
         return [kind.__name__, len(value)]
     if kind is np.str_:
-        return ["str_", "".join(value)]  # `str` would drop NULs at the end
+        return ["str_", "".join(value)]  # `str` would drop trailing NULs
     if kind is complex:
         return ["complex", value.real, value.imag]
     if kind is torch.Tensor:
@@ -89,7 +89,7 @@ def _bytes_of(tensor: torch.Tensor, where: str) -> Any:
         f"is on {tensor.device}": tensor.device.type != "cpu",
         f"has the layout {tensor.layout}": tensor.layout is not torch.strided,
         "is quantized": tensor.is_quantized,
-        "has attributes of its own": tensor.__dict__,
+        "has custom attributes": tensor.__dict__,
     }
     for what, so in more.items():
         if so:
@@ -101,7 +101,7 @@ def _bytes_of(tensor: torch.Tensor, where: str) -> Any:
 
 
 def _comes_back(value: Any) -> bool:
-    """Whether its dtype has a name that says everything; that of a record does not."""
+    """Whether the dtype's name describes it fully; that of a structured dtype does not."""
     try:
         again = np.dtype(value.dtype.str)
     except TypeError:
@@ -152,12 +152,12 @@ class _Reader:
         raise AssertionError(f"{node!r:.80} in a record whose checksum is right")
 
 
-_parsed = functools.lru_cache(1024)(json.loads)  # most samples of a dataset have one structure
-_SHORT = 512  # bytes of JSON that are worth keeping parsed: at most a few MB
+_parsed = functools.lru_cache(1024)(json.loads)  # most datasets have samples of one structure
+_SHORT = 512  # keep JSON up to this many bytes parsed; that is a few MB at most
 
 
 def _named(module: str, name: str) -> Any:
-    """What has that name, in a module that was imported: reading a cache imports nothing."""
+    """The object of that name in a module already imported; reading a cache imports nothing."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -168,11 +168,11 @@ def _named_again(module: str, name: str, fields: tuple[str, ...]) -> Any:
     found = _named(module, name)
     if not (isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == fields):
         raise ValueError(
-            f"the cache holds named tuples {module}.{name}({', '.join(fields)}), and this process knows no such class. Import {module} first; if "
+            f"the cache holds named tuples {module}.{name}({', '.join(fields)}), and this process has no such class. Import {module} first; if "
             f"the class has changed, delete the cache."
         )
     return found
 
 
 def module_of(kind: type) -> str:
-    return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__  # what a spawned process calls the main script
+    return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__  # a spawned process imports the main script under this name

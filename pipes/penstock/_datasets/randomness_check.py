@@ -1,4 +1,4 @@
-"""What is loaded once, for all epochs, should not be random: what sees whether it is."""
+"""Detects randomness in samples that are loaded once and reused in every epoch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _logger = logging.getLogger("penstock")
 
 @final
 class RandomnessCheck:
-    """Refuses what draws from `penstock.sample()`, and warns, once in a process, of what draws from the global generators.
+    """Refuses samples that draw from `penstock.sample()`, and warns once per process of samples that draw from the global generators.
 
-    Those are looked at in main threads only (worker processes', and inline): in a worker thread nobody can tell whose draw it was.
+    It watches the global generators in a main thread only (of a worker process, or inline): in a worker thread the draw may be another
+    thread's.
 
     Args:
-        remedy: What to do instead, in a sentence.
+        remedy: A sentence that ends the message: what to do instead.
     """
 
     def __init__(self, remedy: str) -> None:
@@ -34,13 +35,13 @@ class RandomnessCheck:
 
     @contextlib.contextmanager
     def loading(self, what: str) -> Iterator[None]:
-        """Look at what the body draws; ``what`` it loads.
+        """Watch for draws while the body loads ``what``.
 
         Raises:
-            ValueError: It has asked for the random numbers of a sample.
+            ValueError: The body drew from `penstock.sample()`.
         """
         try:
-            known = vars(sample())  # its generators appear there when they are first asked for
+            known = vars(sample())  # a generator appears here when it is first used
         except RuntimeError:
             known = {}
         asked = len(known)
@@ -48,12 +49,12 @@ class RandomnessCheck:
         before = self._watch.look() if watched else None
         yield
         if len(known) > asked:
-            raise ValueError(f"{what} drew from penstock.sample(), and that would be frozen for all epochs. {self._remedy}")
+            raise ValueError(f"{what} drew from penstock.sample(), and the result would be the same in every epoch. {self._remedy}")
         if before is not None and self._watch.look() != before:
             self._warned = True
             _logger.warning(
-                "%s drew from the global random numbers (or another thread did meanwhile), and that is frozen for all epochs, here and in what is "
-                "loaded from now on. %s",
+                "%s drew from the global random numbers (or another thread did at the same time). Every epoch reuses those draws. Samples "
+                "loaded from now on are not checked. %s",
                 what,
                 self._remedy,
             )

@@ -1,4 +1,4 @@
-"""Resident: a whole dataset in the memory of the device, loaded once; a batch is then one index, without workers and without copies."""
+"""Resident: a whole dataset in device memory, loaded once. A batch is one index operation, without workers or copies."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ _AT_ONCE = 64
 
 @final
 class Resident(ArrayDataset):
-    """A dataset held in memory, on ``device``: for data that fits, nothing is faster, and a step waits for nothing.
+    """A dataset held in the memory of ``device``: the fastest way to load data that fits.
 
-    Hand it to `Loader.from_dataset` in the dataset's place, without workers. Order, ranks and saved states are the same as with the
-    dataset itself, so a run may change from one to the other. Each rank holds all of it.
+    Pass it to `Loader.from_dataset` in place of the dataset, without workers. Order, sharding and saved states are the same as with the
+    dataset itself, so a run may switch between the two. Each rank holds the whole dataset.
 
     Args:
-        dataset: Map-style, of fixed length: samples of tensors, arrays and numbers that have the same shape. Read once, now.
+        dataset: Map-style, with a fixed length. Its samples hold tensors, arrays and numbers, all of one shape. It is read once, now.
         device: Where to hold it; default: the CPU.
-        transform: Applied to each sample as it is loaded, hence once; it must not be random.
+        transform: Applied to each sample once, as it is loaded; it must not be random.
         augment: Called for each batch, on the device, with the batch and the `BatchRng` of its samples.
-        num_workers: Workers that load it, and end then.
+        num_workers: Workers that load the dataset; they end when it is loaded.
         method: ``"process"`` or ``"thread"``.
-        max_bytes: How large it may become; default: 90 % of the memory that is free on the device.
-        progress: Tell on stderr how far it is, and at the end time and size.
+        max_bytes: Refuse a dataset larger than this; default: 90 % of the free memory of the device.
+        progress: Show progress on stderr, and time and size at the end.
 
     Attributes:
-        fields: The tensors, formed like a batch; the first dimension is the samples.
-        nbytes: Their size.
+        fields: The tensors, with the structure of a batch; the first dimension counts the samples.
+        nbytes: Their total size.
 
     Raises:
-        ValueError: It would be larger than ``max_bytes`` (known after the first samples); samples differ in shape, are not tensors,
-            change with the epoch, or draw from `penstock.sample()`; there is no such device.
+        ValueError: The dataset would take more than ``max_bytes`` (known after the first samples); its samples differ in shape, are not
+            tensors, change with the epoch, or draw from `penstock.sample()`; or the device does not exist.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Resident(ArrayDataset):
         where = resolve_device("cpu" if device is None else device)
         if epoch_aware(dataset):
             raise ValueError(
-                f"{type(dataset).__name__} has a set_epoch, so its samples change, and Resident reads them once. Put what is random into augment."
+                f"{type(dataset).__name__} has a set_epoch, so its samples change with the epoch, but Resident reads them once. Put the random part into augment."
             )
         start = time.perf_counter()
         fields = _loaded(_Transformed(dataset, transform), where, max_bytes, num_workers, method, progress)
@@ -86,13 +86,13 @@ class _Transformed:
     def __init__(self, dataset: Any, transform: Callable[[Any], Any] | None) -> None:
         self.dataset = dataset
         self.transform = transform
-        self._once = RandomnessCheck("Put what is random into augment.")
+        self._randomness = RandomnessCheck("Put the random part into augment.")
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        with self._once.loading(f"sample {index} of {type(self.dataset).__name__}"):
+        with self._randomness.loading(f"sample {index} of {type(self.dataset).__name__}"):
             sample = self.dataset[index]
             return sample if self.transform is None else self.transform(sample)
 
@@ -123,13 +123,13 @@ def _next(batches: Any, done: int) -> Any:
 
 
 _RAGGED = (
-    "samples {first} to {last} differ in shape from each other or from those before, and Resident holds one tensor for all. Bring them to one "
-    "shape in transform (pad, crop), or keep them in Cached, which takes any"
+    "samples {first} to {last} differ in shape from each other or from earlier ones, but Resident holds all samples in one tensor. Give them one "
+    "shape in transform (pad, crop), or use Cached, which accepts any shape"
 )
 
 
 def _put(fields: Any, batch: Any, done: int) -> int:
-    """Copy a batch to its place; how many rows it has."""
+    """Copy a batch to its place; return its number of rows."""
     rows = 0
     whole, part = list(leaves(fields)), list(leaves(batch))
     like = [(one.shape[1:], one.dtype) for one in whole]
@@ -145,28 +145,28 @@ def _put(fields: Any, batch: Any, done: int) -> int:
 
 
 def _check(dataset: _Transformed, batch: Any, device: torch.device, max_bytes: int | None) -> None:
-    """Refuse, before it is loaded, what would not fit or cannot be held."""
+    """Refuse a dataset that would not fit or cannot be held, before loading the rest of it."""
     other = next((leaf for leaf in leaves(batch) if not isinstance(leaf, torch.Tensor)), None)
     if other is not None:
         raise ValueError(
-            f"Resident holds tensors, and a sample of {type(dataset.dataset).__name__} also has a {type(other).__name__} ({other!r:.40}). Turn it into a number in transform, or leave it out."
+            f"Resident holds tensors only, but a sample of {type(dataset.dataset).__name__} also has a {type(other).__name__} ({other!r:.40}). Turn it into a number in transform, or drop it."
         )
     rows = [leaf.nbytes // len(leaf) for leaf in leaves(batch)]
     if not rows:
-        raise ValueError(f"a sample of {type(dataset.dataset).__name__} has no tensor in it, so there is nothing to hold.")
+        raise ValueError(f"a sample of {type(dataset.dataset).__name__} contains no tensor, so there is nothing to hold.")
     needed = sum(rows) * len(dataset)
     free = _free(device)
     limit = max_bytes if max_bytes is not None else None if free is None else int(0.9 * free)
     if limit is not None and needed > limit:
-        told = f"max_bytes={max_bytes}" if max_bytes is not None else f"90 % of the {_size(free or 0)} that are free on {device}"
+        told = f"max_bytes={max_bytes}" if max_bytes is not None else f"90 % of the {_size(free or 0)} free on {device}"
         raise ValueError(
-            f"{len(dataset)} samples of {_size(sum(rows))} each make {_size(needed)}, more than {told}. Make them smaller in transform (uint8 "
-            f"instead of float32, for instance), hold a Subset, or use Cached, which lies on disk."
+            f"{len(dataset)} samples of {_size(sum(rows))} each take {_size(needed)}, more than {told}. Make them smaller in transform (uint8 "
+            f"instead of float32, for example), hold a Subset, or use Cached, which can live on disk."
         )
 
 
 def _free(device: torch.device) -> int | None:
-    """Bytes of memory that are free on ``device``; None where nobody says."""
+    """Bytes of free memory on ``device``; None if unknown."""
     if device.type != "cpu":
         info = getattr(torch.get_device_module(device), "mem_get_info", None)
         return None if info is None else int(info(device)[0])

@@ -1,1 +1,1 @@
-"""What a trainer needs beyond an iterable: one small file for each, imported only on demand."""
+"""What each trainer needs beyond an iterable: one file per trainer, imported only by users who want it."""

@@ -1,6 +1,6 @@
-"""Accelerate: the loader as `Accelerator` wants one, for a training loop of your own.
+"""Accelerate: adapts a `Loader` to an `Accelerator`, for your own training loop.
 
-``accelerator.prepare(loader)`` hands a `penstock.Loader` back as it is: nothing moves its batches, saves its state, or knows its last one.
+``accelerator.prepare(loader)`` returns a `penstock.Loader` unchanged: nothing moves its batches, saves its state, or knows its last batch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 @final
 class AccelerateLoader(Generic[T]):
-    """A `Loader` whose batches come on the accelerator's device, and whose end `Accelerator.accumulate` sees.
+    """A `Loader` that puts batches on the accelerator's device and tells `Accelerator.accumulate` which batch is the last.
 
-    Iterate over this, and do not pass it to ``prepare`` (which would hand it back unchanged). Accelerate does not shard it: it does so
-    itself. The last batch of an epoch synchronises gradients, however many there are in its window, also after a resume.
+    Iterate over it directly; ``prepare`` would return it unchanged. Accelerate does not shard it: the loader shards itself. The last batch of
+    an epoch synchronizes gradients even if its accumulation window is short, also after a resume.
 
     Args:
-        loader: Without ``endless``, epochs end; a loader that does not know its length is read one batch ahead for that, and
-            its state still means the batch handed out last.
-        accelerator: Where the batches go, and what is told of the last one.
-        save: Save and load the loader with ``save_state`` and ``load_state``; False for evaluation.
+        loader: Shards itself. If it has no length and is not ``endless``, it is read one batch ahead to find the last batch of an epoch; its
+            state still describes the batch delivered last.
+        accelerator: Supplies the device, and is told of the last batch.
+        save: Save and load the loader with ``save_state`` and ``load_state``; pass False for evaluation.
         remainder: Samples of the last round, over all ranks, that ``gather_for_metrics`` keeps; -1: all of them.
 
     Raises:
@@ -40,18 +40,18 @@ class AccelerateLoader(Generic[T]):
     def __init__(self, loader: Loader[T], accelerator: Accelerator, *, save: bool = True, remainder: int = -1) -> None:
         if not isinstance(loader, Loader):
             raise TypeError(
-                f"AccelerateLoader takes a penstock.Loader, and {type(loader).__name__} came. A DataLoader goes to accelerator.prepare instead."
+                f"AccelerateLoader takes a penstock.Loader, not a {type(loader).__name__}. Pass a DataLoader to accelerator.prepare instead."
             )
         self.loader = loader
         self.accelerator = accelerator
         self._remainder = remainder
-        self._window: _Window | None = None  # of the newest pass
+        self._window: _Window | None = None  # belongs to the newest pass
         if save:
             accelerator.register_for_checkpointing(loader)
 
     def __iter__(self) -> Iterator[T]:
-        """One epoch. Like the loader's own, it does nothing before its first ``next``."""
-        self._window = window = _Window(self._remainder)  # One for each pass: an old pass that is closed late takes only its own away.
+        """Iterate over one epoch. Like the loader's own iterator, it does nothing before its first ``next``."""
+        self._window = window = _Window(self._remainder)  # one per pass, so that an old pass that closes late removes only its own
         self.accelerator.gradient_state._add_dataloader(window)
         try:
             for batch in self._batches(window):
@@ -67,7 +67,7 @@ class AccelerateLoader(Generic[T]):
         self.loader.set_epoch(epoch)
 
     def _batches(self, window: _Window) -> Iterator[T]:
-        """The batches of an epoch; ``window`` knows the last one when it is handed out."""
+        """The batches of one epoch; ``window`` is marked before the last one is delivered."""
         if self.loader.endless:
             yield from self.loader
         elif _sized(self.loader):
@@ -84,11 +84,11 @@ class AccelerateLoader(Generic[T]):
                 self.loader.commit()
                 yield batch
             if self._window is window:
-                self.loader.end_epoch()  # Nobody else sees the end: it was read before the last batch was committed.
+                self.loader.end_epoch()  # the end was read before the last batch was committed, so it has to be passed on here
 
 
 class _Window:
-    """What `GradientState` asks of the loader it is in."""
+    """The attributes that `GradientState` reads from its loader."""
 
     end_of_dataloader = False
 

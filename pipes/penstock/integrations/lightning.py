@@ -1,7 +1,8 @@
 """Lightning: one callback that makes every checkpoint of a `Trainer` resume exactly.
 
-``Trainer(callbacks=[LightningCallback()])``. Without it the loader's state is in Lightning's checkpoint too, but Lightning restores it only
-where it resumes inside an epoch, after it has fetched from an un-sized loader, and counts an epoch in steps of the old world size.
+``Trainer(callbacks=[LightningCallback()])``. Without the callback, Lightning saves the loader's state as well, but it restores the state only
+when it resumes inside an epoch, does so after it has already fetched from a loader without a length, and counts the epoch's batches in steps
+of the old world size.
 """
 
 from __future__ import annotations
@@ -25,51 +26,51 @@ if TYPE_CHECKING:
 
 @final
 class LightningCallback(Callback):
-    """Save and restore the training loaders with the callbacks, which Lightning always does, and before it fetches the first batch.
+    """Save and restore the training loaders as callback state, which Lightning always restores, and does before it fetches the first batch.
 
-    It finds every `Loader` among the training loaders by itself, also those that a ``train_dataloader`` hook makes, and
+    The callback finds every `Loader` among the training loaders, including those from a ``train_dataloader`` hook, and
 
-    - lets their states mean the last batch that was *trained* (`Loader.commit`), whatever was fetched ahead or failed;
-    - restores them before the first batch is fetched, whichever checkpoint it is;
-    - hands the position on, where ``reload_dataloaders_every_n_epochs`` makes new loaders;
+    - makes their states describe the last batch *trained* (`Loader.commit`), regardless of batches fetched ahead or failed;
+    - restores them before the first batch is fetched, from any checkpoint;
+    - passes the position on to the new loaders that ``reload_dataloaders_every_n_epochs`` creates;
     - gives up the rest of an epoch that ``limit_train_batches`` cuts short, in the state too (`Loader.end_epoch`);
-    - sets Lightning's count of batches after the loader, when another number of ranks, or another batch size, goes on inside an epoch;
-    - begins the next epoch where ``max_steps`` makes Lightning go on inside a finished one;
-    - lets each loader count its own epochs once training goes on, whatever number Lightning tells it after a resume;
-    - repeats the batches of epoch 0 under ``overfit_batches``, in training and validation;
+    - corrects Lightning's batch counter from the loader if a run resumes inside an epoch with another number of ranks or batch size;
+    - starts the next epoch if ``max_steps`` would make Lightning continue inside a finished one;
+    - lets each loader count its own epochs while training continues, whatever epoch number Lightning passes it after a resume;
+    - repeats the batches of epoch 0 under ``overfit_batches``, in training and in validation;
     - refuses ranks whose epochs differ in length, and a loader inside a ``DataLoader``, before the first step.
 
-    Use it without arguments, once; the place among the callbacks does not matter, because Lightning calls checkpoints last.
+    Add it once, without arguments. Its place among the callbacks does not matter, because Lightning calls checkpoint callbacks last.
     """
 
-    state_key = "PenstockCallback"  # under which checkpoints keep it, whatever the class is called: Lightning only warns of a key that it does not know
+    state_key = "PenstockCallback"  # the key in checkpoints. Never rename it with the class: for an unknown key Lightning only warns
 
     def __init__(self) -> None:
         self._loaders: list[Loader[Any]] = []
-        self._pending: list[dict[str, Any]] | None = None  # states that came before their loaders
-        self._starts: list[dict[str, Any]] = []  # where the loaders stood before Lightning fetched from them
+        self._pending: list[dict[str, Any]] | None = None  # states loaded before their loaders exist
+        self._starts: list[dict[str, Any]] = []  # the loaders' states before Lightning fetched from them
         self._fetch_again = False
         self._overfits = False
-        self._trained = False  # a batch, in this fit
+        self._trained = False  # whether this fit has trained a batch
 
-    # Saving and loading. Lightning calls both on every rank, and writes what rank 0 gave: it is the same on all of them.
+    # Saving and loading. Lightning calls both on every rank and writes rank 0's answer; the states are the same on all ranks.
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the loaders, in order; nothing where there are none."""
+        """The loaders' states, in order; empty if there are no loaders."""
         states = [loader.state_dict() for loader in self._loaders] if self._pending is None else self._pending
         return {"loaders": states} if states else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the states for the loaders, or load them, where the loaders are there already."""
+        """Load the states if the loaders exist already; otherwise keep them for later."""
         self._pending = list(state_dict["loaders"])
-        if self._loaders:  # A strategy that restores late, after the loaders were asked for their length.
+        if self._loaders:  # some strategies restore late, after the loaders were asked for their length
             self._load(self._loaders)
             self._fetch_again = True
 
-    # Where Lightning gets its loaders from. It has no hook between that and the first fetch, so its source is watched.
+    # Lightning has no hook between getting the loaders and the first fetch, so we wrap the method that it gets them from.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Watch for training loaders."""
+        """Intercept the training loaders."""
         if stage == "fit":
             self._loaders, self._trained = [], False
             self._overfits = trainer.overfit_batches > 0  # type: ignore[attr-defined]
@@ -80,12 +81,12 @@ class LightningCallback(Callback):
                 vars(validation)["dataloader"] = lambda: _fixed(type(validation).dataloader(validation), "sequential")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Watch no longer."""
+        """Stop intercepting loaders."""
         for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop):
             vars(loop._data_source).pop("dataloader", None)
 
     def _seen(self, dataloaders: Any) -> Any:
-        """Let the loaders in ``dataloaders`` stand where they should, before anyone fetches from them."""
+        """Move the loaders in ``dataloaders`` to the right position before anyone fetches from them."""
         combined = dataloaders if isinstance(dataloaders, CombinedLoader) else CombinedLoader(dataloaders)
         for one in combined.flattened:
             _refuse_wrapped(one)
@@ -95,7 +96,7 @@ class LightningCallback(Callback):
             self._load(loaders)
         elif len(loaders) == len(self._loaders):
             for loader, before in zip(loaders, self._loaders, strict=True):
-                if id(loader) not in known:  # Reloaded: it goes on where the one before it ended, also with other data.
+                if id(loader) not in known:  # a reloaded loader continues where the one before it ended, even with other data
                     loader.load_state_dict(before.state_dict(), strict=False)
         for loader in loaders:
             if self._overfits and loader.epoch:
@@ -108,18 +109,18 @@ class LightningCallback(Callback):
         states, self._pending = self._pending or [], None
         if len(states) != len(loaders):
             raise StateError(
-                f"the checkpoint has the states of {len(states)} penstock loaders, and there are {len(loaders)} now. Train with those it was saved with."
+                f"the checkpoint has the states of {len(states)} penstock loaders, but there are {len(loaders)} now. Resume with the loaders it was saved with."
             )
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)
 
-    # While it trains.
+    # During training.
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse unequal ranks; let Lightning's counter follow the loader."""
+        """Refuse ranks of unequal length, and correct Lightning's batch counter."""
         if self._fetch_again:
             self._fetch_again = False
-            iter(trainer.fit_loop._data_fetcher)  # type: ignore[arg-type]  # its old iterator died with the load
+            iter(trainer.fit_loop._data_fetcher)  # type: ignore[arg-type]  # the load invalidated its old iterator
         for loader in self._loaders:
             if (batches := _length(loader)) is not None:
                 _refuse_unequal(trainer, batches)
@@ -128,10 +129,10 @@ class LightningCallback(Callback):
             _begin_the_next_epoch(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let each loader go on by itself; put back what Lightning fetched from new un-sized ones, where it is about to call ``iter`` again."""
+        """Let each loader count its own epochs. If Lightning fetched from a new loader without a length and will call ``iter`` again, undo that."""
         if self._trained:
-            # Lightning has just set its own number of the epoch: another one than the loader's behind a run that max_steps ended
-            # in mid-epoch, and for a short loader that was begun several times. The loader's is in the checkpoint.
+            # Lightning has just set its own epoch number. It differs from the loader's after a run that max_steps ended in mid-epoch,
+            # and for a short loader that was restarted within an epoch. The loader's number is the one in the checkpoint.
             for loader in self._loaders:
                 loader._cursor.request(None)
         starts, self._starts = self._starts, []
@@ -147,19 +148,19 @@ class LightningCallback(Callback):
                 loader.load_state_dict(start)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        """This batch was trained."""
+        """Commit the batch that was just trained."""
         self._starts, self._trained = [], True
         for loader in self._loaders:
-            with contextlib.suppress(ValueError):  # A short loader among several had no batch in this step.
+            with contextlib.suppress(ValueError):  # a short loader among several had no batch in this step
                 loader.commit()
         self._end_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Also where the last batch was skipped."""
+        """End the epoch even if its last batch was skipped."""
         self._end_epoch(trainer)
 
     def _end_epoch(self, trainer: Trainer) -> None:
-        """When Lightning's epoch is over, so is the loader's, whatever limit ended it. Not where it only stops."""
+        """End the loaders' epoch when Lightning's is over, whatever limit ended it, but not when training merely stops inside it."""
         if trainer.is_last_batch:
             for loader in self._loaders:
                 if self._overfits:
@@ -168,16 +169,15 @@ class LightningCallback(Callback):
                     loader.end_epoch()
 
     def _count_as_the_loader(self, trainer: Trainer) -> None:
-        """Batches done in this epoch, in steps of this world size. Lightning restored those of the old one, and ends the epoch by them."""
+        """Set Lightning's count of batches done in this epoch. It restored the count of the old world size, and would end the epoch by that."""
         batches = trainer.num_training_batches
         leading = self._loaders if len(self._loaders) == 1 else [loader for loader in self._loaders if _length(loader) == batches]
         if not leading or _length(leading[0]) is None or not trainer.fit_loop.restarting:
             return
         loop = trainer.fit_loop.epoch_loop
         done = int(batches) if loop.batch_progress.is_last_batch else min(leading[0].position or 0, int(batches))
-        in_hand = int(
-            loop.restarted_on_train_batch_end
-        )  # Saved in the middle of on_train_batch_end: Lightning counts that batch as completed itself.
+        # For a state saved in the middle of on_train_batch_end, Lightning itself counts that batch as completed.
+        in_hand = int(loop.restarted_on_train_batch_end)
         current = loop.batch_progress.current
         if current.completed + in_hand != done:
             current.ready = current.started = current.processed = done  # type: ignore[attr-defined]
@@ -185,9 +185,9 @@ class LightningCallback(Callback):
 
 
 def _begin_the_next_epoch(trainer: Trainer) -> None:
-    """With ``max_steps``, Lightning takes an epoch that was saved at its very end for unfinished, and would train one more batch in it.
+    """With ``max_steps``, Lightning takes an epoch saved at its very end for unfinished, and would train one more batch in it.
 
-    Here it does what it does with ``max_epochs``.
+    This repeats what Lightning does under ``max_epochs``.
     """
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     if fit.restarted_on_epoch_end and loop.batch_progress.is_last_batch:
@@ -199,9 +199,9 @@ def _begin_the_next_epoch(trainer: Trainer) -> None:
 
 @final
 class _Epoch0:
-    """A loader that begins with the batches of epoch 0 whenever it is begun, for ``overfit_batches``.
+    """A loader that starts with epoch 0 on every iteration, for ``overfit_batches``.
 
-    It has no ``sampler`` and no ``dataset``, so that Lightning does not try to build it anew with a sampler of its own.
+    It has no ``sampler`` and no ``dataset``, so Lightning does not try to rebuild it with its own sampler.
     """
 
     def __init__(self, loader: Loader[Any]) -> None:
@@ -217,7 +217,7 @@ class _Epoch0:
 
 
 def _fixed(dataloaders: Any, mode: Any) -> CombinedLoader:
-    """What Lightning would make of ``dataloaders``, with every `Loader` at epoch 0; the user's own `CombinedLoader` stays as it is."""
+    """``dataloaders`` as a `CombinedLoader`, like Lightning's own, with every `Loader` fixed to epoch 0. A user's `CombinedLoader` is not changed."""
     given = dataloaders if isinstance(dataloaders, CombinedLoader) else CombinedLoader(dataloaders, mode)
     combined = CombinedLoader(given.iterables, given._mode)
     combined.flattened = [_Epoch0(one) if isinstance(one, Loader) else one for one in combined.flattened]
@@ -225,7 +225,7 @@ def _fixed(dataloaders: Any, mode: Any) -> CombinedLoader:
 
 
 def _to_epoch_0(loader: Loader[Any]) -> None:
-    """Let ``loader`` stand at the start of epoch 0, in its state too."""
+    """Move ``loader`` to the start of epoch 0, in its state too."""
     ((key, text),) = loader.state_dict().items()
     loader.load_state_dict({key: json.dumps(json.loads(text) | {"state": loader.root.start_of(0)})})
 
@@ -243,7 +243,7 @@ def _refuse_unequal(trainer: Trainer, batches: int) -> None:
     counts = trainer.strategy.all_gather(torch.tensor(batches, device=trainer.strategy.root_device)).flatten().tolist()
     if len(set(counts)) > 1:
         raise GraphError(
-            f"the ranks have {counts} training batches an epoch, and DDP hangs where one has more than another. Use tail='drop' or tail='pad'; "
+            f"the ranks have {counts} training batches per epoch, and DDP hangs if one has more than another. Use tail='drop' or tail='pad'; "
             f"tail='exact' is for evaluation."
         )
 
@@ -253,5 +253,5 @@ def _refuse_wrapped(one: Any) -> None:
         held = (one.dataset, *getattr(one.dataset, "__dict__", {}).values())
         if any(isinstance(thing, Loader) for thing in held):
             raise TypeError(
-                "a penstock.Loader stands inside a DataLoader, which would shard or batch it a second time. Give the Loader itself to the Trainer."
+                "a penstock.Loader is inside a DataLoader, which would shard or batch it a second time. Pass the Loader itself to the Trainer."
             )

@@ -1,7 +1,7 @@
 """The Hugging Face `Trainer`: ``class MyTrainer(HFTrainerMixin, Trainer): pass`` trains and evaluates from penstock's loaders, and resumes exactly.
 
-With a loader of your own, return it from ``get_train_dataloader``, add the `HFTrainerCallback`, and say ``ignore_data_skip=True``: the trainer
-would skip by reading.
+To use your own loader, return it from ``get_train_dataloader``, add the `HFTrainerCallback`, and pass ``ignore_data_skip=True``; otherwise the
+trainer reads and discards the batches already trained.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ else:
     _Trainer = object
 
 FILE = "loader.json"
-"""In a checkpoint's folder."""
+"""The file in a checkpoint's folder that holds the loader's state."""
 
 
 @final
 class HFTrainerCallback(TrainerCallback):
-    """Write ``checkpoint-N/loader.json`` with every checkpoint, and go on from it where the trainer resumes.
+    """Write ``checkpoint-N/loader.json`` with every checkpoint, and load it when the trainer resumes.
 
-    It also mends the ``epoch`` of a resumed run's logs: the trainer counts only what it has read itself.
+    It also corrects ``epoch`` in the logs of a resumed run, because the trainer counts only the batches it has read itself.
 
     Args:
-        checkpoint: The folder that is resumed from, where that is not ``output_dir/checkpoint-N``.
+        checkpoint: The folder to resume from, if it is not ``output_dir/checkpoint-N``.
 
     Raises:
         TypeError: When training begins: the trainer's loader is not a `penstock.Loader`.
         ValueError: When training resumes without ``ignore_data_skip=True``.
-        StateError: When training resumes: the checkpoint has no ``loader.json``, or one of another loader.
+        StateError: When training resumes: the checkpoint has no ``loader.json``, or it belongs to another loader.
     """
 
     def __init__(self, checkpoint: str | os.PathLike[str] | None = None) -> None:
         self.checkpoint = checkpoint
-        self._resumed: tuple[int, int] | None = None  # the epoch that the run goes on in, and its batches before that
-        self._begun = -1  # epochs that this run has begun, behind the first
-        self._loaded: int | None = None  # the epoch of the state, where that may stand on its last batch and nobody knows
+        self._resumed: tuple[int, int] | None = None  # the epoch in which the run resumed, and its batches trained before
+        self._begun = -1  # epochs that this run has begun, not counting the first
+        self._loaded: int | None = None  # the state's epoch, if the state may be on its last batch without knowing it
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Load, on every process, where the trainer does not begin anew."""
+        """On every process, load the state if the trainer resumes."""
         loader = _loader(kwargs)
         self._resumed, self._begun, self._loaded = None, -1, None
         if state.global_step == 0:
             return
         if not args.ignore_data_skip:
             raise ValueError(
-                "penstock resumes by itself: give TrainingArguments ignore_data_skip=True, or the trainer would skip batches once more."
+                "penstock resumes by itself, and the trainer would skip the same batches again. Pass ignore_data_skip=True to TrainingArguments."
             )
         file = Path(self.checkpoint or Path(_output(args)) / f"checkpoint-{state.global_step}") / FILE
         if not file.exists():
             raise StateError(
-                f"{file} is not there. Resume from a checkpoint that was saved with this callback, or tell it where: HFTrainerCallback(checkpoint=...)."
+                f"{file} does not exist. Resume from a checkpoint that was saved with this callback, or name its folder: HFTrainerCallback(checkpoint=...)."
             )
         loader.load_state_dict(json.loads(file.read_text()))
         batches = _batches_per_epoch(loader, args, state)
@@ -74,24 +74,24 @@ class HFTrainerCallback(TrainerCallback):
             self._loaded = loader.epoch
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Count it."""
+        """Count the epoch."""
         self._begun += 1
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Let ``state.epoch`` be what it is in a run that was never stopped, before it is logged and saved."""
+        """Set ``state.epoch`` to its value in a run that was never stopped, before it is logged and saved."""
         if self._resumed is None or state.epoch is None:
             return
         loader = _loader(kwargs)
         epoch, before = self._resumed
         batches = _batches_per_epoch(loader, args, state)
         read = (round(state.epoch * batches) - 1) % batches + 1
-        if self._loaded is not None and loader.epoch > self._loaded:  # It did: the first batch is of the next epoch.
+        if self._loaded is not None and loader.epoch > self._loaded:  # it was: the first batch belongs to the next epoch
             self._resumed = epoch, before = epoch + 1, 0
         self._loaded = None
         state.epoch = epoch + self._begun + (read + (0 if self._begun else before)) / batches
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Save, on the process that saves; whole or not at all."""
+        """On the process that saves, write the state: completely or not at all."""
         if not args.should_save:
             return
         file = Path(_output(args)) / f"checkpoint-{state.global_step}" / FILE
@@ -106,9 +106,9 @@ class HFTrainerCallback(TrainerCallback):
 class HFTrainerMixin(_Trainer):
     """A `Trainer` whose loaders are penstock's: ``class MyTrainer(HFTrainerMixin, Trainer): pass`` is the whole recipe.
 
-    The loaders are built of the trainer's own arguments: batch sizes, collator, removal of unused columns, ``data_seed`` (or ``seed``), and
+    It builds the loaders from the trainer's own arguments: batch sizes, collator, removal of unused columns, ``data_seed`` (or ``seed``), and
     ``dataloader_drop_last``, ``_num_workers``, ``_pin_memory``, ``_prefetch_factor``, ``_multiprocessing_context``, ``_in_order``. It sets
-    ``ignore_data_skip`` and adds the `HFTrainerCallback`. Evaluation gives every sample once, in the dataset's order, on any number of ranks.
+    ``ignore_data_skip`` and adds the `HFTrainerCallback`. Evaluation delivers every sample once, in dataset order, on any number of ranks.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -119,7 +119,7 @@ class HFTrainerMixin(_Trainer):
             self.add_callback(HFTrainerCallback())
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """See `Trainer.train`; the workers end with it."""
+        """See `Trainer.train`; the workers end when it returns."""
         for one in self.callback_handler.callbacks:
             if isinstance(one, HFTrainerCallback) and isinstance(resume_from_checkpoint, str | os.PathLike):
                 one.checkpoint = resume_from_checkpoint
@@ -129,7 +129,7 @@ class HFTrainerMixin(_Trainer):
             self._close_training_loader()
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """See `Trainer.evaluation_loop`; the workers end with it."""
+        """See `Trainer.evaluation_loop`; the workers end when it returns."""
         try:
             return super().evaluation_loop(dataloader, *args, **kwargs)
         finally:
@@ -137,13 +137,13 @@ class HFTrainerMixin(_Trainer):
                 dataloader.close()
 
     def get_train_dataloader(self) -> Any:
-        """A `Loader` over ``train_dataset``: shuffled, or in order where ``train_sampling_strategy="sequential"``.
+        """A `Loader` over ``train_dataset``: shuffled, or in order with ``train_sampling_strategy="sequential"``.
 
         Raises:
-            ValueError: There is no ``train_dataset``; or lengths, or a mesh, decide which rank gets what.
+            ValueError: There is no ``train_dataset``; or the sampling strategy needs lengths, or a mesh decides which rank gets what.
         """
         if self.train_dataset is None:
-            raise ValueError("training needs a train_dataset, and this trainer has none. Give it one.")
+            raise ValueError("training needs a train_dataset, and this trainer has none. Pass one to the Trainer.")
         dataset, options = self._words(self.train_dataset, "training")
         if isinstance(dataset, IterableDataset):
             options["split"] = "items"
@@ -155,23 +155,23 @@ class HFTrainerMixin(_Trainer):
         return self._training_loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Batches of ``eval_dataset`` in its order, dealt to the ranks as the trainer gathers them.
+        """Batches of ``eval_dataset`` in its order, dealt to the ranks the way the trainer gathers them.
 
         Raises:
-            ValueError: There is none; or it has no length, and there are several ranks.
+            ValueError: There is no ``eval_dataset``; or it has no length and there are several ranks.
         """
         given: Any = self.eval_dataset
         eval_dataset = given if eval_dataset is None else given[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
         if eval_dataset is None:
-            raise ValueError("evaluation needs an eval_dataset, and this trainer has none. Give it one.")
+            raise ValueError("evaluation needs an eval_dataset, and this trainer has none. Pass one to the Trainer.")
         return self._evaluation(eval_dataset, "evaluation")
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """As `get_eval_dataloader`."""
+        """Like `get_eval_dataloader`."""
         return self._evaluation(test_dataset, "test")
 
     def _close_training_loader(self) -> None:
-        """Its workers would wait for the garbage collector."""
+        """Close it now: its workers would otherwise live until garbage collection."""
         if self._training_loader is not None:
             self._training_loader.close()
 
@@ -182,7 +182,7 @@ class HFTrainerMixin(_Trainer):
             if ranks > 1:
                 raise ValueError(
                     f"{type(given).__name__} has no length, so {ranks} ranks cannot evaluate each of its samples once. Evaluate on one rank, or "
-                    f"give a dataset with a length."
+                    f"use a dataset with a length."
                 )
             loader: Loader[Any] = Loader.from_dataset(dataset, batch_size=size, run_ahead=False, **options)
         else:
@@ -192,7 +192,7 @@ class HFTrainerMixin(_Trainer):
         return _Evaluation(AccelerateLoader(loader, self.accelerator, save=False, remainder=remainder), given)
 
     def _words(self, dataset: Any, description: str) -> tuple[Any, dict[str, Any]]:
-        """The dataset without the columns that the model does not take, and what the trainer's arguments say to its loader."""
+        """The dataset without the columns that the model does not use, and the loader options from the trainer's arguments."""
         args = self.args
         if _strategy(args) not in ("random", "sequential"):
             raise ValueError(
@@ -201,7 +201,7 @@ class HFTrainerMixin(_Trainer):
             )
         if any(getattr(self, size, lambda: 1)() > 1 for size in ("get_tp_size", "get_cp_size", "get_sp_size")):
             raise ValueError(
-                "tensor, context or sequence parallel ranks must read the same batches, and HFTrainerMixin knows no mesh. Override "
+                "tensor-, context- or sequence-parallel ranks must read the same batches, and HFTrainerMixin does not know the mesh. Override "
                 "get_train_dataloader to return penstock.Loader.from_dataset(..., mesh=your_mesh['dp'])."
             )
         collate: Callable[[Any], Any] = self.data_collator
@@ -222,7 +222,7 @@ class HFTrainerMixin(_Trainer):
 
 @final
 class _Evaluation:
-    """What the trainer evaluates from: it asks it for its ``dataset``, and the accelerator for the last batch."""
+    """The loader that the trainer evaluates from. The trainer reads its ``dataset``; the accelerator learns the last batch from it."""
 
     def __init__(self, batches: AccelerateLoader[Any], dataset: Any) -> None:
         self._batches = batches
@@ -238,9 +238,9 @@ class _Evaluation:
 
 @final
 class _Rounds(Sampler[list[int]]):
-    """Batches in the dataset's order, as many full ones for every rank, so that one rank's behind the other's are a piece of the dataset.
+    """Batches in dataset order, the same number of full ones on every rank, so that the batches of one round, joined in rank order, are a slice of the dataset.
 
-    What is missing in the last round is taken from the dataset's beginning, and cut off by ``gather_for_metrics``, which keeps ``remainder`` samples of it.
+    The last round is filled up with samples from the start of the dataset; ``gather_for_metrics`` cuts them off, keeping ``remainder`` samples.
     """
 
     def __init__(self, n: int, batch_size: int, ranks: int, drop_last: bool) -> None:
@@ -258,12 +258,12 @@ class _Rounds(Sampler[list[int]]):
 
 
 def _strategy(args: TrainingArguments) -> str:
-    """Also in the words of transformers 4."""
+    """The sampling strategy, also under the name it has in transformers 4."""
     return getattr(args, "train_sampling_strategy", None) or ("group_by_length" if getattr(args, "group_by_length", False) else "random")
 
 
 def _batches_per_epoch(loader: Loader[Any], args: TrainingArguments, state: TrainerState) -> int:
-    """Those that the trainer divides by."""
+    """Batches per epoch, as the trainer computes ``epoch``."""
     return _length(loader) or int(state.max_steps * args.gradient_accumulation_steps)
 
 
@@ -278,12 +278,12 @@ def _loader(kwargs: dict[str, Any]) -> Loader[Any]:
     loader = kwargs["train_dataloader"]
     if not isinstance(loader, Loader):
         raise TypeError(
-            f"the trainer trains from a {type(loader).__name__}, not a penstock.Loader: let get_train_dataloader() return the loader itself."
+            f"the trainer trains from a {type(loader).__name__}, not a penstock.Loader. Return the loader itself from get_train_dataloader()."
         )
     return loader
 
 
 def _output(args: TrainingArguments) -> str:
     if args.output_dir is None:
-        raise ValueError("TrainingArguments has no output_dir, so there is no place for checkpoints.")
+        raise ValueError("TrainingArguments has no output_dir, so there is no place for checkpoints. Set output_dir.")
     return args.output_dir
