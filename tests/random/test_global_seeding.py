@@ -290,7 +290,7 @@ def test_inline_loading_leaves_the_callers_generators_to_the_bit(draw, before):
     """Whatever the dataset draws, and where; before every batch the caller may draw too. Seen to fail: `_watched` without `put_back`;
     `run` without ``kept``.
     """
-    for when in (NEVER, ALWAYS, {150}):
+    for when in (NEVER, ALWAYS, {188}):  # in a batch that the inner `next` loads
         with Loader.from_dataset(Drawing(DRAWS[draw], when), batch_size=BATCH, seed=3) as loader:
             for number, _ in enumerate(iterator := iter(loader)):
                 if before == "randn" or (before == "all" and number % 3 == 0):

@@ -1,0 +1,459 @@
+"""Faults that a test must catch: ``python tests/project/mutations.py [-k WORD] [--list]``.
+
+Each mutation is one small fault in a copy of the package, and the test that was seen to fail when it was first planted. The program plants
+them one at a time, runs that test, and says what came of it:
+
+    killed      the test failed, for the reason shown
+    SURVIVED    the test passed: it no longer sees what it was written for
+    STALE       the code has changed, and the fault no longer applies
+    BROKEN      nothing was tested: the package does not import, a name is missing, or there is no such test
+
+It exits with 1 unless every mutation is killed. The checkout is only read. A fault should be what somebody could write by mistake; when you
+change the code that it is in, plant it again where the same mistake would now be made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGE = ROOT / "pipes" / "penstock"
+LIMIT_S = 120
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One fault, and who must see it.
+
+    Attributes:
+        file: Relative to the package.
+        old: Text that occurs once in ``file``.
+        new: What stands there instead.
+        test: A pytest node id; it passes without the fault.
+    """
+
+    file: str
+    old: str
+    new: str
+    test: str
+
+    def applied(self, source: str) -> str | None:
+        """``source`` with the fault in it; None where ``old`` does not occur exactly once."""
+        return source.replace(self.old, self.new) if source.count(self.old) == 1 else None
+
+    def __str__(self) -> str:
+        shown = [" ".join(text.split())[:60] or "(nothing)" for text in (self.old, self.new)]
+        return f"{self.file}: {shown[0]} -> {shown[1]}  [{self.test}]"
+
+
+MUTATIONS = [
+    # Random numbers and orders.
+    Mutation(
+        "_random/sample_rng.py",
+        "mixed((epoch_word(seed, epoch) ^ position) + GAMMA)",
+        "mixed(epoch_word(seed, epoch) + GAMMA)",
+        "tests/fetch/test_fetch.py::test_a_sample_drawn_twice_in_an_epoch_is_augmented_twice",
+    ),
+    Mutation(
+        "_random/orders.py",
+        "generator.manual_seed(self._seed + epoch)",
+        "generator.manual_seed(self._seed)",
+        "tests/random/test_orders.py::TestTorchOrder::test_is_distributed_sampler_bit_for_bit",
+    ),
+    Mutation(
+        "_random/permutation.py",
+        "while out.size and out.max() >= self._n:",
+        "while False:",
+        "tests/random/test_orders.py::TestShuffledOrderIsAPermutation::test_of_every_length",
+    ),
+    Mutation(
+        "_random/global_seeding.py",
+        "            self._calm = None\n            if kept:",
+        "            if kept:",
+        "tests/random/test_global_seeding.py::test_a_batch_that_surprises_is_loaded_once_more_and_no_other_is",
+    ),
+    Mutation(
+        "_random/global_seeding.py",
+        "self._watch.put_back(before)",
+        "pass",
+        "tests/random/test_global_seeding.py::test_inline_loading_leaves_the_callers_generators_to_the_bit",
+    ),
+    Mutation(
+        "_random/global_seeding.py",
+        "        self._seen = None\n        with",
+        "        with",
+        "tests/random/test_global_seeding.py::test_small_batches_in_between_are_no_surprise",
+    ),
+    Mutation(
+        "_random/global_seeding.py",
+        "self._watch.look() if kept or self._seen is None else self._seen",
+        "self._watch.look() if self._seen is None else self._seen",
+        "tests/random/test_global_seeding.py::test_the_callers_draws_are_no_surprise",
+    ),
+    Mutation(
+        "_random/global_rng.py",
+        "if state[3] or ",
+        "if ",
+        "tests/random/test_global_seeding.py::test_where_a_deviate_is_kept_nothing_is_said",
+    ),
+    # Memory.
+    Mutation(
+        "_memory/slots.py",
+        "weakref.KeyedRef(base, self._freed.append, number)",
+        "weakref.KeyedRef(base, self._freed.append, number)\n        self._freed.append(self._watches[number])",
+        "tests/memory/test_recycler.py::test_batches_that_live_at_once_never_overlap",
+    ),
+    Mutation(
+        "_memory/parcel.py",
+        "end = aligned(end) + raw.nbytes",
+        "end = aligned(end)",
+        "tests/workers/test_process_pool.py::test_every_kind_of_value_arrives",
+    ),
+    Mutation(
+        "_memory/tree.py",
+        "return tuple.__new__(kind, [",
+        "return tuple([",
+        "tests/nodes/test_to_device.py::test_a_tree_keeps_its_form",
+    ),
+    Mutation(
+        "_memory/recycler.py",
+        "if nbytes < LARGE:",
+        "if True:",
+        "tests/memory/test_recycler.py::test_memory_is_used_again",
+    ),
+    # Workers: life, and no hang.
+    Mutation(
+        "_workers/processes/scheduler.py",
+        "self._backlog.extendleft(reversed(unfinished))",
+        "self._backlog.extend(unfinished)",
+        "tests/workers/test_process_pool.py::test_unfinished_tasks_come_first_and_in_order",
+    ),
+    Mutation(
+        "_workers/processes/scheduler.py",
+        "if row in blamed.fatal_rows:",
+        "if False:",
+        "tests/workers/test_process_pool.py::test_a_row_that_kills_twice_is_named",
+    ),
+    Mutation(
+        "_workers/processes/scheduler.py",
+        "if self._restarts >= self._max_restarts:",
+        "if False:",
+        "tests/workers/test_process_pool.py::test_the_budget_ends_in_an_error",
+    ),
+    Mutation(
+        "_workers/pool.py",
+        " and not isinstance(self.error, StopIteration | StopAsyncIteration)",
+        "",
+        "tests/loader/test_loader.py::test_stop_iteration_out_of_user_code_is_an_error_not_an_end",
+    ),
+    Mutation(
+        "_workers/reader_thread.py",
+        "len(shelf.items) >= self.depth:",
+        "len(shelf.items) > self.depth:",
+        "tests/nodes/test_prefetcher.py::test_it_reads_ahead_but_no_further_than_its_depth",
+    ),
+    Mutation(
+        "_workers/reader_thread.py",
+        "while core.inside:",
+        "while False:",
+        "tests/nodes/test_prefetcher.py::test_a_reset_steals_no_item",
+    ),
+    Mutation(
+        "_workers/thread_pool.py",
+        "            weakref.finalize(self, _abandoned, self._core, threads, os.getpid())\n",
+        "",
+        "tests/workers/test_thread_pool.py::test_an_abandoned_pool_ends_its_threads",
+    ),
+    Mutation(
+        "_workers/thread_pool.py",
+        "        del job, value, error  # This frame must not keep a batch alive while it waits for the next.\n",
+        "",
+        "tests/workers/test_thread_pool.py::test_a_waiting_thread_keeps_no_batch",
+    ),
+    Mutation(
+        "_workers/lifetime.py",
+        "thread.join(max(0.0, deadline - time.monotonic()))",
+        "thread.join(max(timeout, _WAKING_S))",
+        "tests/workers/test_thread_pool.py::test_many_stuck_threads_take_no_longer_than_one",
+    ),
+    # One task.
+    Mutation(
+        "_fetch/task.py",
+        "fault._replace(row=start + fault.row)",
+        "fault",
+        "tests/nodes/test_split_first_batch.py::test_the_rows_of_faults",
+    ),
+    Mutation(
+        "_fetch/task.py",
+        "                cell[0] = row\n",
+        "",
+        "tests/fetch/test_fetch.py::test_the_cell_holds_the_row_that_is_being_loaded",
+    ),
+    Mutation(
+        "_fetch/error_policy.py",
+        "while self._recent[0] <= here - WINDOW:",
+        "while self._recent[0] < here - WINDOW:",
+        "tests/fetch/test_error_policy.py::test_the_budget_is_that_of_its_definition",
+    ),
+    Mutation(
+        "_fetch/array_dataset.py",
+        "torch.from_numpy(_from_0(indices, n))",
+        "torch.from_numpy(indices)",
+        "tests/fetch/test_array_dataset.py::test_indices_are_checked_before_they_go_to_a_device",
+    ),
+    # Nodes: the resume law, one state, transparent states.
+    Mutation(
+        "_nodes/cycler.py",
+        'self._ended = initial_state["source"] is None',
+        "self._ended = False",
+        "tests/loader/test_state_dict.py::test_behind_the_last_batch",
+    ),
+    Mutation(
+        "_nodes/cycler.py",
+        "self._ended, self._begins = False, True",
+        "self._ended = False",
+        "tests/laws/test_resume.py::test_cycler_resumes_everywhere",
+    ),
+    Mutation(
+        "_nodes/sharder.py",
+        "missing = total + rank - left % world_size",
+        "missing = left + rank - left % world_size",
+        "tests/nodes/test_sharder.py::test_the_union_over_ranks_is_the_dataset_with_the_documented_tail",
+    ),
+    Mutation(
+        "_nodes/sharder.py",
+        "            self.source.take(1, every=rest, first=rest)",
+        "            pass",
+        "tests/nodes/test_sharder.py::test_the_union_over_ranks_is_the_dataset_with_the_documented_tail",
+    ),
+    Mutation(
+        "_nodes/sharder.py",
+        "if rest and share(rest, rank, world_size, self.tail) == 0:",
+        "if rest and rest <= rank:",
+        "tests/laws/test_resume.py::test_all_ranks_have_the_same_state_at_every_step",
+    ),
+    Mutation(
+        "_nodes/sharder.py",
+        "self.source.take(min(n, share(left, 0, world_size, self.tail)), every=world_size, first=rank)",
+        "self.source.take(min(n, share(left, 0, world_size, self.tail)) * world_size)[rank::world_size]",
+        "tests/nodes/test_sharder.py::test_one_rank_of_many_costs_its_own_share_only",
+    ),
+    Mutation(
+        "_nodes/tails.py",
+        "rank < left else 0",
+        "rank <= left else 0",
+        "tests/nodes/test_tails.py::test_share_is_what_dealing_by_hand_gives",
+    ),
+    Mutation(
+        "_nodes/batcher.py",
+        "            self.source.take(left)",
+        "            pass",
+        "tests/nodes/test_batcher.py::test_what_drop_last_leaves_over_is_passed_with_the_last_batch",
+    ),
+    Mutation(
+        "_nodes/sampler.py",
+        'return {"epoch": self._epoch, "position": self._position}',
+        'vars(self).setdefault("live", {}).update(epoch=self._epoch, position=self._position)\n        return vars(self)["live"]',
+        "tests/laws/test_resume.py::test_nodes_above_the_cycler_resume_everywhere",
+    ),
+    Mutation(
+        "_nodes/sampler.py",
+        'return {"epoch": self._epoch, "position": self._position}',
+        'return {"epoch": self._epoch, "position": self._position, "plan": self.at(np.arange(min(self._n, BLOCK))).plain()}',
+        "tests/loader/test_loader.py::test_state_is_small_and_json_at_any_size",
+    ),
+    Mutation(
+        "_nodes/parallel_mapper.py",
+        "                    return entry\n                break\n",
+        "                    return entry\n                continue\n",
+        "tests/nodes/test_parallel_mapper.py::test_out_of_order_delivers_what_is_done_and_no_epoch_early",
+    ),
+    Mutation(
+        "_nodes/parallel_mapper.py",
+        "if self._stale and self._pool is not None:",
+        "if self._pool is not None:",
+        "tests/laws/test_life.py::test_the_same_workers_across_epochs_jumps_and_loads",
+    ),
+    Mutation(
+        "_nodes/parallel_mapper.py",
+        "        return self._state\n",
+        '        return {"epoch": self._state["epoch"], "mapped": self._state}\n',
+        "tests/laws/test_resume.py::test_adding_and_removing_transparent_nodes_keeps_the_state",
+    ),
+    Mutation(
+        "_nodes/parallel_mapper.py",
+        "while self._open < max(1, self._window)",
+        "while self._open <= max(1, self._window)",
+        "tests/nodes/test_parallel_mapper.py::test_the_window_bounds_what_is_in_work",
+    ),
+    Mutation(
+        "_nodes/parallel_mapper.py",
+        "self._skip = frozenset(delivered)",
+        "self._skip = frozenset(delivered[:1])",
+        "tests/nodes/test_parallel_mapper.py::test_a_state_out_of_order_resumes_to_exactly_the_others",
+    ),
+    # The roof.
+    Mutation(
+        "_loader/cursor.py",
+        "            return PassMark(epoch)\n",
+        "            return Jump(self.epochs.start_of(epoch + 1))\n",
+        "tests/loader/test_loader.py::test_set_epoch_in_a_loop_drops_nothing",
+    ),
+    Mutation(
+        "_loader/cursor.py",
+        "if requested == epoch:\n            return Jump(self.state, over_mark=self._endless)",
+        "if requested == epoch:\n            return Jump(self.epochs.start_of(epoch), over_mark=self._endless)",
+        "tests/loader/test_loader.py::test_set_epoch_continues_a_loaded_epoch",
+    ),
+    Mutation(
+        "_loader/loader.py",
+        "        self._commits.delivered(state)\n",
+        "",
+        "tests/loader/test_loader.py::test_commit_means_the_last_committed_batch",
+    ),
+    Mutation(
+        "_loader/loader.py",
+        "if changed and strict:",
+        "if False:",
+        "tests/loader/test_loader.py::test_other_settings_are_a_mismatch_with_both_values",
+    ),
+    # Datasets.
+    Mutation(
+        "_datasets/cache_files.py",
+        "if not self._checked[place] and not is_record(memory, end, place):",
+        "if False:",
+        "tests/datasets/test_cached.py::test_whatever_the_index_says_no_sample_is_wrong",
+    ),
+    Mutation(
+        "_datasets/cache_files.py",
+        "    if _HAS_LOCKS:\n        try:",
+        "    if False:\n        try:",
+        "tests/datasets/test_cached.py::test_no_sample_is_loaded_twice_however_many_ask",
+    ),
+    Mutation(
+        "_datasets/resident.py",
+        "field[done : done + rows] = values",
+        "field[done : done + rows] = values.flip(0)",
+        "tests/datasets/test_resident.py::test_batches_are_the_ordinary_loaders",
+    ),
+    # The tools that users test with.
+    Mutation(
+        "testing.py",
+        "    assert crossed >= 2, ",
+        "    assert crossed >= 1, ",
+        "tests/laws/test_resume.py::test_the_law_wants_two_ends_of_an_epoch",
+    ),
+    Mutation(
+        "testing.py",
+        "                assert resumed.state() == states[step + 1], (",
+        "                assert True, (",
+        "tests/laws/test_resume.py::test_the_law_sees_a_planted_fault",
+    ),
+]
+
+_NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)
+_REASON = re.compile(r"^E +(.+)", re.MULTILINE)
+
+
+def verdict(mutation: Mutation) -> tuple[str, str]:
+    """What came of a mutation, and why."""
+    with tempfile.TemporaryDirectory(prefix="penstock-mutation-") as folder:
+        changed = mutation.applied((PACKAGE / mutation.file).read_text())
+        if changed is None:
+            return "STALE", f"the text does not occur exactly once in {mutation.file}"
+        source = Path(folder) / "pipes"
+        shutil.copytree(PACKAGE, source / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+        (source / PACKAGE.name / mutation.file).write_text(changed)
+        code, output = tested(source, [mutation.test])
+    reason = next(iter(_REASON.findall(output)), output.strip().splitlines()[-1] if output.strip() else "")
+    if code == 0:
+        return "SURVIVED", ""
+    if code != 1 or (found := _NOT_TESTED.search(output)):
+        return "BROKEN", found[1] if code == 1 and found else reason
+    return "killed", reason
+
+
+def tested(source: Path, tests: list[str]) -> tuple[int, str]:
+    """Run ``tests`` with the package in ``source``, in a fork of this process, which has imported torch already; pytest's exit status, and output."""
+    assert "penstock" not in sys.modules, "the forks would have the package of this process"
+    output = source.parent / "output.txt"
+    pid = os.fork()
+    if pid == 0:
+        _run(source, tests, output)
+    deadline = time.monotonic() + LIMIT_S
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if ended == (0, 0):
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return 1, f"E no end after {LIMIT_S} s"
+    return os.waitstatus_to_exitcode(ended[1]), output.read_text()
+
+
+def _run(source: Path, tests: list[str], output: Path) -> None:
+    """The child: it never returns."""
+    code = 70
+    try:
+        os.setsid()
+        sink = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(sink, 1)
+        os.dup2(sink, 2)
+        os.close(sink)
+        os.chdir(source.parent)
+        os.environ |= {
+            "PYTHONPATH": str(source),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(source.parent / "hypothesis"),
+        }
+        sys.dont_write_bytecode = True
+        sys.path.insert(0, str(source))
+        import pytest
+
+        options = ["-q", "-x", "--tb=short", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+        code = pytest.main([*options, *(str(ROOT / test) for test in tests)])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Plant faults in a copy of the package, and see that the tests catch them.")
+    parser.add_argument("-k", metavar="WORD", default="", help="only mutations with this word in the file, the text or the test")
+    parser.add_argument("--list", action="store_true", help="name them, and run nothing")
+    chosen = parser.parse_args(arguments)
+    mutations = [one for one in MUTATIONS if chosen.k in f"{one.file} {one.old} {one.new} {one.test}"]
+    if chosen.list:
+        print(*mutations, sep="\n")
+        return 0
+    importlib.import_module("torchdata.nodes")  # and torch: every test would import them, and so the forks have them already
+
+    with tempfile.TemporaryDirectory(prefix="penstock-mutation-") as folder:
+        source = Path(folder) / "pipes"
+        shutil.copytree(PACKAGE, source / PACKAGE.name)
+        code, output = tested(source, sorted({one.test for one in mutations}))
+    if code != 0:
+        print(output, "Without any mutation these tests fail already, so nothing can be learned from them.", sep="\n")
+        return 1
+    alive = 0
+    for mutation in mutations:
+        began = time.monotonic()
+        what, why = verdict(mutation)
+        alive += what != "killed"
+        print(f"{what:9} {time.monotonic() - began:5.1f} s  {mutation}\n{'':18}{why[:150]}", flush=True)
+    print(f"{len(mutations) - alive} of {len(mutations)} killed")
+    return 1 if alive or not mutations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
