@@ -15,7 +15,8 @@ from torchdata.nodes import BaseNode
 
 import penstock
 from penstock import Batcher, Cycler, IterableSource, Loader, Mapper, ParallelMapper, Prefetcher, Sharder, SourceError, StateMismatch
-from penstock._nodes.epoch_plan import EpochPlanner, _Reading
+from penstock._nodes.epoch_planner import EpochPlanner
+from penstock._nodes.sampler_reading import Reading as SamplerReading
 from penstock.testing import Tagged
 
 N = 20
@@ -452,10 +453,10 @@ def test_two_loaders_may_share_a_sampler_and_its_generator(generator):
     made = None if generator is None else torch.Generator().manual_seed(generator)
     sampler = RandomSampler(range(8), generator=made)
     batches = BatchSampler(sampler, 2, False)
-    alone = [_Reading(RandomSampler(range(8)), 4, epoch, batches=False, draws=False).block().values.tolist() for epoch in range(2)]
+    alone = [SamplerReading(RandomSampler(range(8)), 4, epoch, batches=False, draws=False).block().values.tolist() for epoch in range(2)]
     before = None if made is None else made.get_state()
     for one, given in ((sampler, False), (batches, True)):
-        planners = [EpochPlanner(one, 4, batches=given, draws=False, remembers=False) for _ in range(2)]
+        planners = [EpochPlanner(one, 4, batches=given) for _ in range(2)]
         readings = [planner._open(planner._sampler, epoch) for epoch, planner in enumerate(planners)]
         assert [reading.block().values.tolist() for reading in readings] == (
             alone if not given else [alone_in(4, epoch) for epoch in range(2)]
@@ -464,4 +465,4 @@ def test_two_loaders_may_share_a_sampler_and_its_generator(generator):
 
 
 def alone_in(seed, epoch):
-    return _Reading(BatchSampler(RandomSampler(range(8)), 2, False), seed, epoch, batches=True, draws=False).block().values.tolist()
+    return SamplerReading(BatchSampler(RandomSampler(range(8)), 2, False), seed, epoch, batches=True, draws=False).block().values.tolist()

@@ -10,13 +10,14 @@ import threading
 from itertools import count, islice
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from penstock import ClosedError, GraphError, Loader, SamplerWrapper, StateError, StateMismatch
-from penstock._nodes import epoch_plan
-from penstock._workers.helper_process import HelperProcess
+from penstock._nodes import epoch_planner, sampler_reading
+from penstock._workers.process_pool import ProcessPool
 
 pytestmark = pytest.mark.timeout(20)
 N, BLOCK = 7, 10
@@ -115,9 +116,9 @@ def blocks(monkeypatch):
     """Blocks of 10 items, or 10 samples in batches."""
     if multiprocessing.get_start_method() != "fork":
         pytest.skip("the helper process would have blocks of the usual size")
-    monkeypatch.setattr(epoch_plan, "CHUNK", BLOCK)
-    monkeypatch.setattr(epoch_plan, "LARGE", BLOCK)
-    monkeypatch.setattr(epoch_plan, "BATCHES", 2)
+    monkeypatch.setattr(sampler_reading, "CHUNK", BLOCK)
+    monkeypatch.setattr(sampler_reading, "LARGE", BLOCK)
+    monkeypatch.setattr(sampler_reading, "BATCHES", 2)
 
 
 def following(node, steps):
@@ -352,7 +353,7 @@ def test_padding_an_endless_sampler_is_refused(blocks):
 @pytest.mark.parametrize("make", [Drawing, Remembering])
 def test_an_epoch_given_up_has_a_follower_that_resumes(blocks, wrap, monkeypatch, make):
     """However far the epoch before was read. Seen to fail: `Remembering` went on where the helper happened to stand."""
-    monkeypatch.setattr(epoch_plan, "REPLAYED", 2)
+    monkeypatch.setattr(epoch_planner, "REPLAYED", 2)
     second = []
     for read in (1, BLOCK + 1, 4 * BLOCK):
         node = wrap(make(), seed=3)
@@ -430,15 +431,15 @@ def test_no_more_than_a_block_is_read_ahead_and_none_is_kept(blocks, wrap, tmp_p
 
 
 @pytest.mark.parametrize("midway", [1, 3 * BLOCK + 1])
-def test_closing_ends_the_process_and_the_thread_of_an_endless_sampler(blocks, wrap, midway):
+def test_closing_ends_the_process_of_an_endless_sampler(blocks, wrap, midway):
     node = wrap(Drawing())
     following(node, midway)
-    helper, thread = node._planner._desk.make, node._planner._thread
-    assert isinstance(helper, HelperProcess)
-    assert thread.is_alive()
+    pool = node._plans._pool
+    assert isinstance(pool, ProcessPool)
+    (pid,) = pool.pids
+    assert psutil.pid_exists(pid)
     node.shutdown()
-    assert not thread.is_alive()
-    assert not helper._process.is_alive()
+    assert not psutil.pid_exists(pid)
     with pytest.raises(ClosedError):
         following(node, BLOCK)
 
@@ -501,7 +502,7 @@ def test_a_sampler_that_ended_once_and_then_does_not_is_read_in_its_thread(block
     node = wrap(Later())
     items, _ = following(node, 3 + 4 * BLOCK)
     assert plain(items) == [0, 1, 2, *range(4 * BLOCK)]
-    thread = node._planner._thread
+    (thread,) = node._plans._pool._threads
     node.shutdown()
     assert not thread.is_alive()
 

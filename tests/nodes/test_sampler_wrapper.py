@@ -23,12 +23,11 @@ from torchdata.nodes import Loader
 from penstock._errors import ClosedError, GraphError, StateError, StateMismatch, WorkerDied
 from penstock._fetch.indices import Indices, pack
 from penstock._nodes.distributed_sampler import refuse_sharded, taken_over
-from penstock._nodes.epoch_plan import can_be_pickled, owns_its_randomness, wrapped
 from penstock._nodes.sampler import Sampler
+from penstock._nodes.sampler_traits import can_be_pickled, owns_its_randomness, wrapped
 from penstock._nodes.sampler_wrapper import SamplerWrapper
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
-from penstock._workers.ahead_thread import AheadThread
-from penstock._workers.helper_process import HelperProcess
+from penstock._workers.thread_pool import ThreadPool
 
 N = 11
 
@@ -617,8 +616,7 @@ class TestSamplerWrapperPlansAhead:
     def test_in_a_thread_and_no_process_for_torch_s_own(self, wrap):
         node = wrap(RandomSampler(range(N)))
         epochs(node, 2)
-        assert isinstance(node._planner, AheadThread)
-        assert not isinstance(node._planner._desk.make, HelperProcess)
+        assert isinstance(node._plans._pool, ThreadPool)
 
     def test_between_two_epochs_with_one_warning_where_nothing_else_is_left(self, wrap):
         node = wrap(Unpicklable())
@@ -651,14 +649,14 @@ class TestSamplerWrapperPlansAhead:
         node.state_dict(), node.remaining(), node.items_per_epoch(), node.reset({"epoch": 3, "position": 0, "checksum": 0})
         assert threading.enumerate() == before
 
-    def test_with_the_same_thread_and_process_for_ever(self, wrap):
+    def test_with_the_same_process_forever(self, wrap):
         node = wrap(Mixed())
         next(node)
-        made = node._planner._thread, node._planner._desk.make._process.pid
+        made = node._plans._pool.pids
         for state in (node.start_of(1), node.start_of(7), node.start_of(0)):
             node.reset(state)
             next(node)
-        assert (node._planner._thread, node._planner._desk.make._process.pid) == made
+        assert node._plans._pool.pids == made
 
 
 class TestSamplerWrapperFails:
@@ -700,6 +698,7 @@ class TestSamplerWrapperFails:
         node.interrupt()
         reader.join(20)
         assert len(told) == 1
+        node.reset(node.get_state())
         sampler.gate.set()
         assert next(node).values == 1000
         node.shutdown()
@@ -739,7 +738,7 @@ class TestLife:
 
     @pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="the helper says something through a file of its parent's")
     def test_a_sampler_that_is_stuck_is_ended_and_leaves_nothing_open(self, wrap):
-        """Seen red with the answer kept of a plan that failed because of the shutdown: it held the helper's files."""
+        """The pool ends it by force. `nothing_left_behind` looks for its files."""
         ours, theirs = os.pipe()
         node = wrap(Stuck(theirs))
         next(node)
@@ -749,7 +748,7 @@ class TestLife:
 
     @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="without it, a process waits for the end of its pipe")
     def test_the_helper_dies_with_its_parent(self):
-        """Also where a brother holds copies of every pipe's end. Seen red without `_die_with`."""
+        """Also where a brother holds copies of every pipe's end. Seen red without `_end_with`."""
         ours, theirs = os.pipe()
         parent = os.fork()
         if parent == 0:
@@ -758,7 +757,7 @@ class TestLife:
                 next(node)
                 if (brother := os.fork()) == 0:
                     signal.pause()
-                os.write(theirs, f"{node._planner._desk.make._process.pid} {brother}".encode())
+                os.write(theirs, f"{node._plans._pool.pids[0]} {brother}".encode())
             finally:
                 os.kill(os.getpid(), signal.SIGKILL)
         os.close(theirs)

@@ -20,9 +20,8 @@ import torch
 from penstock import Loader
 from penstock._errors import WorkerDied
 from penstock._workers import forking as fork_module
-from penstock._workers import helper_process as helper_module
 from penstock._workers.forking import ATTEMPTS, come_up, until_up
-from penstock._workers.helper_process import HelperProcess
+from penstock._workers.process_pool import ProcessPool
 from penstock._workers.processes import zygote as zygote_module
 from penstock.testing import Tagged
 
@@ -92,16 +91,34 @@ def drawn(task: int) -> tuple[int, float, float]:
     return (task, *values)  # type: ignore[return-value]
 
 
+class Drawn:
+    """What a worker does: `drawn`."""
+
+    def __call__(self, task: int, cell: Any, allocate: Any) -> tuple[int, float, float]:
+        return drawn(task)
+
+    def name(self, task: int, row: int) -> str:
+        return f"{task}"
+
+
+def drawn_by(pool: ProcessPool, task: int) -> tuple[int, float, float]:
+    pool.start()
+    job = pool.submit(task)
+    pool.wait([job], None)
+    result: tuple[int, float, float] = job.result()
+    return result
+
+
 @pytest.mark.parametrize("act", [torch_draws, numpy_draws, use_python])
-def test_helpers_and_workers_come_up_beside_busy_threads(act: Callable[[], None]) -> None:
+def test_workers_come_up_beside_busy_threads(act: Callable[[], None]) -> None:
     """Forked 4 times each. Seen to hang: without `until_up` (`use_python` before Python 3.11.10 only); without a new lock for NumPy in the
     child; without a look at torch's generator.
     """
     with beside(act):
         for task in range(4):
-            helper = HelperProcess(drawn)
-            assert helper(task)[0] == task
-            helper.end()
+            pool = ProcessPool(Drawn(), 1)
+            assert drawn_by(pool, task)[0] == task
+            pool.shutdown()
             with Loader.from_dataset(Tagged(8), batch_size=4, num_workers=1, method="process") as loader:
                 assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -140,22 +157,10 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
 
         really, really_come_up = fork_module._comes_up, fork_module.come_up
         monkeypatch.setattr(fork_module, "_comes_up", comes_up)
-        for module in (helper_module, zygote_module):
-            monkeypatch.setattr(module, "come_up", come_up)
+        monkeypatch.setattr(zygote_module, "come_up", come_up)
         return came
 
     return first
-
-
-def test_a_helper_that_hangs_is_forked_again(hanging: Callable[[int], list[bool]]) -> None:
-    """Seen to fail: one that hangs taken for one that is up."""
-    came = hanging(2)
-    helper = HelperProcess(drawn)
-    try:
-        assert [helper(7), helper(8)] == [drawn(7), drawn(8)]
-    finally:
-        helper.end()
-    assert came == [False, False, True]
 
 
 def test_a_zygote_that_hangs_is_forked_again(hanging: Callable[[int], list[bool]]) -> None:
@@ -166,25 +171,23 @@ def test_a_zygote_that_hangs_is_forked_again(hanging: Callable[[int], list[bool]
     assert came == [False, False, True]
 
 
-def test_a_helper_that_dies_at_once_and_is_reaped_by_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: `pidfd_open` without a thought for that."""
+def test_a_zygote_that_dies_at_once_and_is_reaped_by_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: `Zygote.exit_code` without a thought for that (`ChildProcessError`)."""
 
     def until_gone(fork: Callable[[], tuple[int, int]], kill: Callable[[], None]) -> None:
         pid, _ = fork()
         while psutil.pid_exists(pid):
             time.sleep(0)
 
-    monkeypatch.setattr(helper_module, "come_up", dies)
-    monkeypatch.setattr(helper_module, "until_up", until_gone)
+    monkeypatch.setattr(zygote_module, "come_up", dies)
+    monkeypatch.setattr(zygote_module, "until_up", until_gone)
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    pool = ProcessPool(Drawn(), 1)
     try:
-        helper = HelperProcess(drawn)
-        with pytest.raises(WorkerDied, match="the helper process that plans epochs is gone"):
-            helper(7)
-        helper.end()
-        multiprocessing.process._children.discard(helper._process)  # type: ignore[attr-defined]  # who waits for a child that was reaped
-        helper._process._popen.finalizer()  # type: ignore[attr-defined]
+        with pytest.raises(WorkerDied, match=r"the process that forks the workers .* has died"):
+            drawn_by(pool, 7)
     finally:
+        pool.shutdown()
         signal.signal(signal.SIGCHLD, before)
 
 
@@ -192,12 +195,9 @@ def test_none_that_comes_up_is_an_error(hanging: Callable[[int], list[bool]], mo
     """Nobody is left behind (the leak fixture looks). Seen to fail: without killing."""
     hanging(2)
     monkeypatch.setattr(fork_module, "ATTEMPTS", 2)
-    with pytest.raises(WorkerDied, match=r"2 processes forked from this one hung at once.*forkserver"):
-        HelperProcess(drawn)
-    hanging(2)
     with (
         Loader.from_dataset(Tagged(8), batch_size=4, num_workers=2, method="process") as loader,
-        pytest.raises(WorkerDied, match="hung at once"),
+        pytest.raises(WorkerDied, match=r"2 processes forked from this one hung at once.*forkserver"),
     ):
         next(iter(loader))
 

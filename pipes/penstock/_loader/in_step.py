@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from penstock._nodes.epoch_plan import length, wrapped
+from penstock._nodes.sampler_traits import length, wrapped
 
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from penstock._errors import GraphError
-from penstock._nodes.epoch_plan import wrapped
+from penstock._nodes.sampler_traits import wrapped
 from penstock._random.orders import SequentialOrder, TorchOrder
 
 

@@ -13,9 +13,9 @@ from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.encoding import decoded, encoded
-from penstock._nodes.epoch_plan import length
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch
+from penstock._nodes.sampler_traits import length
 from penstock._nodes.self_splitting import splits_itself
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._random.orders import checked_seed

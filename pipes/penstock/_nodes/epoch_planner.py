@@ -1,0 +1,146 @@
+"""Makes the plans of one sampler, in whatever order they are asked for, although the sampler may be able to go forward only."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, final
+
+from penstock._nodes.sampler_reading import Reading
+from penstock._nodes.sampler_traits import can_be_pickled, copied, is_told, owns_its_randomness, twin
+from penstock._workers.process_pool import check_processes
+
+if TYPE_CHECKING:
+    from penstock._nodes.epoch_plan import Plan, PlanRequest
+    from penstock._nodes.plan_source import Place
+
+
+REPLAYED = 2**8
+"""Blocks that are read of an epoch without an end when the epochs before are replayed."""
+
+
+@final
+class EpochPlanner:
+    """Makes the plans of one sampler: in one thread at a time, or in a worker process to which it goes before its first plan.
+
+    Args:
+        sampler: Whatever yields indices, or batches of them.
+        seed: Together with the epoch, it seeds everything the sampler draws from.
+        batches: Whether it yields batches. None: it does not, but nobody said so, and a list is refused.
+        plan_ahead: False: only ever `place` it here.
+    """
+
+    def __init__(self, sampler: Any, seed: int, *, batches: bool | None, plan_ahead: bool = True) -> None:
+        self._sampler = sampler
+        self._seed = seed
+        self._batches = batches
+        self._plan_ahead = plan_ahead
+        self._remembers = not owns_its_randomness(sampler)
+        self._place: Place | None = None if plan_ahead else "here"
+        self._warned = False
+        self._pristine: Any = None
+        self._next_epoch: int | None = 0  # which the sampler would give next; None: it was left in the middle of one
+        self._asked = False
+        self._reading: Reading | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where the next plan may be made.
+
+        A sampler that may draw from the global generators must not run beside the user's threads, which draw from them too. So it goes to
+        a process of its own; if it cannot, it runs here, unless it is then seen not to draw.
+        """
+        if self._place is None:
+            self._place = "here"
+            if not self._remembers:
+                self._place = "thread"
+            elif can_be_pickled(self._sampler):
+                with suppress(RuntimeError):  # the platform has no worker processes
+                    check_processes(None)
+                    self._place = "process"
+        return self._place
+
+    def __call__(self, request: PlanRequest) -> Plan:
+        """The plan of an epoch, or of the block with the position asked for; errors of the sampler name the epoch."""
+        try:
+            if self._reading is None or (self._reading.epoch, self._reading.begin) != request[:2]:
+                self._begin(request)
+            assert self._reading is not None
+            plan = self._reading.block()
+            while plan.more and plan.end <= request.position:
+                plan = self._reading.block()
+        except BaseException as exc:
+            self.close()
+            if isinstance(exc, StopIteration):  # It would pass for the end of the epoch.
+                raise RuntimeError(
+                    f"{type(self._sampler).__name__} raised StopIteration outside of its iterator, in epoch {request.epoch}."
+                ) from exc
+            with suppress(Exception):  # A frozen exception bears no note.
+                exc.add_note(f"while {type(self._sampler).__name__} was asked for the indices of epoch {request.epoch}")
+            raise
+        if not plan.more:
+            self.close()
+            self._next_epoch = request.epoch + 1
+        if self.place == "here" and self._plan_ahead:
+            self._look(plan)
+        return plan
+
+    def close(self) -> None:
+        """Give up the rest of the epoch that is being read, and take back what was lent for it."""
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
+
+    def _look(self, plan: Plan) -> None:
+        """Move to a thread if the sampler did not draw; warn if it did."""
+        if not plan.drew and not plan.is_block:
+            self._place = "thread"
+        elif plan.drew and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{type(self._sampler).__name__} draws from the global random numbers and cannot be pickled, so that it is read between two epochs "
+                f"and the workers wait for it. Give it a generator of its own, make it picklable, or say plan_ahead=False.",
+                stacklevel=2,
+            )
+
+    def _begin(self, request: PlanRequest) -> None:
+        """Open the epoch, with the sampler as it stands where the epochs before lead to it."""
+        follows = request.epoch == self._next_epoch
+        self.close()
+        self._next_epoch = None
+        if self._remembers:
+            if self._place == "process" and not self._asked:  # Here it is the user's, who may change it: no copy may take its place.
+                self._pristine = copied(self._sampler)
+            if not follows:
+                self._catch_up(request)
+        self._asked = True
+        self._reading = self._open(self._sampler, request.epoch)
+
+    def _catch_up(self, request: PlanRequest) -> None:
+        """Read the epochs before, if the sampler has a memory: indices only, and nothing of them is kept.
+
+        We test for a memory on a copy: a sampler with one fails to give the plan of the state, or plans the same epoch differently twice.
+        Of an epoch without an end `REPLAYED` blocks are read, so that what follows does not depend on how far somebody went.
+        """
+        if self._asked and self._pristine is None:
+            return  # Where the sampler stands now cannot be undone; the checksum will tell.
+        if self._asked:
+            self._sampler = copied(self._pristine)
+        trial = copied(self._sampler)
+        if trial is not None:
+            plan = self._first_block(trial, request.epoch)
+            fits = plan.fits(request.position, request.checksum) or (plan.more and request.position > plan.end)
+            known = request.position > 0 or is_told(self._sampler)  # At an epoch's start any plan fits, and a memory may show late.
+            if known and fits and plan.same_as(self._first_block(trial, request.epoch)):
+                return
+        for epoch in range(request.epoch):
+            with closing(self._open(self._sampler, epoch)) as reading:
+                any(not reading.block().more for _ in range(REPLAYED))
+
+    def _first_block(self, sampler: Any, epoch: int) -> Plan:
+        with closing(self._open(sampler, epoch)) as reading:
+            return reading.block()
+
+    def _open(self, sampler: Any, epoch: int) -> Reading:
+        one = sampler if self._remembers else twin(sampler)  # Somebody else may read it at the same time, and draw from its generator.
+        return Reading(one, self._seed, epoch, batches=self._batches, draws=self._remembers and self.place != "thread")

@@ -1,0 +1,54 @@
+"""How many items the epochs of a sampler have, as far as that can be known before they are read."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, final
+
+from penstock._memory.modes import neutral_modes
+from penstock._nodes.sampler_traits import is_told, length, length_in
+
+if TYPE_CHECKING:
+    from penstock._nodes.epoch_plan import Plan
+
+_EPOCHS = 4
+"""Lengths kept, of the epochs asked for last."""
+
+
+@final
+class LengthBook:
+    """What ``len(sampler)`` says of each epoch, believed until an epoch turns out otherwise."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._follows_epochs = is_told(sampler)
+        self._believed = True
+        self._said: dict[int, int | None] = {}
+
+    def items(self, epoch: int, plan: Plan | None) -> int | None:
+        """Items of ``epoch``, whose plan is ``plan`` if it has been made; None if unknown."""
+        if not self._believed:
+            return None
+        if plan is not None:
+            return None if plan.is_block else len(plan)
+        return self._length(epoch)
+
+    def compare(self, epoch: int, plan: Plan) -> None:
+        """Warn, once, if ``plan`` shows that the sampler's length is not true; then all of them are unknown."""
+        said = self._length(epoch) if self._believed else None
+        if said is not None and said != len(plan):
+            self._believed = False
+            warnings.warn(
+                f"{type(self._sampler).__name__} has a length of {said}, and epoch {epoch} has {len(plan)} items. From now on the length counts as "
+                f"unknown. Let __len__ say what __iter__ gives.",
+                stacklevel=2,
+            )
+
+    def _length(self, epoch: int) -> int | None:
+        if not self._follows_epochs:
+            return length(self._sampler)
+        if epoch not in self._said:  # Asking takes a copy of the sampler, because the length may change with the epoch that it is told.
+            with neutral_modes():
+                said = length_in(self._sampler, epoch)
+            self._said = {**dict(list(self._said.items())[1 - _EPOCHS :]), epoch: said}
+        return self._said[epoch]

@@ -1,0 +1,130 @@
+"""Where plans are made: here, in a thread, or in a process. One is made ahead, so that a slow sampler leaves no gap between two epochs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, final
+
+from penstock._errors import ClosedError, WorkerDied
+from penstock._memory.modes import neutral_modes
+from penstock._workers.process_pool import ProcessPool
+from penstock._workers.thread_pool import ThreadPool
+
+if TYPE_CHECKING:
+    from collections.abc import MutableSequence
+
+    from penstock._memory.allocation import Allocate
+    from penstock._nodes.epoch_plan import PlanRequest
+    from penstock._workers.pool import Job, Pool
+
+
+P = TypeVar("P", covariant=True)
+Place = Literal["here", "thread", "process"]
+
+
+class Planner(Protocol[P]):
+    """What makes plans, in one thread at a time."""
+
+    @property
+    def place(self) -> Place:
+        """Where the next plan is to be made. Asked until it is not ``"here"``; from then on the thread or process has the planner."""
+        ...
+
+    def __call__(self, request: PlanRequest) -> P:
+        """The plan."""
+        ...
+
+
+@final
+class PlanSource(Generic[P]):
+    """The plans of a planner, made where it says, in the order in which they are asked for.
+
+    One plan is under way ahead of the consumer. If the consumer jumps and asks for another one, that goes in behind it: a sampler cannot
+    be stopped, so the older plan is finished and dropped.
+    """
+
+    def __init__(self, planner: Planner[P]) -> None:
+        self._planner = planner
+        self._pool: Pool | None = None
+        self._ordered: tuple[PlanRequest, Job] | None = None
+        self._interrupted = False
+
+    def get(self, request: PlanRequest) -> P:
+        """The plan for ``request``; waits for it, and raises whatever making it raised.
+
+        Raises:
+            ClosedError: After `interrupt`, until `resume`; after `shutdown`.
+            WorkerDied: The process is gone.
+        """
+        self.order(request)
+        pool, ordered = self._pool, self._ordered
+        if pool is None or ordered is None:
+            with neutral_modes():
+                return self._planner(request)
+        job = ordered[1]
+        # `interrupt` sets the flag and then looks for the pool; here it is the other way round, so one of the two sees the other.
+        if self._interrupted:
+            raise ClosedError("the wait for the next epoch's plan was interrupted.")
+        pool.wait([job], None)
+        try:
+            plan: P = job.result()
+        except WorkerDied as exc:
+            raise WorkerDied(
+                f"{exc} It planned epochs ahead. If the sampler cannot run in another process, use plan_ahead=False: it then runs in this one, "
+                f"between two epochs."
+            ) from exc
+        finally:
+            self._ordered = None
+            job.forget()
+        return plan
+
+    def order(self, request: PlanRequest) -> None:
+        """Have the plan for ``request`` made ahead; idempotent, and without effect where plans are made here."""
+        pool = self._started()
+        if pool is not None and (self._ordered is None or self._ordered[0] != request):
+            self._ordered = request, pool.submit(request)
+
+    def resume(self) -> None:
+        """Forget an `interrupt`, and what was under way when it came."""
+        if self._interrupted:
+            self._interrupted = False
+            self._ordered = None
+            if self._pool is not None:
+                self._pool.discard()
+
+    def interrupt(self) -> None:
+        """Have the `get` that waits, and every one until `resume`, raise `ClosedError`; from any thread."""
+        self._interrupted = True
+        if self._pool is not None:
+            self._pool.interrupt()
+
+    def shutdown(self) -> None:
+        """End the thread or process; see `Pool.shutdown`. Idempotent."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _started(self) -> Pool | None:
+        if self._pool is None:
+            place = self._planner.place
+            if place == "here":
+                return None
+            work = _Work(self._planner)
+            if place == "thread":
+                self._pool = ThreadPool(work, 1, name="penstock-plan")
+            else:
+                # Not replaced if it dies: a new process would not know how far the old one had read the sampler.
+                self._pool = ProcessPool(work, 1, max_restarts=0, name="penstock-plan")
+        self._pool.start()
+        return self._pool
+
+
+class _Work:
+    """What the worker does; the pool's `Work`."""
+
+    def __init__(self, planner: Planner[Any]) -> None:
+        self._planner = planner
+
+    def __call__(self, task: PlanRequest, cell: MutableSequence[int], allocate: Allocate) -> Any:
+        return self._planner(task)
+
+    def name(self, task: PlanRequest, row: int) -> str:
+        return f"the plan of epoch {task.epoch}"

@@ -1,0 +1,208 @@
+"""How one epoch of a sampler is read: told its number, seeded, and with the caller's random numbers left as they were."""
+
+from __future__ import annotations
+
+import operator
+import random
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+
+from penstock._nodes.epoch_plan import Plan
+from penstock._nodes.sampler_traits import length, tell, wrapped
+from penstock._random.global_rng import global_rngs_kept, seed_globals
+from penstock._random.sample_rng import torch_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock._nodes.epoch_plan import Values
+
+
+PLANNING = 2**63 - 1
+"""The position whose key seeds a sampler; the generators of what it wraps count down from it."""
+CHUNK = 2**16
+"""Items read at once. A block of a sampler without a length has as many items, or `LARGE` samples."""
+LARGE = 2**20
+BATCHES = 256
+"""Batches read at once."""
+
+
+@final
+class Reading:
+    """One epoch of a sampler being read: in one go if the sampler has a length, else block by block.
+
+    Whatever the sampler draws from is seeded once and belongs to this reading until the epoch ends. Generators that were lent stay lent
+    between two blocks. The global ones cannot: the caller draws from them in the meantime, so each block puts back the state in which the
+    one before left them, and takes it along again.
+
+    Attributes:
+        epoch: The epoch.
+        begin: The position of the next block; samples before it, and their checksum, go into its `Plan`.
+    """
+
+    def __init__(self, sampler: Any, seed: int, epoch: int, *, batches: bool | None, draws: bool) -> None:
+        self.epoch = epoch
+        self.begin = 0
+        self._sampler = sampler
+        self._key = seed, epoch, PLANNING
+        self._batches = batches
+        self._draws = draws
+        self._globals: tuple[Any, ...] | None = None
+        self._items: Iterator[Any] | None = None
+        self._length: int | None = None
+        self._samples = self._checksum = 0
+        tell(sampler, epoch)
+        self._lent = ExitStack()
+        for depth, one in enumerate(wrapped(sampler)):
+            self._lent.enter_context(_seeded(one, seed, epoch, PLANNING - depth))
+
+    def block(self) -> Plan:
+        """The next block, or the whole epoch; the last one, or an error, also does `close`."""
+        more = False
+        try:
+            plan = self._drawing() if self._draws else self._read()
+            more = plan.more
+        finally:
+            if not more:
+                self.close()
+        self.begin, self._samples = plan.end, plan.samples + len(plan.values)
+        self._checksum = plan.checksum(plan.begin, plan.end, plan.before) if more else 0
+        return plan
+
+    def close(self) -> None:
+        """Take back what was lent. Idempotent."""
+        self._items = None
+        self._lent.close()
+
+    def _drawing(self) -> Plan:
+        with global_rngs_kept():
+            if self._globals is None:
+                seed_globals(*self._key)
+            else:
+                _put_globals(self._globals)
+            before = _global_states()
+            plan = self._read()
+            self._globals = _global_states()
+            return replace(plan, drew=_comparable(self._globals) != _comparable(before))
+
+    def _read(self) -> Plan:
+        if self._items is None:
+            self._length = length(self._sampler)
+            self._items = iter(self._sampler)
+        parts: list[Values] = []
+        lengths: list[int] = []
+        read = samples = 0
+        more = False
+        while not more and (values := self._some(self._items, lengths)) is not None:
+            parts.append(_as_integers(values))
+            samples += len(values)
+            read = len(lengths) if self._batches else samples
+            if self._length is None:
+                more = read >= CHUNK or samples >= LARGE
+            elif read > 2 * self._length + CHUNK:
+                raise ValueError(
+                    f"{type(self._sampler).__name__} has a length of {self._length}, and did not end after {read} items. "
+                    f"An epoch must end: stop after its length."
+                )
+        starts = np.cumsum([0, *lengths], dtype=np.int64) if self._batches else None
+        return Plan(_joined(parts), starts, False, self.begin, self._samples, self._checksum, more)
+
+    def _some(self, items: Iterator[Any], lengths: list[int]) -> list[Any] | None:
+        """The next samples, with the lengths of their batches appended to ``lengths``; None if there are no more."""
+        if not self._batches:
+            values = list(islice(items, CHUNK))
+            if self._batches is None and any(issubclass(kind, list) for kind in set(map(type, values))):
+                raise ValueError(
+                    f"{type(self._sampler).__name__} yields lists, and nobody said whether a list is a batch of indices or one index. "
+                    f"Write SamplerWrapper(..., batches=True) for batches, or batches=False where dataset[[0, 1]] is one sample."
+                )
+            return values or None
+        before, values = len(lengths), []
+        # Each batch is read before the next one is asked for: it may be an iterator over the very items that the sampler goes on with.
+        for item in islice(items, BATCHES):
+            batch = _batch(self._sampler, item)
+            lengths.append(len(batch))
+            values += batch
+        return values if len(lengths) > before else None
+
+
+@contextmanager
+def _seeded(one: Any, seed: int, epoch: int, position: int) -> Iterator[None]:
+    """Seed the ``generator`` of ``one``; if that is None, lend it one meanwhile, so that it needs no global one."""
+    generator = getattr(one, "generator", _MISSING)
+    ours = torch_generator(seed, epoch, position)
+    if generator is None:
+        try:
+            one.generator = ours
+        except AttributeError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            one.generator = None
+        return
+    if isinstance(generator, torch.Generator) and generator is not torch.default_generator:
+        generator.manual_seed(ours.initial_seed())
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(ours.initial_seed()).state
+    yield
+
+
+_MISSING = object()
+
+
+def _batch(sampler: Any, item: Any) -> list[Any]:
+    """The samples of a batch, in a list of their own."""
+    if isinstance(item, np.ndarray | torch.Tensor) and item.ndim == 1:
+        values: list[Any] = item.tolist()
+        return values
+    try:
+        samples = iter(item)
+    except TypeError as exc:
+        raise TypeError(
+            f"{type(sampler).__name__} yields {item!r:.80}, which is not a batch: a batch sampler yields lists of indices. "
+            f"Give it as sampler=, or in a hand-built graph say batches=False."
+        ) from exc
+    return list(samples)
+
+
+def _as_integers(values: list[Any]) -> Values:
+    try:
+        return np.array(values if set(map(type, values)) <= {int} else list(map(operator.index, values)), dtype=np.int64)
+    except (TypeError, OverflowError):
+        return [_unwrapped(value) for value in values]
+
+
+def _unwrapped(value: Any) -> Any:
+    """The integer in a tensor of one element; anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        with suppress(TypeError):
+            return operator.index(value)
+    return value
+
+
+def _joined(parts: list[Values]) -> Values:
+    if any(isinstance(part, list) for part in parts):
+        return [value for part in parts for value in (part if isinstance(part, list) else part.tolist())]
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _global_states() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+
+
+def _put_globals(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.default_generator.set_state(states[2])
+
+
+def _comparable(states: tuple[Any, ...]) -> tuple[Any, ...]:
+    name, keys, *rest = states[1]
+    return states[0], name, bytes(keys), rest, bytes(states[2].numpy())
