@@ -65,6 +65,18 @@ MUTATIONS = [
         "tests/fetch/test_fetch.py::test_a_sample_drawn_twice_in_an_epoch_is_augmented_twice",
     ),
     Mutation(
+        "_random/splitmix.py",
+        "STEPS: Final = ((30,",
+        "STEPS: Final = ((29,",
+        "tests/random/test_splitmix.py::test_splitmix64_is_the_published_one",
+    ),
+    Mutation(
+        "_random/batch_rng.py",
+        "return (words >> by) & ((1 << (64 - by)) - 1)",
+        "return words >> by",
+        "tests/random/test_splitmix.py::test_splitmix64_is_the_published_one",
+    ),
+    Mutation(
         "_random/orders.py",
         "generator.manual_seed(self._seed + epoch)",
         "generator.manual_seed(self._seed)",

@@ -8,16 +8,14 @@ from typing import final
 import torch
 
 from penstock._random.sample_rng import epoch_word
-
-_GAMMA = 0x9E3779B97F4A7C15
+from penstock._random.splitmix import GAMMA, LAST_SHIFT, STEPS
 
 
 @final
 class BatchRng:
     """Random numbers for each sample of a batch: a pure function of (seed, epoch, position), whatever the batch, the rank or the device.
 
-    A counter-based generator: word j of a sample is SplitMix64's finaliser (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-    Generators", OOPSLA 2014) of the sample's key plus j times the golden gamma. `uniform` and `integers` are the same to the last bit
+    A counter-based generator: the words of a sample are the SplitMix64 stream of its key. `uniform` and `integers` are the same to the last bit
     on every device; `normal` goes through logarithms, which devices round differently.
 
     Args:
@@ -27,7 +25,7 @@ class BatchRng:
     """
 
     def __init__(self, seed: int, epoch: int, positions: torch.Tensor) -> None:
-        self._keys = _mixed((positions ^ _signed(epoch_word(seed, epoch))) + _signed(_GAMMA))
+        self._keys = _mixed((positions ^ _signed(epoch_word(seed, epoch))) + _GAMMA)
         self._drawn = 0
 
     def uniform(self, *shape: int) -> torch.Tensor:
@@ -54,14 +52,14 @@ class BatchRng:
         count = math.prod(shape)
         places = torch.arange(self._drawn + 1, self._drawn + count + 1, device=self._keys.device)
         self._drawn += count
-        return _shifted(_mixed(self._keys[:, None] + places * _signed(_GAMMA)), 64 - bits).reshape(len(self._keys), *shape)
+        return _shifted(_mixed(self._keys[:, None] + places * _GAMMA), 64 - bits).reshape(len(self._keys), *shape)
 
 
 def _mixed(words: torch.Tensor) -> torch.Tensor:
     """SplitMix64's finaliser; int64 arithmetic wraps around, as that of 64 bits without a sign does."""
-    words = (words ^ _shifted(words, 30)) * _signed(0xBF58476D1CE4E5B9)
-    words = (words ^ _shifted(words, 27)) * _signed(0x94D049BB133111EB)
-    return words ^ _shifted(words, 31)
+    for shift, factor in _STEPS:
+        words = (words ^ _shifted(words, shift)) * factor
+    return words ^ _shifted(words, LAST_SHIFT)
 
 
 def _shifted(words: torch.Tensor, by: int) -> torch.Tensor:
@@ -71,3 +69,7 @@ def _shifted(words: torch.Tensor, by: int) -> torch.Tensor:
 
 def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
+
+
+_GAMMA = _signed(GAMMA)
+_STEPS = [(shift, _signed(factor)) for shift, factor in STEPS]

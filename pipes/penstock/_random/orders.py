@@ -179,8 +179,7 @@ class TorchOrder:
 class WeightedOrder:
     """Draws with replacement: every position holds index i with probability ``weights[i] / sum(weights)``, on its own.
 
-    Position p of an epoch is the p-th word of a SplitMix64 stream (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-    Generators", OOPSLA 2014), which can be read anywhere because its state is a counter; two keys from Philox under
+    Position p of an epoch is the p-th word of a SplitMix64 stream, which can be read anywhere because its state is a counter; two keys from Philox under
     (seed, epoch) choose the stream. The word is inverted through the cumulative weights: O(log(len(weights))).
 
     Args:

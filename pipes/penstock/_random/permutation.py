@@ -8,6 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from penstock._random.splitmix import GAMMA, LAST_SHIFT, STEPS
+
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
@@ -82,10 +84,9 @@ def _cell(value: int) -> UInt64s:
     return np.array(value, dtype=np.uint64)
 
 
-# The multipliers and shifts of variant 13 of Stafford's finalisers, "Better Bit Mixing" (2011), which SplitMix64 uses.
-_M1, _M2 = _cell(0xBF58476D1CE4E5B9), _cell(0x94D049BB133111EB)
-_S30, _S27, _S31, _S32 = _cell(30), _cell(27), _cell(31), _cell(32)
-_GAMMA = _cell(0x9E3779B97F4A7C15)
+_GAMMA, _LAST_SHIFT, _S32 = _cell(GAMMA), _cell(LAST_SHIFT), _cell(32)
+_STEPS = [(_cell(shift), _cell(factor)) for shift, factor in STEPS]
+(_, _M1), (_, _M2) = _STEPS  # a cheaper hash than the whole finaliser is enough for a round of the network
 SHUFFLED, WEIGHTED = 1, 2
 
 
@@ -97,7 +98,11 @@ def philox_words(seed: int, epoch: int, purpose: int, n: int) -> UInt64s:
 
 def splitmix64_stream(counter: UInt64s, key: np.uint64, other_key: np.uint64) -> UInt64s:
     """The words of a SplitMix64 stream at ``counter``; the other key makes it another stream, not only another part of the same."""
-    z = counter * _GAMMA + key
-    z = (z ^ (z >> _S30)) * _M1 ^ other_key
-    z = (z ^ (z >> _S27)) * _M2
-    return z ^ (z >> _S31)
+    first, second = _STEPS
+    z = _step(counter * _GAMMA + key, *first) ^ other_key
+    z = _step(z, *second)
+    return z ^ (z >> _LAST_SHIFT)
+
+
+def _step(z: UInt64s, shift: UInt64s, factor: UInt64s) -> UInt64s:
+    return (z ^ (z >> shift)) * factor
