@@ -34,7 +34,7 @@ _SERVERS = 3
 
 
 class Launcher(Protocol):
-    late: list[tuple[int, int]]  # deaths that came while a start was awaited; the poller does not show them again
+    missed_deaths: list[tuple[int, int]]  # heard of while a start was awaited, so the poller will not show them
 
     def launch(self, serial: int, worker: int, channel: socket.socket) -> int: ...
     def greeting(self) -> tuple[int, list[int]]: ...
@@ -48,7 +48,7 @@ class ByZygote:
     """Workers by fork, from a process without threads."""
 
     def __init__(self, setup: Setup, poller: select.poll) -> None:
-        self.late: list[tuple[int, int]] = []
+        self.missed_deaths: list[tuple[int, int]] = []
         for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered once more
             with contextlib.suppress(AttributeError, ValueError, OSError):
                 stream.flush()
@@ -69,7 +69,7 @@ class ByZygote:
             while True:
                 which, what, value = self._report(0)
                 if what == ENDED:
-                    self.late.append((which, value))
+                    self.missed_deaths.append((which, value))
                 elif which != serial:  # one that was ordered when an exception came between
                     continue
                 elif what == BORN:
@@ -82,9 +82,9 @@ class ByZygote:
             while True:
                 serial, what, code = self._report(socket.MSG_DONTWAIT)
                 if what == ENDED:
-                    self.late.append((serial, code))
-        while self.late:
-            yield self.late.pop(0)
+                    self.missed_deaths.append((serial, code))
+        while self.missed_deaths:
+            yield self.missed_deaths.pop(0)
 
     def join(self, timeout: float) -> bool:
         with contextlib.suppress(OSError):
@@ -144,7 +144,7 @@ class ByContext:
         self._by_server = method == "forkserver"
         if self._by_server:
             _preload()
-        self.late: list[tuple[int, int]] = []
+        self.missed_deaths: list[tuple[int, int]] = []
         self._context = context
         self._poller = poller
         self._name = setup.name

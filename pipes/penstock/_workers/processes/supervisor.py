@@ -1,4 +1,4 @@
-"""The crew of a pool of processes: who is alive. It starts workers, hears of their deaths, and ends them; of tasks it knows nothing."""
+"""Who is alive in a pool of processes. Starts workers, hears of their deaths, and ends them; knows nothing of tasks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Supervisor:
         context: A start method or context; None: multiprocessing's for the platform.
 
     Attributes:
-        seats: By the channel's file descriptor.
+        workers: By the channel's file descriptor.
         poller: Every channel, every death, and `wake`.
     """
 
     def __init__(self, setup: Setup, places: int, context: str | BaseContext | None) -> None:
-        self.seats: dict[int, WorkerHandle] = {}
+        self.workers: dict[int, WorkerHandle] = {}
         self.poller = select.poll()
         self._setup = setup
         self._places = places
@@ -57,7 +57,7 @@ class Supervisor:
         )
         method = context.get_start_method()
         self._launcher = ByZygote(self._setup, self.poller) if method == "fork" else ByContext(self._setup, context, self.poller)
-        _crews.add(self)
+        _supervisors.add(self)
         try:
             self._wake = socket.socketpair()
             for end in self._wake:
@@ -83,48 +83,48 @@ class Supervisor:
         """
         assert self._launcher is not None
         self._serial += 1
-        with WorkerHandle.taken(self._serial, worker, self._places, self._kept_batches, *self._launcher.greeting()) as (seat, theirs):
-            seat.pid = self._launcher.launch(seat.serial, worker, theirs)
-            self.seats[seat.channel.fileno()] = seat
-            self.poller.register(seat.channel, select.POLLIN)
+        with WorkerHandle.connected(self._serial, worker, self._places, self._kept_batches, *self._launcher.greeting()) as (handle, theirs):
+            handle.pid = self._launcher.launch(handle.serial, worker, theirs)
+            self.workers[handle.channel.fileno()] = handle
+            self.poller.register(handle.channel, select.POLLIN)
 
-    def remove(self, seat: WorkerHandle) -> None:
-        """End a worker, if it has not ended, and forget it."""
-        self.deafen(seat)
-        del self.seats[seat.channel.fileno()]
-        seat.close()
-        seat.kill()
+    def remove(self, handle: WorkerHandle) -> None:
+        """Kill a worker if it is alive, and forget it."""
+        self.stop_reading(handle)
+        del self.workers[handle.channel.fileno()]
+        handle.close()
+        handle.kill()
 
-    def deafen(self, seat: WorkerHandle) -> None:
-        """Hear no more of a worker but its death."""
+    def stop_reading(self, handle: WorkerHandle) -> None:
+        """Have the poller show nothing more of a worker but its death."""
         with contextlib.suppress(KeyError):
-            self.poller.unregister(seat.channel)
+            self.poller.unregister(handle.channel)
 
     @property
-    def late(self) -> bool:
-        """Whether there are deaths that the poller does not show again."""
-        return self._launcher is not None and bool(self._launcher.late)
+    def missed_deaths(self) -> bool:
+        """Whether `deaths` has some that the poller will not show."""
+        return self._launcher is not None and bool(self._launcher.missed_deaths)
 
     def deaths(self) -> Iterator[tuple[WorkerHandle, int]]:
-        """Workers that have died, with their exit codes; negative for a signal.
+        """The workers that have died, with their exit codes (negative: a signal).
 
         Raises:
             WorkerDied: The zygote has died.
         """
         assert self._launcher is not None
         for serial, code in self._launcher.deaths():
-            for seat in list(self.seats.values()):
-                if seat.serial == serial:
-                    yield seat, code
+            for handle in list(self.workers.values()):
+                if handle.serial == serial:
+                    yield handle, code
 
     def wake(self) -> None:
-        """Make the poller show something; from any thread."""
+        """Wake whoever waits on the poller; from any thread."""
         if self._wake is not None:
-            with contextlib.suppress(OSError):  # closed, or full: then it wakes anyway
+            with contextlib.suppress(OSError):  # closed; or full, and then it wakes anyway
                 self._wake[1].send(b"!")
 
     def is_wake(self, fd: int) -> bool:
-        """Whether ``fd``, which the poller shows, is that of `wake`."""
+        """Whether ``fd``, which the poller has shown, is that of `wake`."""
         return self._wake is not None and fd == self._wake[0].fileno()
 
     def drain_wake(self) -> None:
@@ -134,31 +134,31 @@ class Supervisor:
                 self._wake[0].recv(65536)
 
     def stop(self, deadline: float) -> None:
-        """End all workers: by end-of-file, and after a quarter of the time left by force."""
-        seats = list(self.seats.values())
-        for seat in seats:
-            self.deafen(seat)
-            seat.close()
+        """End all workers: ask by end-of-file, and after a quarter of the time left, kill."""
+        workers = list(self.workers.values())
+        for handle in workers:
+            self.stop_reading(handle)
+            handle.close()
         if self._launcher is not None:
             patience = max(0.0, deadline - time.monotonic())
             ended = self._launcher.join(patience / 4)
-            for seat in seats:
-                seat.kill()
+            for handle in workers:
+                handle.kill()
             if not ended and not self._launcher.join(patience / 2):
                 self._launcher.kill()
         self._launcher = None
-        self.seats.clear()
+        self.workers.clear()
         for end in self._wake or ():
             end.close()
         self._wake = None
-        _crews.discard(self)
+        _supervisors.discard(self)
 
     def disown(self) -> None:
         """In a forked child: close the copies of what belongs to the parent."""
-        for seat in list(self.seats.values()):
-            seat.close()
-            seat.kill()  # closes this copy of the lifeline; the parent's holds
-        self.seats.clear()  # and unmaps the slots
+        for handle in list(self.workers.values()):
+            handle.close()
+            handle.kill()  # closes this copy of the lifeline; the parent's holds
+        self.workers.clear()  # and unmaps the slots
         if self._launcher is not None:
             self._launcher.disown()
         for end in self._wake or ():
@@ -166,20 +166,20 @@ class Supervisor:
 
 
 # A fork of this process would keep the workers' pipes open, and so keep the workers from ending with this process.
-_crews: weakref.WeakSet[Supervisor] = weakref.WeakSet()
+_supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
 
 
 def _disown_all() -> None:
-    for crew in list(_crews):
+    for supervisor in list(_supervisors):
         with contextlib.suppress(Exception):
-            crew.disown()
-    _crews.clear()
+            supervisor.disown()
+    _supervisors.clear()
 
 
 def _retire_all() -> None:
-    for crew in list(_crews):
-        for seat in list(crew.seats.values()):
-            seat.slots.retire_viewed()
+    for supervisor in list(_supervisors):
+        for handle in list(supervisor.workers.values()):
+            handle.slots.retire_viewed()
 
 
 if hasattr(os, "register_at_fork"):

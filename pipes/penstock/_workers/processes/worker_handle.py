@@ -1,4 +1,4 @@
-"""One worker process, as the engine sees it, and the tasks that it holds."""
+"""One worker process as its pool sees it: its channel, what it holds, and the memory that it shares with the consumer."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ import os
 import socket
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from penstock._errors import SampleError
 from penstock._memory.modes import neutral_modes
 from penstock._memory.parcel import unpack
 from penstock._memory.shared_memory import attach, create
 from penstock._memory.slots import NO_SLOT, KeptBatches, SlotTable
 from penstock._workers.pool import IDLE, Job
-from penstock._workers.processes.protocol import ANSWER, AT_ONCE, DROPS, HELLO, TASK, Area, receive, send
+from penstock._workers.processes.protocol import ANSWER, AT_ONCE, DROPS, HELLO, TASK, VALUE, Area, receive, send
+from penstock._workers.processes.remote_error import RemoteError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from penstock._workers.processes.task_table import PendingTask
 
 
 MOST_HELD = 64
-"""Tasks that a worker may hold: their messages must fit the buffer of its socket, so that a send never blocks."""
+"""Tasks that a worker may hold: their messages must fit its socket's buffer, so that a send never blocks."""
 
 _NO_DROPS = (NO_SLOT,) * DROPS
 
 
 class Answer(NamedTuple):
-    """A worker's message; ``trouble`` is what has kept its slot from being mapped here."""
+    """A worker's message; ``trouble`` is what kept its slot from being mapped here."""
 
     number: int
     status: int
@@ -41,40 +46,36 @@ class Answer(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class PendingTask:
-    """A task on its way. ``job`` is None once it was discarded; ``fatal_rows`` are those on which a worker died."""
-
-    job: Job | None
-    number: int
-    body: bytes
-    place: int = 0
-    lent: int = NO_SLOT
-    fatal_rows: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True, eq=False)
 class WorkerHandle:
-    """One worker process, as the engine sees it."""
+    """One worker process.
+
+    Attributes:
+        serial: Tells it from the worker that it replaces; ``worker`` is the number that they share.
+        held: The tasks that it was given and has not answered, oldest first; it does them in this order.
+        ready: Whether it has started.
+        stuck: Why it was killed, if it was.
+    """
 
     serial: int
     worker: int
     channel: socket.socket
-    lifeline: Any
     area: Area
     slots: SlotTable
-    places: list[int]
+    _lifeline: Any
+    _places: list[int]  # that are free
     pid: int = 0
     ready: bool = False
+    stuck: str = ""
     held: deque[PendingTask] = field(default_factory=deque)
-    unsent: bytes = b""  # tasks that it holds and has not heard of
-    stuck: str = ""  # why the engine has killed it
+    _lent: deque[tuple[int, int]] = field(default_factory=deque)  # the place and the slot of each task in `held`
+    _unsent: bytes = b""  # messages of tasks in `held` that it has not heard of
 
     @classmethod
     @contextlib.contextmanager
-    def taken(
+    def connected(
         cls, serial: int, worker: int, places: int, kept_batches: KeptBatches, setup_bytes: int, setup_fds: list[int]
     ) -> Iterator[tuple[WorkerHandle, socket.socket]]:
-        """A seat for a new worker, with the greeting in its channel, and the worker's end of that, to be passed on in the body."""
+        """A handle whose channel has the hello in it, and the worker's end of the channel. The body starts the worker and gives it that end."""
         nbytes = Area.size(places)
         with contextlib.ExitStack() as passing, contextlib.ExitStack() as undo:
             ours, theirs = socket.socketpair()
@@ -87,9 +88,9 @@ class WorkerHandle:
             passing.callback(os.close, memory)
             area = Area(attach(memory, nbytes))
             area.cells[Area.ROW], area.cells[Area.DOING] = IDLE, -1
-            seat = cls(serial, worker, ours, lifeline, area, SlotTable(kept_batches), list(range(places)))
+            handle = cls(serial, worker, ours, area, SlotTable(kept_batches), lifeline, list(range(places)))
             send(ours, HELLO.pack(nbytes, setup_bytes), [memory, end, *setup_fds])
-            yield seat, theirs
+            yield handle, theirs
             undo.pop_all()
 
     @property
@@ -98,37 +99,52 @@ class WorkerHandle:
         return f"worker process {self.worker} (pid {self.pid})"
 
     def doing(self) -> PendingTask | None:
-        """The task that the worker is in the middle of."""
+        """The task that the worker is in the middle of; of a dead worker, the one that it died in."""
         number = self.area.cells[Area.DOING]
-        return next((entry for entry in self.held if entry.number == number), None)
+        return next((task for task in self.held if task.number == number), None)
 
-    def hand(self, entry: PendingTask) -> None:
-        """Give the worker a task; it learns of it by `flush`."""
+    @property
+    def row(self) -> int:
+        """The row of that task that it is loading, or `IDLE`."""
+        return self.area.cells[Area.ROW]
+
+    def skip_below(self, number: int) -> None:
+        """Have the worker skip tasks of lower numbers; the one that it is in the middle of it finishes."""
+        self.area.cells[Area.WANTED] = number
+
+    def hand(self, task: PendingTask) -> None:
+        """Give the worker a task; it learns of it by `flush`.
+
+        Raises:
+            OSError: A large task, and no memory or file descriptor for it. The worker does not hold it.
+        """
         fds = []
-        if len(entry.body) > Area.PLACE:
-            fds.append(create(len(entry.body)))
-            attach(fds[0], len(entry.body))[:] = entry.body
-        entry.place, entry.lent = self.places.pop(), self.slots.lend()
-        self.held.append(entry)
-        if entry.job is not None:
-            entry.job.worker = self.worker
+        if len(task.body) > Area.PLACE:
+            fds.append(create(len(task.body)))
+            attach(fds[0], len(task.body))[:] = task.body
+        place, slot = self._places.pop(), self.slots.lend()
+        self.held.append(task)
+        self._lent.append((place, slot))
+        task.job.worker = self.worker
         if not fds:
-            self.area.places[entry.place][: len(entry.body)] = entry.body
+            self.area.places[place][: len(task.body)] = task.body
         drops = self.slots.dropped(DROPS)
-        self.unsent += TASK.pack(entry.number, entry.place, len(entry.body), entry.lent, *drops, *_NO_DROPS[len(drops) :])
-        if fds or len(self.unsent) >= TASK.size * AT_ONCE:
+        self._unsent += TASK.pack(task.number, place, len(task.body), slot, *drops, *_NO_DROPS[len(drops) :])
+        if fds or len(self._unsent) >= TASK.size * AT_ONCE:
             self.flush(fds)
         for fd in fds:
             os.close(fd)
 
     def flush(self, fds: list[int] | None = None) -> None:
         """Send what was not sent, all at once; never blocks."""
-        message, self.unsent = self.unsent, b""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: its death brings the tasks back
+        if not self._unsent:
+            return
+        message, self._unsent = self._unsent, b""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead, and its death brings the tasks back
             send(self.channel, message, fds or ())
 
     def answers(self) -> list[Answer]:
-        """What the worker has sent, some of it at least; none where there is nothing."""
+        """Some of what the worker has sent; none where there is nothing more."""
         try:
             message, fds = receive(self.channel, ANSWER.size * AT_ONCE, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -136,7 +152,7 @@ class WorkerHandle:
         answers = []
         for number, status, slot, size, start, end in ANSWER.iter_unpack(message):
             trouble = None
-            if size:  # a new one; at most one of those that come together has brought its descriptor
+            if size:  # a new slot; of the answers that come together, at most one brings a descriptor
                 try:
                     self._map(slot, fds, size)
                 except OSError as error:
@@ -150,7 +166,7 @@ class WorkerHandle:
         """Map a slot that the worker has made; where that fails, the worker is told to drop it.
 
         Raises:
-            OSError: No memory, or no file descriptor: then ``fds`` may be empty, because the kernel drops those that find no place.
+            OSError: No memory, or no file descriptor: the kernel drops those that find no room, and then ``fds`` is empty.
         """
         memory = None
         try:
@@ -163,17 +179,50 @@ class WorkerHandle:
         finally:
             self.slots.add(slot, memory)
 
+    def take_answer(self, answer: Answer, named: Callable[[Job], str]) -> tuple[PendingTask, Any, BaseException | None]:
+        """The task that ``answer`` is about, with its value or its error; its place and its slot are free again.
+
+        Args:
+            answer: Of the oldest task in `held`.
+            named: A job in words, for errors.
+        """
+        task, (place, lent) = self.held.popleft(), self._lent.popleft()
+        assert task.number == answer.number, "a worker answers in the order in which it was asked"
+        self._places.append(place)
+        if answer.slot != lent:
+            self.slots.give_back(lent, useful=answer.slot == NO_SLOT)
+        if answer.trouble is not None:
+            return task, None, answer.trouble
+        if task.job.done:  # discarded or given up: the worker has skipped it, or done it in vain
+            self.slots.give_back(answer.slot)
+            return task, None, None
+        try:
+            value = self.value(place, answer)
+        except Exception as error:
+            lost = SampleError(f"{named(task.job)}: the result could not be rebuilt here: {type(error).__name__}: {error}")
+            lost.__cause__ = error
+            return task, None, lost
+        if answer.status == VALUE:
+            return task, value, None
+        return task, None, RemoteError(*value).rebuilt(self.where, named(task.job))
+
+    def refusal(self, answer: Answer) -> Callable[[], BaseException]:
+        """Makes the error that says why the worker cannot start."""
+        if answer.trouble is not None:
+            return partial(type(answer.trouble), *answer.trouble.args)
+        return partial(RemoteError(*self.value(0, answer)).rebuilt, self.where, "starting the worker")
+
     def value(self, place: int, answer: Answer) -> Any:
-        """What the answer holds, over the slot itself, or over a copy of the place, which the next task needs."""
+        """What the answer holds: over its slot, or over a copy of the place, because the next task overwrites that."""
         with neutral_modes():
             if answer.slot != NO_SLOT:
                 return unpack(self.slots.view(answer.slot), answer.start)
             return unpack(np.frombuffer(self.area.places[place][: answer.end], np.uint8).copy(), answer.start)
 
     def close(self) -> None:
-        """End-of-file for the worker."""
+        """Send the worker end-of-file."""
         self.channel.close()
 
     def kill(self) -> None:
-        """SIGKILL from the kernel, which cannot hit a process that has come to bear the same pid."""
-        self.lifeline.close()
+        """SIGKILL from the kernel, which cannot hit another process that was given the same pid since."""
+        self._lifeline.close()

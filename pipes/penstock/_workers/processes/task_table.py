@@ -1,0 +1,120 @@
+"""Which task is where. Pure bookkeeping: no process, socket, thread or clock.
+
+::
+
+    add ──► backlog ──take──► held by a worker ──finish──► done
+               ▲                     │ the worker died: requeue
+               └──── at the front ───┘
+
+`discard` and `fail` end tasks wherever they are. A worker may still hold a task that has ended; nothing that happens to it there
+matters any more. So "is it wanted?" has one answer everywhere: ``not task.job.done``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from penstock._workers.pool import Job
+
+
+@dataclass(slots=True, eq=False)
+class PendingTask:
+    """A task on its way.
+
+    Attributes:
+        job: What whoever submitted the task waits for.
+        number: Grows with every task.
+        body: The task, pickled.
+        fatal_rows: The rows that workers were loading when they died.
+    """
+
+    job: Job
+    number: int
+    body: bytes
+    fatal_rows: set[int] = field(default_factory=set)
+
+
+class TaskTable:
+    """The tasks of one pool.
+
+    Attributes:
+        next_number: The next task's number; all tasks so far have lower ones.
+        finished: Tasks that came to a result or an error of their own.
+        failure: Makes the error of every task to come, once nothing can be done any more.
+    """
+
+    def __init__(self) -> None:
+        self.next_number = 0
+        self.finished = 0
+        self.failure: Callable[[], BaseException] | None = None
+        self._wanted: dict[int, PendingTask] = {}  # by number, in order
+        self._backlog: deque[PendingTask] = deque()
+
+    def __len__(self) -> int:
+        """Tasks that somebody waits for."""
+        return len(self._wanted)
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that no worker holds."""
+        return len(self._backlog)
+
+    def add(self, job: Job, body: bytes) -> None:
+        """Put a new task at the end of the backlog."""
+        if self.failure is not None:
+            job.error, job.done = self.failure(), True
+            return
+        task = PendingTask(job, self.next_number, body)
+        self.next_number += 1
+        self._wanted[task.number] = task
+        self._backlog.append(task)
+
+    def take(self) -> PendingTask:
+        """The next task for a worker. Only while some are `waiting`."""
+        return self._backlog.popleft()
+
+    def finish(self, task: PendingTask, value: Any = None, error: BaseException | None = None) -> None:
+        """Settle a task's job, unless it has ended already."""
+        job = task.job
+        if job.done:
+            return
+        job.value, job.error = value, error
+        job.done = True
+        self._wanted.pop(task.number, None)
+        self.finished += 1
+
+    def blame(self, task: PendingTask, row: int) -> bool:
+        """Note that a worker died while loading ``row`` of ``task``; whether one had died there before."""
+        again = row in task.fatal_rows
+        task.fatal_rows.add(row)
+        return again
+
+    def requeue(self, tasks: Iterable[PendingTask]) -> None:
+        """Put what a dead worker held, oldest first, back at the front of the backlog: it has waited longest."""
+        self._backlog.extendleft(reversed([task for task in tasks if not task.job.done]))
+
+    def restart(self) -> None:
+        """Put every task back into the backlog, as if no worker had been given any.
+
+        Rebuilt from the jobs alone, because an exception may have come out of the middle of any other method.
+        """
+        self._wanted = {number: task for number, task in self._wanted.items() if not task.job.done}
+        self._backlog = deque(self._wanted.values())
+
+    def discard(self, why: Callable[[], BaseException]) -> None:
+        """End every task with an error, each with one of its own."""
+        for task in self._wanted.values():
+            if not task.job.done:
+                task.job.error, task.job.done = why(), True
+        self._wanted.clear()
+        self._backlog.clear()
+
+    def fail(self, why: Callable[[], BaseException]) -> None:
+        """End every task with an error, and from now on each that is added."""
+        self.failure = why
+        self.discard(why)

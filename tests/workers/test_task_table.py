@@ -1,0 +1,305 @@
+"""TaskTable: each rule as a table of cases, interrupted at every line, and as a state machine against lists."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from penstock import ClosedError, WorkerDied
+from penstock._workers.pool import Job
+from penstock._workers.processes import task_table
+from penstock._workers.processes.task_table import TaskTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._workers.processes.task_table import PendingTask
+
+
+class CountedJob(Job):
+    """Counts how often it is settled."""
+
+    def __init__(self, task: Any) -> None:
+        self.settled = 0
+        super().__init__(task)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "done" and value:
+            self.settled += 1
+
+
+def table_of(count: int) -> tuple[TaskTable, list[CountedJob]]:
+    table, jobs = TaskTable(), [CountedJob(n) for n in range(count)]
+    for job in jobs:
+        table.add(job, b"%d" % job.task)
+    return table, jobs
+
+
+def numbers(tasks: list[PendingTask]) -> list[int]:
+    return [task.number for task in tasks]
+
+
+def drained(table: TaskTable) -> list[int]:
+    """Take and finish all that is in the backlog, in its order."""
+    tasks = [table.take() for _ in range(table.waiting)]
+    for task in tasks:
+        table.finish(task, task.body)
+    return numbers(tasks)
+
+
+@pytest.mark.parametrize(
+    ("held", "ended", "order"),
+    [
+        ([], [], [4, 5]),
+        ([0, 1, 2, 3], [], [0, 1, 2, 3, 4, 5]),
+        ([2, 3], [], [2, 3, 4, 5]),
+        ([0, 1, 2, 3], [0], [1, 2, 3, 4, 5]),
+        ([0, 1, 2, 3], [1, 3], [0, 2, 4, 5]),
+        ([0, 1], [0, 1], [4, 5]),
+        ([3, 1], [], [3, 1, 4, 5]),
+    ],
+)
+def test_what_a_dead_worker_held_comes_first_and_in_its_order(held: list[int], ended: list[int], order: list[int]) -> None:
+    """Seen to fail: without `reversed`; `extend` instead of `extendleft`; tasks that have ended put back, too."""
+    table, _ = table_of(6)
+    tasks = [table.take() for _ in range(4)]
+    for number in ended:
+        table.finish(tasks[number])
+    table.requeue(tasks[number] for number in held)
+    assert drained(table) == order
+
+
+def test_the_later_death_comes_first() -> None:
+    table, _ = table_of(5)
+    tasks = [table.take() for _ in range(4)]
+    table.requeue(tasks[:2])
+    table.requeue(tasks[2:])
+    assert drained(table) == [2, 3, 0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("deaths", "again"),
+    [
+        ([(0, 7)], [False]),
+        ([(0, 7), (0, 7)], [False, True]),
+        ([(0, 7), (0, 8)], [False, False]),
+        ([(0, 7), (1, 7)], [False, False]),
+        ([(0, 7), (0, 8), (0, 7)], [False, False, True]),
+        ([(0, -1), (0, -1)], [False, True]),
+        ([(0, 7), (0, 7), (0, 7)], [False, True, True]),
+    ],
+)
+def test_the_same_row_of_the_same_task_is_to_blame_the_second_time(deaths: list[tuple[int, int]], again: list[bool]) -> None:
+    """Seen to fail: no row remembered; the last one only; one set of rows for all tasks."""
+    table, _ = table_of(2)
+    tasks = [table.take(), table.take()]
+    assert [table.blame(tasks[number], row) for number, row in deaths] == again
+
+
+def test_a_task_is_settled_once() -> None:
+    """Seen to fail: `finish` that looks at no job (a late answer replaced the error of a job that was given up, and was counted)."""
+    table, jobs = table_of(2)
+    task = table.take()
+    error = TimeoutError("late")
+    table.finish(task, error=error)
+    table.finish(task, "its value, which comes too late")
+    assert (jobs[0].value, jobs[0].error, jobs[0].settled) == (None, error, 1)
+    assert (len(table), table.waiting, table.finished) == (1, 1, 1)
+
+
+def test_discard_ends_what_waits_and_what_is_held_but_nothing_to_come() -> None:
+    """Seen to fail: the backlog kept; one error for all, which then carries the traceback of whoever raises it."""
+    table, jobs = table_of(4)
+    tasks = [table.take(), table.take()]
+    table.finish(tasks[1], 1)
+    table.discard(lambda: ClosedError("moved"))
+    assert [type(job.error) for job in jobs] == [ClosedError, type(None), ClosedError, ClosedError]
+    assert len({id(job.error) for job in jobs}) == 4
+    assert [job.settled for job in jobs] == [1] * 4
+    table.finish(tasks[0], 0)
+    table.requeue(tasks)
+    assert (len(table), table.waiting, table.finished, table.next_number) == (0, 0, 1, 4)
+    table.add(job := CountedJob(4), b"4")
+    assert drained(table) == [4]
+    assert job.value == b"4"
+
+
+def test_fail_ends_what_is_to_come_too() -> None:
+    """Seen to fail: `failure` not looked at by `add`."""
+    table, jobs = table_of(2)
+    table.fail(lambda: WorkerDied("once too often"))
+    table.add(job := CountedJob(2), b"2")
+    assert [type(one.error) for one in [*jobs, job]] == [WorkerDied] * 3
+    assert (len(table), table.waiting) == (0, 0)
+
+
+def interrupted_at(line: int, act: Callable[[], Any]) -> bool:
+    """Whether ``act`` was interrupted, at the ``line``-th line of the table that it runs."""
+    lines = 0
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename != task_table.__file__:
+            return None
+        lines += event == "line"
+        if event == "line" and lines == line:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+CHANGES: dict[str, Callable[[TaskTable, list[PendingTask]], Any]] = {
+    "add": lambda table, held: table.add(CountedJob(5), b"5"),
+    "take": lambda table, held: table.take(),
+    "finish": lambda table, held: table.finish(held[0], held[0].body),
+    "blame": lambda table, held: table.blame(held[0], 7),
+    "requeue": lambda table, held: table.requeue(held),
+    "restart": lambda table, held: table.restart(),
+    "discard": lambda table, held: table.discard(lambda: ClosedError("moved")),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_restart_mends_a_change_that_was_interrupted_at_any_line(name: str) -> None:
+    """Seen to fail: `restart` that keeps the backlog; that brings back jobs that are done; `finish` that forgets a task before its job is done."""
+    line, stopped = 0, True
+    while stopped:
+        line += 1
+        table, jobs = table_of(5)
+        held = [table.take() for _ in range(3)]
+        table.finish(held.pop(), b"2")
+        stopped = interrupted_at(line, lambda table=table, held=held: CHANGES[name](table, held))
+        table.restart()
+        undone = [job.task for job in jobs if not job.done]
+        assert drained(table)[: len(undone)] == undone, f"interrupted at line {line}"
+        assert [job.settled for job in jobs] == [1] * 5, f"interrupted at line {line}"
+        assert all(job.value == b"%d" % job.task and job.error is None for job in jobs if job.task in undone), f"interrupted at line {line}"
+    assert line > 1
+
+
+class AgainstLists(RuleBasedStateMachine):
+    """Workers that do tasks in order and may die at any time; lists say where every task should be.
+
+    Seen to fail: `requeue` without `reversed`; `requeue` and `restart` that bring back what was discarded; `discard` that keeps the backlog;
+    `restart` without what the workers held; `finish` that settles a job twice.
+    """
+
+    @initialize()
+    def begin(self) -> None:
+        self.table = TaskTable()
+        self.jobs: list[CountedJob] = []
+        self.expected: dict[int, Any] = {}  # what has come of each task that has ended
+        self.backlog: list[int] = []
+        self.workers: list[list[PendingTask]] = [[], []]
+        self.deaths: list[tuple[int, int]] = []
+
+    @rule(count=st.integers(1, 4))
+    def submit(self, count: int) -> None:
+        for number in range(len(self.jobs), len(self.jobs) + count):
+            self.jobs.append(CountedJob(number))
+            self.table.add(self.jobs[-1], b"%d" % number)
+            self.backlog.append(number)
+
+    @precondition(lambda self: self.backlog)
+    @rule(worker=st.integers(0, 1), count=st.integers(1, 4))
+    def feed(self, worker: int, count: int) -> None:
+        for number in self.backlog[:count]:
+            task = self.table.take()
+            assert (task.number, task.body, task.job) == (number, b"%d" % number, self.jobs[number])
+            self.workers[worker].append(task)
+        del self.backlog[:count]
+
+    def end(self, task: PendingTask, value: Any = None, error: Any = None) -> None:
+        self.expected.setdefault(task.number, error or value)
+        self.table.finish(task, value, error)
+
+    def busy(self, number: int) -> list[PendingTask]:
+        """What one of the workers holds that hold anything."""
+        workers = [tasks for tasks in self.workers if tasks]
+        return workers[number % len(workers)]
+
+    @precondition(lambda self: any(self.workers))
+    @rule(worker=st.integers(0, 1), fails=st.booleans())
+    def answer(self, worker: int, fails: bool) -> None:
+        task = self.busy(worker).pop(0)
+        self.end(task, *((None, ValueError(task.number)) if fails else (task.number, None)))
+
+    @precondition(lambda self: any(self.workers))
+    @rule(worker=st.integers(0, 1), row=st.sampled_from([0, 1, None]))
+    def die(self, worker: int, row: int | None) -> None:
+        """On ``row`` of its oldest task; None: between two tasks."""
+        held = self.busy(worker)
+        if row is not None:
+            again = (held[0].number, row) in self.deaths
+            assert self.table.blame(held[0], row) == again
+            self.deaths.append((held[0].number, row))
+            if again:
+                self.end(held[0], error=ChildProcessError(row))
+        self.table.requeue(held)
+        self.backlog = [task.number for task in held if task.number not in self.expected] + self.backlog
+        held.clear()
+
+    @precondition(lambda self: any(self.workers))
+    @rule(worker=st.integers(0, 1))
+    def give_up(self, worker: int) -> None:
+        """The worker goes on holding the task, until it dies or answers after all."""
+        self.end(self.busy(worker)[0], error=TimeoutError())
+
+    @rule()
+    def discard(self) -> None:
+        self.table.discard(lambda: ClosedError("moved"))
+        self.end_all(ClosedError)
+
+    @rule()
+    def restart(self) -> None:
+        self.table.restart()
+        self.workers = [[], []]
+        self.backlog = [number for number in range(len(self.jobs)) if number not in self.expected]
+
+    def end_all(self, error: Any) -> None:
+        self.backlog = []
+        for number in range(len(self.jobs)):
+            self.expected.setdefault(number, error)
+
+    @invariant()
+    def every_job_is_where_it_should_be(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        assert self.table.waiting == len(self.backlog)
+        assert len(self.table) == len(self.jobs) - len(self.expected)
+        assert self.table.next_number == len(self.jobs)
+        assert [job.settled for job in self.jobs] == [int(number in self.expected) for number in range(len(self.jobs))]
+        for number, outcome in self.expected.items():
+            job = self.jobs[number]
+            assert outcome in (job.value, job.error, type(job.error))
+
+    def teardown(self) -> None:
+        """Whatever happened, what is left is done, each once."""
+        if not hasattr(self, "table"):
+            return
+        while any(self.workers):
+            self.die(0, None)
+        assert drained(self.table) == self.backlog
+        assert [job.settled for job in self.jobs] == [1] * len(self.jobs)
+        self.table.fail(lambda: WorkerDied("once too often"))
+        self.table.add(job := CountedJob(None), b"")
+        assert (type(job.error), job.settled, len(self.table), self.table.waiting) == (WorkerDied, 1, 0, 0)
+
+
+AgainstLists.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAgainstLists = AgainstLists.TestCase
