@@ -320,8 +320,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_workers/processes/supervisor.py",
-        "        worker.close()\n        worker.kill()\n",
-        "        worker.kill()\n",
+        "        handle.close()\n        handle.kill()\n",
+        "        handle.kill()\n",
         "tests/workers/test_process_pool.py::test_nothing_is_left_behind_by_healing_often",
     ),
     Mutation(

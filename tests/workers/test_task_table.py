@@ -301,5 +301,5 @@ class AgainstLists(RuleBasedStateMachine):
         assert (type(job.error), job.settled, len(self.table), self.table.waiting) == (WorkerDied, 1, 0, 0)
 
 
-AgainstLists.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-TestAgainstLists = AgainstLists.TestCase
+class TestAgainstLists(AgainstLists.TestCase):
+    settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
