@@ -1,4 +1,8 @@
-# `make demo` and `make test` set up what they need in .venv, once, and again when the sources have changed.
+# Every target sets up what it needs in .venv, once, and again when the sources have changed:
+#     make demo     shows what penstock does; installs only what that takes
+#     make test     all tests, against the built wheel
+#     make lint     ruff and mypy
+#     make check    the fast tests of what you have changed, from the sources, and lint: in under a minute
 #
 # The fast tests with other versions than constraints.txt names, in a folder of their own below build/:
 #     make versions PYTHON=python3.13                            # the newest torch
@@ -13,6 +17,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 TORCH ?=
 NUMPY ?=
+DEMO_EXTRAS := examples
 EXTRAS ?= test,examples,trainers
 CONSTRAINTS ?= constraints.txt
 WHEELS ?= build/wheels
@@ -27,9 +32,9 @@ SOURCES := $(shell find pipes -not -path '*__pycache__*') README.md LICENSE
 # What the tests marked gpu import besides torch and NumPy, and what that needs: penstock itself is taken from pipes/.
 GPU_PACKAGES := iniconfig packaging pluggy psutil pygments pytest pytest-timeout torchdata
 
-.PHONY: demo test lint versions wheels gpu clean
+.PHONY: demo test lint check versions wheels gpu clean
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 # The tests run against the installed wheel: `pipes/` is not on the import path.
@@ -40,6 +45,9 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+check: $(VENV)/.tools
+	$(BIN)/python tests/project/check.py
 
 versions: PYTHON_HERE = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 versions: PLACE = build/python-$(PYTHON_HERE)-torch-$(or $(TORCH),newest)$(if $(NUMPY),-numpy-$(NUMPY))
@@ -73,10 +81,28 @@ $(VENV)/.created:
 	$(PYTHON) -m venv --clear $(VENV)
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.created pyproject.toml $(CONSTRAINTS) $(SOURCES)
-	@echo 'Installing penstock and what it is tested with into $(VENV); the first time takes a minute or more.'
+dist/.built: pyproject.toml $(SOURCES) | $(VENV)/.created
 	rm -rf dist
 	$(PIP) wheel --no-deps --wheel-dir dist .
-	$(PIP) install --constraint $(CONSTRAINTS) "$$(echo dist/penstock-*.whl)[$(EXTRAS)]"
-	$(PIP) install --no-deps --force-reinstall dist/penstock-*.whl
+	touch $@
+
+# The extras come first, with whatever penstock is there: pip takes a wheel of the same version for the same.
+define install
+$(PIP) install --constraint $(CONSTRAINTS) "$$(echo dist/penstock-*.whl)[$(1)]"
+$(PIP) install --no-deps --force-reinstall dist/penstock-*.whl
+touch $@
+endef
+
+$(VENV)/.demo: $(VENV)/.created $(CONSTRAINTS) dist/.built
+	@echo 'Installing penstock and what the demo needs into $(VENV); the first time takes a minute or more, most of it for torch.'
+	$(call install,$(DEMO_EXTRAS))
+
+$(VENV)/.installed: $(VENV)/.created $(CONSTRAINTS) dist/.built
+	@echo 'Installing penstock and what it is tested with into $(VENV); the first time takes a minute or more.'
+	$(call install,$(EXTRAS))
+	touch $(VENV)/.demo $(VENV)/.tools
+
+# The packages, whichever penstock is installed beside them.
+$(VENV)/.tools: $(VENV)/.created pyproject.toml $(CONSTRAINTS)
+	$(MAKE) $(VENV)/.installed
 	touch $@
