@@ -1,7 +1,8 @@
-"""Worker processes: the pool's handle.
+"""A pool of worker processes: what its users hold.
 
-Behind it stand the engine (`_scheduler`: where each task is, deaths, replacements), the launchers (`_launch`, `_zygote`), what runs in a worker
-(`_worker`), what they say to each other (`_wire`), and the memory in which results travel (`_segments`).
+Behind it, in ``processes/``: the event loop (`scheduler`), which task is where (`task_table`), who is alive (`supervisor`), one worker as
+we see it (`worker_handle`), how workers are started (`launchers`, `zygote`), what runs in one (`worker_main`, `slot_maker`), and what
+travels between (`protocol`, `remote_error`). Results travel in shared memory (`penstock._memory`).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def check_processes(multiprocessing_context: str | BaseContext | None) -> None:
-    """Refuse what no pool could be made with.
+    """Refuse a context that no pool could use.
 
     Raises:
-        ValueError: It is no start method or context.
+        ValueError: It is neither a start method nor a context.
         RuntimeError: The platform has no Unix sockets that pass file descriptors (Windows).
     """
     if isinstance(multiprocessing_context, str):
@@ -38,7 +39,7 @@ def check_processes(multiprocessing_context: str | BaseContext | None) -> None:
         )
     if not hasattr(socket, "send_fds"):
         raise RuntimeError(
-            'worker processes need Unix sockets that pass file descriptors, which this platform has not. Use method="thread".'
+            'worker processes need Unix sockets that pass file descriptors, which this platform does not have. Use method="thread".'
         )
 
 
@@ -49,18 +50,18 @@ class ProcessPool:
     Args:
         work: Reaches each worker once: by fork, or pickled.
         num_workers: At least 1.
-        queue_size: Tasks that a worker may hold, the one it does included; 64 at most are used.
-        refill_at: A worker is given more when it holds no more than this, and then several at once, because for small tasks waking
-            it is most of the cost; default: whenever there is room.
-        max_restarts: How many workers may be replaced in the pool's life, all together. Not a rate: a job that runs for weeks
-            should end with a reason rather than lose a worker a day unseen.
-        multiprocessing_context: A start method or context; default: multiprocessing's for the platform.
-        worker_init_fn: Called with the worker's number in each worker as it starts, after seeding.
-        seed: What the workers' own generators are seeded from, together with their numbers.
+        queue_size: Tasks that a worker may hold, including the one that it is doing. At most 64 are used.
+        refill_at: A worker is given more once it holds this many or fewer, and then several at once: waking it is most of the cost of a
+            small task. Default: as soon as there is room.
+        max_restarts: Workers that may be replaced in the pool's life, in total. Not a rate: a job that runs for weeks should end
+            with a reason rather than lose a worker a day unnoticed.
+        multiprocessing_context: A start method or context; default: multiprocessing's own for the platform.
+        worker_init_fn: Called with the worker's number as each worker starts, after seeding.
+        seed: Together with its number, seeds a worker's own generators.
         name: Prefix of the processes' names.
 
     Raises:
-        ValueError: An argument makes no sense.
+        ValueError: A number is out of bounds, or see `check_processes`.
         RuntimeError: The platform has no Unix sockets that pass file descriptors (Windows).
     """
 
@@ -88,7 +89,7 @@ class ProcessPool:
         self._finalizer = weakref.finalize(self, self._scheduler.shutdown, PATIENCE_S)
 
     def start(self) -> None:
-        """Start the workers; again, does nothing.
+        """Start the workers. Idempotent.
 
         Raises:
             TypeError: The start method pickles ``work``, and it cannot be pickled.
@@ -105,13 +106,13 @@ class ProcessPool:
             return self._scheduler.submit(task)
 
     def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
-        """Until one of ``jobs`` is done.
+        """Wait until one of ``jobs`` is done.
 
-        After ``timeout`` seconds one of ``jobs`` is done with a `TimeoutError`, if a worker was in the middle of it. That worker is
-        killed and replaced, which counts as a restart; so is one that has not come to a job, because it is at something else.
+        After ``timeout`` seconds, the worker that holds one of them is killed and replaced, which counts as a restart. If it was in the
+        middle of that job, the job is done, with a `TimeoutError`.
 
         Raises:
-            TimeoutError: ``timeout`` seconds are over, and no worker has begun any of them: they are still to come.
+            TimeoutError: ``timeout`` seconds are over, and no worker has begun any of them. They are still on their way.
             ClosedError: After `interrupt` (until `discard`), after `shutdown`, or in a fork.
             ValueError: None of them is on its way.
         """
@@ -120,17 +121,17 @@ class ProcessPool:
             self._scheduler.wait(list(jobs), timeout)
 
     def discard(self) -> None:
-        """Forget every job in flight, and any interrupt; jobs that are not done fail, for whoever still waits for them."""
+        """Forget any interrupt, and every job that is not done: it fails, for whoever still waits for it."""
         self._scheduler.check_usable()
         with self._scheduler.lock:
             self._scheduler.discard()
 
     def interrupt(self) -> None:
-        """Make the `wait` that is going on, and every one up to `discard`, raise `ClosedError`; from any thread."""
+        """Make the current `wait`, and every one until `discard`, raise `ClosedError`; from any thread."""
         self._scheduler.interrupt()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the workers within ``timeout`` seconds, by force after a quarter of them; again, does nothing. From any thread."""
+        """End the workers within ``timeout`` seconds, by force after a quarter of that; from any thread. Idempotent."""
         self._finalizer.detach()
         self._scheduler.shutdown(patience_s(timeout))
 

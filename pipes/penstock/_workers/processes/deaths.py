@@ -1,4 +1,4 @@
-"""Hearing of the death of a process, and of how it ended."""
+"""How we learn that a process has died, and of what."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = -1000
-"""Exit code of a process that someone else has reaped. It counts as killed: whoever dies again and again is not replaced without end."""
+"""Exit code of a process that someone else reaped. Negative, so it counts as killed, and its replacement counts as a restart."""
 
 _SERVER_DIED = 255
-"""What `multiprocessing` says of a child of its fork server that has died itself, and with it the exit code."""
+"""What `multiprocessing` reports for a child of its fork server when the server is dead too and took the exit code with it."""
 
 _LIKELY = {
     "SIGKILL": "possibly out of memory (the kernel's OOM killer; see dmesg), or killed by hand",
@@ -34,8 +34,8 @@ _LIKELY = {
 def watch(process: BaseProcess) -> int:
     """A file descriptor that becomes readable when ``process`` dies.
 
-    A pidfd where there is one: the sentinel of `multiprocessing` is a pipe that a helper process of the user's dataset inherits
-    and keeps open, and that a dying fork server closes, whose children live on.
+    A pidfd where the platform has them. The sentinel of `multiprocessing` is a pipe: a process that user code forks inherits it and
+    keeps it open after the death, and a fork server that dies closes it while its children live on.
     """
     with contextlib.suppress(AttributeError, OSError):
         return os.pidfd_open(process.pid or 0)
@@ -43,7 +43,7 @@ def watch(process: BaseProcess) -> int:
 
 
 def buried(process: BaseProcess, watched: int) -> int:
-    """Reap ``process``, which has ended, and forget it; its exit code, negative for a signal."""
+    """Reap a process that has ended, and close all there is of it; its exit code (negative: a signal)."""
     if watched != process.sentinel:
         os.close(watched)
     code = reaped(process)
@@ -52,18 +52,18 @@ def buried(process: BaseProcess, watched: int) -> int:
 
 
 def reaped(process: BaseProcess) -> int:
-    """Wait for the end of ``process``; its exit code, negative for a signal, or `UNKNOWN`."""
+    """Wait for the end of ``process``; its exit code (negative: a signal), or `UNKNOWN`."""
     process.join()
     code = process.exitcode
     popen: Any = process._popen  # type: ignore[attr-defined]
-    if code is None:  # `multiprocessing` would count it among the living as long as this process lives
+    if code is None:  # `multiprocessing` would count it among the living for as long as this process lives
         popen.returncode = code = UNKNOWN
         process.join()
     return UNKNOWN if (popen.method, code) == ("forkserver", _SERVER_DIED) else code
 
 
 def cause_of(code: int) -> str:
-    """How a process ended, in words, from its exit code (negative: a signal)."""
+    """An exit code (negative: a signal) in words."""
     if code == NO_DESCRIPTORS:
         return "its file descriptors were exhausted; user code in it opens files and does not close them"
     if code == UNKNOWN:

@@ -1,4 +1,4 @@
-"""Starting worker processes and hearing of their deaths: by a zygote of our own, or by multiprocessing."""
+"""How worker processes are started, and their deaths learned: by a zygote of our own, or by multiprocessing."""
 
 from __future__ import annotations
 
@@ -31,28 +31,50 @@ if TYPE_CHECKING:
 
 
 _SERVERS = 3
+"""Fork servers of multiprocessing's that may die while one worker is being started."""
 
 
 class Launcher(Protocol):
-    missed_deaths: list[tuple[int, int]]  # heard of while a start was awaited, so the poller will not show them
+    """Starts workers; the poller that it was made with shows when one has died.
 
-    def launch(self, serial: int, worker: int, channel: socket.socket) -> int: ...
-    def greeting(self) -> tuple[int, list[int]]: ...
-    def deaths(self) -> Iterator[tuple[int, int]]: ...
-    def join(self, timeout: float) -> bool: ...
-    def kill(self) -> None: ...
-    def disown(self) -> None: ...
+    Attributes:
+        missed_deaths: Reported while something else was awaited, so the poller will not show them.
+    """
+
+    missed_deaths: list[tuple[int, int]]
+
+    def greeting(self) -> tuple[int, list[int]]:
+        """For the hello: bytes of the pickled setup, or 0, and the descriptors that it needs."""
+        ...
+
+    def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
+        """Start a worker with its end of a channel; its pid."""
+        ...
+
+    def deaths(self) -> Iterator[tuple[int, int]]:
+        """Serials of the workers that have died, with their exit codes."""
+        ...
+
+    def join(self, timeout: float) -> bool:
+        """Wait until all have ended; whether they have."""
+        ...
+
+    def kill(self) -> None:
+        """End by force whatever `join` left."""
+
+    def disown(self) -> None:
+        """In a forked child: close the copies of what belongs to the parent."""
 
 
 class ByZygote:
-    """Workers by fork, from a process without threads."""
+    """Workers forked by a process that has no other threads."""
 
     def __init__(self, setup: Setup, poller: select.poll) -> None:
         self.missed_deaths: list[tuple[int, int]] = []
-        for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered once more
+        for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered, too
             with contextlib.suppress(AttributeError, ValueError, OSError):
                 stream.flush()
-        with warnings.catch_warnings():  # Python 3.12 warns of threads in this process; see `_fork`
+        with warnings.catch_warnings():  # Python 3.12 warns if this process has threads; see `forking`
             warnings.simplefilter("ignore", DeprecationWarning)
             self._zygote = Zygote(setup)
         poller.register(self._zygote.control, select.POLLIN)
@@ -70,7 +92,7 @@ class ByZygote:
                 which, what, value = self._report(0)
                 if what == ENDED:
                     self.missed_deaths.append((which, value))
-                elif which != serial:  # one that was ordered when an exception came between
+                elif which != serial:  # of the zygote itself, or of a start that was interrupted and given up
                     continue
                 elif what == BORN:
                     return value
@@ -117,7 +139,7 @@ class ByZygote:
 
 
 class ByContext:
-    """Workers by ``multiprocessing``'s forkserver or spawn, which get the setup pickled, once for all of them."""
+    """Workers started by multiprocessing's forkserver or spawn. The setup is pickled once, for all of them."""
 
     def __init__(self, setup: Setup, context: Any, poller: select.poll) -> None:
         method = context.get_start_method()
@@ -139,8 +161,8 @@ class ByContext:
             raise
         from multiprocessing import resource_tracker
 
-        with signals_held():  # it has no handlers and needs none, and ends with this process
-            resource_tracker.ensure_running()  # now: it would let Ctrl-C through again, in the middle of the start of a worker
+        with signals_held():  # the tracker ends with this process, and needs no signals
+            resource_tracker.ensure_running()  # now, because starting it unblocks Ctrl-C, which must not come in the middle of a worker's start
         self._by_server = method == "forkserver"
         if self._by_server:
             _preload()
@@ -172,14 +194,12 @@ class ByContext:
                 target=worker_main, args=(worker, channel), name=f"{self._name}-{worker}", daemon=True
             )
             try:
-                if (
-                    self._by_server
-                ):  # which serves others too, so it must hold back no more than Ctrl-C, and that by itself as soon as it can
-                    with signals_held(signal.SIGINT):
+                if self._by_server:
+                    with signals_held(signal.SIGINT):  # nothing else: the server serves others too. It soon ignores Ctrl-C by itself
                         forkserver.ensure_running()
                 with signals_held():
                     process.start()
-            except (ConnectionError, EOFError):  # a signal to the whole group has ended the server
+            except (ConnectionError, EOFError):  # the server has died, for instance of a signal to the whole group
                 continue
             return process
         raise WorkerDied(f"multiprocessing's fork server has died {_SERVERS} times while it was to start worker process {worker}.")
@@ -221,7 +241,7 @@ class ByContext:
 
 
 class _Passing:
-    """Stands in for the process that `multiprocessing` starts, while locks, queues and values of its are pickled; keeps their descriptors."""
+    """Poses as the process that multiprocessing is starting, so that its locks, queues and values can be pickled; keeps their descriptors."""
 
     DupFd = PassedFd
 
@@ -235,26 +255,26 @@ class _Passing:
         set_spawning_popen(None)
 
     def duplicate_for_child(self, fd: int) -> int:
-        """The place of ``fd`` in the hello."""
+        """Keep a copy of ``fd``; its place among those of the hello."""
         if len(self.fds) == MOST_FDS - 3:
             raise ValueError(f"more than {len(self.fds)} file descriptors in queues and values")
         self.fds.append(os.dup(fd))
         return len(self.fds) - 1
 
     def close(self) -> None:
-        """Close them, when no worker will be started any more."""
+        """Close the copies. No worker can be started after that."""
         while self.fds:
             os.close(self.fds.pop())
 
 
 def _reducers() -> dict[type, Any]:
-    """As `multiprocessing` pickles for a process that it starts; but tensors by value, into memory that all workers map."""
+    """Pickle as multiprocessing does for a process that it starts, except that tensors go by value, into memory that all workers map."""
     more = getattr(ForkingPickler, "_extra_reducers", {})
     return {**copyreg.dispatch_table, **{kind: how for kind, how in more.items() if not how.__module__.startswith("torch")}}
 
 
 def _preload() -> None:
-    """Have the fork server import torch and the worker's code once, unless the user has chosen what it imports."""
+    """Have the fork server import torch and `worker_main` once, for all workers, unless the user chose what it imports."""
     from multiprocessing import forkserver
 
     server = getattr(forkserver, "_forkserver", None)

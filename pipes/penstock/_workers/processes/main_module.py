@@ -1,7 +1,7 @@
-"""What a new interpreter can know of the program's main module, and what to say where that is too little.
+"""What a new interpreter can know of the program's main module, and what to say when that is not enough.
 
-A fork has all that its parent has. A process that spawn or forkserver starts imports the main script anew, under the name ``__mp_main__``;
-where the program is no file (a notebook, ``python -c``, standard input), there is nothing to import.
+A fork has all that its parent has. A process started by spawn or forkserver imports the main script again, under the name ``__mp_main__``.
+If the program is not a file (a notebook, ``python -c``, standard input), there is nothing to import.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ REMEDY = 'use method="thread", or multiprocessing_context="fork"'
 
 
 def check_not_importing() -> None:
-    """Refuse to start processes from one that multiprocessing has started, and that is still importing the main script.
+    """Refuse to start processes from a process of multiprocessing's that is still importing the main script.
 
     Raises:
-        RuntimeError: It is.
+        RuntimeError: This is one.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
-            "this worker process imports your script, and the script reads a loader with worker processes of its own before it gets further. Put what "
-            'the script does under `if __name__ == "__main__":`, because spawn and forkserver import it anew in every worker. Or '
+            "this worker process imports your script, and the script reads a loader with worker processes of its own while it is imported. Put what "
+            'the script does under `if __name__ == "__main__":`, because spawn and forkserver import it again in every worker. Or '
             f"{REMEDY}."
         )
 
 
 def check_importable(method: str, pickled: memoryview) -> None:
-    """Refuse, before any process is started, what a new interpreter could not unpickle.
+    """Refuse what a new interpreter could not unpickle, before any is started.
 
     Args:
-        method: That of multiprocessing.
-        pickled: What it is to unpickle.
+        method: The start method, for the message.
+        pickled: What it would unpickle.
 
     Raises:
-        RuntimeError: There is a main script by name, but no such file, so the process could not even start.
-        TypeError: Something of the main module is needed, and the main module is no file.
+        RuntimeError: The main script has a name, but there is no such file, so the process could not even start.
+        TypeError: Something defined in the main module is needed, and the main module is not a file.
     """
     main = sys.modules.get("__main__")
     if getattr(main, "__spec__", None) is not None:  # python -m
@@ -46,7 +46,7 @@ def check_importable(method: str, pickled: memoryview) -> None:
     if file is not None:
         if not Path(multiprocessing.process.ORIGINAL_DIR or "", file).exists():  # type: ignore[attr-defined,unused-ignore]
             raise RuntimeError(
-                f"worker processes started by {method!r} import the main script anew, and there is no file {file!r}: a script from standard input cannot "
+                f"worker processes started by {method!r} import the main script again, and there is no file {file!r}: a script from standard input cannot "
                 f"be read again. Save it as a file and run that, or {REMEDY}."
             )
         return
@@ -58,23 +58,23 @@ def check_importable(method: str, pickled: memoryview) -> None:
             if isinstance(value, type | FunctionType) and value.__module__ == "__main__" and _pickled_name(name) in body
         ]
         raise TypeError(
-            f"{', '.join(names) or 'a class or function'} is defined in __main__, which is no file here (a notebook, python -c), so worker processes "
+            f"{', '.join(names) or 'a class or function'} is defined in __main__, which is not a file here (a notebook, python -c), so worker processes "
             f"started by {method!r} cannot import it. Put it into a module of its own (a .py file) and import it from there, or {REMEDY}."
         )
 
 
 def explained(error: AttributeError) -> AttributeError:
-    """Why a new interpreter has found no such name in a module, where that is the main one."""
+    """``error``, raised by unpickling in a new interpreter; with the reason, if the name was missing from the main module."""
     if "__main__" not in str(error) and "__mp_main__" not in str(error):
         return error
     return AttributeError(
-        f"{error}. A worker process started by spawn or forkserver imports the main script anew, and finds there neither what is defined under "
-        f'`if __name__ == "__main__":` or inside a function, nor anything at all of a notebook or of python -c. Put it into a module of its own '
+        f"{error}. A worker process started by spawn or forkserver imports the main script again, and finds there neither what is defined under "
+        f'`if __name__ == "__main__":` or inside a function, nor anything of a notebook or of python -c. Put it into a module of its own '
         f"(a .py file) and import it from there, or {REMEDY}."
     )
 
 
 def _pickled_name(name: str) -> bytes:
-    """As pickle writes a text of up to 255 bytes."""
+    """``name`` as pickle writes a text of up to 255 bytes."""
     encoded = name.encode()
     return b"\x8c" + bytes([len(encoded) % 256]) + encoded

@@ -1,6 +1,6 @@
-"""What the consumer and its processes say to each other, and the memory that each worker shares with the consumer.
+"""The messages between the consumer and its worker processes, and the memory that each worker shares with the consumer.
 
-Messages are of fixed size, under 512 bytes, hence never torn. File descriptors travel with them.
+Messages have a fixed size, and those sent together stay under 512 bytes, so none arrives in pieces. File descriptors travel with them.
 """
 
 from __future__ import annotations
@@ -18,33 +18,31 @@ if TYPE_CHECKING:
 
 
 AT_ONCE = 5
-"""Messages that are sent or read together, at most: together under 512 bytes."""
+"""The most messages that are sent or read together."""
 DROPS = 8
 """Slots that one task message can tell the worker to drop."""
 
-HELLO = struct.Struct("<2q")  # bytes of the area, bytes of the pickled setup or 0; with their fds and the lifeline's
-TASK = struct.Struct(
-    f"<4q{DROPS}q"
-)  # number, place, bytes (of a segment of its own, if an fd comes along), slot lent or NO_SLOT; slots to drop
-ANSWER = struct.Struct(
-    "<6q"
-)  # task number, status, slot or NO_SLOT for the task's place, its size where it is new (with an fd), start, end
+HELLO = struct.Struct("<2q")  # bytes of the area, bytes of the pickled setup or 0; with both their fds and the lifeline's
+# Number, place, bytes (with an fd: of a segment of its own), slot lent or NO_SLOT; slots to drop.
+TASK = struct.Struct(f"<4q{DROPS}q")
+# Task number, status, slot (NO_SLOT: in the task's place), the slot's size if it is new (with its fd), start, end.
+ANSWER = struct.Struct("<6q")
 ORDER = struct.Struct("<2q")  # to the zygote: serial, worker; with the worker's end of its socket pair
 REPORT = struct.Struct("<3q")  # from the zygote: serial, what, pid or exit code or errno
 
 READY, REFUSED, VALUE, ERROR, SKIPPED = range(5)  # statuses of an ANSWER
-BORN, ENDED, NOT_BORN, UP = range(4)  # what a REPORT says; the last of the zygote itself
+BORN, ENDED, NOT_BORN, UP = range(4)  # what a REPORT says; UP is about the zygote itself
 NO_DESCRIPTORS = 117
-"""Exit code of a worker that has run out of file descriptors: another one starts with none open."""
+"""Exit code of a worker that ran out of file descriptors; its replacement starts with none open."""
 
-MOST_FDS = 128  # with a hello, and 3 with any other message; Linux passes 253
+MOST_FDS = 128  # with a hello; 3 with any other message. Linux passes up to 253
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What every worker is given once."""
+    """What every worker is given, once."""
 
     work: Work
     num_workers: int
@@ -54,14 +52,14 @@ class Setup:
 
 
 class Area:
-    """Memory that one worker shares with the consumer: three cells, and a place for each task that the worker can hold.
+    """Memory that one worker shares with the consumer: three cells, and a place for each task that the worker may hold.
 
-    The consumer writes a task into a free place; the worker writes its answer there too, if it is small.
+    The consumer writes a task into a free place; a small answer to it is written over it by the worker.
 
     Attributes:
         row: The first cell, as a `Work` gets it.
-        cells: int64. ``ROW``: the row being loaded, or `IDLE`. ``DOING``: number of the task being done, or -1; both are read after
-            a death. ``WANTED``: the consumer no longer wants tasks of lower numbers.
+        cells: int64, each with one writer. By the worker, and read after its death: ``ROW``, the row being loaded, or `IDLE`, and ``DOING``,
+            the number of the task being done, or -1. By the consumer: ``WANTED``, below which no task is wanted any more.
     """
 
     ROW, DOING, WANTED = range(3)
@@ -75,15 +73,15 @@ class Area:
 
     @classmethod
     def size(cls, places: int) -> int:
-        """Bytes of an area with that many places."""
+        """Bytes of an area with so many places."""
         return cls.HEAD + places * cls.PLACE
 
 
 class PassedFd:
-    """A file descriptor inside the pickled setup, for instance of a ``multiprocessing.Queue``: its place among those of the hello."""
+    """A file descriptor in the pickled setup, such as that of a ``multiprocessing.Queue``: its place among those that come with the hello."""
 
     received: ClassVar[list[int]] = []
-    """What came with the hello, in the worker."""
+    """In the worker: those that came."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -94,24 +92,24 @@ class PassedFd:
 
 
 def send(channel: socket.socket, message: bytes, fds: Sequence[int] = ()) -> None:
-    """Send one message, and file descriptors with it. Where the program has SIGPIPE end it, a dead receiver is still no more than an error.
+    """Send one message, and file descriptors with it. A dead receiver is an error even where the program lets SIGPIPE kill it.
 
     Raises:
-        BrokenPipeError: Nobody will receive it; or `ConnectionResetError`.
+        BrokenPipeError: Nobody will receive it. Or a `ConnectionResetError`, for the same reason.
     """
-    # Not `socket.send_fds`: it drops its flags.
+    # Not `socket.send_fds`, which drops its flags.
     channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else [], _NO_SIGPIPE)
 
 
 def receive(channel: socket.socket, nbytes: int, flags: int = 0, most_fds: int = 3) -> tuple[bytes, list[int]]:
-    """One message and the file descriptors that came with it; empty at end-of-file.
+    """Messages of up to ``nbytes`` and the file descriptors that came with them; empty at end-of-file.
 
-    Descriptors that find no room in this process's table do not come: the kernel drops them.
+    The kernel drops descriptors for which this process's table has no room.
 
     Raises:
         BlockingIOError: ``flags`` say not to wait, and nothing is there.
     """
-    # Not `socket.recv_fds`: it drops its flags (Python 3.11).
+    # Not `socket.recv_fds`, which drops its flags (Python 3.11).
     try:
         data, ancillary, _, _ = channel.recvmsg(nbytes, socket.CMSG_LEN(most_fds * struct.calcsize("i")), flags | _CLOEXEC)
     except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""An exception on its way from one process to another."""
+"""An exception on its way from a worker process to the consumer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock._errors import SampleError, WorkerTraceback, hide_internal_frames
 
 
 class RemoteError(NamedTuple):
-    """An exception on its way: itself where it survives pickling, and in words."""
+    """An exception in words, and pickled too if it survives that. All fields are plain, so it can always be sent."""
 
     pickled: bytes | None
     kind: str
@@ -21,11 +21,11 @@ class RemoteError(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
-        """Describe ``error``; pickled only if it also comes back as what it was."""
+        """Describe ``error``, and pickle it if it comes back from that as it was."""
         pickled = None
         with contextlib.suppress(BaseException):  # a user's __reduce__ may raise anything
             body = pickle.dumps(error)
-            again = pickle.loads(body)  # fails where the constructor takes other arguments
+            again = pickle.loads(body)  # fails if the constructor's arguments are not ``error.args``
             if type(again) is type(error) and str(again) == str(error):
                 pickled = body
         try:
@@ -36,25 +36,33 @@ class RemoteError(NamedTuple):
         notes = tuple(map(str, notes)) if isinstance(notes, list | tuple) else ()
         hide_internal_frames(error)
         trace = traceback.TracebackException.from_exception(error)
-        trace.__notes__ = None  # the exception itself will show them
+        trace.__notes__ = None  # they are shown with the exception itself
         return cls(pickled, type(error).__qualname__, message, "".join(trace.format()), notes)
 
     def short(self, nbytes: int) -> RemoteError:
-        """The same, cut to fit ``nbytes`` in any case."""
-        room = nbytes // 16  # up to 4 bytes a character, two texts
+        """The same, cut so that it fits ``nbytes`` when pickled."""
+        room = nbytes // 16  # two texts, with up to 4 bytes a character
         pickled = self.pickled if self.pickled is not None and len(self.pickled) <= nbytes // 4 else None
         return RemoteError(pickled, self.kind[:200], self.message[:room], self.trace[-room:], ())
 
     def rebuilt(self, where: str, what: str) -> BaseException:
-        """The exception as the consumer gets it; `Job.result` raises it."""
+        """The exception for the consumer, caused by its traceback in the worker.
+
+        Args:
+            where: The worker, in words.
+            what: What it was doing, in words.
+
+        Returns:
+            Itself, or a `SampleError` with its words if it cannot be rebuilt here.
+        """
         error: BaseException | None = None
         if self.pickled is not None:
-            with contextlib.suppress(Exception):  # its class may be known to the worker only; a frozen dataclass bears no cause
+            with contextlib.suppress(Exception):  # the worker alone may know its class; a frozen dataclass takes no cause
                 error = cast("BaseException", pickle.loads(self.pickled))
                 error.__cause__ = WorkerTraceback(where, self.trace)
         if error is None or not isinstance(error.__cause__, WorkerTraceback):
             error = SampleError(
-                f"{self.kind}: {self.message} (while doing {what} in {where}; this exception cannot be pickled, so it comes in words)"
+                f"{self.kind}: {self.message} (raised while doing {what} in {where}; the exception cannot be pickled, so only its text is here)"
             )
             error.__cause__ = WorkerTraceback(where, self.trace)
         if not hasattr(error, "__notes__"):

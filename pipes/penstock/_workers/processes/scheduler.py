@@ -75,7 +75,7 @@ class Scheduler:
             return
         self.interrupt()
         deadline = time.monotonic() + timeout
-        got = self.lock.acquire(timeout=timeout)  # its holder was interrupted; one that does not let go is stuck in user code
+        got = self.lock.acquire(timeout=timeout)  # its holder was interrupted, and lets go unless it is stuck in user code
         try:
             if self.closed:
                 return
@@ -156,9 +156,10 @@ class Scheduler:
 
     def _turn(self, patience: float | None) -> None:
         """Wait up to ``patience`` seconds (None: forever) for anything to happen, and deal with all that has."""
-        self._change.settle(self._mend)  # before the wait: half a change may have left nobody to wake us
+        self._change.settle(self._mend)  # before the wait, because half a change may have left nobody to wake us
         supervisor = self._supervisor
         death = supervisor.missed_deaths
+        # An interrupt sets its flag, then sends a byte. The byte wakes the wait, but may be drained with an older one, so look at the flag first.
         ready = supervisor.poller.poll(0 if death or self.interrupted else None if patience is None else max(0.0, patience) * 1000)
         self.check_usable()
         if self.interrupted:
@@ -169,7 +170,7 @@ class Scheduler:
             for fd, _ in ready:
                 worker = supervisor.workers.get(fd)
                 if supervisor.is_wake(fd):
-                    supervisor.drain_wake()  # the byte of an interrupt that a `discard` has overtaken
+                    supervisor.drain_wake()  # of an interrupt whose byte came after the `discard` that ended it
                 elif worker is None:
                     death = True
                 elif not self._receive(worker):

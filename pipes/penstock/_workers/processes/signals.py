@@ -1,8 +1,8 @@
-"""Signals in the processes that we start: the main process decides, and they end with it.
+"""Signals in the processes that we start: the main process decides, and they end when it does.
 
-A terminal, a job scheduler and ``kill -TERM -PGID`` send a signal to a whole group of processes, but the program means one answer to it:
-that of its main process, which may save a checkpoint first and needs batches up to then. So a child begins without the program's
-handlers, and what is sent to ask a program for something passes it by. It ends with the main process, whatever ends that.
+A terminal, a job scheduler and ``kill -TERM -PGID`` send a signal to a whole process group, but only the main process should answer it: it
+may want to save a checkpoint first, and needs batches until then. So a child starts without the program's handlers, and a signal that
+asks the program for something does nothing there. The child ends with the main process, whatever ends that.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 def _these(*names: str) -> set[signal.Signals]:
-    """Those of them that the platform has."""
+    """The signals of these names that the platform has."""
     return {number for name in names if (number := getattr(signal, f"SIG{name}", None)) is not None}
 
 
 _ASKED = _these("INT", "QUIT", "HUP", "USR1", "USR2")
-"""What people and job schedulers send, besides SIGTERM."""
+"""Sent by people and job schedulers, as SIGTERM is."""
 _OWN = _these("CHLD", "ALRM", "VTALRM", "PROF")
 _FAULTS = _these("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
-"""What is about the process that gets it: its children, its timers, its faults."""
+"""These and `_OWN` are about the process that gets them: its faults, its children, its timers."""
 
 
 def set_signals() -> None:
-    """In a child, as the first thing that it does: no handler of the main program, and nothing held back any more.
+    """Drop the main program's handlers and let signals through again; the first thing that a child does.
 
-    Signals that ask for something are ignored, be they in the list or such that the main program has a handler for. SIGTERM is not ignored
-    but handled, by nothing: programs that user code starts here inherit what is ignored, and could not be terminated.
+    Signals that ask for something are ignored: those in `_ASKED`, and any that the main program has a handler for. SIGTERM gets a handler
+    that does nothing instead, because programs started by user code here inherit ignored signals, and could not be terminated.
     """
     native = _caught()
     for number in signal.valid_signals():
@@ -53,7 +53,7 @@ def set_signals() -> None:
 
 
 def let_forks_be_terminated() -> None:
-    """Give processes that user code forks from this one the ordinary SIGTERM, with which `multiprocessing` ends them, from their first moment."""
+    """Let SIGTERM end the processes that user code forks from this one, from their first moment: that is how `multiprocessing` ends them."""
     if not hasattr(os, "register_at_fork"):
         return
     masks: list[Any] = []
@@ -74,11 +74,11 @@ def let_forks_be_terminated() -> None:
 
 @contextlib.contextmanager
 def signals_held(*only: int) -> Iterator[None]:
-    """Hold signals back (all, or ``only`` some) in this thread, and in processes that it starts meanwhile until these have called `set_signals`.
+    """Block signals (all, or ``only`` some) in this thread, and in the processes that it starts meanwhile, until they call `set_signals`.
 
-    A fork has the program's handlers; a new interpreter has those of the system, and most of them end it.
+    Until then a forked process still has the program's handlers, and a new interpreter has the default ones, most of which end it.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows, which sends none of them
+    if not hasattr(signal, "pthread_sigmask"):  # Windows, where none of them is sent
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, only or signal.valid_signals() - _FAULTS)
@@ -93,7 +93,7 @@ def _pass_by(number: int, frame: Any) -> None:
 
 
 def _caught() -> set[int]:
-    """Signals with a handler of native code, which Python knows nothing of: those of ``faulthandler.register`` are as useful here."""
+    """Signals with a native handler, of which Python knows nothing. ``faulthandler.register`` sets such ones, and they are useful here too."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

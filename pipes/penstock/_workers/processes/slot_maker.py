@@ -23,32 +23,29 @@ if TYPE_CHECKING:
 
 
 _PAGE = 65536  # bytes: slots grow in these steps
-_ROOM = 4096  # bytes: what is left behind the arrays of a batch for the rest of it; where it needs more, all of it moves
-
-
-# Slots, as the worker sees them.
+_ROOM = 4096  # bytes kept after the arrays of a batch for the rest of it; if that needs more, the whole batch moves
 
 
 class WorkerSlots:
-    """The slots that this worker has made, and where the answer to the task in hand goes. Which of them are free, the consumer knows."""
+    """The slots that this worker has made, and where the answer to the current task goes. Which slots are free, the consumer knows."""
 
     def __init__(self) -> None:
         self._mapped: dict[int, memoryview] = {}
         self._made = 0
         self._place = memoryview(b"")
         self._lent = NO_SLOT
-        self._fd: int | None = None  # of `_slot`, where it is new
+        self._fd: int | None = None  # of `_slot`, if it is new
         self._slot = NO_SLOT
-        self._memory: memoryview | None = None  # of `_slot`, or the place; None: nothing was asked for
+        self._memory: memoryview | None = None  # of `_slot`, or the place; None: none was needed yet
         self._used = 0
 
     def begin(self, place: memoryview, lent: int) -> None:
-        """The next task: its place in the area, for a small answer, and the slot that was lent."""
+        """Begin the next task, with its place in the area, for a small answer, and the slot that was lent for a large one."""
         self._place, self._lent = place, lent
         self._memory, self._used = None, 0
 
     def allocate(self, specs: Sequence[Spec]) -> list[torch.Tensor]:
-        """Memory for a batch, where its answer will lie; afresh, where there is not so much shared memory.
+        """Memory for a batch in the place where its answer will lie; ordinary memory if there is not enough of that.
 
         Raises:
             OSError: No file descriptor.
@@ -56,17 +53,17 @@ class WorkerSlots:
         nbytes = carved_bytes(specs)
         try:
             self._take(nbytes + _ROOM)
-        except MemoryError:  # so the answer will not fit either, and says so
+        except MemoryError:  # then the answer will not fit either, and `send` says so
             return afresh(specs)
         self._used = nbytes
         return carved(np.frombuffer(cast("Any", self._memory), np.uint8), specs)
 
     def send(self, parcel: Parcel) -> tuple[int, int, int, int, int | None]:
-        """Write the answer: slot or `NO_SLOT` for the place, its size where it is new, start and end, and a new slot's descriptor.
+        """Write the answer: its slot (`NO_SLOT`: the place), the slot's size if it is new or 0, start, end, and a new slot's descriptor.
 
         Raises:
-            MemoryError: A new slot was needed, and there is no memory for it.
-            OSError: ... and no file descriptor for it.
+            MemoryError: It needs a new slot, and there is no memory for one.
+            OSError: It needs a new slot, and there is no file descriptor for one.
         """
         start = self._used
         if self._memory is None or (end := parcel.end(self._memory, start)) > len(self._memory):
@@ -83,12 +80,12 @@ class WorkerSlots:
             self._mapped.pop(number, None)
 
     def _take(self, nbytes: int, *, other: bool = False) -> None:
-        """Let ``_memory`` be of at least ``nbytes``, and if so wanted other than it is."""
+        """Make ``_memory`` at least ``nbytes`` long; with ``other``, a different block than now."""
         if self._memory is not None and nbytes <= len(self._memory) and not other:
             return
         taken = None if self._memory is None else self._slot
         self._memory = None
-        if self._fd is not None:  # made for this task, and too small: nobody else knows of it
+        if self._fd is not None:  # it was made for this task and is too small; the consumer does not know of it
             os.close(self._fd)
             self._fd = None
             del self._mapped[self._slot]
@@ -101,7 +98,7 @@ class WorkerSlots:
             self._slot, self._memory, self._fd = self._new(nbytes)
 
     def _new(self, nbytes: int) -> tuple[int, memoryview, int]:
-        size = -(-(nbytes + nbytes // 8) // _PAGE) * _PAGE  # an eighth more, for batches that grow a little
+        size = -(-(nbytes + nbytes // 8) // _PAGE) * _PAGE  # an eighth more, because the next batch may be a little larger
         try:
             fd = create(size)
         except OSError as error:

@@ -29,11 +29,11 @@ class Supervisor:
     Args:
         setup: What every worker is given.
         places: Tasks that a worker may hold.
-        context: A start method or context; None: multiprocessing's for the platform.
+        context: A start method or context; None: multiprocessing's own for the platform.
 
     Attributes:
-        workers: By the channel's file descriptor.
-        poller: Every channel, every death, and `wake`.
+        workers: By the file descriptor of its channel. Changed by the consumer's thread; others look at copies.
+        poller: Shows every channel, every death, and `wake`.
     """
 
     def __init__(self, setup: Setup, places: int, context: str | BaseContext | None) -> None:
@@ -165,7 +165,7 @@ class Supervisor:
             end.close()
 
 
-# A fork of this process would keep the workers' pipes open, and so keep the workers from ending with this process.
+# A fork of this process has copies of the workers' channels and lifelines. While it kept them open, the workers would outlive this process.
 _supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
 
 
@@ -177,6 +177,7 @@ def _disown_all() -> None:
 
 
 def _retire_all() -> None:
+    """Take what is viewed now out of use: the fork may go on viewing it, and the memory stays shared with it."""
     for supervisor in list(_supervisors):
         for handle in list(supervisor.workers.values()):
             handle.slots.retire_viewed()

@@ -1,12 +1,12 @@
 """A worker process: its loop, and how it begins and ends.
 
-Each worker talks to the consumer over one socket pair of its own, and shares one `Area` with it: tasks, small answers and the row
-being loaded lie there, large answers in slots (`_segments`). Nothing is shared that a killed process could hold: no lock, no queue.
+A worker talks to the consumer over a socket pair of its own, and shares an `Area` with it, which has the tasks, the small answers and the
+row being loaded. Large answers are in slots (`slot_maker`). Nothing is shared that a killed process could hold: no lock, no queue.
 
-Who ends whom. End-of-file on its socket tells an idle worker to leave. A worker in the middle of a task is ended by its
-*lifeline*: a pipe on which nothing is ever sent and whose other end only the consumer's process holds; when that end closes, be
-it by `shutdown` or because the process was killed, the kernel sends SIGKILL. (``PR_SET_PDEATHSIG`` would not do: it follows the
-thread that forked, and does not exist for grandchildren.)
+Who ends whom. End-of-file on its socket tells an idle worker to leave. A worker in the middle of a task is ended by its *lifeline*, a
+pipe on which nothing is ever sent, and whose other end only the consumer's process holds. When that end closes, because of `shutdown` or
+because the process was killed, the kernel sends SIGKILL. (``PR_SET_PDEATHSIG`` would not do: it fires when the thread that forked ends,
+and knows no grandchildren.)
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from penstock._workers.processes.signals import let_forks_be_terminated, set_sig
 from penstock._workers.processes.slot_maker import WorkerSlots
 
 
-@in_neutral_modes  # a fork inherits those of the consumer
+@in_neutral_modes  # a fork inherits the consumer's modes
 def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None) -> None:
-    """Answer tasks until end-of-file. ``setup`` comes by fork, or else over the channel, pickled."""
+    """Answer tasks until end-of-file. ``setup`` is inherited by fork; None: it comes over the channel, pickled."""
     set_signals()
     let_forks_be_terminated()
     hello, fds = receive(channel, HELLO.size, most_fds=MOST_FDS)
@@ -73,7 +73,7 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
             PassedFd.received = fds[3:]
             setup = _load(fds[2], setup_bytes)
         _prepare(setup, worker)
-    except BaseException as error:  # user code: the consumer must see whatever it raises
+    except BaseException as error:  # from user code, and the consumer must see whatever that raises
         server.refuse(error)
         return
     try:
@@ -81,13 +81,13 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
     except (BrokenPipeError, ConnectionResetError):  # the consumer has gone
         return
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # user code has opened too many: the task is done again by a new worker
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # user code left too many open; a new worker does the task again
             os._exit(NO_DESCRIPTORS)
         raise
 
 
 def _load(fd: int, nbytes: int) -> Setup:
-    """The setup, its NumPy arrays as private (copy-on-write) views of memory that all workers share."""
+    """The setup; its NumPy arrays are private (copy-on-write) views of memory that all workers share."""
     memory = attach(fd, nbytes, private=True)
     os.close(fd)
     try:
@@ -98,14 +98,14 @@ def _load(fd: int, nbytes: int) -> Setup:
 
 
 def _prepare(setup: Setup, worker: int) -> None:
-    """What `DataLoader` does in a new worker: one thread, seeds of its own, the worker info, the user's function."""
+    """Set up what `DataLoader` does in a new worker: one thread, seeds of its own, the worker info, the user's function."""
     torch.set_num_threads(1)
     seed = (setup.seed + worker) % 2**63
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(np.random.SeedSequence([setup.seed % 2**63, worker]).generate_state(4))
     dataset = getattr(setup.work, "dataset", None)
-    info: Any = torch_worker.WorkerInfo  # by keyword, because its fields differ between versions of torch
+    info: Any = torch_worker.WorkerInfo  # Any, because its fields differ between versions of torch
     torch_worker._worker_info = info(id=worker, num_workers=setup.num_workers, seed=seed, dataset=dataset)
     if setup.worker_init_fn is not None:
         setup.worker_init_fn(worker)
@@ -121,7 +121,7 @@ class _Server:
         self._slots = WorkerSlots()
 
     def serve(self, work: Work) -> None:
-        """Answer tasks, in the order in which they come, until end-of-file."""
+        """Answer tasks, in the order in which they arrive, until end-of-file."""
         cells = self._area.cells
         self._channel.sendall(ANSWER.pack(0, READY, NO_SLOT, 0, 0, 0))
         while True:
@@ -141,7 +141,7 @@ class _Server:
                 status, parcel = self._do(work, body)
                 del body
                 self._answer(number, status, parcel)
-                del parcel  # This frame must not keep a result alive while it waits for the next task.
+                del parcel  # or this frame would keep the result alive while it waits for the next task
                 cells[Area.DOING] = -1
             for fd in fds:
                 os.close(fd)
@@ -157,10 +157,10 @@ class _Server:
         try:
             task = pickle.loads(body)
             value = work(task, self._area.row, self._slots.allocate)
-        except BaseException as error:  # SystemExit and the like are errors of user code too
+        except BaseException as error:  # from user code, SystemExit and the like are errors too
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
-                os._exit(NO_DESCRIPTORS)  # what was opened and never closed is gone with this process; another one does the task again
-            with contextlib.suppress(Exception):  # an exception that is frozen bears no note
+                os._exit(NO_DESCRIPTORS)  # which closes what user code never did; a new worker does the task again
+            with contextlib.suppress(Exception):  # a frozen exception takes no note
                 error.add_note(f"in {self._where}")
             return ERROR, _failure(error)
         finally:
@@ -197,7 +197,7 @@ def _failure(error: BaseException, room: int | None = None) -> Parcel:
 
 
 def _end_with(lifeline: int) -> None:
-    """End this process as soon as nobody holds the other end of ``lifeline``."""
+    """Have the kernel kill this process once nobody holds the other end of ``lifeline``."""
     try:
         import fcntl
 
@@ -209,7 +209,7 @@ def _end_with(lifeline: int) -> None:
         return
     poller = select.poll()
     poller.register(lifeline, select.POLLIN)
-    if poller.poll(0):  # it ended before the signal was armed
+    if poller.poll(0):  # it was closed before the signal was armed, so none will come
         os._exit(1)
 
 

@@ -1,7 +1,7 @@
 """The zygote: a process that forks workers.
 
-It is forked from the consumer's process once, at the start, holds the work, has one thread and runs no user code; so a
-replacement is a fork of a process without threads or locks held, and sees the dataset as it was.
+It is forked from the consumer's process once, at the start, with the work in it. It has one thread and runs no user code. So even a
+replacement is forked from a process that holds no lock, and sees the dataset as it was.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def zygote_main(control: socket.socket, setup: Setup) -> None:
-    """Fork workers to order and report their ends, until end-of-file and the last worker's end."""
+    """Fork workers to order and report their deaths, until end-of-file and then until the last worker has ended."""
     set_signals()
     come_up()
     _report(control, 0, UP, 0)
-    gc.freeze()  # collections in the workers then touch no page of the dataset
+    gc.freeze()  # so that garbage collection in the workers copies no page of the dataset
     children: dict[int, tuple[int, BaseProcess]] = {}
     poller = select.poll()
     poller.register(control, select.POLLIN)
@@ -65,7 +65,7 @@ def _fork_worker(
         _report(control, serial, NOT_BORN, error.errno or 0)
         return
     finally:
-        channel.close()  # or this process would keep the worker's end open, and its death would be no end-of-file
+        channel.close()  # with a copy of the worker's end open here, its death would not be end-of-file for the consumer
     watched = watch(process)
     children[watched] = (serial, process)
     poller.register(watched, select.POLLIN)
@@ -73,7 +73,7 @@ def _fork_worker(
 
 
 def _born(worker: int, channel: socket.socket, setup: Setup, inherited: list[int]) -> None:
-    for fd in inherited:  # the zygote's own, and those of elder siblings
+    for fd in inherited:  # the zygote's own, and those by which it watches the workers forked earlier
         os.close(fd)
     worker_main(worker, channel, setup)
 
@@ -84,10 +84,9 @@ def _report(control: socket.socket, serial: int, what: int, value: int) -> None:
 
 
 class Zygote:
-    """A forked process that is up, as the consumer's process sees it.
+    """The consumer's view of the forked process, which is up and takes orders.
 
     Attributes:
-        pid: Its process id.
         control: The socket for orders and reports.
 
     Raises:
@@ -108,7 +107,7 @@ class Zygote:
                     self.control.close()
                     zygote_main(theirs, setup)
                     code = 0
-                except BaseException:  # nothing may return into a copy of the consumer's stack
+                except BaseException:  # nothing may return to the consumer's stack, of which this process has a copy
                     traceback.print_exc()
                 finally:
                     os._exit(code)
@@ -117,7 +116,7 @@ class Zygote:
 
     def kill(self) -> None:
         if self._code is None:
-            with contextlib.suppress(ProcessLookupError):  # someone else's waitpid(-1) was quicker
+            with contextlib.suppress(ProcessLookupError):  # someone else's waitpid(-1) was faster
                 os.kill(self.pid, signal.SIGKILL)
         self.reap()
 
@@ -126,7 +125,7 @@ class Zygote:
         self.exit_code()
 
     def exit_code(self) -> int:
-        """Of the zygote, which ends."""
+        """Wait for the end of the process; its exit code (negative: a signal), or `UNKNOWN`."""
         if self._code is None:
             try:
                 self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
