@@ -3,6 +3,7 @@
 #     make test     all tests, against the built wheel
 #     make lint     ruff and mypy
 #     make check    the fast tests of what you have changed, from the sources, and lint: in under a minute
+#     make dist     the wheel
 #
 # The fast tests with other versions than constraints.txt names, in a folder of their own below build/:
 #     make versions PYTHON=python3.13                            # the newest torch
@@ -32,7 +33,7 @@ SOURCES := $(shell find pipes -not -path '*__pycache__*') README.md LICENSE
 # What the tests marked gpu import besides torch and NumPy, and what that needs: penstock itself is taken from pipes/.
 GPU_PACKAGES := iniconfig packaging pluggy psutil pygments pytest pytest-timeout torchdata
 
-.PHONY: demo test lint check versions wheels gpu clean
+.PHONY: demo test lint check dist versions wheels gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -81,15 +82,18 @@ $(VENV)/.created:
 	$(PYTHON) -m venv --clear $(VENV)
 	touch $@
 
+dist: dist/.built
+
 dist/.built: pyproject.toml $(SOURCES) | $(VENV)/.created
 	rm -rf dist
 	$(PIP) wheel --no-deps --wheel-dir dist .
 	touch $@
 
-# The extras come first, with whatever penstock is there: pip takes a wheel of the same version for the same.
+# pip takes a wheel of the same version for the same, so the old penstock goes first. Python compiles a module when it is first imported: of these
+# packages that is a small part, and compiling all of them takes longer than to unpack them.
 define install
-$(PIP) install --constraint $(CONSTRAINTS) "$$(echo dist/penstock-*.whl)[$(1)]"
-$(PIP) install --no-deps --force-reinstall dist/penstock-*.whl
+rm -rf $(VENV)/lib/python*/site-packages/penstock $(VENV)/lib/python*/site-packages/penstock-*
+$(PIP) install --no-compile --constraint $(CONSTRAINTS) "$$(echo dist/penstock-*.whl)[$(1)]"
 touch $@
 endef
 

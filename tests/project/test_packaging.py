@@ -47,7 +47,18 @@ def test_wheel_holds_the_package_and_nothing_else(built: tuple[list[str], list[s
 @pytest.mark.slow
 def test_source_distribution_can_be_tested(built: tuple[list[str], list[str]]) -> None:
     names, _ = built
-    for needed in ["LICENSE", "Makefile", "README.md", "constraints.txt", "pyproject.toml", "examples/demo.py", "tests/conftest.py"]:
+    for needed in [
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "constraints.txt",
+        "pyproject.toml",
+        "examples/demo.py",
+        "tests/conftest.py",
+        ".github/workflows/ci.yml",
+        ".pre-commit-config.yaml",
+    ]:
         assert needed in names
     assert not [name for name in names if "__pycache__" in name or name.startswith(".venv")]
 

@@ -1,0 +1,64 @@
+"""What runs elsewhere (a CI service, pre-commit) is what runs here: Make's targets, and the commands of ``make lint``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).parent.parent.parent
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.search(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)[1].split())  # type: ignore[index]
+JOBS: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+
+
+def commands(jobs: dict[str, Any]) -> list[list[str]]:
+    """Every command line of the workflow, in words."""
+    runs = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    return [shlex.split(re.sub(r"\$\{\{.*?\}\}", "", line)) for run in runs for line in run.splitlines()]
+
+
+def strangers(command: list[str]) -> list[str]:
+    """The words of a command that are neither a target of this Makefile, nor one of its variables, nor a program of this project."""
+    program, *words = command
+    if program != "make":
+        return [] if os.access(ROOT / program, os.X_OK) else [program]
+    settings = {word.partition("=")[0] for word in words if "=" in word}
+    unset = {name for name in settings if not re.search(rf"^{name} \?=", MAKEFILE, re.MULTILINE)}
+    return sorted(unset | {word for word in words if "=" not in word} - TARGETS)
+
+
+def test_every_target_is_there() -> None:
+    assert [target for target in TARGETS if not re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)] == []
+
+
+def test_the_workflow_runs_what_is_here() -> None:
+    assert [(command, found) for command in commands(JOBS) if (found := strangers(command))] == []
+
+
+def test_a_command_that_is_not_here_is_seen() -> None:
+    made_up = {"job": {"steps": [{"uses": "x"}, {"run": "make test lunch TORCH=2 SALT=1\nnowhere/run --all"}, {"run": "make ${{ y }}"}]}}
+    assert [strangers(command) for command in commands(made_up)] == [["SALT", "lunch"], ["nowhere/run"], []]
+
+
+def test_the_workflow_runs_all_that_a_change_must_pass() -> None:
+    """And each Python that the project says it runs on, in its newest three; and builds the wheel."""
+    assert [".ci/run"] in commands(JOBS)
+    assert ["make", "dist"] in commands(JOBS)
+    assert JOBS["versions"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
+    ran = [line.split() for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make")]
+    assert ran == [["make", "test"], ["make", "lint"]]
+
+
+def test_pre_commit_runs_what_make_lint_runs() -> None:
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = [hook["entry"].removeprefix(".venv/bin/") for hook in local["hooks"]]
+    recipe = re.search(r"^lint:.*\n((?:\t.+\n)+)", MAKEFILE, re.MULTILINE)
+    assert recipe is not None
+    assert hooks == [line.strip().removeprefix("$(BIN)/") for line in recipe[1].splitlines()]
