@@ -1,4 +1,4 @@
-"""Accelerate: AccelerateLoader moves the batches, is saved with save_state, and lets the last window of an epoch synchronise.
+"""Accelerate: AccelerateLoader moves the batches, is saved by save_state, and synchronizes the last window of an epoch.
 
 python accelerate_loop.py        # needs: pip install 'penstock[trainers]'
 """
@@ -16,7 +16,7 @@ from penstock.integrations.accelerate import AccelerateLoader
 
 
 def train(folder: str, *, resume: bool) -> tuple[list[int], int]:
-    """Three epochs of twelve batches, in windows of five; saves in the middle of the second. The samples, and the optimizer's steps."""
+    """Three epochs of twelve batches, in windows of five, saved in the middle of the second; returns the samples and the optimizer steps."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=5)
     x = torch.linspace(-1, 1, 48).unsqueeze(1)
     data = TensorDataset(torch.arange(48), x, 3 * x + 1)
@@ -41,13 +41,13 @@ def train(folder: str, *, resume: bool) -> tuple[list[int], int]:
 
 
 def main() -> None:
-    """Train in one go, then again from the checkpoint."""
+    """Train once without a stop, then again from the checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         whole, steps = train(folder, resume=False)
         resumed, _ = train(folder, resume=True)
-    print(f"{steps} steps: 12 batches in windows of 5 are 3 an epoch, the short one too")
+    print(f"{steps} steps: 12 batches in windows of 5 make 3 steps per epoch, including the short window")
     print(
-        f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}"
+        f"single run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last ones of the single run: {resumed == whole[72:]}"
     )
     assert (resumed, steps) == (whole[72:], 9)
 

@@ -1,16 +1,16 @@
-"""On a machine with an accelerator: is the copy hidden, does the device ever wait, and how fast is resident data?
+"""For a machine with an accelerator: is the copy hidden, does the device ever wait, and how fast is resident data?
 
     python benchmark_device.py [--repeats 5] [--steps 200] [--workers 8] [--budget-s 600] [--json figures.json]
 
-Four measurements, each against ``DataLoader`` in the same run, in turns:
+There are four measurements, each interleaved with ``DataLoader`` in the same run:
 
-- Supply: how long a batch takes that nobody computes with.
-- Overlap: a step computes for longer than its batch takes to make and to copy. Hidden is the share of the copy's time that the step does
-  not take longer than with a batch that is there already: 100 % where `ToDevice` works. The row "copied in the step" must show about 0 %.
-- Epochs: the share of time in which the device has nothing to do, over epochs of 50 batches.
-- Resident: batches gathered on the device, as bytes a second, against a bare ``index_select`` of the same rows.
+- Supply: the time per batch if the consumer does nothing with it.
+- Overlap: a step computes for longer than it takes to make and copy its batch. *Hidden* is the share of the copy time that does not lengthen
+  the step, compared with a batch that is already on the device: 100 % if `ToDevice` works. The row "copied in the step" must show about 0 %.
+- Epochs: the share of time in which the device is idle, over epochs of 50 batches.
+- Resident: batches gathered on the device, in bytes per second, compared with a bare ``index_select`` of the same rows.
 
-Without an accelerator it says so, and measures nothing. After ``--budget-s`` seconds no further repeat begins.
+Without an accelerator the program says so and measures nothing. It starts no further repeat after ``--budget-s`` seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ THERE, IN_STEP = "no loader, batch there already", "no loader, copied in the ste
 
 
 class Images(Dataset):
-    """Float32 images made from uint8."""
+    """Float32 images converted from uint8."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -61,7 +61,7 @@ class Timer:
         self.streams: Any = torch.get_device_module(device)
 
     def event(self) -> Any:
-        """The present moment of the current stream."""
+        """An event at the current point of the current stream."""
         event = self.streams.Event(enable_timing=True)
         event.record()
         return event
@@ -76,7 +76,7 @@ class Timer:
         return statistics.median(measured)
 
     def wall(self, batches: Iterator[torch.Tensor], step: Callable[[torch.Tensor], Any], steps: int) -> float:
-        """Seconds for a step, the device's work included, as the user's clock sees them."""
+        """Wall-clock seconds per step, including the device's work."""
         for _ in range(10):
             step(next(batches))
         self.streams.synchronize()
@@ -88,7 +88,7 @@ class Timer:
 
 
 class Bench:
-    """What one run measures, and with what."""
+    """The measurements of one run, and their equipment."""
 
     def __init__(self, device: torch.device, options: argparse.Namespace) -> None:
         self.device, self.options, self.timer = device, options, Timer(device)
@@ -100,13 +100,13 @@ class Bench:
         self.product_s = self.timer.seconds(lambda: torch.mm(self.matrix, self.matrix))
 
     def sources(self, length: int) -> dict[str, tuple[Callable[[], Any], Callable[[Any], Iterator[torch.Tensor]]]]:
-        """How each source of batches is built, and how it is read for ever."""
+        """How to build each source of batches, and how to read it endlessly."""
         dataset, device = Images(length), self.device
         shared: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": self.options.workers}
         ours = {**shared, "device": device, "endless": True}
 
         def endlessly(loader: DataLoader) -> Iterator[torch.Tensor]:
-            """As the documentation of `DataLoader` recommends it: pinned, copied without blocking; epoch after epoch."""
+            """As the documentation of `DataLoader` recommends: pinned, copied without blocking; epoch after epoch."""
             while True:
                 for batch in loader:
                     yield batch.to(device, non_blocking=True)
@@ -120,7 +120,7 @@ class Bench:
         }
 
     def seconds(self, length: int, step: Callable[[torch.Tensor], Any]) -> dict[str, list[float]]:
-        """Seconds for a step from every source, in turns."""
+        """Seconds per step for every source, interleaved."""
         found: dict[str, list[float]] = {}
         for repeat in range(self.options.repeats):
             if repeat and time.monotonic() > self.deadline:
@@ -133,11 +133,11 @@ class Bench:
         return found
 
     def supply(self) -> dict[str, Any]:
-        """Batches that nobody computes with."""
+        """Batches that the consumer does nothing with."""
         return {name: {"batch_ms": _ms(took)} for name, took in self.seconds(10**6, lambda batch: None).items() if name != THERE}
 
     def training(self, length: int, compute_s: float) -> dict[str, Any]:
-        """Steps that compute for about ``compute_s``."""
+        """Steps that compute for about ``compute_s`` seconds each."""
         products = max(1, round(compute_s / self.product_s))
 
         def step(batch: torch.Tensor) -> None:
@@ -173,7 +173,7 @@ def _ms(seconds: list[float]) -> float:
 
 
 def measure(device: torch.device, options: argparse.Namespace) -> None:
-    """Every figure, told and written as it comes."""
+    """Measure everything; print and write each figure as soon as it is known."""
     bench = Bench(device, options)
     machine = {
         "device": bench.timer.streams.get_device_name(device),
@@ -193,7 +193,7 @@ def measure(device: torch.device, options: argparse.Namespace) -> None:
     figures["supply"] = bench.supply()
     print("\nsupply")
     for name, row in figures["supply"].items():
-        print(f"  {name:32}{row['batch_ms']:8.2f} ms a batch")
+        print(f"  {name:32}{row['batch_ms']:8.2f} ms per batch")
     keep()
 
     slowest_s = max(row["batch_ms"] for name, row in figures["supply"].items() if name.startswith("penstock")) / 1000
@@ -209,8 +209,8 @@ def measure(device: torch.device, options: argparse.Namespace) -> None:
             )
 
     figures["resident"] = row = bench.resident()
-    print(f"\nresident: {row['gb_s']:.0f} GB/s through the loader, {row['index_select_gb_s']:.0f} GB/s by bare index_select", end="")
-    print(f" ({row['batch_us']:.0f} us a batch)")
+    print(f"\nresident: {row['gb_s']:.0f} GB/s through the loader, {row['index_select_gb_s']:.0f} GB/s with bare index_select", end="")
+    print(f" ({row['batch_us']:.0f} us per batch)")
     keep()
 
 

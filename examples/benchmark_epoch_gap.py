@@ -1,10 +1,10 @@
-"""What an epoch boundary costs: the wait for the first batch of an epoch against the wait for any other.
+"""What an epoch boundary costs: the wait for the first batch of an epoch, compared with the wait for any other batch.
 
     python benchmark_epoch_gap.py [--epochs 20] [--repeats 3] [--step-ms 1]
 
-Tiny samples (32 float32), batches of 64, 50 batches an epoch, 2 workers. The consumer computes for ``--step-ms`` per batch, outside of
-Python's lock, as a training step does, and a little longer or shorter each time, because two workers in step with each other finish in
-pairs, and 50 is even. Loaders take turns. The peers are set up as their documentation recommends.
+Tiny samples (32 float32), batches of 64, 50 batches per epoch, 2 workers. The consumer computes for ``--step-ms`` per batch without holding
+Python's lock, like a training step. The time varies a little, because two workers in lockstep finish in pairs, and 50 is even. Loaders are
+interleaved. The other loaders are set up as their documentation recommends.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Rows(Dataset):
 
 
 def nodes(dataset: Rows) -> tn.Loader:
-    """torchdata.nodes with process workers that make whole batches."""
+    """torchdata.nodes, with worker processes that make whole batches."""
     batches = tn.Batcher(tn.SamplerWrapper(RandomSampler(dataset)), BATCH_SIZE)
     return tn.Loader(tn.ParallelMapper(batches, Collated(dataset), num_workers=WORKERS, method="process", multiprocessing_context="fork"))
 
 
 class Collated:
-    """Indices to a batch."""
+    """Turn indices into a batch."""
 
     def __init__(self, dataset: Rows) -> None:
         self.dataset = dataset
@@ -58,7 +58,7 @@ class Collated:
 
 
 def waits(loader: Iterable[torch.Tensor], epochs: int, step: Callable[[], None]) -> tuple[list[float], list[float]]:
-    """Seconds waited for the first batch of each epoch but the very first, and for every other batch."""
+    """Seconds of waiting for the first batch of each epoch except the very first, and for every other batch."""
     first, other = [], []
     start = time.perf_counter()
     for _ in range(epochs):
@@ -73,7 +73,7 @@ def waits(loader: Iterable[torch.Tensor], epochs: int, step: Callable[[], None])
 
 
 def main() -> None:
-    """Measure in turns, and tell."""
+    """Measure the loaders in turns, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
@@ -108,7 +108,7 @@ def main() -> None:
             first, other = waits(build(), epochs, step)
             firsts[name] += first
             others[name] += other
-    print(f"wait for a batch in ms, {options.step_ms} ms of work for each")
+    print(f"wait for a batch in ms, {options.step_ms} ms of work per batch")
     print(f"{'':28}{'median: first':>14}{'other':>9}{'ratio':>8}{'mean: first':>14}{'other':>9}{'ratio':>8}")
     for name in builds:
         columns = ""

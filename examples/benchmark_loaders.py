@@ -1,30 +1,29 @@
-"""Data loaders side by side: speed, processor time, epoch boundaries, stalls, the first batch, memory.
+"""Data loaders side by side: speed, CPU time, epoch boundaries, stalls, the first batch, memory.
 
     python benchmark_loaders.py [--workloads W1 W2 ...] [--loaders NAME ...] [--repeats 5] [--seconds 2] [--quick]
                                 [--metrics speed boundary stall memory] [--step compute] [--check] [--memory] [--json FILE] [--plot FILE]
 
-The workloads and the loaders' settings are in benchmark_peers.py. Batches of 64, shuffled, 2 workers (W5: 32). Loaders take turns,
-every measurement has a process to itself, medians over the repeats are told, and a ratio is the median of the ratios to plain DataLoader
-of the same round (in W1T: to the best of the DataLoaders). A loader that is not installed, fails or takes too long becomes a line that
-says so.
+The workloads and the loaders' settings are in benchmark_peers.py. Batches of 64, shuffled, 2 workers (W5: 32). Loaders are interleaved,
+every measurement has its own process, and the figures are medians over the repeats. A ratio is the median of the ratios to plain DataLoader
+in the same round (in W1T: to the best of the DataLoaders). If a loader is not installed, fails or takes too long, its line says so.
 
 The columns:
 
-- samples/s: after a warm-up, within epochs; what an epoch's end costs is told by the next two but one.
-- us CPU: processor time, of all processes together, for a sample, epochs' ends included.
-- boundary: the median wait for an epoch's first batch, divided by the median wait for the others, by a consumer that only waits. Where
-  batches come in bunches, the others' is next to nothing; gap is the first batch's wait itself.
-- period: from epoch to epoch, divided by the epoch's batches at the steady speed. 1: epochs cost nothing. These epochs are short, their
-  rows stay in the processor's cache, and so it may be a little less.
-- stall: share of the time that a consumer waits which computes for 1.2 times the loader's steady time per batch, outside of Python's lock;
-  in W5 and with ``--step sleep`` it sleeps. Computing takes a core from the workers, where there are few.
-- first: from building the loader to its first batch, packages being imported and the dataset there.
-- peak: largest memory of all processes together while loading, dataset and packages included; shared pages count once (PSS).
+- samples/s: after a warm-up, within epochs; boundary and period show what the end of an epoch costs.
+- us CPU: CPU time of all processes together, per sample, including the ends of epochs.
+- boundary: the median wait for an epoch's first batch, divided by the median wait for the others, for a consumer that only waits. If
+  batches come in bunches, the others' wait is close to zero; gap is the first batch's wait itself.
+- period: the time from epoch to epoch, divided by the time that its batches take at the steady speed; 1 means that epoch ends cost nothing.
+  It may be slightly less, because these epochs are short and their rows stay in the CPU cache.
+- stall: the share of time that a consumer waits if it computes for 1.2 times the loader's steady time per batch, without Python's lock;
+  in W5 and with ``--step sleep`` it sleeps instead. On a small machine, computing takes a core from the workers.
+- first: from building the loader to its first batch, after packages are imported and the dataset exists.
+- peak: the largest memory of all processes together while loading, including dataset and packages; shared pages count once (PSS).
 
-"no loader" is the work alone: processes that load samples and do nothing with them, so nobody can be faster.
+"no loader" is the work alone: processes that load samples and discard them, so no loader can be faster.
 
 Before a loader is measured, one epoch is checked: shapes and types, and that each sample comes once. ``--check`` stops there.
-``--memory`` adds a dataset of 2 million Python objects, read for an epoch. ``--workloads`` without a name leaves out the rest.
+``--memory`` adds a dataset of 2 million Python objects, read for one epoch. ``--workloads`` without a name leaves out everything else.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 METRICS = ("speed", "boundary", "stall", "memory")
-BUSY = 1.2  # a stalling consumer's time per batch, in steady times of the loader
+BUSY = 1.2  # the stall consumer's time per batch, as a multiple of the loader's steady time
 LEAST_EPOCHS, MOST_EPOCHS = 4, 60
 NO_LOADER = "no loader, processes"
 MEMORY_LOADERS = (REFERENCE, "penstock, threads", "penstock, processes")
@@ -89,12 +88,12 @@ class Bench:
 
     Args:
         load: Builds the loader.
-        take: What the consumer does with a batch: in W4 a copy, else nothing.
-        dataset: What is loaded.
+        take: What the consumer does with a batch: in W4 it copies it, otherwise nothing.
+        dataset: The dataset to load.
         workload: Its kind.
         seconds: How long to measure.
-        step_s: The loader's steady time per batch, where it is known already.
-        sleeps: Whether the consumer that may stall sleeps, rather than computes.
+        step_s: The loader's steady time per batch, if known already.
+        sleeps: Whether the stall consumer sleeps instead of computing.
     """
 
     load: Callable[[], Opened]
@@ -107,12 +106,12 @@ class Bench:
 
     @property
     def lead(self) -> int:
-        """Batches at the start of an epoch that may have been loaded before."""
+        """Batches at the start of an epoch that may have been loaded earlier."""
         return max(16, 2 * self.workload.workers)
 
 
 def as_tensor(batch: Any) -> torch.Tensor:
-    """The batch as a tensor: Grain and SPDL make arrays, a TensorDataset makes tuples of one."""
+    """The batch as a tensor: Grain and SPDL return arrays, a TensorDataset returns tuples of one."""
     if isinstance(batch, list | tuple):
         batch = batch[0]
     return batch if isinstance(batch, torch.Tensor) else torch.from_numpy(np.asarray(batch))
@@ -126,21 +125,21 @@ def forever(opened: Opened) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def compare(batch: torch.Tensor, dataset: Any) -> None:
-    """Refuse a batch that is not what the dataset's samples make."""
+    """Refuse a batch that does not fit the dataset's samples."""
     sample = as_tensor(dataset[0])
     expected, actual = (sample.dtype, *sample.shape), (batch.dtype, *batch.shape[1:])
     if expected != actual or not 0 < len(batch) <= BATCH_SIZE:
-        raise ValueError(f"a batch of {len(batch)} samples of {actual} came, where samples are {expected}")
+        raise ValueError(f"got a batch of {len(batch)} samples of {actual}, but samples are {expected}")
 
 
 def tree() -> list[psutil.Process]:
-    """This process and all below it."""
+    """This process and all of its descendants."""
     me = psutil.Process()
     return [me, *me.children(recursive=True)]
 
 
 def tree_cpu_s() -> float:
-    """Processor seconds of this process, those below it, and those that have ended."""
+    """CPU seconds of this process and its descendants, including those that have ended."""
     total = 0.0
     for process in tree():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -150,7 +149,7 @@ def tree_cpu_s() -> float:
 
 
 def tree_pss() -> int:
-    """Bytes of memory of this process and those below it; a page that n of them share counts 1/n for each."""
+    """Bytes of memory of this process and its descendants; a page shared by n of them counts 1/n for each."""
     total = 0
     for process in tree():
         with contextlib.suppress(OSError):
@@ -160,7 +159,7 @@ def tree_pss() -> int:
 
 
 class PeakMemory:
-    """The largest `tree_pss` while this context is open, looked at 20 times a second by a thread."""
+    """The largest `tree_pss` while this context is open, sampled by a thread 20 times a second."""
 
     def __enter__(self) -> PeakMemory:
         self.bytes = tree_pss()
@@ -179,7 +178,7 @@ class PeakMemory:
 
 
 class Step:
-    """A step of training on the processor: small matrix products, outside of Python's lock, until a time."""
+    """A training step on the CPU: small matrix products, without Python's lock, until a deadline."""
 
     def __init__(self, seconds: float) -> None:
         sizes = (32, 64, 128, 256, 512)
@@ -199,7 +198,7 @@ class Step:
 
 
 def measure_speed(bench: Bench) -> dict[str, float]:
-    """Time to the first batch, then steady speed and processor time."""
+    """Time to the first batch, then steady speed and CPU time."""
     start = time.perf_counter()
     opened = bench.load()
     stream = forever(opened)
@@ -221,7 +220,7 @@ def measure_speed(bench: Bench) -> dict[str, float]:
             steady_samples += len(batch)
             steady_batches += 1
         last = now
-        if steady_s >= bench.seconds and steady_batches % bench.workload.workers == 0:  # workers that start together end together
+        if steady_s >= bench.seconds and steady_batches % bench.workload.workers == 0:  # workers that start together finish together
             break
     cpu_s = tree_cpu_s() - cpu_s
     opened.close()
@@ -234,7 +233,7 @@ def measure_speed(bench: Bench) -> dict[str, float]:
 
 
 def warm_up(stream: Iterator[tuple[int, torch.Tensor]], bench: Bench) -> None:
-    """Take what was loaded ahead, and load for a while."""
+    """Drain what was loaded ahead, then load for a while."""
     end = time.perf_counter() + bench.seconds / 4
     for count, (_, batch) in enumerate(stream):
         bench.take(batch)
@@ -243,7 +242,7 @@ def warm_up(stream: Iterator[tuple[int, torch.Tensor]], bench: Bench) -> None:
 
 
 def measure_boundary(bench: Bench) -> dict[str, float]:
-    """Waits for the first batch of an epoch and for the others, and the time from epoch to epoch. The first epoch does not count."""
+    """Waits for the first batch of an epoch and for the others, and the time from epoch to epoch, without the first epoch."""
     opened = bench.load()
     firsts, others, begins = [], [], []
     start = time.perf_counter()
@@ -264,7 +263,7 @@ def measure_boundary(bench: Bench) -> dict[str, float]:
 
 
 def measure_stall(bench: Bench) -> dict[str, float]:
-    """Share of the time that a consumer a little slower than the loader waits."""
+    """The share of time that a consumer waits if it is a little slower than the loader."""
     busy_s = BUSY * bench.step_s
     step = Step(busy_s)
     opened = bench.load()
@@ -289,7 +288,7 @@ def measure_stall(bench: Bench) -> dict[str, float]:
 
 
 def measure_memory(bench: Bench) -> dict[str, float]:
-    """Peak of memory while loading."""
+    """Peak memory while loading."""
     with PeakMemory() as peak:
         opened = bench.load()
         stream = forever(opened)
@@ -304,12 +303,12 @@ def measure_memory(bench: Bench) -> dict[str, float]:
 
 
 def marks(batch: torch.Tensor, workload: Workload) -> list[float]:
-    """What a sample is known by: its number, or else the sum of what it holds."""
+    """What identifies a sample: its number, or else the sum of its contents."""
     return (batch[:, 0] if workload.tagged else batch.flatten(1).sum(1, dtype=torch.float64)).tolist()
 
 
 def check(bench: Bench) -> dict[str, Any]:
-    """One epoch: every batch is like the samples, and every sample comes once."""
+    """Check one epoch: every batch fits the samples, and every sample comes once."""
     opened = bench.load()
     seen: list[float] = []
     for batch in map(as_tensor, opened.epoch()):
@@ -318,22 +317,22 @@ def check(bench: Bench) -> dict[str, Any]:
     opened.close()
     count = len(bench.dataset)
     if len(seen) != count:
-        raise ValueError(f"{len(seen)} samples came, of {count}")
+        raise ValueError(f"got {len(seen)} samples instead of {count}")
     samples = () if bench.workload.tagged else map(bench.dataset.__getitem__, range(count))
     expected = [mark for sample in samples for mark in marks(as_tensor(sample)[None], bench.workload)] or list(range(count))
     if sorted(seen) != sorted(expected):
-        raise ValueError(f"{count} samples came, but not each of the {count} once")
+        raise ValueError(f"got {count} samples, but not each of the {count} once")
     return {"ok": f"{count} samples, each once"}
 
 
 def copier(shape: tuple[int, ...]) -> Callable[[torch.Tensor], object]:
-    """Copies a batch into memory that is there already."""
+    """Copies a batch into memory that exists already."""
     target = torch.empty(BATCH_SIZE, *shape)
     return lambda batch: target[: len(batch)].copy_(batch)
 
 
 def measure_limit(dataset: Any, seconds: float) -> dict[str, float]:
-    """W4 without a loader: GB/s of the consumer's copy, and of two threads that only make rows in memory that is there already."""
+    """W4 without a loader: GB/s of the consumer's copy, and of two threads that only write rows into existing memory."""
     shape = dataset[0].shape
     size = BATCH_SIZE * dataset[0].nbytes
     batch, copy = torch.ones(BATCH_SIZE, *shape), copier(shape)
@@ -355,7 +354,7 @@ def measure_limit(dataset: Any, seconds: float) -> dict[str, float]:
 
 
 def measure_work(dataset: Any, workers: int, seconds: float) -> dict[str, float]:
-    """The work without a loader: processes that load samples and do nothing with them."""
+    """The work without a loader: processes that load samples and discard them."""
     context = multiprocessing.get_context("fork")
     ready = context.Barrier(workers)
     told = context.SimpleQueue()
@@ -383,7 +382,7 @@ def measure_work(dataset: Any, workers: int, seconds: float) -> dict[str, float]
 
 
 def call_s(function: Callable[[], object], seconds: float) -> float:
-    """Median seconds of a call."""
+    """Median seconds per call."""
     function()
     times = []
     end = time.perf_counter() + seconds
@@ -395,7 +394,7 @@ def call_s(function: Callable[[], object], seconds: float) -> float:
 
 
 class Words:
-    """Python objects, which are written to (their reference counts are) whenever they are read."""
+    """Python objects, whose reference counts are written whenever they are read."""
 
     def __init__(self, count: int) -> None:
         self.words = [f"word {number}" for number in range(count)]
@@ -408,7 +407,7 @@ class Words:
 
 
 def measure_objects(loader: Loader, count: int) -> dict[str, float]:
-    """Peak of memory during one epoch over many Python objects."""
+    """Peak memory during one epoch over many Python objects."""
     empty = tree_pss()
     dataset = Words(count)
     before = tree_pss()
@@ -417,12 +416,12 @@ def measure_objects(loader: Loader, count: int) -> dict[str, float]:
         samples = sum(len(as_tensor(batch)) for batch in opened.epoch())
     opened.close()
     if samples != count:
-        raise ValueError(f"{samples} samples came, of {count}")
+        raise ValueError(f"got {samples} samples instead of {count}")
     return {"dataset_mb": (before - empty) / 2**20, "before_mb": before / 2**20, "peak_mb": peak.bytes / 2**20}
 
 
 def child(job: dict[str, Any]) -> dict[str, Any]:
-    """Do one job of the parent's."""
+    """Do one job for the parent."""
     torch.set_num_threads(1)
     loader = LOADERS.get(job["loader"])
     for module in loader.modules if loader else ():
@@ -452,7 +451,7 @@ def child(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(job: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """What a child says, or why it says nothing."""
+    """The child's answer, or why there is none."""
     job = {"workload": None, "loader": None, "shards": None, "step_s": 0.0} | job
     command = [sys.executable, __file__, "--child", json.dumps(job)]
     pipe = subprocess.PIPE
@@ -472,7 +471,7 @@ def run(job: dict[str, Any], timeout: float) -> dict[str, Any]:
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
-    """End a child and its workers; the first signal leaves Python's resource tracker alive, which then frees shared memory."""
+    """End a child and its workers. The first signal spares Python's resource tracker, which then frees shared memory."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -514,7 +513,7 @@ class Program:
             self.limits[workload] = self.child(workload=workload, metric="limit")
 
     def chosen(self, workload: str) -> list[str]:
-        """Names of the loaders of a workload, out of those that were asked for."""
+        """Names of a workload's loaders, among those requested."""
         names = [name for name, loader in LOADERS.items() if workload in loader.workloads]
         if workload in ("W2", "W3") and "speed" in self.options.metrics and not self.options.check:
             names.insert(0, NO_LOADER)
@@ -522,7 +521,7 @@ class Program:
         return [name for name in names if not asked or name in asked or any(name.startswith(f"{one},") for one in asked)]
 
     def shards(self, workload: str, names: list[str], folder: str) -> str:
-        """Write shards where a loader reads those."""
+        """Write shards if a loader needs them."""
         name = "MosaicML Streaming"
         if name in names:
             said = self.child(workload=workload, loader=name, metric="shards", shards=folder)
@@ -549,7 +548,7 @@ class Program:
         self.rounds[workload][name].append(told)
 
     def reference(self, workload: str) -> str | None:
-        """The loader that others are compared with: plain DataLoader, or the best one where there are several."""
+        """The loader to compare with: plain DataLoader, or the best one if there are several."""
         several = [name for name in self.rounds[workload] if name.startswith(REFERENCE)]
         names = [REFERENCE] if REFERENCE in several else several
         speeds = {name: self.median(workload, name, "samples_per_s") for name in names}
@@ -578,7 +577,7 @@ class Program:
             self.objects[name] = {"count": count} | self.child(loader=name, metric="objects", count=count)
 
     def machine(self) -> dict[str, str]:
-        """Where this ran, and with which versions."""
+        """The machine, and the versions of everything."""
         versions = {}
         for peer in PEERS:
             try:
@@ -601,7 +600,7 @@ class Program:
 
 
 def shown(value: float | None, form: str) -> str:
-    """A number for a column, or that there is none."""
+    """A number for a column, or a placeholder."""
     return "-" if value is None or not math.isfinite(value) else format(value, form)
 
 
@@ -623,7 +622,7 @@ def percent(share: float | None) -> float | None:
 
 
 def print_machine(program: Program) -> None:
-    """Where this ran."""
+    """Print the machine."""
     print(", ".join(f"{name} {value}" for name, value in program.machine().items()))
     at = program.calibration
     print(f"W2: an image of {at.side} x {at.side} takes {at.image_ms:.2f} ms; W3: {at.loops} loops take {at.loop_ms:.2f} ms")
@@ -651,14 +650,14 @@ def print_table(program: Program, workload: str) -> None:
 
 
 def print_limit(program: Program, workload: str) -> None:
-    """What the work itself would allow."""
+    """The limit that the work itself sets."""
     if workload == "W5":
         print(f"limit: {WORKLOADS[workload].workers / 0.005:,.0f} samples/s")
     elif "failed" in program.limits.get(workload, {}):
         print(f"limit: {program.limits[workload]['failed']}")
     elif workload in program.limits:
         copy, make = program.limits[workload]["copy_gb_s"], program.limits[workload]["make_gb_s"]
-        print(f"limit: the consumer's copy {copy:.2f} GB/s; two threads that only make rows {make:.2f} GB/s;", end=" ")
+        print(f"limit: the consumer's copy {copy:.2f} GB/s; two threads that only write rows {make:.2f} GB/s;", end=" ")
         print(f"one after the other {1 / (1 / copy + 1 / make):.2f} GB/s, side by side {min(copy, make):.2f} GB/s")
 
 
@@ -713,11 +712,11 @@ def parsed() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS), metavar="W")
-    parser.add_argument("--loaders", nargs="+", metavar="NAME", help="whole names, or what stands before a comma; default: all")
+    parser.add_argument("--loaders", nargs="+", metavar="NAME", help="full names, or the part before a comma; default: all")
     parser.add_argument("--metrics", nargs="+", choices=METRICS, default=list(METRICS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2)
-    parser.add_argument("--step", choices=("compute", "sleep"), default="compute", help="what a consumer does that may stall")
+    parser.add_argument("--step", choices=("compute", "sleep"), default="compute", help="what the stall consumer does")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one measurement")
     parser.add_argument("--quick", action="store_true", help="one round of 0.3 s: does everything run?")
     parser.add_argument("--check", action="store_true")
@@ -732,7 +731,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure in turns, tell, draw."""
+    """Measure in turns, print, draw."""
     options = parsed()
     if options.child is not None:
         try:

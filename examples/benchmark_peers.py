@@ -1,19 +1,19 @@
-"""What benchmark_loaders.py loads, and how each loader is set up for it.
+"""The workloads of benchmark_loaders.py, and how each loader is set up for them.
 
-Peers are set up as their own documentation advises, with about two batches in work for each worker:
+Other loaders are set up as their own documentation recommends, with about two batches in progress per worker:
 
-- DataLoader, with and without ``persistent_workers``; "kept iterator" repeats the batch sampler for ever and keeps one iterator, as the
+- DataLoader, with and without ``persistent_workers``; "kept iterator" repeats the batch sampler forever and keeps one iterator, as the
   multi-epoch loader of timm does. StatefulDataLoader is a drop-in.
 - torchdata.nodes: the graph of its migration guide, SamplerWrapper, Batcher, ParallelMapper over whole batches, Prefetcher, Loader.
-- Grain: source, seed, shuffle, batch, repeat. `ReadOptions` asks for 0 threads where the data are in memory, which is a row of its own
-  ("in line"), and inside worker processes, of which each is one already. Its worker processes are always spawned.
+- Grain: source, seed, shuffle, batch, repeat. `ReadOptions` recommends 0 threads for data in memory, which has its own row ("inline"),
+  and inside worker processes, which are parallel already. Its worker processes are always spawned.
 - SPDL: a continuous source of batches of indices, whole batches in the pool, the thread queue at the sink; processes are a region of the
-  pipeline, as advised for work that holds Python's lock. Batches are NumPy arrays, but tensors where 1 MB or more crosses to
-  another process, because those travel in shared memory.
-- MosaicML Streaming: local shards without a remote, batch_size given to both, persistent workers.
+  pipeline, as recommended for work that holds Python's lock. Batches are NumPy arrays, or tensors if 1 MB or more crosses to another
+  process, because tensors travel in shared memory.
+- MosaicML Streaming: local shards without a remote, batch_size passed to both, persistent workers.
 
-Where the work is waiting (W5), the threads of nodes, Grain and SPDL read samples, not batches, at the same time: their pages show that
-for I/O. Grain's processes are 2 of 16 threads there. SPDL pays for each sample then, so its whole batches have a row too.
+If the work is waiting (W5), the threads of nodes, Grain and SPDL read samples, not batches, concurrently, as their documentation shows for
+I/O. Grain's processes are 2 with 16 threads each. SPDL then has a cost per sample, so there is also a row for its whole batches.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LARGE_BATCH = 2**20  # bytes
 
 @dataclass(frozen=True)
 class Calibration:
-    """What makes a sample of W2 and of W3 take about 1 ms here, and how long it did take."""
+    """The sizes at which a sample of W2 and of W3 takes about 1 ms here, and the time it took."""
 
     side: int = 224
     image_ms: float = 1.0
@@ -52,7 +52,7 @@ class Calibration:
 
 
 class Rows(Dataset):
-    """W1: 32 float32, of which the first is the row's number."""
+    """W1: 32 float32; the first is the row number."""
 
     def __init__(self, length: int) -> None:
         self.rows = np.random.default_rng(SEED).random((length, 32), dtype=np.float32)
@@ -91,7 +91,7 @@ class Images(Dataset):
 
 
 class Loops(Dataset):
-    """W3: a loop in Python, which holds its lock. The first number is the sample's."""
+    """W3: a loop in Python, which holds its lock. The first value is the sample's number."""
 
     def __init__(self, length: int, loops: int) -> None:
         self.length = length
@@ -108,7 +108,7 @@ class Loops(Dataset):
 
 
 class Planes(Dataset):
-    """W4: images of 3 x 224 x 224 bytes in memory, handed out as float32: 38 MB a batch."""
+    """W4: images of 3 x 224 x 224 bytes in memory, returned as float32: 38 MB per batch."""
 
     def __init__(self, length: int, distinct: int = 512) -> None:
         self.length = length
@@ -122,7 +122,7 @@ class Planes(Dataset):
 
 
 class Waits(Dataset):
-    """W5: 5 ms of waiting, as for a network. The first number is the sample's."""
+    """W5: 5 ms of waiting, as for a network. The first value is the sample's number."""
 
     seconds = 0.005
 
@@ -142,12 +142,12 @@ class Workload:
     """One kind of work.
 
     Args:
-        title: For people.
-        make: (calibration, length) to the dataset.
-        length: Samples of an epoch, where speed is measured.
-        short: Batches of an epoch, where epochs should come often.
-        workers: Threads or processes, or how much may wait at the same time.
-        tagged: Whether the first number of a sample is its own.
+        title: The name to print.
+        make: Builds the dataset from (calibration, length).
+        length: Samples per epoch when speed is measured.
+        short: Batches per epoch when epochs should end often.
+        workers: Threads or processes, or how many samples may wait at the same time.
+        tagged: Whether the first value of a sample is its own number.
     """
 
     title: str
@@ -169,7 +169,7 @@ WORKLOADS = {
 
 
 def calibrate() -> Calibration:
-    """Sizes at which one sample of W2 and one of W3 take about 1 ms in this process."""
+    """The sizes at which one sample of W2 and one of W3 take about 1 ms in this process."""
     side, loops = 224, 20_000
     for _ in range(2):
         side = round(side * math.sqrt(0.001 / sample_s(Images(1, side, distinct=1))) / 8) * 8
@@ -178,7 +178,7 @@ def calibrate() -> Calibration:
 
 
 def sample_s(dataset: Any, samples: int = 5, trials: int = 50) -> float:
-    """Seconds that a sample takes, in the best of some trials."""
+    """Seconds per sample, in the best of several trials."""
     best = math.inf
     for _ in range(trials):
         start = time.perf_counter()
@@ -196,11 +196,11 @@ class Task:
     """What a loader is to load.
 
     Args:
-        dataset: By index.
+        dataset: Map-style.
         workers: Threads or processes.
-        waiting: Whether the work is to wait, so that samples rather than batches should be read at the same time.
-        batch_bytes: Of a batch.
-        shards: The folder with the same samples as MDS shards, for the loader that reads those.
+        waiting: Whether the work is waiting, so that samples rather than batches should be read concurrently.
+        batch_bytes: Bytes per batch.
+        shards: The folder with the same samples as MDS shards, for the loader that reads shards.
     """
 
     dataset: Any
@@ -212,7 +212,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Opened:
-    """A loader behind one face: ``epoch()`` is the next epoch, ``close()`` its end."""
+    """A common interface: ``epoch()`` iterates over the next epoch, ``close()`` shuts the loader down."""
 
     epoch: Callable[[], Iterator[Any]]
     close: Callable[[], object] = lambda: None
@@ -220,7 +220,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Loader:
-    """How to build a loader, what to import before, and for which workloads it is."""
+    """How to build a loader, what to import first, and which workloads it runs."""
 
     build: Callable[[Task], Opened]
     modules: tuple[str, ...] = ()
@@ -233,17 +233,17 @@ def seeded() -> torch.Generator:
 
 
 def index_batches(task: Task) -> BatchSampler:
-    """Shuffled batches of indices, in a new order each time they are asked for."""
+    """Shuffled batches of indices, in a new order for each iteration."""
     return BatchSampler(RandomSampler(task.dataset, generator=seeded()), BATCH_SIZE, drop_last=False)
 
 
 def batches_of(task: Task) -> int:
-    """Batches of an epoch."""
+    """Batches per epoch."""
     return math.ceil(len(task.dataset) / BATCH_SIZE)
 
 
 class Collated:
-    """Indices to a batch."""
+    """Turn indices into a batch."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] = default_collate) -> None:
         self.dataset = dataset
@@ -279,7 +279,7 @@ def torch_loader(task: Task, *, stateful: bool = False, workers: int | None = No
 
 
 def kept_iterator(task: Task) -> Opened:
-    """DataLoader over a batch sampler without an end, with one iterator for all epochs."""
+    """DataLoader over an endless batch sampler, with one iterator for all epochs."""
     endless = torch_loader(task, batch_sampler=Repeated(index_batches(task))).epoch()
     return Opened(lambda: itertools.islice(endless, batches_of(task)))
 
@@ -301,7 +301,7 @@ def nodes(task: Task, method: str) -> Opened:
 
 
 def grain(task: Task, method: str) -> Opened:
-    """Grain: one iterator without an end, in which an epoch is a number of batches."""
+    """Grain: one endless iterator, in which an epoch is a number of batches."""
     from grain import MapDataset, MultiprocessingOptions, ReadOptions
     from grain.experimental import ThreadPrefetchIterDataset
 
@@ -309,10 +309,10 @@ def grain(task: Task, method: str) -> Opened:
     processes = 2 if method == "process" else 0
     if task.waiting:
         threads = task.workers // max(processes, 1)
-        read = ReadOptions(num_threads=threads, prefetch_buffer_size=2 * BATCH_SIZE)  # Grain goes through all of it for every sample
+        read = ReadOptions(num_threads=threads, prefetch_buffer_size=2 * BATCH_SIZE)  # Grain scans the whole buffer for every sample
         data = shuffled.repeat().to_iter_dataset(read).batch(BATCH_SIZE)
         if not processes:
-            data = ThreadPrefetchIterDataset(data, prefetch_buffer_size=2)  # or batches would be made in the consumer's thread
+            data = ThreadPrefetchIterDataset(data, prefetch_buffer_size=2)  # otherwise the consumer's thread would make the batches
     else:
         read = ReadOptions(num_threads=task.workers if method == "thread" else 0, prefetch_buffer_size=2 * task.workers)
         data = shuffled.batch(BATCH_SIZE).repeat().to_iter_dataset(read)
@@ -323,7 +323,7 @@ def grain(task: Task, method: str) -> Opened:
 
 
 def spdl(task: Task, method: str, *, samples: bool = True) -> Opened:
-    """SPDL: one pipeline that runs on over the ends of epochs."""
+    """SPDL: one pipeline that keeps running across epochs."""
     from spdl.pipeline import PipelineBuilder
     from spdl.pipeline.defs import MAIN_PROCESS, ProcessPoolExecutorConfig
 
@@ -359,7 +359,7 @@ def mosaic(task: Task) -> Opened:
 
 
 def write_shards(dataset: Any, folder: str) -> None:
-    """The rows of W1, or the bytes of W4's store, as MDS shards."""
+    """Write the rows of W1, or the bytes of W4, as MDS shards."""
     from streaming import MDSWriter
 
     samples = dataset.store if isinstance(dataset, Planes) else dataset.rows
@@ -370,7 +370,7 @@ def write_shards(dataset: Any, folder: str) -> None:
 
 
 def ours(task: Task, method: str, *, workers: int | None = None, **options: Any) -> Opened:
-    """Penstock, by its front door."""
+    """penstock, through its public API."""
     import penstock
 
     options |= {"num_workers": task.workers if workers is None else workers, "method": method}
@@ -388,7 +388,7 @@ LOADERS = {
     "StatefulDataLoader": Loader(functools.partial(torch_loader, stateful=True), ("torchdata.stateful_dataloader",)),
     "torchdata.nodes, threads": Loader(functools.partial(nodes, method="thread"), ("torchdata.nodes",)),
     "torchdata.nodes, processes": Loader(functools.partial(nodes, method="process"), ("torchdata.nodes",)),
-    "Grain, in line": Loader(functools.partial(grain, method="none"), ("grain",), ("W1", "W4")),
+    "Grain, inline": Loader(functools.partial(grain, method="none"), ("grain",), ("W1", "W4")),
     "Grain, threads": Loader(functools.partial(grain, method="thread"), ("grain",)),
     "Grain, processes": Loader(functools.partial(grain, method="process"), ("grain",)),
     "SPDL, threads": Loader(functools.partial(spdl, method="thread"), ("spdl.pipeline",)),

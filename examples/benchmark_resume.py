@@ -1,11 +1,11 @@
-"""How long a resumed run waits for its first batch: at 1, 50 and 99 % of a shuffled epoch, by the size of the dataset.
+"""How long a resumed run waits for its first batch, at 1, 50 and 99 % of a shuffled epoch, for growing datasets.
 
     python benchmark_resume.py [--largest 1000000000000] [--peers-to 10000000] [--repeats 5]
 
-Every loader has its workers warm, has delivered a batch, and is then handed a state; the clock runs from ``load_state_dict`` to the
-first batch. The dataset is virtual: item i is i. The peers are set up as their documentation recommends: StatefulDataLoader with
+Every loader has running workers and has delivered a batch before it gets a state; the clock runs from ``load_state_dict`` to the
+first batch. The dataset is virtual: item i is i. The other loaders are set up as their documentation recommends: StatefulDataLoader with
 shuffle=True (a RandomSampler), torchdata.nodes with a SamplerWrapper over a RandomSampler and a ParallelMapper. Rounds are
-interleaved, and medians are told. Writes ``benchmark_resume.png`` into the current folder.
+interleaved, and medians are printed. Writes ``benchmark_resume.png`` into the current folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PLACES = (0.01, 0.5, 0.99)
 
 
 class Virtual:
-    """n items that take no room."""
+    """n items that take no memory."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -50,19 +50,19 @@ class Virtual:
 
 
 def penstock_loader(n: int, method: str) -> penstock.Loader:
-    """Ours, with a keyed permutation for an order."""
+    """penstock, with a keyed permutation as its order."""
     return penstock.Loader.from_dataset(Virtual(n), batch_size=BATCH_SIZE, shuffle=True, num_workers=WORKERS, method=method)
 
 
 def penstock_state(loader: penstock.Loader, position: int) -> dict:
-    """The state behind ``position`` samples: what running there would have saved."""
+    """The state after ``position`` samples, as a run up to there would have saved it."""
     state = json.loads(loader.state_dict()["penstock"])
     state["state"] = {"epoch": 0, "source": {"epoch": 0, "position": position}}
     return {"penstock": json.dumps(state)}
 
 
 def time_penstock(n: int, method: str) -> Callable[[float], float]:
-    """A function of the place in the epoch that resumes there, and tells the seconds."""
+    """A function that resumes at a place in the epoch and returns the seconds."""
     loader = penstock_loader(n, method)
     next(iter(loader))
 
@@ -77,7 +77,7 @@ def time_penstock(n: int, method: str) -> Callable[[float], float]:
 
 
 def time_stateful_dataloader(n: int) -> Callable[[float], float]:
-    """StatefulDataLoader of torchdata. Its state is made by hand too: running there would take hours."""
+    """The StatefulDataLoader of torchdata. Its state is also made by hand, because a run up to there would take hours."""
     loader = StatefulDataLoader(Virtual(n), batch_size=BATCH_SIZE, shuffle=True, num_workers=0)
     iterator = iter(loader)
     next(iterator)
@@ -143,7 +143,7 @@ def measure(largest: int, peers_to: int, repeats: int) -> dict[str, dict[tuple[i
 
 
 def draw(results: dict[str, dict[tuple[int, float], float]], file: Path) -> None:
-    """One line for each loader and place."""
+    """Draw one line per loader and place."""
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     colors = dict(zip(results, ("#d1495b", "#edae49", "#30638e", "#6b7a8f"), strict=False))
     for name, times in results.items():
@@ -166,7 +166,7 @@ def draw(results: dict[str, dict[tuple[int, float], float]], file: Path) -> None
 
 
 def main() -> None:
-    """Measure, tell, draw."""
+    """Measure, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--largest", type=int, default=10**12)
     parser.add_argument("--peers-to", type=int, default=10**7)
@@ -187,7 +187,7 @@ def main() -> None:
         print(
             f"\nstate_dict(): {1000 * (time.perf_counter() - start):.0f} us; state: {len(json.dumps(state))} bytes at n = {options.largest:.0e}"
         )
-    print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB, peers included")
+    print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB, other loaders included")
     draw(results, Path("benchmark_resume.png"))
 
 

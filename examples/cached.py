@@ -1,4 +1,4 @@
-"""Do the slow part of a dataset once: the first epoch pays for it, later epochs and later runs do not.
+"""Do the slow part of a dataset once: only the first epoch pays for it, not the later epochs and later runs.
 
 python cached.py        # needs: pip install 'penstock[examples]'
 """
@@ -16,7 +16,7 @@ import penstock
 
 
 class Relief:
-    """scikit-learn's digits, enlarged and smoothed until the processor is warm: slow, and the same every time."""
+    """scikit-learn's digits, enlarged and smoothed many times: slow, and the same every time."""
 
     def __init__(self, log: Path) -> None:
         self.images, self.labels = load_digits(return_X_y=True)
@@ -26,7 +26,7 @@ class Relief:
         return 600
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        with self.log.open("a") as log:  # a byte for each call, whichever process makes it
+        with self.log.open("a") as log:  # one byte per call, from any process
             log.write(".")
         image = np.kron(self.images[index].reshape(8, 8) / 16, np.ones((12, 12))).astype(np.float32)
         for _ in range(40):
@@ -35,7 +35,7 @@ class Relief:
 
 
 class Shifted:
-    """What is random comes behind the cache, and is new in every epoch."""
+    """Random augmentation of what the cache returns: new in every epoch."""
 
     def __init__(self, samples: penstock.Cached) -> None:
         self.samples = samples
@@ -49,18 +49,18 @@ class Shifted:
 
 
 def run(name: str, log: Path, folder: Path, epochs: int) -> None:
-    """Read the data, and say what each epoch took."""
+    """Read the data, and print the time of each epoch."""
     digits = Shifted(penstock.Cached(Relief(log), folder, fingerprint="kron 12, smoothed 40 times"))
     with penstock.Loader.from_dataset(digits, batch_size=32, shuffle=True, num_workers=2, run_ahead=False) as loader:
         for epoch in range(epochs):
             calls, began = log.stat().st_size, time.perf_counter()
             mean = np.mean([float(images.mean()) for images, _ in loader])
             took = time.perf_counter() - began
-            print(f"{name}, epoch {epoch}: {took:5.2f} s, {log.stat().st_size - calls:3} calls of the dataset, mean {mean:.4f}")
+            print(f"{name}, epoch {epoch}: {took:5.2f} s, {log.stat().st_size - calls:3} dataset calls, mean {mean:.4f}")
 
 
 def main() -> None:
-    """A run of three epochs, and another one that finds everything there."""
+    """A run of three epochs, and a second run that finds all samples in the cache."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "calls"
         log.touch()

@@ -1,4 +1,4 @@
-"""Stop in the middle of an epoch, and go on in another process's stead: with other workers, at the exact sample.
+"""Stop in the middle of an epoch, and continue from the file with more workers, at the exact sample.
 
 python checkpoint.py
 """
@@ -16,7 +16,7 @@ import penstock
 
 
 class Noisy(Dataset):
-    """100 numbers with noise on them: even the noise comes back, because it belongs to the sample's place in the epoch."""
+    """100 numbers plus noise. Even the noise is the same after a resume, because it depends on the sample's position in the epoch."""
 
     def __len__(self) -> int:
         return 100
@@ -26,12 +26,12 @@ class Noisy(Dataset):
 
 
 def new_loader(num_workers: int) -> penstock.Loader:
-    """The loader of both runs; the number of workers is free."""
+    """The loader of both runs, with any number of workers."""
     return penstock.Loader.from_dataset(Noisy(), batch_size=8, shuffle=True, seed=1, num_workers=num_workers)
 
 
 def save(state: dict, file: Path) -> None:
-    """Whole or not at all: a process that dies in here leaves the old file."""
+    """Write atomically: if the process dies in here, the old file survives."""
     new = file.with_suffix(".new")
     with new.open("w") as out:
         json.dump(state, out)
@@ -41,7 +41,7 @@ def save(state: dict, file: Path) -> None:
 
 
 def main() -> None:
-    """Run 40 batches in one go, then 20 and 20 more."""
+    """Run 40 batches without a stop, then 20 and 20 more."""
     with new_loader(num_workers=0) as loader:
         whole = [batch.tolist() for _ in range(4) for batch in loader][:40]
 
@@ -59,12 +59,12 @@ def main() -> None:
         second = []
         with new_loader(num_workers=3) as loader:
             loader.load_state_dict(json.loads(file.read_text()))
-            print(f"resuming in epoch {loader.epoch}, behind batch {loader.position} of {len(loader)}")
+            print(f"resuming in epoch {loader.epoch}, after batch {loader.position} of {len(loader)}")
             while len(second) < 20:
                 second += [batch.tolist() for batch in loader]
 
     print("saved:", json.dumps(json.loads(loader.state_dict()["penstock"])["state"]))
-    print("20 batches + 20 batches are the 40 of one run, noise and all:", first + second[:20] == whole)
+    print("20 batches + 20 batches equal the 40 of a single run, including the noise:", first + second[:20] == whole)
     assert first + second[:20] == whole
 
 

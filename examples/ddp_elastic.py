@@ -1,7 +1,7 @@
-"""Train on 2 ranks, be killed, go on with 3, then with 1: not one sample is lost, doubled, or out of its place.
+"""Train on 2 ranks, get killed, continue on 3, then on 1: no sample is lost, repeated, or out of order.
 
-python ddp_elastic.py                                                # the whole story; it starts torchrun by itself
-torchrun --nproc-per-node=4 ddp_elastic.py FOLDER LAST-STEP          # one run of it: begins, or goes on, in FOLDER
+python ddp_elastic.py                                                # the whole story; it starts torchrun itself
+torchrun --nproc-per-node=4 ddp_elastic.py FOLDER LAST-STEP          # one run: starts or continues in FOLDER
 
 Loader, model and optimizer are saved together by torch.distributed.checkpoint. The global batch is 48 on any number of ranks.
 Needs: pip install 'penstock[examples]'
@@ -40,12 +40,12 @@ def digits() -> TensorDataset:
 
 
 def new_loader(batch_size: int) -> penstock.Loader:
-    """Which rank this is, of how many, the loader asks torch.distributed at its first batch."""
+    """The loader asks torch.distributed for its rank when it delivers its first batch."""
     return penstock.Loader.from_dataset(digits(), batch_size=batch_size, shuffle=True, seed=1, drop_last=True, num_workers=1)
 
 
 class Training:
-    """Model and optimizer, in the form that torch.distributed.checkpoint loads on any number of ranks."""
+    """Model and optimizer, in a form that torch.distributed.checkpoint loads on any number of ranks."""
 
     def __init__(self, device: torch.device):
         torch.manual_seed(0)
@@ -72,12 +72,12 @@ class Training:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Those that are whole: .metadata is what torch.distributed.checkpoint writes last. The newest is the last one."""
+    """All complete checkpoints, oldest first; torch.distributed.checkpoint writes .metadata last."""
     return sorted(file.parent for file in folder.glob("step-*/.metadata"))
 
 
 def train(folder: Path, last_step: int, die_at: int) -> None:
-    """One run, on the ranks that torchrun started."""
+    """One run, on the ranks started by torchrun."""
     local_rank = int(os.environ["LOCAL_RANK"])
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
@@ -109,7 +109,7 @@ def train(folder: Path, last_step: int, die_at: int) -> None:
 
 
 def log(folder: Path, step: int, numbers: torch.Tensor) -> None:
-    """Write down which samples all ranks have just trained on, in the order of the global sequence: it is dealt like cards."""
+    """Record which samples all ranks have just trained on, in the order of the global sequence, which is dealt like cards."""
     hands = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
     dist.all_gather(hands, numbers)
     if dist.get_rank() == 0:
@@ -124,19 +124,19 @@ def launch(ranks: int, folder: Path, last_step: int, die_at: int = -1) -> subpro
 
 
 def story() -> None:
-    """2 ranks, of which one is killed at step 25; 3 ranks from its last checkpoint; then 1."""
+    """2 ranks, one of which is killed at step 25; then 3 ranks from the last checkpoint; then 1."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         killed = launch(2, folder, last_step=200, die_at=25)
         assert "Signal 9 (SIGKILL)" in killed.stderr, killed.stderr
         print(
-            f"a rank was killed by SIGKILL, and torchrun ended with {killed.returncode}; the last checkpoint is {checkpoints(folder)[-1].name}"
+            f"a rank was killed by SIGKILL, and torchrun exited with {killed.returncode}; the last checkpoint is {checkpoints(folder)[-1].name}"
         )
         for ranks, last_step in ((3, 50), (1, 80)):
             run = launch(ranks, folder, last_step)
             assert run.returncode == 0, run.stderr
         lines = (folder / "samples.jsonl").read_text().splitlines()
-        steps = dict(map(json.loads, lines))  # Steps 21 to 25 are there twice, and the ones that count are the later.
+        steps = dict(map(json.loads, lines))  # steps 21 to 25 appear twice; the later ones count
 
     with new_loader(GLOBAL_BATCH) as loader:
         batches = [numbers.tolist() for _ in range(3) for _, _, numbers in loader]

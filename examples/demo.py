@@ -2,9 +2,9 @@
 
     python demo.py        # needs: pip install 'penstock[examples]'
 
-Three training runs of handwritten digits, each in a process of its own: one that nothing disturbs, one that kills itself
-with SIGKILL, and one that goes on from the last checkpoint of the killed one. Then the waits for every batch are measured, for
-``torch.utils.data.DataLoader`` and for penstock, and drawn into ``demo.png`` in the current folder.
+Three runs train on handwritten digits, each in its own process: one without interruption, one that kills itself with SIGKILL,
+and one that continues from the last checkpoint of the killed run. Then the demo measures how long training waits for each batch, with
+``torch.utils.data.DataLoader`` and with penstock, and draws the waits into ``demo.png`` in the current folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from matplotlib import pyplot as plt
 
 EPOCHS = 12
 BATCH_SIZE = 32
-CHECKPOINT_EVERY = 70  # steps; an epoch has 45, so checkpoints fall into the middle of one
+CHECKPOINT_EVERY = 70  # steps; an epoch has 45, so checkpoints are in mid-epoch
 KILL_AT = 250  # 40 steps after a checkpoint, and in the epoch after it
 WORKERS = 2
 
@@ -53,7 +53,7 @@ class Digits(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int, int]:
-        shift = np.random.randint(-1, 2)  # NumPy's global generator: penstock keys it to (seed, epoch, position)
+        shift = np.random.randint(-1, 2)  # NumPy's global generator: penstock seeds it from (seed, epoch, position)
         noise = np.random.normal(0, 0.1, (1, 8, 8))
         image = np.roll(self.images[index], shift, axis=2) + noise
         return image.astype(np.float32), int(self.labels[index]), index
@@ -79,12 +79,12 @@ class Training:
 
 
 def new_loader() -> penstock.Loader:
-    """`DataLoader`'s words, and the whole graph: order, epochs, ranks, batches, two worker processes."""
+    """`DataLoader`'s arguments build the whole graph: order, epochs, ranks, batches, two worker processes."""
     return penstock.Loader.from_dataset(Digits(held_out=False), batch_size=BATCH_SIZE, shuffle=True, seed=1, num_workers=WORKERS)
 
 
 def train(folder: Path, name: str, kill_at: int | None) -> None:
-    """One training run; it goes on from the checkpoint in ``folder``, if there is one."""
+    """One training run; it continues from the checkpoint in ``folder``, if there is one."""
     training, loader, seen = Training(), new_loader(), []
     if (folder / "checkpoint.pt").exists():
         saved = torch.load(folder / "checkpoint.pt")
@@ -102,12 +102,12 @@ def train(folder: Path, name: str, kill_at: int | None) -> None:
                 if len(seen) % CHECKPOINT_EVERY == 0:
                     save(folder / "checkpoint.pt", training, loader, seen)
                 if len(seen) == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)  # no clean-up, no farewell: as the out-of-memory killer does it
+                    os.kill(os.getpid(), signal.SIGKILL)  # no clean-up, like the out-of-memory killer
         save(folder / "result.pt", training, loader, seen)
 
 
 def save(file: Path, training: Training, loader: penstock.Loader, seen: list[list[int]]) -> None:
-    """Everything that a resumed run needs, written whole or not at all."""
+    """Write everything that a resumed run needs, atomically."""
     model, optimizer = training.model.state_dict(), training.optimizer.state_dict()
     state = {"model": model, "optimizer": optimizer, "loader": loader.state_dict(), "seen": seen}
     torch.save(state, file.with_suffix(".new"))
@@ -115,13 +115,13 @@ def save(file: Path, training: Training, loader: penstock.Loader, seen: list[lis
 
 
 def run(folder: Path, name: str, kill_at: int | None = None) -> int:
-    """`train` in a process of its own; its exit status, which is minus the signal's number if a signal ended it."""
+    """Run `train` in its own process; returns the exit status, which is minus the signal number if a signal ended it."""
     folder.mkdir(exist_ok=True)
     return subprocess.run([sys.executable, __file__, str(folder), name, str(kill_at or "")], check=False).returncode
 
 
 def accuracy(weights: dict[str, torch.Tensor]) -> float:
-    """The share of the held-out digits that a network with ``weights`` reads right."""
+    """The share of the held-out digits that a network with ``weights`` recognizes."""
     model, digits = Training().model, Digits(held_out=True)
     model.load_state_dict(weights)
     guesses = model(torch.from_numpy(digits.images)).argmax(dim=1).numpy()
@@ -129,7 +129,7 @@ def accuracy(weights: dict[str, torch.Tensor]) -> float:
 
 
 def waits(loader: DataLoader | penstock.Loader, epochs: int = 6) -> list[list[float]]:
-    """Seconds that a training loop stood still for each batch, epoch by epoch."""
+    """Seconds that a training loop waited for each batch, epoch by epoch."""
     training, measured, start = Training(), [], time.perf_counter()
     for _ in range(epochs):
         measured.append([])
@@ -154,14 +154,14 @@ def measure() -> dict[str, list[list[float]]]:
 
 
 def typical(epochs: list[list[float]]) -> tuple[float, float]:
-    """Median wait in ms for the first batch of an epoch (but the very first, which starts the workers), and for any other batch."""
+    """Median wait in ms for the first batch of an epoch (except the very first, which starts the workers), and for any other batch."""
     first = statistics.median(epoch[0] for epoch in epochs[1:])
     other = statistics.median(wait for epoch in epochs for wait in epoch[1:])
     return 1000 * first, 1000 * other
 
 
 def draw(measured: dict[str, list[list[float]]], file: Path) -> None:
-    """Every wait as a dot, one row for each loader, with the first batch of each epoch picked out."""
+    """Draw every wait as a dot, in one row per loader, with the first batch of each epoch highlighted."""
     figure, rows = plt.subplots(len(measured), sharex=True, sharey=True, figsize=(10, 7.5), layout="constrained")
     figure.suptitle("How long training waits for each batch", x=0.01, ha="left", fontsize=16, weight="bold")
     for axes, (name, epochs) in zip(rows, measured.items(), strict=True):
@@ -184,7 +184,7 @@ def draw(measured: dict[str, list[list[float]]], file: Path) -> None:
 
 
 def main() -> str | None:
-    """The three runs and the measurement; what went wrong, if anything did."""
+    """The three runs and the measurement; returns what went wrong, if anything did."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if run(folder / "whole", "undisturbed") != 0 or run(folder / "cut", "killed", KILL_AT) != -signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""Fabric: the loader goes into the dict that is saved, and not into setup_dataloaders.
+"""Fabric: put the loader into the dict that you save, not into setup_dataloaders.
 
 python fabric_loop.py        # needs: pip install 'penstock[lightning]'
 """
@@ -16,7 +16,7 @@ import penstock
 
 
 def train(file: Path, *, resume: bool) -> list[int]:
-    """Three epochs of twelve batches, or what is left of them; saves in the middle of the second."""
+    """Three epochs of twelve batches, or the rest of them; saves in the middle of the second."""
     fabric = Fabric(accelerator="cpu", devices=1)
     x = torch.linspace(-1, 1, 48).unsqueeze(1)
     data = TensorDataset(torch.arange(48), x, 3 * x + 1)
@@ -40,12 +40,12 @@ def train(file: Path, *, resume: bool) -> list[int]:
 
 
 def main() -> None:
-    """Train in one go, then again from the checkpoint."""
+    """Train once without a stop, then again from the checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         whole = train(Path(folder) / "state.ckpt", resume=False)
         resumed = train(Path(folder) / "state.ckpt", resume=True)
     print(
-        f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}"
+        f"single run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last ones of the single run: {resumed == whole[72:]}"
     )
     assert resumed == whole[72:]
 

@@ -1,4 +1,4 @@
-"""The whole graph, box by box, and the same thing in one call.
+"""The whole graph, node by node, and the same graph in one call.
 
 python graph.py
 """
@@ -27,16 +27,16 @@ def by_hand() -> Loader:
     """Each line is a node that reads from the one before it."""
     node = Sampler(ShuffledOrder(1000, seed=1))  # which sample comes when, for any epoch
     node = Cycler(node)  # epoch after epoch, with a mark between them
-    node = Sharder(node)  # this rank's share, whatever the number of ranks
+    node = Sharder(node)  # this rank's share, for any number of ranks
     node = Batcher(node, batch_size=32)  # indices of one batch; nothing is loaded yet
     node = ParallelMapper(node, Fetch(Squares()), num_workers=2, method="process")  # load and collate
-    node = PinMemory(node)  # does nothing, and says so, where there is no accelerator
+    node = PinMemory(node)  # without an accelerator it does nothing, and says so
     node = Prefetcher(node, prefetch_factor=2)  # keep two batches ready
     return Loader(node)  # cut the stream into epochs; save and load
 
 
 def in_one_call() -> Loader:
-    """The same, in `DataLoader`'s words."""
+    """The same, with `DataLoader`'s arguments."""
     return Loader.from_dataset(Squares(), batch_size=32, shuffle=True, seed=1, num_workers=2, pin_memory=True)
 
 
@@ -46,8 +46,10 @@ def main() -> None:
         for epoch in range(3):
             pairs = list(zip(graph, call, strict=True))
             assert all(x.equal(u) and y.equal(v) for (x, y), (u, v) in pairs)
-            print(f"epoch {epoch}: {len(pairs)} batches, the first one begins with {pairs[0][0][0][:5].tolist()}; both ways the same")
-        print("state, from either:", graph.state_dict())
+            print(
+                f"epoch {epoch}: {len(pairs)} batches, the first one begins with {pairs[0][0][0][:5].tolist()}; the same from both graphs"
+            )
+        print("state, the same from both:", graph.state_dict())
         assert graph.state_dict() == call.state_dict()
 
 

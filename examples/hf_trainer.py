@@ -28,7 +28,7 @@ class Line(torch.nn.Module):
 
 
 class PenstockTrainer(HFTrainerMixin, Trainer):
-    """A Trainer that trains and evaluates from penstock's loaders; the order comes from ``seed`` (or ``data_seed``) below."""
+    """A Trainer that trains and evaluates from penstock's loaders; ``seed`` below (or ``data_seed``) determines the order."""
 
 
 def fit(folder: str, resume: Path | None = None) -> list[int]:
@@ -53,12 +53,12 @@ def fit(folder: str, resume: Path | None = None) -> list[int]:
 
 
 def main() -> None:
-    """Train in one go, then again from the checkpoint in the middle of the second epoch."""
+    """Train once without a stop, then again from the checkpoint in the middle of the second epoch."""
     with tempfile.TemporaryDirectory() as folder:
         whole = fit(folder)
         resumed = fit(folder, resume=Path(folder) / "checkpoint-18")
     print(
-        f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}"
+        f"single run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last ones of the single run: {resumed == whole[72:]}"
     )
     assert resumed == whole[72:]
 

@@ -27,7 +27,7 @@ LABELLED, UNLABELLED = range(20), range(20, 100)
 
 
 class TwoStreamBatchSampler(Sampler[list[int]]):
-    """Every labelled index once an epoch, ``size`` in a batch, and beside them as many unlabelled ones, drawn anew each epoch."""
+    """Every labelled index once per epoch, ``size`` per batch, plus as many unlabelled ones, drawn again in each epoch."""
 
     def __init__(self, labelled: range, unlabelled: range, size: int) -> None:
         self.labelled, self.unlabelled, self.size = labelled, unlabelled, size
@@ -43,7 +43,7 @@ class TwoStreamBatchSampler(Sampler[list[int]]):
 
 
 class Student(LightningModule):
-    """Keeps the labelled indices that this rank was trained on."""
+    """Keeps the labelled indices that this rank has trained on."""
 
     def __init__(self) -> None:
         super().__init__()

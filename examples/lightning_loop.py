@@ -47,7 +47,7 @@ def fit(folder: Path, resume: Path | None = None) -> list[int]:
         penstock.Loader.from_dataset(data, batch_size=4, shuffle=True, num_workers=2) as train,
         penstock.Loader.from_dataset(
             data, batch_size=16, num_workers=1, run_ahead=False
-        ) as validation,  # idle, but warm, where it is not due
+        ) as validation,  # idle, with its workers alive, between validations
     ):
         trainer = Trainer(
             callbacks=[LightningCallback(), ModelCheckpoint(folder, "{step}", every_n_train_steps=18, save_top_k=-1)],
@@ -64,14 +64,14 @@ def fit(folder: Path, resume: Path | None = None) -> list[int]:
 
 
 def main() -> None:
-    """Train in one go, then again from the checkpoint in the middle of the second epoch."""
+    """Train once without a stop, then again from the checkpoint in the middle of the second epoch."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     with tempfile.TemporaryDirectory() as folder:
         whole = fit(Path(folder))
         resumed = fit(Path(folder), resume=Path(folder) / "step=18.ckpt")
     print(
-        f"one run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last of the one run: {resumed == whole[72:]}"
+        f"single run: {len(whole)} samples; from the checkpoint: {len(resumed)}, and they are the last ones of the single run: {resumed == whole[72:]}"
     )
     assert resumed == whole[72:]
 

@@ -1,7 +1,7 @@
 """Plain DDP, without a trainer: the loader asks torch.distributed which rank it is, and each rank saves the same state.
 
 python plain_ddp.py                             # one rank
-torchrun --nproc-per-node 2 plain_ddp.py        # two; a checkpoint of one goes on with the other
+torchrun --nproc-per-node 2 plain_ddp.py        # two ranks; either can continue from the other's checkpoint
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def train(file: Path, *, stop_after: int | None = None) -> list[int]:
 
 
 def main() -> None:
-    """Train in one go, then in two, and compare."""
+    """Train once without a stop, then in two runs, and compare."""
     if not dist.is_torchelastic_launched():
         with tempfile.TemporaryDirectory() as folder:
             dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=0, world_size=1)
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def compare(folder: Path) -> None:
-    """The two runs see what the one run sees."""
+    """Check that the two runs see the same samples as the single run."""
     whole = train(folder / "none.pt")
     both = train(folder / "last.pt", stop_after=2) + train(folder / "last.pt")
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {len(whole)} samples, the same in two runs: {both == whole}")

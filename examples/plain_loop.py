@@ -1,4 +1,4 @@
-"""A plain training loop over scikit-learn's digits: the loader is the only thing that is not PyTorch's own.
+"""A plain training loop over scikit-learn's digits: only the loader is not from PyTorch.
 
 python plain_loop.py        # needs: pip install 'penstock[examples]'
 """
@@ -17,7 +17,7 @@ import penstock
 def main() -> None:
     """Train for five epochs."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # the model is tiny
+    torch.set_num_threads(1)  # enough for a tiny model
     images, labels = load_digits(return_X_y=True)
     digits = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -32,7 +32,7 @@ def main() -> None:
                 cross_entropy(guess, y).backward()
                 optimizer.step()
                 right += int((guess.argmax(dim=1) == y).sum())
-            print(f"epoch {epoch}: {len(loader)} batches, {right / len(digits):.1%} right while training")
+            print(f"epoch {epoch}: {len(loader)} batches, {right / len(digits):.1%} correct during training")
 
 
 if __name__ == "__main__":

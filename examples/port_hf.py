@@ -1,9 +1,9 @@
-"""A Hugging Face Trainer over ragged token lists, ported from DataLoader; killed at any place, it goes on bit for bit.
+"""A Hugging Face Trainer over ragged token lists, ported from DataLoader; killed at any point, it resumes bit for bit.
 
 python port_hf.py                     # needs: pip install 'penstock[trainers]'
-python port_hf.py --resume            # goes on from the last checkpoint, if there is one
+python port_hf.py --resume            # continues from the last checkpoint, if there is one
 
-What the script with DataLoaders has not are the lines marked ``new:``. The Trainer itself saves the random numbers, the optimizer and the scheduler.
+The lines marked ``new:`` are not in the script with DataLoaders. The Trainer itself saves the random state, the optimizer and the scheduler.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CLASSES, WORDS, MASK = 3, 50, 1
 
 
 def sentences(count: int) -> list[dict[str, Any]]:
-    """Token lists of 3 to 12 tokens, whose class is to be learnt."""
+    """Lists of 3 to 12 tokens, each with a class to learn."""
     generator = torch.Generator().manual_seed(count)
     lengths = torch.randint(3, 13, (count,), generator=generator).tolist()
     tokens = [torch.randint(2, WORDS, (length,), generator=generator).tolist() for length in lengths]
@@ -45,14 +45,14 @@ def pad(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def pad_and_mask(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """The collator for training: it hides some tokens, by torch's global generator."""
+    """The collator for training: it masks some tokens, drawing from torch's global generator."""
     batch = pad(features)
     batch["input_ids"][(torch.rand(batch["input_ids"].shape) < 0.1) & (batch["attention_mask"] == 1)] = MASK
     return batch
 
 
 class Classifier(nn.Module):
-    """Tiny, and made here, so that nothing is downloaded."""
+    """A tiny model, defined here so that nothing is downloaded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Classifier(nn.Module):
 
 
 class PenstockTrainer(Trainer):
-    """The Trainer, with loaders of penstock's."""
+    """The Trainer, with penstock's loaders."""
 
     def get_train_dataloader(self) -> penstock.Loader:  # new:
         return penstock.Loader.from_dataset(
@@ -91,7 +91,7 @@ class PenstockTrainer(Trainer):
 
 
 class Recorder(TrainerCallback):
-    """Writes down each step and each evaluation, to the last bit."""
+    """Records each step and each evaluation, to the last bit."""
 
     def __init__(self, folder: Path, die_after: str | None) -> None:
         self.file = folder / "records-0.jsonl"
@@ -103,7 +103,7 @@ class Recorder(TrainerCallback):
             file.write(json.dumps(values) + "\n")
 
     def die(self, place: str) -> None:
-        """As a machine does that is taken away."""
+        """Die like a machine that is preempted."""
         if place == self.die_after:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -134,14 +134,14 @@ def epoch_of(state: TrainerState, kwargs: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, default=Path("port_hf_run"), help="for the checkpoints and the records")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint, if there is one")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint, if there is one")
     parser.add_argument(
         "--evaluate",
         choices=["steps", "epoch"],
         default="steps",
-        help="epoch: behind the last checkpoint of each; a run resumed from there never does it, with a DataLoader neither",
+        help="epoch: after the last checkpoint of each epoch; a run resumed from there skips it, also with a DataLoader",
     )
-    parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: be killed there")
+    parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: die after it")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
@@ -159,9 +159,9 @@ def main() -> None:
             lr_scheduler_type="linear",
             dataloader_num_workers=2,
             eval_strategy=arguments.evaluate,
-            eval_steps=8,  # an epoch: by steps the Trainer evaluates before it saves
+            eval_steps=8,  # one epoch; with eval_strategy="steps" the Trainer evaluates before it saves
             save_steps=4,  # also on an epoch's last batch
-            ignore_data_skip=True,  # new: the loader jumps; the Trainer would read and throw away
+            ignore_data_skip=True,  # new: the loader jumps; the Trainer would read and discard batches
             logging_strategy="no",
             report_to=[],
             disable_tqdm=True,
@@ -174,7 +174,7 @@ def main() -> None:
     )
     last = get_last_checkpoint(str(arguments.folder)) if arguments.resume else None
     recorder.trainer.train(resume_from_checkpoint=last)
-    print(f"{recorder.trainer.state.global_step} steps; the loss of the last one is {recorder.trainer.loss.item():.4f}")
+    print(f"{recorder.trainer.state.global_step} steps; the last loss is {recorder.trainer.loss.item():.4f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A training script in the shape of PyTorch's ImageNet example, ported from DataLoader; killed at any place, it goes on bit for bit.
+"""A training script in the shape of PyTorch's ImageNet example, ported from DataLoader; killed at any point, it resumes bit for bit.
 
 python port_imagenet.py                                         # one rank
-torchrun --nproc-per-node=2 port_imagenet.py --resume           # two, going on from the last checkpoint, if there is one
+torchrun --nproc-per-node=2 port_imagenet.py --resume           # two ranks, from the last checkpoint, if there is one
 
 Five lines differ from the script with DataLoaders, each marked by ``was:``. ``sampler.set_epoch`` may stay; the loader knows its epoch.
 """
@@ -29,7 +29,7 @@ CLASSES, PIXELS = 5, 8
 
 
 class Pictures(Dataset):
-    """Stands for an ImageFolder. It augments with the global generators of ``random`` and torch, as torchvision's transforms do."""
+    """Stands in for an ImageFolder. It augments with the global generators of ``random`` and torch, as torchvision's transforms do."""
 
     def __init__(self, length: int, *, augment: bool) -> None:
         generator = torch.Generator().manual_seed(length)
@@ -50,7 +50,7 @@ class Pictures(Dataset):
 
 
 def new_model() -> nn.Module:
-    """Small. GroupNorm, because BatchNorm's running statistics differ between the ranks, and a checkpoint holds those of rank 0."""
+    """A small network. It uses GroupNorm, because BatchNorm's running statistics differ between ranks, and a checkpoint holds only rank 0's."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         nn.GroupNorm(2, 8),
@@ -63,11 +63,11 @@ def new_model() -> nn.Module:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """From the beginning, or from the last checkpoint."""
+    """Train from the beginning, or from the last checkpoint."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = DistributedDataParallel(new_model())
-    torch.manual_seed(100 + rank)  # each rank drops out and mixes by numbers of its own
+    torch.manual_seed(100 + rank)  # each rank has its own dropout and mixup draws
     random.seed(100 + rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -78,10 +78,8 @@ def train(arguments: argparse.Namespace) -> None:
     loader = penstock.Loader.from_dataset(  # was: DataLoader(
         train_set, batch_size=batch_size, sampler=sampler, num_workers=arguments.workers
     )
-    val_loader = (
-        penstock.Loader.from_dataset(  # was: DataLoader(… sampler=DistributedSampler(val_set, shuffle=False)), which counts some twice
-            val_set, batch_size=batch_size, num_workers=1, tail="exact", run_ahead=False
-        )
+    val_loader = penstock.Loader.from_dataset(  # was: DataLoader(… sampler=DistributedSampler(val_set, shuffle=False)), which counts some samples twice
+        val_set, batch_size=batch_size, num_workers=1, tail="exact", run_ahead=False
     )
 
     step, file = 0, arguments.folder / "checkpoint.pt"
@@ -97,7 +95,7 @@ def train(arguments: argparse.Namespace) -> None:
         random.setstate(saved["rng"][rank][1])
         loader.load_state_dict(saved["loader"])  # was: nothing
         record(arguments.folder, resumed=saved["at"])
-        print(f"rank {rank} goes on behind {saved['at']}: epoch {loader.epoch}, batch {loader.position} of {len(loader)}", flush=True)
+        print(f"rank {rank} continues after {saved['at']}: epoch {loader.epoch}, batch {loader.position} of {len(loader)}", flush=True)
 
     def save(at: str) -> None:
         rng = [None] * world_size
@@ -128,14 +126,14 @@ def train(arguments: argparse.Namespace) -> None:
             optimizer.step()
             step += 1
             record(arguments.folder, at=f"step-{step}", loss=loss.item(), lr=scheduler.get_last_lr())
-            if step % SAVE_EVERY == 0:  # also on an epoch's last batch: whoever goes on from there begins with what stands behind the loop
+            if step % SAVE_EVERY == 0:  # also on an epoch's last batch; a run resumed from there starts with the code after the loop
                 save(f"step-{step}")
             die(arguments, f"step-{step}")
         scheduler.step()
         validation = validate(model.module, val_loader)
         record(arguments.folder, at=f"epoch-{epoch}", validation=validation, lr=scheduler.get_last_lr())
         if rank == 0:
-            print(f"epoch {epoch}: {validation[0]:.0f} of {validation[1]:.0f} right, with a loss of {validation[2]:.4f}", flush=True)
+            print(f"epoch {epoch}: {validation[0]:.0f} of {validation[1]:.0f} correct, with a loss of {validation[2]:.4f}", flush=True)
         save(f"epoch-{epoch}")
         die(arguments, f"epoch-{epoch}")
     loader.close()
@@ -144,7 +142,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 @torch.no_grad()
 def validate(model: nn.Module, loader: penstock.Loader) -> list[float]:
-    """How many were right, of how many, and the mean loss, over all ranks; every picture counts once."""
+    """Number correct, number of images, and mean loss, over all ranks; every image counts once."""
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64)
     for images, labels in loader:
@@ -157,7 +155,7 @@ def validate(model: nn.Module, loader: penstock.Loader) -> list[float]:
 
 
 def write(checkpoint: dict, file: Path) -> None:
-    """Whole or not at all: a process that dies in here leaves the old file."""
+    """Write atomically: if the process dies in here, the old file survives."""
     new = file.with_suffix(".new")
     with new.open("wb") as out:
         torch.save(checkpoint, out)
@@ -173,7 +171,7 @@ def record(folder: Path, **values: object) -> None:
 
 
 def die(arguments: argparse.Namespace, place: str) -> None:
-    """As a machine does that is taken away."""
+    """Die like a machine that is preempted."""
     if arguments.die_after == place:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -181,9 +179,9 @@ def die(arguments: argparse.Namespace, place: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, default=Path("port_imagenet_run"), help="for the checkpoint and the records")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if there is one")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: be killed there")
+    parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: die after it")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)

@@ -1,10 +1,10 @@
-"""IterableDatasets on several ranks, ported from DataLoader; killed at any place, the run goes on bit for bit.
+"""IterableDatasets on several ranks, ported from DataLoader; killed at any point, the run resumes bit for bit.
 
-python port_iterable.py                                                          # one rank, which needs no word
-torchrun --nproc-per-node=2 port_iterable.py --split items --resume              # every rank reads all rows, and is dealt its share
-torchrun --nproc-per-node=2 port_iterable.py --split own --stateful --resume     # the dataset reads its rank's rows only
+python port_iterable.py                                                          # one rank needs no split
+torchrun --nproc-per-node=2 port_iterable.py --split items --resume              # every rank reads all rows and is dealt its share
+torchrun --nproc-per-node=2 port_iterable.py --split own --stateful --resume     # the dataset reads only its rank's rows
 
-``split`` is the word that a DataLoader lacks: there, a dataset that does not split itself is trained on once by every rank.
+DataLoader has no ``split``: if a dataset does not split itself, every rank trains on all of it.
 The lines that differ from the script with DataLoaders are marked ``was:``.
 """
 
@@ -35,12 +35,12 @@ Row = tuple[torch.Tensor, torch.Tensor]
 
 
 class Rows(IterableDataset):
-    """Numbered rows, as they would come from a file; in the file's order, or shuffled and with noise, by the global generators.
+    """Numbered rows, as if read from a file: in file order, or shuffled and with noise, drawn from the global generators.
 
     Args:
-        rows: How many there are.
-        own: Whether it splits itself by rank; else it knows nothing of ranks.
-        shuffle: Whether an epoch has an order and noise of its own.
+        rows: Number of rows.
+        own: Whether the dataset splits itself by rank; otherwise it knows nothing of ranks.
+        shuffle: Whether each epoch has its own order and noise.
     """
 
     def __init__(self, rows: int, *, own: bool = False, shuffle: bool = False) -> None:
@@ -58,7 +58,7 @@ class Rows(IterableDataset):
 
 
 class StatefulRows(Rows):
-    """It counts its epochs, and can say where it stands, so that a resume reads nothing twice."""
+    """Counts its epochs and has a state, so that a resume reads nothing twice."""
 
     epoch = position = 0
 
@@ -77,11 +77,11 @@ class StatefulRows(Rows):
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """From the beginning, or from the last checkpoint."""
+    """Train from the beginning, or from the last checkpoint."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1)))
-    torch.manual_seed(100 + rank)  # each rank drops out by numbers of its own
+    torch.manual_seed(100 + rank)  # each rank has its own dropout
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
@@ -105,12 +105,12 @@ def train(arguments: argparse.Namespace) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         scheduler.load_state_dict(saved["scheduler"])
         torch.set_rng_state(saved["ranks"][rank]["rng"])
-        loader.load_state_dict(saved["ranks"][rank]["loader"])  # was: nothing; a resumed run began the epoch again
+        loader.load_state_dict(saved["ranks"][rank]["loader"])  # was: nothing; a resumed run started the epoch again
         record(arguments.folder, resumed=saved["at"])
-        print(f"rank {rank} goes on behind {saved['at']}, in epoch {loader.epoch}", flush=True)
+        print(f"rank {rank} continues after {saved['at']}, in epoch {loader.epoch}", flush=True)
 
     def save(at: str) -> None:
-        """The state of a dataset that splits itself belongs to its rank, so each rank gives its own."""
+        """The state of a dataset that splits itself belongs to one rank, so each rank contributes its own."""
         ranks: list[Any] = [None] * world_size
         dist.all_gather_object(ranks, {"rng": torch.get_rng_state(), "loader": loader.state_dict()})  # was: without the loader
         if rank == 0:
@@ -134,7 +134,7 @@ def train(arguments: argparse.Namespace) -> None:
             optimizer.step()
             step += 1
             record(arguments.folder, at=f"step-{step}", loss=loss.item(), lr=scheduler.get_last_lr())
-            if step % SAVE_EVERY == 0:  # also on an epoch's last batch, which nobody knows to be the last
+            if step % SAVE_EVERY == 0:  # also on an epoch's last batch; without a length, nothing knows that it is the last
                 save(f"step-{step}")
             die(arguments, f"step-{step}")
         scheduler.step()
@@ -150,7 +150,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 @torch.no_grad()
 def validate(model: nn.Module, loader: penstock.Loader) -> list[float]:
-    """How many rows, and their mean loss, over all ranks; every row counts once."""
+    """Number of rows and their mean loss, over all ranks; every row counts once."""
     model.eval()
     sums = torch.zeros(2, dtype=torch.float64)
     for x, y in loader:
@@ -161,7 +161,7 @@ def validate(model: nn.Module, loader: penstock.Loader) -> list[float]:
 
 
 def write(checkpoint: dict, file: Path) -> None:
-    """Whole or not at all: a process that dies in here leaves the old file."""
+    """Write atomically: if the process dies in here, the old file survives."""
     new = file.with_suffix(".new")
     with new.open("wb") as out:
         torch.save(checkpoint, out)
@@ -177,7 +177,7 @@ def record(folder: Path, **values: object) -> None:
 
 
 def die(arguments: argparse.Namespace, place: str) -> None:
-    """As a machine does that is taken away."""
+    """Die like a machine that is preempted."""
     if arguments.die_after == place:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -187,8 +187,8 @@ def main() -> None:
     parser.add_argument("--split", choices=["items", "own"])
     parser.add_argument("--stateful", action="store_true", help="read a dataset that has a state_dict")
     parser.add_argument("--folder", type=Path, default=Path("port_iterable_run"), help="for the checkpoint and the records")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
-    parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: be killed there")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if there is one")
+    parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: die after it")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)

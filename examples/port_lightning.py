@@ -1,10 +1,10 @@
-"""Metric learning in Lightning, ported from DataLoader: a LightningDataModule with P classes x K samples in a batch; killed anywhere, it goes on bit for bit.
+"""Metric learning in Lightning, ported from DataLoader: a LightningDataModule with P classes x K samples per batch; killed at any point, it resumes bit for bit.
 
 python port_lightning.py                  # needs: pip install 'penstock[lightning]'
-python port_lightning.py --resume         # goes on from the last checkpoint, if there is one
+python port_lightning.py --resume         # continues from the last checkpoint, if there is one
 
-Of a run that is killed between a checkpoint on an epoch's last batch and the end of that epoch, Lightning leaves out the validation of that epoch, with a
-DataLoader too. Nothing else is lost.
+If a run is killed between a checkpoint on an epoch's last batch and the end of that epoch, Lightning skips the validation of that epoch, also with a
+DataLoader. Nothing else is lost.
 
 The lines that differ from the script with DataLoaders are marked ``was:`` and ``new:``.
 """
@@ -37,7 +37,7 @@ CLASSES, P, K = 16, 4, 3
 
 
 class Faces(Dataset):
-    """Each class is a place in space; a sample lies near it, and augmentation moves it, by the global generators."""
+    """Each class is a point in space. Its samples are near the point, and augmentation moves them, drawing from the global generators."""
 
     def __init__(self, per_class: int, *, augment: bool) -> None:
         generator = torch.Generator().manual_seed(per_class)
@@ -58,7 +58,7 @@ class Faces(Dataset):
 
 
 class PKBatchSampler(Sampler[list[int]]):
-    """P classes, and K samples of each; an epoch passes twice over all classes. It draws from the global generators, and knows no epoch."""
+    """P classes, and K samples of each; an epoch covers all classes twice. It draws from the global generators, and does not know the epoch."""
 
     def __init__(self, labels: torch.Tensor) -> None:
         self.members = [torch.nonzero(labels == one).flatten().tolist() for one in range(CLASSES)]
@@ -82,7 +82,7 @@ class FacesModule(LightningDataModule):
 
 
 class Embedder(LightningModule):
-    """Learns to put samples of a class near each other."""
+    """Learns to place samples of one class near each other."""
 
     def __init__(self, folder: Path, die_after: str | None) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Embedder(LightningModule):
         self.record(at=f"step-{self.global_step + 1}", loss=loss.item(), lr=self.lr_schedulers().get_last_lr())
         return loss
 
-    def on_train_batch_end(self, *args: Any) -> None:  # behind all callbacks, so behind the checkpoint
+    def on_train_batch_end(self, *args: Any) -> None:  # runs after all callbacks, so after the checkpoint
         self.die(f"step-{self.global_step}")
 
     def on_validation_epoch_start(self) -> None:
@@ -122,7 +122,7 @@ class Embedder(LightningModule):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)]
 
-    # Lightning's checkpoints hold everything but the random numbers.
+    # Lightning's checkpoints hold everything except the random state.
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rng"] = torch.get_rng_state(), random.getstate(), self.at
@@ -143,7 +143,7 @@ class Embedder(LightningModule):
             file.write(json.dumps(values) + "\n")
 
     def die(self, place: str) -> None:
-        """As a machine does that is taken away."""
+        """Die like a machine that is preempted."""
         if self.die_after == place:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -151,8 +151,8 @@ class Embedder(LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, default=Path("port_lightning_run"), help="for the checkpoint and the records")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
-    parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: be killed there")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if there is one")
+    parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: die after it")
     arguments = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
@@ -164,7 +164,7 @@ def main() -> None:
         (folder / "records-0.jsonl").unlink(missing_ok=True)
     each = {"dirpath": folder, "save_top_k": -1, "enable_version_counter": False}
     each_4_steps = ModelCheckpoint(filename="{step}", every_n_train_steps=4, **each)  # also on an epoch's last batch
-    each_epoch = ModelCheckpoint(filename="{step}-end", save_on_train_epoch_end=True, **each)  # behind the validation
+    each_epoch = ModelCheckpoint(filename="{step}-end", save_on_train_epoch_end=True, **each)  # after the validation
     trainer = Trainer(
         callbacks=[each_4_steps, each_epoch, LightningCallback()],  # new: LightningCallback()
         max_epochs=3,
@@ -178,7 +178,7 @@ def main() -> None:
     saved = sorted(folder.glob("step=*.ckpt"), key=lambda file: (int(file.stem.removesuffix("-end")[5:]), file.stem.endswith("-end")))
     model = Embedder(folder, arguments.die_after)
     trainer.fit(model, datamodule=FacesModule(), ckpt_path=saved[-1] if arguments.resume and saved else None)
-    print(f"{trainer.global_step} steps; a validation loss of {sum(model.losses) / len(model.losses):.4f}")
+    print(f"{trainer.global_step} steps; validation loss {sum(model.losses) / len(model.losses):.4f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The digits held in memory, against the same digits loaded sample by sample: the same batches, many times faster.
+"""Digits held in memory compared with digits loaded sample by sample: the same batches, many times faster.
 
 python resident.py [--device cuda]        # needs: pip install 'penstock[examples]'
 """
@@ -19,7 +19,7 @@ EPOCHS = 20
 
 
 class Digits(Dataset):
-    """Images as they would come from files: one by one, to be scaled by a transform."""
+    """Images as if read from files: one by one, to be scaled by a transform."""
 
     def __init__(self) -> None:
         self.images, self.labels = load_digits(return_X_y=True)
@@ -32,7 +32,7 @@ class Digits(Dataset):
 
 
 def shifted(batch: list[torch.Tensor], rng: penstock.BatchRng) -> list[torch.Tensor]:
-    """Random augmentation of the whole batch, on its device: every image moved by up to one pixel, the same on any number of ranks."""
+    """Random augmentation of a whole batch, on its device: shifts every image by up to one pixel, the same on any number of ranks."""
     images, labels = batch
     padded = torch.nn.functional.pad(images, (1, 1, 1, 1))
     down, right = rng.integers(0, 3, 2).unbind(dim=1)
@@ -42,7 +42,7 @@ def shifted(batch: list[torch.Tensor], rng: penstock.BatchRng) -> list[torch.Ten
 
 
 def us_per_batch(loader: object) -> float:
-    """Microseconds for a batch, epoch boundaries included."""
+    """Microseconds per batch, including epoch boundaries."""
     batches = sum(1 for _ in loader)
     start = time.perf_counter()
     for _ in range(EPOCHS):
@@ -52,7 +52,7 @@ def us_per_batch(loader: object) -> float:
 
 
 def main() -> None:
-    """Compare, and tell."""
+    """Compare, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
@@ -75,7 +75,7 @@ def main() -> None:
         times = {name: [us_per_batch(loader) for _ in range(3)] for name, loader in builds.items()}
     for name, measured in times.items():
         ratio = statistics.median(times["DataLoader"]) / statistics.median(measured)
-        print(f"{name:28}{statistics.median(measured):9.1f} us a batch {ratio:7.1f} x")
+        print(f"{name:28}{statistics.median(measured):9.1f} us per batch {ratio:7.1f} x")
 
     resident.augment = shifted
     with penstock.Loader.from_dataset(resident, batch_size=64, shuffle=True) as augmented:

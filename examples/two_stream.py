@@ -1,10 +1,10 @@
-"""Batch samplers of one's own, on any number of ranks: two streams of samples in each batch, and P classes with K samples each.
+"""Custom batch samplers on any number of ranks: two streams of samples in each batch, and P classes with K samples each.
 
 python two_stream.py                                                 # one rank
-torchrun --nproc-per-node=2 two_stream.py                            # two: whole batches are dealt to them
+torchrun --nproc-per-node=2 two_stream.py                            # two ranks: whole batches are dealt to them
 
-A batch sampler yields lists of indices for all ranks together, as if there were only one. The loader calls its ``set_epoch``, and
-deals its batches; nothing in it knows of ranks.
+A batch sampler yields lists of indices for all ranks together, as if there were only one rank. The loader calls its ``set_epoch`` and
+deals its batches; the sampler itself knows nothing of ranks.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class TwoStreamBatchSampler(Sampler[list[int]]):
-    """Batches of a labelled and an unlabelled part: the first stream is passed once in each epoch, the second one is cycled.
+    """Batches with a labelled and an unlabelled part: each epoch reads the first stream once, and cycles the second.
 
-    An epoch is a pure function of (seed, epoch): it can be made again, ahead of time, and by any process. The second stream goes on
-    in one epoch where it ended in the one before, so that all of its samples are used equally often.
+    An epoch is a pure function of (seed, epoch), so any process can produce it, again or ahead of time. The second stream continues
+    in each epoch where it stopped in the previous one, so all of its samples are used equally often.
 
     Args:
-        primary: Indices of which each comes exactly once in an epoch.
-        secondary: Indices that fill the batches up, shuffled anew for each pass.
-        primary_size: Of each batch; the last batch of an epoch may have fewer.
-        secondary_size: Of each batch.
-        seed: Of both orders.
+        primary: Indices that each come exactly once per epoch.
+        secondary: Indices that fill up the batches, shuffled again for each pass.
+        primary_size: Primary indices per batch; the last batch of an epoch may have fewer.
+        secondary_size: Secondary indices per batch.
+        seed: The seed of both orders.
     """
 
     def __init__(self, primary: Sequence[int], secondary: Sequence[int], primary_size: int, secondary_size: int, seed: int = 0):
         if len(primary) == 0 or len(secondary) == 0 or primary_size < 1 or secondary_size < 1:
-            raise ValueError("both streams need indices, and a part of at least 1 of every batch.")
+            raise ValueError("both streams need at least one index in total, and at least one in every batch.")
         self.primary = np.asarray(primary)
         self.secondary = np.asarray(secondary)
         self.primary_size = primary_size
@@ -61,7 +61,7 @@ class TwoStreamBatchSampler(Sampler[list[int]]):
             yield firsts[start : start + self.primary_size].tolist() + list(islice(seconds, self.secondary_size))
 
     def _cycled(self, start: int) -> Iterator[int]:
-        """The second stream from its place ``start`` on, for ever."""
+        """The second stream from position ``start`` on, forever."""
         turn, place = divmod(start, len(self.secondary))
         while True:
             yield from shuffled(self.secondary, self.seed, 1, turn)[place:].tolist()
@@ -71,20 +71,22 @@ class TwoStreamBatchSampler(Sampler[list[int]]):
 class PKBatchSampler(Sampler[list[int]]):
     """Batches for metric learning: ``p`` classes, and ``k`` different samples of each.
 
-    An epoch passes once over all classes that have ``k`` samples, ``p`` at a time, and is a pure function of (seed, epoch).
+    An epoch covers all classes with at least ``k`` samples once, ``p`` at a time, and is a pure function of (seed, epoch).
 
     Args:
         labels: The class of each sample.
-        p: Classes in a batch.
-        k: Samples of each class in a batch.
-        seed: Of the order.
+        p: Classes per batch.
+        k: Samples of each class per batch.
+        seed: The seed of the order.
     """
 
     def __init__(self, labels: Sequence[int], p: int, k: int, seed: int = 0):
         members = [np.flatnonzero(np.asarray(labels) == one) for one in np.unique(labels)]
         self.members = [those for those in members if len(those) >= k]
         if len(self.members) < p:
-            raise ValueError(f"{len(self.members)} classes have {k} samples, and a batch needs {p}. Choose a smaller p or k.")
+            raise ValueError(
+                f"{len(self.members)} classes have at least {k} samples, but a batch needs {p} classes. Choose a smaller p or k."
+            )
         self.p = p
         self.k = k
         self.seed = seed
@@ -103,12 +105,12 @@ class PKBatchSampler(Sampler[list[int]]):
 
 
 def shuffled(values: np.ndarray, *key: int) -> np.ndarray:
-    """A permutation that depends on nothing but ``key``."""
+    """A permutation that depends only on ``key``."""
     return np.random.default_rng(key).permutation(values)
 
 
 def all_ranks(mine: list) -> list:
-    """What all ranks have, one after the other."""
+    """The lists of all ranks, concatenated."""
     if not dist.is_initialized():
         return mine
     everyones = [None] * dist.get_world_size()
@@ -117,7 +119,7 @@ def all_ranks(mine: list) -> list:
 
 
 def main() -> None:
-    """Three epochs of each, and what the ranks got of them."""
+    """Three epochs of each sampler, and what the ranks got from them."""
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

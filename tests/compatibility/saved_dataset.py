@@ -1,4 +1,4 @@
-"""The dataset whose cache lies in ``saved_cache/``: its name and its samples are part of what was saved. To write one: run this file in ``tests/..``."""
+"""The dataset of the cache in ``saved_cache/``; the cache stores its name and its samples. To write a cache, run this file in ``tests/..``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Point(NamedTuple):
 
 
 class Saved:
-    """Samples of every kind that a cache takes; ``calls`` counts how often one was loaded."""
+    """Samples of every kind that a cache accepts; ``calls`` counts the loads."""
 
     calls = 0
 

@@ -1,4 +1,4 @@
-"""``DataLoader = Loader.from_dataset`` is all that a script has to change: every argument, in place and by name, and what it reads of its loader."""
+"""``DataLoader = Loader.from_dataset`` ports a script: every argument, by position and by name, and every attribute that scripts read."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def test_what_means_nothing_is_told_once(caplog):
     dataloader_words.say_once.cache_clear()
     for _ in range(2):
         Loader.from_dataset(Numbers(), persistent_workers=False, pin_memory_device="cuda")
-    told = [record.getMessage() for record in caplog.records]
-    assert [text.partition("=")[0] for text in told] == ["persistent_workers", "pin_memory_device"]
-    assert "loader.close()" in told[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert [text.partition("=")[0] for text in messages] == ["persistent_workers", "pin_memory_device"]
+    assert "loader.close()" in messages[0]
 
 
-# What a script reads of its loader.
+# Attributes that scripts read.
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_shows_the_dataset_of_a_stream():
     ],
 )
 def test_says_of_the_others_what_they_are(name):
-    """Trainers that find more of them rebuild a ``DataLoader``, and resume in another order."""
+    """Trainers that find more attributes rebuild a ``DataLoader``, and resume in another order."""
     loader = Loader.from_dataset(Numbers())
     assert not hasattr(loader, name)
     with pytest.raises(AttributeError, match=f"no attribute '{name}'. It is an argument of Loader.from_dataset"):
@@ -162,7 +162,7 @@ def test_says_of_the_others_what_they_are(name):
 
 @pytest.mark.parametrize("name", [*SHOWN, "sampler", "batch_sampler", "timeout", "in_order"])
 def test_none_of_them_can_be_assigned(name):
-    """Seen to fail: ``loader.batch_size = 4`` was taken, and changed nothing."""
+    """Seen to fail: ``loader.batch_size = 4`` was accepted and had no effect."""
     loader = Loader.from_dataset(Numbers())
     with pytest.raises(AttributeError, match=rf"loader.{name} cannot be assigned.*Loader.from_dataset\(..., {name}=...\)"):
         setattr(loader, name, 4)
@@ -177,7 +177,7 @@ def test_a_loader_over_a_graph_shows_none_of_them():
         loader.dataset  # noqa: B018
 
 
-# Numbers, from wherever they come.
+# Numbers of any type.
 
 
 @pytest.mark.parametrize("method", ["thread", "process"])
@@ -204,7 +204,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(method):
 @pytest.mark.parametrize("method", ["thread", "process"])
 @pytest.mark.parametrize("timeout", [float("inf"), 1e300, 2**40, None, 0])
 def test_a_timeout_of_more_than_a_month_waits_forever(method, timeout):
-    """Seen to fail: an OverflowError, in the middle of ``next``."""
+    """Seen to fail: an OverflowError inside ``next``."""
     with Loader.from_dataset(Numbers(), N, num_workers=1, method=method, timeout=timeout) as batches:
         assert next(iter(batches)).tolist() == list(range(N))
 
@@ -235,7 +235,7 @@ def test_has_a_version():
     assert penstock.__version__.count(".") == 2
 
 
-# To another process.
+# Sending a loader to another process.
 
 
 SPAWNED = """
@@ -269,7 +269,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_loader_that_was_not_started_goes_to_a_spawned_process(tmp_path):
-    """As ``ddp_spawn`` sends it. Seen to fail: a Loader could not be pickled at all."""
+    """As ``ddp_spawn`` does. Seen to fail: a Loader could not be pickled at all."""
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
@@ -303,7 +303,7 @@ def test_a_shallow_copy_is_refused_and_so_is_one_of_a_started_loader():
                 copied(loader)
 
 
-# Whoever takes Loader itself for DataLoader.
+# Users who take Loader itself for DataLoader.
 
 
 @pytest.mark.parametrize(

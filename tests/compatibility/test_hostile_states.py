@@ -1,4 +1,4 @@
-"""A state is data: whatever comes is either refused with a StateError, or loaded, and the loader works on."""
+"""A state is data: any state is either refused with a StateError or loaded, and the loader keeps working."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BUILDS = {
 
 @pytest.fixture(scope="module")
 def loaders():
-    """One of each kind for all examples: it must stay usable whatever was tried on it."""
+    """One loader of each kind for all examples; it must stay usable after every attempt."""
     made = {name: build() for name, build in BUILDS.items()}
     texts = {}
     for name, loader in made.items():
@@ -95,7 +95,7 @@ def mutated(text: str, draw) -> object:
 
 
 def attempt(loader, state, strict, sound) -> bool:
-    """Load it and use the loader; whether it was accepted."""
+    """Load a state and use the loader; returns whether the state was accepted."""
     try:
         loader.load_state_dict(state, strict)
     except penstock.StateError:
@@ -116,7 +116,7 @@ def attempt(loader, state, strict, sound) -> bool:
 @pytest.mark.filterwarnings("ignore:strict=False", "ignore:range has no state_dict")
 @pytest.mark.parametrize("name", BUILDS)
 def test_no_mutation_does_more_than_be_refused(loaders, name):
-    """2,000 mutations of each kind of state, 10,000 in all. Seen to fail without `fields`: KeyError, TypeError, and a hang on an endless range."""
+    """2,000 mutations of each kind of state, 10,000 in all. Seen to fail: without `fields` there was a KeyError, a TypeError, and a hang on an endless range."""
     made, texts = loaders
     count = {True: 0, False: 0}
 

@@ -1,6 +1,6 @@
-"""States that were saved by earlier versions load for ever, and go on with the same samples.
+"""States saved by earlier versions load forever, and continue with the same samples.
 
-``saved_states.json`` is only ever added to. To add the states of this version: ``python tests/test_saved_states.py``.
+Only ever add to ``saved_states.json``. To add the states of this version: ``python tests/compatibility/test_saved_states.py``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def shown(batch: object) -> object:
 
 
 def record(name: str, stop: int) -> dict:
-    """The state behind ``stop`` batches, and the three batches after it."""
+    """The state after ``stop`` batches, and the three batches that follow."""
     with BUILDS[name]() as loader:
         taken = 0
         while taken < stop:

@@ -1,4 +1,4 @@
-"""A cache gives back what the dataset gave, loads it once whoever asks, and survives whatever kills those who fill it."""
+"""A cache returns what the dataset returned, loads each sample once for everybody, and survives the death of any process that fills it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ N = 12
 
 
 class Counted:
-    """Sample i is an array of i + 1 rows of ``1000 * version + i``; each call is a line of a file, whoever makes it."""
+    """Sample i is an array of i + 1 rows of ``1000 * version + i``; each call, from any process, appends a line to a file."""
 
     def __init__(self, log: Path, n: int = N, *, version: int = 0, columns: int = 3) -> None:
         self.log = log
@@ -65,7 +65,7 @@ class Counted:
 
 
 class Gathered(Counted):
-    """Reads many at once."""
+    """Reads many samples at once."""
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         note(self.log, *indices)
@@ -109,7 +109,7 @@ def note(log: Path, *indices: int) -> None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in type, dtype, shape and bits; but one Python nan is like another."""
+    """Equal in type, dtype, shape and bits, except that all Python nans are equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -141,7 +141,7 @@ def ended(pid: int) -> int:
 
 
 def in_the_end(children: list[int]) -> list[int]:
-    """Exit codes; of all of them, also where the test is stopped."""
+    """The exit codes; waits for all children, even if the test is stopped."""
     left = list(children)
     try:
         codes = []
@@ -165,7 +165,7 @@ def counted(tmp_path: Path) -> Counted:
     return Counted(tmp_path / "calls")
 
 
-# What comes back.
+# What a cache returns.
 
 SAMPLES = {
     "plain": [None, True, False, 0, -1, 2**200, 1.5, -0.0, float("inf"), float("nan"), 1e-320, 3 - 0.0j, "", "a\0ü\ud800", b"", b"\0\xff"],
@@ -208,7 +208,7 @@ SAMPLES = {
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_comes_back_bit_by_bit(name: str, place: Path | None) -> None:
-    """Seen to fail: NumPy scalars written as the Python numbers that they inherit from; bfloat16 by way of float32."""
+    """Seen to fail: NumPy scalars written as the Python numbers that they inherit from; bfloat16 converted through float32."""
     dataset = One(SAMPLES[name])
     cached = Cached(dataset, place)
     assert same(cached[0], SAMPLES[name])  # while it is filled
@@ -285,7 +285,7 @@ def endless() -> Any:
     ],
 )
 def test_whatever_else_is_refused_with_the_remedy(sample: Any, words: str, place: Path | None) -> None:
-    """Seen to fail: subclasses of dict and of Tensor let through, which came back as plain ones."""
+    """Seen to fail: subclasses of dict and of Tensor accepted, which came back as plain ones."""
     cached = Cached(One(sample), place)
     with pytest.raises(
         TypeError, match=rf"sample 0 of tests\.datasets\.test_cached\.One cannot be cached: sample.*{words}.*Cache the data before"
@@ -295,7 +295,7 @@ def test_whatever_else_is_refused_with_the_remedy(sample: Any, words: str, place
 
 
 def test_a_sample_in_hand_is_ones_own(place: Path | None) -> None:
-    """Neither the cache nor the dataset changes with it. Seen to fail: a sample kept and handed out again, and the dataset's own handed out."""
+    """Changing it changes neither the cache nor the dataset. Seen to fail: a kept sample returned again; the dataset's own object returned."""
     own = {"tensor": torch.zeros(1000)[::2], "array": np.zeros(1000), "list": [0]}
     cached = Cached(One(own), place)
     for _ in range(3):
@@ -322,7 +322,7 @@ def test_a_sample_outlives_the_cache(place: Path | None, counted: Counted) -> No
 
 
 def test_indices_are_a_lists(place: Path | None, counted: Counted) -> None:
-    """Seen to fail when negative ones were looked up as they came."""
+    """Seen to fail: negative indices looked up unchanged."""
     cached = Cached(counted, place)
     assert len(cached) == N
     for index in (-1, -N, 0, N - 1, np.int64(2), torch.tensor(3)):
@@ -338,7 +338,7 @@ def test_indices_are_a_lists(place: Path | None, counted: Counted) -> None:
 
 
 def test_a_hit_asks_the_kernel_for_nothing(place: Path | None, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: the file mapped anew for each read."""
+    """Seen to fail: the file mapped again for each read."""
     cached = Cached(counted, place)
     for index in [*range(N), *range(N)]:
         cached[index]
@@ -355,7 +355,7 @@ def test_a_hit_asks_the_kernel_for_nothing(place: Path | None, counted: Counted,
     assert [sample["index"] for sample in got] == list(range(N))
 
 
-# Filled once, by anyone.
+# Filling: each sample once, by any process.
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_hit_asks_the_kernel_for_nothing(place: Path | None, counted: Counted,
     ids=lambda way: way.get("multiprocessing_context") or way.get("method") or "inline",
 )
 def test_the_second_epoch_of_a_loader_calls_nothing(way: dict[str, Any], place: Path | None, tmp_path: Path) -> None:
-    """Seen to fail when the index was not written; and with spawned workers, when descriptors were pickled as plain numbers."""
+    """Seen to fail: the index not written; with spawned workers, descriptors pickled as plain numbers."""
     dataset = Even(tmp_path / "calls", 40)
     cached = Cached(dataset, place)
     with Loader.from_dataset(cached, batch_size=4, shuffle=True, **way) as loader:
@@ -443,8 +443,8 @@ def in_threads(work: Callable[[int], None], count: int) -> None:
 def test_no_sample_is_loaded_twice_however_many_ask(kind: type[Counted], place: Path | None, tmp_path: Path) -> None:
     """Three processes of two threads each.
 
-    Seen to fail without the lock, with a lock of the process (``lockf``), and without a second look when it is there; and to hang
-    where one that held some waited for others.
+    Seen to fail: without the lock, with a per-process lock (``lockf``), and without a second read under the lock. Seen to hang: a thread
+    that held claims waited for others.
     """
     dataset = kind(tmp_path / "calls", 150, columns=100)
     cached = Cached(dataset, place)
@@ -470,7 +470,7 @@ def test_no_sample_is_loaded_twice_however_many_ask(kind: type[Counted], place: 
 
 
 def test_many_are_gathered_at_once(place: Path | None, tmp_path: Path) -> None:
-    """Also what is twice in the list, and negative. Seen to fail: one object handed out for both."""
+    """Also repeated and negative indices. Seen to fail: one object returned for both."""
     dataset = Gathered(tmp_path / "calls")
     cached = Cached(dataset, place)
     cached[3]
@@ -528,7 +528,7 @@ def test_a_sample_that_failed_is_not_there(place: Path | None) -> None:
 @linux
 @pytest.mark.timeout(10)
 def test_a_process_forked_meanwhile_holds_nobody_up(place: Path | None) -> None:
-    """It has a copy of the file that the claim was made with. Seen to fail (hang) when that was only closed."""
+    """The child has a copy of the claim's open file. Seen to hang: a claim that was only closed."""
     hold, release = os.pipe()
     children: list[int] = []
 
@@ -551,7 +551,7 @@ def test_a_process_forked_meanwhile_holds_nobody_up(place: Path | None) -> None:
     assert ended(children[0]) == 0
 
 
-# Whose cache it is.
+# Which dataset a folder belongs to.
 
 
 def test_what_is_there_is_kept_for_the_next_run(tmp_path: Path, counted: Counted) -> None:
@@ -582,7 +582,7 @@ def test_another_datasets_cache_is_refused(tmp_path: Path, counted: Counted) -> 
 
 
 def test_the_main_script_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is `__mp_main__` in a spawned process. Seen to fail: the name taken as it was."""
+    """In a spawned process the module is `__mp_main__`. Seen to fail: that name used unchanged."""
     monkeypatch.setattr(One, "__module__", "__mp_main__")
     Cached(One(1), tmp_path / "cache").close()
     monkeypatch.setattr(One, "__module__", "__main__")
@@ -590,7 +590,7 @@ def test_the_main_script_has_one_name(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_that_was_replaced_is_another_cache(tmp_path: Path, counted: Counted) -> None:
-    """An old job goes on in the old files. Seen to fail: files opened by name, and samples of version 1 in the cache of version 2."""
+    """An old job continues with the old files. Seen to fail: files opened by name, which put samples of version 1 into the cache of version 2."""
     old = Cached(counted, tmp_path / "cache", fingerprint=0)
     old[0]
     shutil.rmtree(tmp_path / "cache")
@@ -628,7 +628,7 @@ class Endless(IterableDataset):
     ],
 )
 def test_what_cannot_be_cached_is_refused_when_built(dataset: Any, options: Any, error: Any, words: str, tmp_path: Path) -> None:
-    """Seen to fail when a set_epoch was let in."""
+    """Seen to fail: a dataset with set_epoch accepted."""
     with pytest.raises(error, match=words):
         Cached(dataset, tmp_path / "cache", **options)
     assert not (tmp_path / "cache").exists()
@@ -636,7 +636,7 @@ def test_what_cannot_be_cached_is_refused_when_built(dataset: Any, options: Any,
 
 @pytest.mark.parametrize("kind", ["rng", "torch_generator"])
 def test_a_sample_that_draws_for_this_epoch_is_refused(kind: str, tmp_path: Path) -> None:
-    """Seen to fail when nobody looked."""
+    """Seen to fail: without the check."""
 
     class Noisy(One):
         def __getitem__(self, index: int) -> int:
@@ -660,7 +660,7 @@ class Range:
 @pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(1)], ids=["random", "numpy", "torch"])
 @pytest.mark.parametrize("place", [None, "cache"])
 def test_global_random_numbers_that_a_cache_freezes_are_told_of_once(draw: Any, place: Any, tmp_path: Path, caplog: Any) -> None:
-    """Inline; nothing is said of samples that draw nothing, nor of reading what is there. Seen to fail: no second look."""
+    """Inline. Samples that draw nothing, and reads of cached samples, cause no warning. Seen to fail: without the second snapshot."""
 
     class Sometimes(Range):
         def __getitem__(self, index: int) -> int:
@@ -672,7 +672,7 @@ def test_global_random_numbers_that_a_cache_freezes_are_told_of_once(draw: Any, 
     with Loader.from_dataset(cached, batch_size=4) as loader:
         batches = iter(loader)
         assert next(batches).tolist() == [0, 1, 2, 3]
-        random.random(), np.random.random(), torch.rand(1)  # the caller's own
+        random.random(), np.random.random(), torch.rand(1)  # the caller's own draws
         assert next(batches).tolist() == [4, 5, 6, 7]
         assert caplog.text == ""
         assert [batch.tolist() for batch in batches] == [[8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
@@ -682,7 +682,7 @@ def test_global_random_numbers_that_a_cache_freezes_are_told_of_once(draw: Any, 
 
 
 def test_in_worker_threads_nobody_can_tell_who_drew(tmp_path: Path, caplog: Any) -> None:
-    """Seen to fail: `Once` that looks in any thread."""
+    """Seen to fail: `RandomnessCheck` watching in every thread."""
 
     class Noisy(Range):
         def __getitem__(self, index: int) -> float:
@@ -736,7 +736,7 @@ def filled_folder(folder: Path, dataset: Counted) -> None:
     ],
 )
 def test_a_damaged_folder_is_refused(name: str, damage: Any, words: str, tmp_path: Path, counted: Counted) -> None:
-    """Seen to fail: an index of any size, and data without a head taken for an empty cache."""
+    """Seen to fail: an index of any size accepted; data without a JSON taken for an empty cache."""
     filled_folder(tmp_path, counted)
     file = tmp_path / name
     file.write_bytes(damage(file.read_bytes())) if damage is not None else file.unlink()
@@ -748,7 +748,7 @@ def test_a_damaged_folder_is_refused(name: str, damage: Any, words: str, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["penstock.index", "penstock.data", "penstock.json"])
 def test_whatever_byte_is_flipped_no_sample_is_wrong(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A damaged sample is loaded again, with a warning. Seen to fail without the CRC, and with one that covered only the arrays."""
+    """A damaged sample is loaded again, with a warning. Seen to fail: without the CRC, and with a CRC over the arrays only."""
     dataset = Counted(tmp_path / "calls", 3)
     filled_folder(tmp_path / "sound", dataset)
     sound = (tmp_path / "sound" / name).read_bytes()
@@ -771,7 +771,7 @@ def test_whatever_byte_is_flipped_no_sample_is_wrong(name: str, tmp_path: Path, 
 
 @pytest.mark.parametrize("entry", [1, 23, 24, 25, 2**32, 2**63, 2**64 - 1, "another's"])
 def test_whatever_the_index_says_no_sample_is_wrong(entry: Any, tmp_path: Path, counted: Counted) -> None:
-    """Seen to fail without the number in the footer (another's sample), and when a place before the beginning was looked at."""
+    """Seen to fail: without the number in the footer (another sample was read); reading before the start of the data."""
     filled_folder(tmp_path / "cache", counted)
     index = tmp_path / "cache" / "penstock.index"
     entries = index.read_bytes()
@@ -783,7 +783,7 @@ def test_whatever_the_index_says_no_sample_is_wrong(entry: Any, tmp_path: Path, 
 
 @pytest.mark.parametrize("left", [0, 1, 100, 400])
 def test_what_is_cut_off_is_loaded_again(left: int, tmp_path: Path, counted: Counted, caplog: pytest.LogCaptureFixture) -> None:
-    """As a loss of power leaves it: an index on the disk, and not all of the data. Seen to fail when the length went unchecked."""
+    """After a power failure the index may be on disk, but not all of the data. Seen to fail: without the check of the length."""
     filled_folder(tmp_path / "cache", counted)
     os.truncate(tmp_path / "cache" / "penstock.data", left)
     caplog.set_level(logging.WARNING, "penstock")
@@ -795,7 +795,7 @@ def test_what_is_cut_off_is_loaded_again(left: int, tmp_path: Path, counted: Cou
 
 
 def test_data_that_never_reached_the_disk_is_loaded_again(tmp_path: Path, counted: Counted) -> None:
-    """Zeros where a record should be."""
+    """The file has zeros in place of a record."""
     filled_folder(tmp_path / "cache", counted)
     data = tmp_path / "cache" / "penstock.data"
     data.write_bytes(bytes(data.stat().st_size))
@@ -804,7 +804,7 @@ def test_data_that_never_reached_the_disk_is_loaded_again(tmp_path: Path, counte
 
 
 def test_a_named_tuple_that_has_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail when any named tuple of that name would do."""
+    """Seen to fail: any named tuple of that name accepted."""
     dataset = One(Point(1, 2))
     Cached(dataset, tmp_path)[0]
     monkeypatch.setattr(sys.modules[__name__], "Point", Pair)
@@ -813,7 +813,7 @@ def test_a_named_tuple_that_has_gone_is_an_error(tmp_path: Path, monkeypatch: py
         Cached(dataset, tmp_path)[0]
 
 
-# Killed.
+# Killed processes.
 
 
 def kill_self(*_: object, **__: object) -> None:
@@ -858,7 +858,7 @@ def test_killed_while_a_sample_is_written(when: str, place: Path | None, tmp_pat
 @linux
 @pytest.mark.parametrize("where", ["open", "fsync", "replace", "replaced"])
 def test_killed_while_the_folder_is_made(where: str, tmp_path: Path, counted: Counted) -> None:
-    """Seen to fail when the head came first, and the index after it."""
+    """Seen to fail: the JSON written first, and the index after it."""
 
     def work() -> None:
         name = where.removesuffix("d")
@@ -879,13 +879,13 @@ LARGE, LIVES = 1000, 60
 @linux
 @pytest.mark.slow
 def test_killed_at_any_instant_nothing_is_wrong_and_only_what_is_missing_is_loaded(place: Path | None, tmp_path: Path) -> None:
-    """Sixty lives of two processes that are killed at random. Seen to fail when the index was written first."""
+    """Two processes at a time, sixty times, are killed at random. Seen to fail: the index written first."""
     chance = random.Random(1)
     dataset = Even(tmp_path / "calls", LARGE, columns=2000)
     cached = Cached(dataset, place)
     filled = 0
     for life in range(LIVES):
-        tokens, give = os.pipe()  # one for each sample, so that all is not there too soon
+        tokens, give = os.pipe()  # one per sample, so that the cache does not fill too soon
 
         def work(tokens: int = tokens, life: int = life) -> None:
             mine = Cached(dataset, place) if place is not None and life % 2 else cached
@@ -919,7 +919,7 @@ def test_killed_at_any_instant_nothing_is_wrong_and_only_what_is_missing_is_load
 
 @linux
 def test_memory_leaves_nothing_behind_a_kill(tmp_path: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail with a named temporary file."""
+    """Seen to fail: a named temporary file."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
 
@@ -929,10 +929,10 @@ def test_memory_leaves_nothing_behind_a_kill(tmp_path: Path, counted: Counted, m
         kill_self()
 
     assert ended(forked(work)) == -signal.SIGKILL
-    assert os.listdir(tmp_path / "tmp") == []  # and nothing in /dev/shm, which is looked at after every test
+    assert os.listdir(tmp_path / "tmp") == []  # nor in /dev/shm, which a fixture checks after every test
 
 
-# The end of it.
+# Closing.
 
 
 def held() -> list[str]:
@@ -948,7 +948,7 @@ def held() -> list[str]:
 @linux
 @pytest.mark.parametrize("how", ["close", "garbage"])
 def test_nothing_is_held_in_the_end(how: str, place: Path | None, counted: Counted) -> None:
-    """Seen to fail without `_Files.__del__`."""
+    """Seen to fail: without `Files.__del__`."""
     gc.collect()
     before = len(held())
     cached = Cached(counted, place)
@@ -1010,7 +1010,7 @@ def run_full(*command: str) -> subprocess.CompletedProcess[str]:
 @linux
 @pytest.mark.slow
 def test_no_room_is_an_error_that_says_so(place: Path | None) -> None:
-    """A limit on the size of files stands for a full disk. Seen to fail when a short write was taken for a whole one."""
+    """A limit on file sizes stands in for a full disk. Seen to fail: a short write taken for a complete one."""
     done = run_full(sys.executable, "-c", textwrap.dedent(FULL), "limit", str(place or "memory"))
     assert done.returncode == 0, done.stderr
     assert f"could not be written to the cache in {place or 'memory'} (" in done.stdout
@@ -1021,7 +1021,7 @@ def test_no_room_is_an_error_that_says_so(place: Path | None) -> None:
 @linux
 @pytest.mark.slow
 def test_a_full_disk_is_an_error_and_the_cache_stays_usable(tmp_path: Path) -> None:
-    """A real one, where this user may mount: 7 MB, of which 6 are taken until they are freed."""
+    """A real disk of 7 MB, if this user may mount one; 6 MB of it are occupied, and freed later."""
     script = tmp_path / "full.py"
     script.write_text(textwrap.dedent(FULL))
     disk = tmp_path / "disk"

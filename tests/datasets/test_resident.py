@@ -1,6 +1,8 @@
-"""Resident data: the ordinary loader's batches, gathered; refusals with sizes; random numbers by position."""
+"""Resident data: the same batches as without it, gathered; refusals that state sizes; random numbers by position."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ N, B = 23, 4
 
 
 class Samples(Dataset):
-    """A bit of everything that can be held; counts what is read."""
+    """One field of every kind that can be held; counts its reads."""
 
     def __init__(self, n: int = N) -> None:
         self.n, self.read = n, 0
@@ -52,7 +54,7 @@ def assert_same(one: object, other: object) -> None:
 @pytest.mark.parametrize("ranks", [None, (0, 2), (1, 2)])
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2}])
 def test_batches_are_the_ordinary_loaders(how, ranks):
-    """Value for value over three epochs, on each of two ranks, and the states too. Seen to fail with rows put in reverse."""
+    """Value for value over three epochs, on each of two ranks, and the states too. Seen to fail: rows stored in reverse order."""
     ranked = {} if ranks is None else {"rank": ranks[0], "world_size": ranks[1]}
     with loader(resident(**how), **ranked) as held, loader(Samples(), **ranked) as ordinary:
         for _ in range(3):
@@ -62,7 +64,7 @@ def test_batches_are_the_ordinary_loaders(how, ranks):
 
 
 def test_a_run_may_change_to_resident_data_and_back():
-    """Seen to fail when the dataset's type was among the settings."""
+    """Seen to fail: the dataset's type as a part of the settings."""
     rows = resident()
     with loader(Samples()) as ordinary, loader(rows) as held, loader(Samples()) as again:
         expected = [list(ordinary) for _ in range(2)]
@@ -118,7 +120,7 @@ def test_one_row_and_out_of_bounds():
 
 
 def test_too_large_is_refused_before_it_is_loaded_and_sizes_are_told():
-    """Seen to fail with the check behind the last batch: everything was read."""
+    """Seen to fail: the check after the last batch, when everything was read."""
     dataset = Samples(10_000)
     with pytest.raises(ValueError, match=r"10000 samples of 27 bytes each take 0\.3 MB, more than max_bytes=1000"):
         resident(dataset, max_bytes=1000)
@@ -147,7 +149,7 @@ class Ragged(Samples):
         return torch.zeros(3 if index < self.odd else 4)
 
 
-@pytest.mark.parametrize("odd", [70, 128])  # within a batch that is read at once, and from one to the next
+@pytest.mark.parametrize("odd", [70, 128])  # within a batch that is read at once, and between two batches
 def test_ragged_samples_are_refused_with_the_remedy(odd):
     with pytest.raises(ValueError, match=r"samples (64 to 127|128 to 191) differ in shape.*pad, crop.*Cached"):
         resident(Ragged(odd))
@@ -172,7 +174,7 @@ def test_what_cannot_be_held_is_refused():
 
 
 def test_what_would_be_frozen_is_refused_or_told(caplog):
-    """Seen to fail: `_Transformed` that looks at the dataset and not at the transform."""
+    """Seen to fail: `_Transformed` watching the dataset but not the transform."""
     with pytest.raises(ValueError, match=r"sample 0 of Samples drew from penstock.sample\(\).*Put the random part into augment"):
         resident(transform=lambda one: one["image"] + penstock.sample().rng.random())
     assert caplog.text == ""
@@ -197,7 +199,7 @@ def noisy(batch: dict, draws: BatchRng) -> dict:
 
 
 def test_augmentation_is_the_same_on_any_number_of_ranks_and_after_a_resume():
-    """Seen to fail with the place in the batch instead of the position."""
+    """Seen to fail: the place in the batch used instead of the position."""
 
     def by_label(**options: object) -> dict[int, tuple]:
         with loader(resident(augment=noisy), tail="exact", **options) as held:
@@ -221,11 +223,11 @@ def test_augmentation_is_the_same_on_any_number_of_ranks_and_after_a_resume():
             assert_same(a, b)
 
 
-def test_draws():
+def test_batch_rng():
     """Bounds, moments and independence of shape; golden values, because runs must be repeatable for years."""
     positions = torch.arange(100_000)
-    draws = BatchRng(3, 1, positions)
-    uniform, whole, normal = draws.uniform(), draws.integers(-2, 3), draws.normal(2)
+    rng = BatchRng(3, 1, positions)
+    uniform, whole, normal = rng.uniform(), rng.integers(-2, 3), rng.normal(2)
     assert 0 <= uniform.min() < 0.001
     assert 0.999 < uniform.max() < 1
     assert abs(uniform.mean() - 0.5) < 0.005
@@ -241,12 +243,12 @@ def test_draws():
     assert BatchRng(1, 2, torch.arange(3)).integers(0, 1000, 2).tolist() == GOLDEN
     for low, high in ((0, 0), (3, 2), (0, 2**31 + 1)):
         with pytest.raises(ValueError, match="high must be above low"):
-            draws.integers(low, high)
+            rng.integers(low, high)
 
 
 GOLDEN = [[575, 959], [211, 342], [5, 219]]
 
 
-def test_what_it_tells(capsys):
+def test_the_last_line_of_progress_has_size_and_time(capsys):
     Resident(Samples())
-    assert "23 samples of Samples, 621 bytes, are resident on cpu after 0.0 s" in capsys.readouterr().err
+    assert re.search(r"23 samples of Samples \(621 bytes\) are resident on cpu after \d+\.\d s", capsys.readouterr().err)

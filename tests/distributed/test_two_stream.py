@@ -48,7 +48,7 @@ def test_every_batch_has_p_classes_with_k_samples(samplers: Any) -> None:
         assert len(batches) == len(sampler) == 3
         assert all(sorted(Counter(labels[index] for index in batch).values()) == [4, 4] for batch in batches)
         assert len({index for batch in batches for index in batch}) == 24
-    with pytest.raises(ValueError, match="0 classes have 40 samples, and a batch needs 2"):
+    with pytest.raises(ValueError, match="0 classes have at least 40 samples, but a batch needs 2 classes"):
         samplers.PKBatchSampler(labels, p=2, k=40)
 
 

@@ -1,4 +1,4 @@
-"""Datasets that are arrays, and batches that ``__getitems__`` has made: what comes is what `DataLoader` gives, value for value."""
+"""Datasets that are arrays, and batches made by ``__getitems__``, equal those of `DataLoader`, value for value."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NEVER = -1
 
 @pytest.fixture(params=["of their own", "lent"])
 def memory(request, monkeypatch):
-    """What small batches lie in."""
+    """Where small batches are stored."""
     if request.param == "lent":
         monkeypatch.setattr(arrays_module, "_SMALL", NEVER)
 
@@ -73,7 +73,7 @@ DATASETS = {
 @pytest.mark.parametrize("name", DATASETS)
 @pytest.mark.parametrize("batch_size", [1, 4, 50])
 def test_batches_are_dataloaders(name, batch_size, memory):
-    """Also negative indices, empty parts and empty rows. Seen to fail: `_from_parts` that searches from the left (a part's first sample)."""
+    """Also negative indices, empty parts and empty rows. Seen to fail: `_from_parts` searching from the left (the first sample of a part)."""
     dataset = DATASETS[name]
     assert is_arrays(dataset)
     n = len(dataset)
@@ -93,7 +93,7 @@ def test_with_workers(method):
 
 
 def test_no_sample_is_ever_made(monkeypatch):
-    """Seen to fail: `Fetch.is_arrays` of False."""
+    """Seen to fail: `Fetch.is_arrays` set to False."""
     dataset = DATASETS["concat of concats"]
     expected = DataLoader(dataset).collate_fn([dataset[0], dataset[4], dataset[6]])
     monkeypatch.setattr(TensorDataset, "__getitem__", lambda self, index: pytest.fail("a sample was made"))
@@ -122,14 +122,14 @@ def test_it_lies_in_the_memory_that_was_given(monkeypatch):
 
 
 def test_a_small_batch_asks_for_no_memory():
-    """Seen to fail: `_SMALL` of -1."""
+    """Seen to fail: `_SMALL` set to -1."""
     rows = gathered(BASE, batch([3, -1]), 0, lambda specs: pytest.fail("memory was asked for"))
     assert same(rows, [one[[3, -1]] for one in BASE.tensors])
 
 
 @pytest.mark.parametrize("index", [20, -21])
 def test_indices_are_checked_before_they_go_to_a_device(index):
-    """A GPU does not raise: it ends. ``meta`` checks nothing either. Seen to fail: `_on` without `_from_0`."""
+    """On a GPU a bad index aborts the process; ``meta`` does not check either. Seen to fail: `_on` without `_from_0`."""
     on_device = torch.empty(20, 3, device="meta")
     for dataset in (TensorDataset(on_device), ArrayDataset(on_device, 20)):
         assert next(leaves(gathered(dataset, batch([3, -1]), 0, afresh))).shape == (2, 3)
@@ -138,7 +138,7 @@ def test_indices_are_checked_before_they_go_to_a_device(index):
 
 
 def test_what_is_to_be_pinned_is(monkeypatch):
-    """Small, too; a plain tensor stands for pinned memory. Seen to fail: `gathered` that does not ask."""
+    """Even a small batch; plain tensors stand in for pinned memory. Seen to fail: `gathered` not calling the allocator."""
     given = []
     pinned = lambda specs: given.extend(afresh(specs)) or given  # noqa: E731
     monkeypatch.setattr(arrays_module, "pinned", pinned)
@@ -147,7 +147,7 @@ def test_what_is_to_be_pinned_is(monkeypatch):
 
 
 def test_a_subset_that_says_it_is_shorter():
-    """The tensors count from their own end. ``meta`` stands for a device. Seen to fail: `_on` that is told the length of the dataset."""
+    """A negative index counts from the end of the tensors. ``meta`` stands in for a device. Seen to fail: `_on` with the length of the dataset."""
 
     class Half(TensorDataset):
         def __len__(self):
@@ -159,7 +159,7 @@ def test_a_subset_that_says_it_is_shorter():
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.bool])
 def test_rare_types_in_parts(dtype):
-    """Seen to fail: `_from_parts` that writes rows as they are (torch cannot index all types)."""
+    """Seen to fail: `_from_parts` writing rows in their own dtype (torch cannot index all dtypes)."""
     dataset = ConcatDataset([TensorDataset(torch.arange(start, start + 4).to(dtype)) for start in (1, 5)])
     with Loader.from_dataset(dataset, batch_size=3, sampler=[0, 7, 4, 3, 2, 1]) as ours:
         for one, theirs in zip(ours, DataLoader(dataset, batch_size=3, sampler=[0, 7, 4, 3, 2, 1]), strict=True):
@@ -169,8 +169,8 @@ def test_rare_types_in_parts(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2])
 def test_rare_types_are_gathered_by_every_torch(dtype, memory):
-    """Positive and negative indices, and one out of bounds. On torch 2.6 neither way to index knew the unsigned ones, so they raised
-    "index_select" not implemented; the way for negative ones did not know the small floats either."""
+    """Positive and negative indices, and one out of bounds. On torch 2.6 neither index operation knows the unsigned types, which raised
+    "index_select" not implemented; the one for negative indices does not know the small floats either."""
     dataset = TensorDataset(torch.arange(6).to(dtype), torch.arange(12).reshape(6, 2).to(dtype).T.contiguous().T)
     for order in ([5, 0, 3], [-1, 0, -6], [2, 2]):
         theirs = next(iter(DataLoader(dataset, batch_size=3, sampler=order)))
@@ -218,7 +218,7 @@ def test_with_on_error_the_others_are_loaded(on_error, caplog):
     assert "dataset index 20 (epoch 0, position 1)" in caplog.text
 
 
-# What takes the ordinary way.
+# Datasets that are loaded sample by sample.
 
 
 class Doubled(TensorDataset):
@@ -269,7 +269,7 @@ class OnlyLonger(TensorDataset):
     ids=lambda dataset: type(dataset).__name__,
 )
 def test_what_overrides_something_is_asked(dataset):
-    """Seen to fail: `is_arrays` by isinstance alone."""
+    """Seen to fail: `is_arrays` using only isinstance."""
     assert not is_arrays(dataset)
     with Loader.from_dataset(dataset, batch_size=2) as loader:
         assert all(map(same, list(loader), list(DataLoader(dataset, batch_size=2))))
@@ -323,7 +323,7 @@ def test_parts_with_other_numbers_of_tensors():
 
 
 def test_gradients_flow_into_the_dataset():
-    """Such a dataset is read sample by sample, as torch does."""
+    """Such a dataset is read sample by sample, as in torch."""
     weights = torch.arange(6.0, requires_grad=True)
     with Loader.from_dataset(TensorDataset(weights, torch.arange(6)), batch_size=3) as loader:
         for values, numbers in loader:
@@ -339,7 +339,7 @@ def test_a_dataset_that_changes_is_read_as_it_is():
         assert next(iter(loader))[0].dtype == torch.float64
 
 
-# Batches that `__getitems__` makes.
+# Batches made by `__getitems__`.
 
 Pair = namedtuple("Pair", "x y")
 
@@ -401,7 +401,7 @@ def alike(ours, theirs):
     "options", [{}, {"num_workers": 2}, {"num_workers": 2, "method": "thread"}], ids=["inline", "processes", "threads"]
 )
 def test_what_getitems_returns(kind, options):
-    """A list is of samples; anything else is the batch. Seen to fail: `batch_of` that collates whatever comes."""
+    """A list holds samples; anything else is the batch. Seen to fail: `batch_of` collating everything."""
     with Loader.from_dataset(Made(KINDS[kind]), batch_size=4, **options) as loader:
         batches = list(loader)
     assert len(batches) == 2
@@ -411,7 +411,7 @@ def test_what_getitems_returns(kind, options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_collate_fn_is_handed_what_dataloader_hands_it(kind):
-    """Whatever that is, and once for each batch."""
+    """Of any type, and once per batch."""
     seen = {"ours": [], "theirs": []}
     dataset = Made(KINDS[kind])
     with Loader.from_dataset(dataset, batch_size=4, collate_fn=lambda one: seen["ours"].append(one)) as loader:
@@ -449,7 +449,7 @@ def test_getitems_of_a_subset_is_that_of_its_dataset():
 
 @pytest.mark.parametrize("what", [[], [1], [1, 2, 3]])
 def test_getitems_that_returns_another_number_of_samples(what):
-    """As with `DataLoader`: what comes is collated."""
+    """As with `DataLoader`, the samples that were returned are collated."""
     with Loader.from_dataset(Made(lambda at: list(what)), batch_size=2) as loader:
         if what:
             assert next(iter(loader)).tolist() == what
@@ -459,7 +459,7 @@ def test_getitems_that_returns_another_number_of_samples(what):
 
 
 def test_the_users_tensor_stays_as_it_was():
-    """It can be resized, and shares nothing with a batch. Seen to fail: rows taken by way of ``Tensor.numpy``, which fixes the size of the storage."""
+    """It can be resized, and shares nothing with a batch. Seen to fail: rows taken through ``Tensor.numpy``, which fixes the size of the storage."""
     tensor = torch.arange(20.0).reshape(10, 2)
     with Loader.from_dataset(TensorDataset(tensor), batch_size=4) as loader:
         batches = [batch for (batch,) in loader]

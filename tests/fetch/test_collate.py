@@ -1,6 +1,6 @@
-"""Batches written in place are those of torch's ``default_collate``: always, whatever the batches before were.
+"""Batches written in place always equal those of torch's ``default_collate``, whatever the batches before were.
 
-A *column* of samples goes through a `Collator`, whole and in pieces, with and without a form learned before; what comes out is
+A *column* of samples goes through a `Collator`, whole and in pieces, with and without a schema learned before; the result is
 compared with ``default_collate`` of the same samples in type, dtype, shape and value, or in the type of the error.
 """
 
@@ -27,13 +27,13 @@ from penstock._memory.tree import nbytes
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60)]
 
 
-# What is compared.
+# Comparison.
 
 STRINGS_MAY_BE_LISTS = True  # where ``default_collate`` has a tuple: test_strings_in_a_tuple_are_a_tuple
 
 
 def outcome(make, *args):
-    """What ``make`` returns, or the type of what it raises."""
+    """The result of ``make``, or the type of its exception."""
     try:
         return make(*args)
     except Exception as error:
@@ -41,7 +41,7 @@ def outcome(make, *args):
 
 
 def difference(ours, theirs, where="batch"):
-    """In words, or None: in type, dtype, shape, layout, gradient and value."""
+    """A description of the first difference in type, dtype, shape, layout, gradient or value; None if there is none."""
     if STRINGS_MAY_BE_LISTS and type(ours) is list and type(theirs) is tuple and isinstance(theirs[0], str | bytes):
         theirs = list(theirs)
     if type(ours) is not type(theirs):
@@ -91,7 +91,7 @@ def in_pieces(collator, samples, sizes, allocate=afresh):
 
 
 def check(*batches, theirs=default_collate):
-    """All ``batches``, one after another: whole, sample by sample, and in two pieces; each with what the ones before have taught."""
+    """Compare ``batches`` in order: whole, sample by sample, and in two pieces; each starts with the schema that the earlier ones left."""
     for pieces in (lambda n: [n], lambda n: [1] * n, lambda n: [n // 2, n]):
         collator = Collator()
         for number, samples in enumerate(batches):
@@ -213,7 +213,7 @@ def column(make, *ks):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_field_of_any_kind(name):
-    """First, again, one alone, and a shorter last batch. Seen to fail: `_numbers` that writes its column backwards."""
+    """A first batch, a second, a single sample, and a shorter last batch. Seen to fail: `_numbers` writing its column backwards."""
     leaf = LEAVES[name]
     check(column(leaf, 1, 2, 3, 4), column(leaf, 5, 6, 7, 8), column(leaf, 9), column(leaf, 10, 11))
     for tree in TREES.values():
@@ -224,8 +224,8 @@ def test_a_field_of_any_kind(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_field_that_becomes_another(name):
-    """A whole batch, and one odd sample at the beginning, in the middle and at the end. Seen to fail: `_tensors` without the set of
-    dtypes; `_numbers` without the set of types (a bool among ints); `_arrays` with casting="same_kind".
+    """A whole batch, and one odd sample at the start, in the middle and at the end. Seen to fail: `_tensors` without the set of dtypes;
+    `_numbers` without the set of types (a bool among ints); `_arrays` with casting="same_kind".
     """
     one = LEAVES[name]
     for other in NAMES:
@@ -254,7 +254,7 @@ def test_a_field_that_becomes_another(name):
     ids=str,
 )
 def test_shapes_that_only_add_up(shapes, make):
-    """Nothing is broadcast, and no row runs into the next. Seen to fail: `_arrays` without the set of lengths; without the shape of a row alone."""
+    """Nothing is broadcast, and no row overlaps the next. Seen to fail: `_arrays` without the set of lengths, and without the shape of a single row."""
     alike, other = column(make, *[shapes[0]] * 3), column(make, *shapes)
     check(alike, other, alike)
     check(alike, other[1:], alike)
@@ -263,7 +263,7 @@ def test_shapes_that_only_add_up(shapes, make):
 
 
 def test_what_is_written_in_place_is_known():
-    """So that the tests above look at what they mean to."""
+    """Makes sure that the tests above test writing in place."""
     in_place = {name for name in NAMES if Form_specs(LEAVES[name](1))}
     assert in_place >= {
         "float32",
@@ -310,7 +310,7 @@ SHAPES = [
 @pytest.mark.parametrize("one", range(len(SHAPES)))
 def test_another_structure(one):
     """From one batch to the next, and within a batch. Seen to fail: `columns` without the lengths (extra keys), and `_write` that keeps
-    the old form's filler after `OtherStructure` in the middle.
+    the old schema's filler after `OtherStructure` in mid-batch.
     """
     first = SHAPES[one]
     for second in SHAPES:
@@ -324,7 +324,7 @@ def test_formats_that_alternate():
 
 
 def test_the_order_of_keys_is_that_of_the_batch():
-    """What ``values()`` gives must not depend on which batches the worker had before. `difference` above does not look at it."""
+    """``values()`` must not depend on the batches that the worker had before. `difference` above ignores this order."""
     collator = Collator()
     collator([{"a": 1, "b": 2}, {"a": 3, "b": 4}])
     assert list(collator([{"b": 1, "a": 2}, {"a": 3, "b": 4}])) == ["b", "a"]
@@ -333,7 +333,7 @@ def test_the_order_of_keys_is_that_of_the_batch():
 
 
 def test_strings_in_a_tuple_are_a_tuple():
-    """As they are in ``default_collate``, whose every other sequence is a list; in a dict they are a list."""
+    """As in ``default_collate``, which returns a list for every other sequence; in a dict they are a list."""
     collator = Collator()
     for pieces in ([2], [1, 1]):
         for _ in range(2):
@@ -345,8 +345,8 @@ def test_strings_in_a_tuple_are_a_tuple():
     assert Collator()(["a", "b"]) == ["a", "b"]
 
 
-def test_a_form_learned_from_something_else_is_given_up():
-    """What a field once was must not keep later batches from being written in place, nor dataclasses from being collated."""
+def test_a_schema_that_no_longer_fits_is_given_up():
+    """An earlier type of a field must not keep later batches from being written in place, or dataclasses from being collated."""
     arena, collator = Arena(), Collator()
     collator([{"x": "a"}, {"x": "b"}])
     for _ in range(2):
@@ -356,7 +356,7 @@ def test_a_form_learned_from_something_else_is_given_up():
 
 
 def test_negative_strides_do_not_depend_on_the_batches_before():
-    """``default_collate`` refuses such arrays; here they are taken, so they must be taken always."""
+    """``default_collate`` refuses such arrays. We accept them, so we must always accept them."""
     collator = Collator()
     assert collator([np.arange(3)[::-1], np.arange(3)[::-1]]).tolist() == [[2, 1, 0]] * 2
     assert collator([np.arange(4)[::-1], np.arange(4)[::-1]]).tolist() == [[3, 2, 1, 0]] * 2
@@ -382,7 +382,7 @@ def test_nothing_at_all():
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("odd", [0, 1, 2])
 def test_gradients_flow(learned, odd):
-    """Also where only one sample of a batch requires grad. Seen to fail: `_numpy` with a ``detach``."""
+    """Even if only one sample of a batch requires grad. Seen to fail: `_numpy` with a ``detach``."""
     for pieces in ([3], [1, 1, 1]):
         collator = Collator()
         if learned:
@@ -455,7 +455,7 @@ RECORDS = [Plain, Frozen, Slotted, Both, Checked, Child]
 @pytest.mark.parametrize("kind", RECORDS)
 @pytest.mark.parametrize("name", ["float32", "array", "str", "Python int", "requires grad", "None"])
 def test_dataclasses_field_by_field(kind, name):
-    """Seen to fail: a record made by ``kind(**fields)``."""
+    """Seen to fail: a record built by ``kind(**fields)``."""
 
     def theirs(samples):
         record = object.__new__(kind)
@@ -484,7 +484,7 @@ def test_dataclasses_nested_and_in_containers():
 
 
 def test_dataclasses_that_change():
-    """Other shapes take the ordinary way field by field; another class in the batch is ``default_collate``'s own error."""
+    """A field of another shape falls back by itself; another class in the batch raises ``default_collate``'s own error."""
     for pieces in ([3], [1, 1, 1]):
         collator = Collator()
         in_pieces(collator, [Plain(torch.zeros(2), k) for k in range(3)], pieces)
@@ -502,7 +502,7 @@ def test_dataclasses_that_change():
 
 @dataclass
 class Output(collections.OrderedDict):
-    """A mapping that is a dataclass too, as a ``ModelOutput`` of Transformers."""
+    """A mapping that is also a dataclass, like a ``ModelOutput`` of Transformers."""
 
     x: Any = None
 
@@ -520,7 +520,7 @@ def test_a_mapping_that_is_a_dataclass_is_a_mapping():
 
 
 class Arena:
-    """An `Allocate` that says where it put what; the second time for a batch, the same memory again."""
+    """An `Allocate` that knows its memory; a second call for a batch returns the same memory."""
 
     def __init__(self):
         self.calls = []
@@ -543,7 +543,7 @@ class Arena:
 
 @pytest.mark.parametrize("pieces", [[4], [1] * 4, [1, 3], [2, 2]])
 def test_fields_that_fit_lie_in_the_memory_that_was_given(pieces):
-    """And the others do not disturb them. Seen to fail: `_Rows.filler` that takes ``torch.empty_like`` of its memory."""
+    """And fields that do not fit leave them in place. Seen to fail: `_TensorField.filler` using ``torch.empty_like`` of its memory."""
     arena, collator = Arena(), Collator()
 
     def make(k, odd=False):
@@ -587,7 +587,7 @@ def test_a_shorter_batch_lies_in_place_too():
 
 
 def test_memory_is_asked_for_once_and_only_where_needed():
-    """Seen to fail: `_begin` without ``if form.specs``."""
+    """Seen to fail: `_begin` without ``if schema.specs``."""
     arena = Arena()
     strings = Collator()
     strings(["a", "b"], arena)
@@ -600,7 +600,7 @@ def test_memory_is_asked_for_once_and_only_where_needed():
 
 
 def test_one_memory_for_batches_of_other_structures():
-    """An allocator may give the same memory when it is asked again for the same batch: then nothing may have been left in it."""
+    """A second call for the same batch may return the same memory, so nothing in it may be in use by then."""
     for pieces in ([4], [1] * 4, [2, 2]):
         arena, collator = Arena(), Collator()
         for make in SHAPES:
@@ -622,7 +622,7 @@ def test_large_rows():
 
 
 def test_batches_share_nothing():
-    """Two batches in the making at once, of one collator: as in two threads. Seen to fail: a form that keeps its fillers."""
+    """One collator builds two batches at once, as in two threads. Seen to fail: a schema that keeps its fillers."""
     collator = Collator()
     collator([(1, "a", torch.zeros(2))])
     one, two = BatchBuilder(collator, 4, afresh), BatchBuilder(collator, 4, afresh)
@@ -662,7 +662,7 @@ trees = st.recursive(
     ),
     max_leaves=5,
 )
-"""A leaf's name, or a container of such."""
+"""The name of a leaf, or a container of names."""
 
 
 def grown(tree, k):
@@ -676,7 +676,7 @@ def grown(tree, k):
 
 
 def changed(tree, chance, other):
-    """``tree`` with something of it changed."""
+    """``tree`` with some of its parts changed."""
     if isinstance(tree, str) or not tree[1] or chance.random() < 0.3:
         return other
     kind, parts = tree
@@ -738,6 +738,6 @@ def test_nbytes():
 
 
 def test_nbytes_of_sparse_tensors():
-    """Of which torch says that "nbytes is not defined"."""
+    """Torch says of these that "nbytes is not defined"."""
     assert nbytes(torch.eye(3).to_sparse_csr()) > 0
     assert nbytes(torch.eye(3).to_sparse()) > 0

@@ -1,4 +1,4 @@
-"""``set_epoch`` reaches each worker at the right task, and `Loader.refresh` hands over what was changed in this process."""
+"""``set_epoch`` reaches each worker at the right task, and `Loader.refresh` sends changes of the dataset to the workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ anywhere = pytest.mark.parametrize("way", [INLINE, THREAD, FORK, FORKSERVER, SPA
 
 
 class Curriculum:
-    """Sample i is ``1000 * e + i`` in what it was told to be epoch e."""
+    """Sample i is ``1000 * e + i`` after ``set_epoch(e)``."""
 
     def __init__(self, n):
         self.n = n
@@ -53,7 +53,7 @@ def expected(n, size, epochs):
 
 @processes
 def test_set_epoch_reaches_the_worker_with_the_task(way):
-    """Epochs of two batches, so that both workers are an epoch ahead. Seen to fail: `set_epoch` once per worker."""
+    """Epochs of two batches, so that both workers are an epoch ahead. Seen to fail: `set_epoch` called once per worker."""
     with Loader.from_dataset(Curriculum(4), batch_size=2, **way) as loader:
         assert [values(loader) for _ in range(6)] == expected(4, 2, range(6))
         loader.set_epoch(2)
@@ -90,7 +90,7 @@ def test_resuming_everywhere_is_exact():
 
 
 class Values(Subset):
-    """Without the pid, and inside one of torch's wrappers."""
+    """The values without the PID, inside one of torch's wrappers."""
 
     def __init__(self, dataset):
         super().__init__(dataset, range(len(dataset)))
@@ -138,7 +138,7 @@ class Refuses(Curriculum):
 
 @pytest.mark.parametrize("way", [INLINE, FORK])
 def test_an_error_of_set_epoch_is_that_of_the_batch(way):
-    """And is raised for each batch of that epoch, not for the first one only."""
+    """And every batch of that epoch raises it, not only the first."""
     with Loader.from_dataset(Refuses(4), batch_size=2, **way) as loader:
         assert len(list(loader)) == 2
         batches = iter(loader)
@@ -202,7 +202,7 @@ def test_refresh_reaches_through_a_prefetcher(way):
 
 @pytest.mark.parametrize("way", [INLINE, FORK])
 def test_refresh_forgets_no_uncommitted_batch(way):
-    """Seen to fail: `refresh` by a jump, which counts delivered batches as committed."""
+    """Seen to fail: `refresh` as a jump, which counts delivered batches as committed."""
     with Loader.from_dataset(Changed(8), batch_size=2, **way) as loader:
         batches = iter(loader)
         loader.commit(0)

@@ -1,4 +1,4 @@
-"""Errors in user code: raised with an address, skipped, or replaced; and the loader goes on."""
+"""Errors in user code are raised with an address, skipped, or replaced, and the loader continues."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ways = pytest.mark.parametrize("way", WAYS)
 
 
 class Tangled(Exception):
-    """Its constructor takes arguments that its pickle does not have."""
+    """Its constructor needs arguments that its pickle does not carry."""
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
@@ -83,7 +83,7 @@ class FailingOnlyGathered:
 
 
 def epoch(loader):
-    """Batches as lists, and errors as what they are, until the epoch has ended."""
+    """The batches as lists, and the exceptions themselves, until the epoch has ended."""
     batches = iter(loader)
     seen = []
     while True:
@@ -104,7 +104,7 @@ def shapes(seen):
 
 @ways
 def test_an_error_has_its_type_its_traceback_and_its_address(way):
-    """And the loader goes on. Seen to fail: without the note of the worker."""
+    """And the loader continues. Seen to fail: without the note that names the worker."""
     with Loader.from_dataset(Failing(8, 3), batch_size=2, **way) as loader:
         for number in range(2):
             seen = epoch(loader)
@@ -124,7 +124,7 @@ def test_an_error_has_its_type_its_traceback_and_its_address(way):
 @ways
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, SystemExit, GeneratorExit, KeyboardInterrupt])
 def test_what_means_something_to_loops_arrives_as_an_error(way, kind):
-    """Seen to fail: `Job.result` that raises what it has. Inline, Ctrl-C cannot be told from a KeyboardInterrupt of the dataset's."""
+    """Seen to fail: `Job.result` raising the error directly. Inline, Ctrl-C cannot be distinguished from a KeyboardInterrupt of the dataset."""
     if kind is KeyboardInterrupt and not way["num_workers"]:
         pytest.skip("inline, it is raised as it is")
     with Loader.from_dataset(Failing(6, 3, kind=kind, arguments=()), batch_size=2, **way) as loader:
@@ -137,7 +137,7 @@ def test_what_means_something_to_loops_arrives_as_an_error(way, kind):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_the_index_level_raised_counts_as_delivered(workers):
-    """From the next call on, whoever loads. Seen to fail: `_at_once` without an entry for it."""
+    """It counts from the next call on, with any kind of worker. Seen to fail: inline work without an entry for it."""
 
     class Choosy(Node):
         def transform(self, item):
@@ -157,7 +157,7 @@ def test_what_the_index_level_raised_counts_as_delivered(workers):
 
 
 def test_ctrl_c_inline_is_ctrl_c_and_the_batch_is_still_to_come():
-    """Seen to fail: an entry that counts as delivered; one that is not counted as open (two items are pulled)."""
+    """Seen to fail: an entry that counts as delivered; an entry that does not count as open (two items are pulled)."""
     dataset = Failing(6, 1, kind=KeyboardInterrupt, arguments=())
     with Loader.from_dataset(dataset, batch_size=2) as loader:
         batches = iter(loader)
@@ -177,7 +177,7 @@ def test_ctrl_c_inline_is_ctrl_c_and_the_batch_is_still_to_come():
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_any_exception_arrives(way, kind, arguments):
-    """As itself where no process stands between, else as itself or in words. Seen to fail: `except Exception` around its pickling (`Closed`)."""
+    """As itself without worker processes; with them as itself or as text. Seen to fail: `except Exception` around its pickling (`Closed`)."""
     if kind is Frozen and not way["num_workers"]:
         pytest.skip("Python's own context managers fail on such an exception")
     with Loader.from_dataset(Failing(6, 3, kind=kind, arguments=arguments), batch_size=2, **way) as loader:
@@ -206,7 +206,7 @@ def test_an_error_of_collate_names_the_batch(way):
 @ways
 @pytest.mark.parametrize("kind", [Failing, FailingGathered])
 def test_skip_shortens_the_batch_and_moves_nothing_else(way, kind, caplog):
-    """Seen to fail: with the sample before in the place of the bad one."""
+    """Seen to fail: the sample before repeated in place of the bad one."""
     with Loader.from_dataset(kind(8, 2, 5), batch_size=3, on_error="skip", **way) as loader:
         assert epoch(loader) == [[0, 1], [3, 4], [6, 7]]
         assert len(loader) == 3
@@ -236,7 +236,7 @@ def test_a_batch_of_which_nothing_is_left_raises(way):
 
 @ways
 def test_a_single_sample_that_fails_raises_or_is_replaced(way):
-    """Without batches there is nothing to shorten."""
+    """Without batches there is no batch to shorten."""
     with Loader.from_dataset(Failing(3, 1), batch_size=None, on_error="skip", **way) as loader:
         batches = iter(loader)
         assert next(batches) == 0
@@ -252,7 +252,7 @@ def blank(exc, index, epoch, position):
 
 
 def choosy(log, exc, index, epoch, position):
-    """Substitute or SKIP; and everything it was told."""
+    """Logs its arguments; returns a substitute or SKIP."""
     assert isinstance(exc, ValueError)
     assert penstock.sample().index == index
     with open(log, "a") as file:
@@ -262,7 +262,7 @@ def choosy(log, exc, index, epoch, position):
 
 @ways
 def test_a_function_decides(way, tmp_path):
-    """Called in the worker, with the address of the sample."""
+    """The function runs in the worker and gets the sample's address."""
     log = tmp_path / "log"
     with Loader.from_dataset(Failing(8, 2, 5), batch_size=3, on_error=partial(choosy, str(log)), **way) as loader:
         assert epoch(loader) == [[0, 1, -2], [3, 4], [6, 7]]
@@ -289,7 +289,7 @@ def noise(exc, index, epoch, position):
 
 
 def test_a_substitute_is_as_reproducible_as_a_sample():
-    """Its random numbers are those of its address, whatever the sample drew before it failed. Seen to fail: without `_begin` in `_substitute`."""
+    """Its random numbers depend only on the address, whatever the sample drew before it failed. Seen to fail: `_substitute` without reseeding."""
 
     def drawn(**way):
         with Loader.from_dataset(Noisy(8, 2, 5), batch_size=4, on_error=noise, seed=3, **way) as loader:
@@ -352,9 +352,9 @@ def test_more_than_max_errors_raises_and_the_loader_goes_on(way):
 )
 @example([(1, {0}), (399, set()), (400, set()), (200, set()), (1, {0})], 0.001)
 def test_the_budget_is_that_of_its_definition(batches, max_errors):
-    """Against a count from scratch over every window. Seen to fail: `<` for `<=` in the window."""
+    """Compared with a count from scratch over every window. Seen to fail: `<` instead of `<=` in the window."""
     logging.disable(logging.CRITICAL)
-    tolerance = ErrorBudget(max_errors)
+    budget = ErrorBudget(max_errors)
     failed, samples = [], 0
     for size, rows in batches:
         rows = sorted(row for row in rows if row < size)
@@ -366,12 +366,12 @@ def test_the_budget_is_that_of_its_definition(batches, max_errors):
         else:
             over = any(sum(end - WINDOW < one <= end for one in failed) > max_errors * WINDOW for end in failed[len(failed) - len(rows) :])
         try:
-            assert tolerance.passed(size, value, "") == "value"
+            assert budget.passed(size, value, "") == "value"
             raised = False
         except SampleError:
             raised = True
         assert raised == (over and bool(rows))
-    statistics = tolerance.statistics()
+    statistics = budget.statistics()
     assert (statistics.samples, statistics.failed, statistics.skipped) == (samples, len(failed), len(failed))
     logging.disable(logging.NOTSET)
 
@@ -396,6 +396,6 @@ def test_a_function_of_ones_own_has_no_samples():
 
 
 def test_skip_is_one_object():
-    """In every process. Seen to fail: without its `__reduce__`."""
+    """In every process. Seen to fail: without `__reduce__`."""
     assert pickle.loads(pickle.dumps(SKIP)) is SKIP
     assert repr(SKIP) == "penstock.SKIP"

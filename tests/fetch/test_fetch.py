@@ -1,4 +1,4 @@
-"""What a worker does with one task: samples, batches, random numbers, and names for errors."""
+"""What a worker does with one task: samples, batches, random numbers, and addresses in errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_getitems_is_asked_once_for_a_batch():
 
 
 class Noise(Dataset):
-    """Draws from everything there is to draw from."""
+    """Draws from every kind of generator."""
 
     def __len__(self):
         return 12
@@ -90,13 +90,13 @@ class Noise(Dataset):
 
 
 def by_index(**options):
-    """epoch -> dataset index -> what was drawn; and everything in the order of delivery."""
+    """One dict per epoch: dataset index -> the numbers drawn."""
     with Loader.from_dataset(Noise(), shuffle=True, seed=5, **options) as loader:
         return [{int(row[0]): row.tolist() for rows in loader for row in rows} for _ in range(2)]
 
 
 def test_augmentation_is_the_same_whatever_loads_it():
-    """Purity: workers, method, batch size and ranks change no number. Seen to fail with a seed per worker."""
+    """Purity: workers, method, batch size and ranks change no number. Seen to fail: a seed per worker."""
     expected = by_index(batch_size=4)
     assert by_index(batch_size=4, num_workers=1) == expected
     assert by_index(batch_size=3, num_workers=3) == expected
@@ -121,7 +121,7 @@ def test_inline_loading_leaves_the_callers_generators_alone():
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == expected
 
 
-def test_rekey_false_leaves_the_global_generators_to_the_user():
+def test_seed_samples_false_leaves_the_global_generators_to_the_user():
     random.seed(3)
     drawn = random.random()
     random.seed(3)

@@ -1,4 +1,4 @@
-"""What the user registers in torch's ``default_collate_fn_map`` goes first, as in ``default_collate`` itself: by value, and at any time."""
+"""Functions that the user registers in torch's ``default_collate_fn_map`` take precedence at any time, as in ``default_collate`` itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock._memory.allocation import afresh
 
 @pytest.fixture(autouse=True)
 def registry():
-    """torch's map, which is as it was afterwards."""
+    """torch's map, restored afterwards."""
     before = dict(default_collate_fn_map)
     yield default_collate_fn_map
     default_collate_fn_map.clear()
@@ -121,9 +121,9 @@ def ours(collator, samples, size):
 @pytest.mark.parametrize("what", REGISTERED)
 @pytest.mark.parametrize("size", [1, 3])
 def test_what_is_registered_goes_first(what, size, registry):
-    """Whole and sample by sample, learned before it was registered, after, and once it is gone again. Seen to fail: tensors, arrays and
-    numbers were written in place, and dataclasses, named tuples, dicts and lists taken apart, whatever was registered; and, without
-    `BatchSchema.holds`, forms that had been learned before.
+    """Whole and sample by sample; with a schema learned before the registration, after it, and after it was removed. Seen to fail: tensors,
+    arrays and numbers were written in place, and dataclasses, named tuples, dicts and lists taken apart, despite the registration; and,
+    without `BatchSchema.holds`, schemas learned earlier stayed in use.
     """
     for name, make in SAMPLES.items():
         if name in ("dataclass", "its child") and what not in ("dataclass", "everything", "two"):
@@ -145,7 +145,7 @@ def test_what_is_registered_goes_first(what, size, registry):
 
 
 def test_tensors_of_other_shapes_may_be_padded(registry):
-    """The reason why one registers anything."""
+    """The usual reason to register a function."""
     registry[torch.Tensor] = padded
     with Loader.from_dataset([{"x": ones(k), "n": k} for k in range(4)], batch_size=2) as loader:
         batches = list(loader)
@@ -168,7 +168,7 @@ def test_a_class_is_looked_up_before_its_bases_and_bases_in_the_maps_order(regis
 )
 @pytest.mark.parametrize("what", [torch.Tensor, tuple])
 def test_tensor_datasets_are_collated_by_it_too(dataset, what, registry):
-    """Seen to fail: they were gathered, without a look at the map."""
+    """Seen to fail: they were gathered without a check of the map."""
     registry[what] = named
     with Loader.from_dataset(dataset, batch_size=2) as loader:
         assert list(loader) == list(DataLoader(dataset, batch_size=2))
@@ -176,7 +176,7 @@ def test_tensor_datasets_are_collated_by_it_too(dataset, what, registry):
 
 
 def test_resident_data_stay_gathered(registry):
-    """They were collated when they were loaded."""
+    """The samples were collated when they were loaded."""
     resident = Resident(TensorDataset(torch.arange(6)), progress=False)
     registry[torch.Tensor] = named
     with Loader.from_dataset(resident, batch_size=3) as loader:
@@ -206,7 +206,7 @@ def in_a_worker(batch, *, collate_fn_map=None):
 
 
 def test_it_runs_where_the_samples_are_loaded(registry):
-    """Seen to fail: the first batch, whose parts several workers load, was sent as samples, and collated in the consumer's process."""
+    """Seen to fail: the parts of the first batch, loaded by several workers, were sent as samples and collated in the consumer's process."""
     registry[Handle] = in_a_worker
     with Loader.from_dataset(Unsendable(), batch_size=6, num_workers=2, multiprocessing_context="fork") as loader:
         batches = list(loader)

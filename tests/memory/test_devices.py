@@ -1,4 +1,4 @@
-"""What there is of devices is asked in words that every torch answers."""
+"""Devices are queried in a way that every supported torch version answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ needs_none = pytest.mark.skipif(torch.accelerator.is_available(), reason="this m
 
 @needs_none
 def test_pin_memory_without_an_accelerator_is_no_error():
-    """Raised, with torch 2.6: `can_pin` asked which accelerator there is before it asked whether there is any."""
+    """Used to raise with torch 2.6: `can_pin` asked which accelerator there is before it asked whether there is one."""
     assert present_accelerator() is None
     assert not can_pin()
     data = TensorDataset(torch.arange(4))
@@ -28,7 +28,7 @@ def test_pin_memory_without_an_accelerator_is_no_error():
 @needs_none
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
 def test_modes_are_left_without_an_accelerator(mode):
-    """Raised, with torch 2.6: the kinds of autocast were those of an accelerator that is not there."""
+    """Used to raise with torch 2.6: the autocast kinds included an accelerator that does not exist."""
     with mode(), neutral_modes():
         assert torch.is_grad_enabled()
         assert not torch.is_inference_mode_enabled()

@@ -1,4 +1,4 @@
-"""`neutral_modes` are those of a new thread, and are left as they were entered."""
+"""`neutral_modes` are the modes of a new thread; afterwards the thread is back in its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_a_thread():
 @pytest.mark.parametrize("outer", MODES)
 @pytest.mark.parametrize("inner", MODES)
 def test_neutral_modes_are_those_of_a_new_thread_and_end(outer, inner):
-    """Two at once, in either order. Seen to fail: with the autocast, the device or the inference mode not left."""
+    """Two modes at once, in either order. Seen to fail: autocast, the device or inference mode stayed on."""
     if (outer, inner) == ("device", "default device") and torch.__version__ < (2, 13):
         pytest.skip("torch.set_default_device within torch.device ends with an AssertionError in torch 2.6; in 2.13 it does not")
     with MODES[outer](), MODES[inner]():
@@ -51,7 +51,7 @@ def test_neutral_modes_end_by_an_error_too():
 
 
 def test_neutral_modes_leave_the_users_own_autocast_alone():
-    """What user code enters itself, inside, holds."""
+    """A mode that user code enters inside stays in effect."""
     one = torch.ones(2, 2)
     with torch.autocast("cpu", torch.bfloat16), neutral_modes():
         assert (one @ one).dtype == torch.float32
@@ -66,7 +66,7 @@ STACK = ["_len_torch_function_stack", "_pop_torch_function_stack", "_push_on_tor
     "missing", [["_is_any_autocast_enabled"], *([name] for name in STACK), ["_is_any_autocast_enabled", *STACK]], ids=str
 )
 def test_modes_where_torch_has_lost_a_private_function(missing, monkeypatch):
-    """The module was not to be imported: ``ImportError``. Now all is left that public words can leave."""
+    """Seen to fail: importing the module raised ``ImportError``. Now it leaves every mode that torch's public functions can leave."""
     for name in missing:
         monkeypatch.delattr(torch._C, name)
     spec = importlib.util.spec_from_file_location("modes_of_another_torch", modes.__file__)

@@ -1,4 +1,4 @@
-"""Memory that is used again: what a user keeps of a batch never changes, however it is kept, and where nothing is kept it is reused.
+"""Recycled memory: the parts of a batch that a user keeps never change, however they are kept; memory that nothing views is reused.
 
 Sample i of epoch e is full of ``1000 * e + i``, so that a batch says what it ought to be; and what is kept is remembered with a
 checksum, because ordinary data has no address.
@@ -44,7 +44,7 @@ by_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 class Full:
-    """Samples of several tensors and arrays; ``floats`` of the first, so that batches of four are of 16 bytes times that."""
+    """Samples of several tensors and arrays. The first has ``floats`` values, so four samples take 16 bytes times that."""
 
     def __init__(self, n=40, floats=20_000, grows=False):
         self.n, self.floats, self.grows = n, floats, grows
@@ -71,7 +71,7 @@ def check_batch(batch, epoch, number, size=4):
     assert batch["name"] == [f"{value}" for value in expected]
 
 
-# Ways to keep something of a batch. Each returns a function that gives its bytes now, and holds nothing else.
+# Ways to keep part of a batch. Each returns a function that returns the current bytes, and holds nothing else.
 
 
 def plainly(batch):
@@ -103,7 +103,7 @@ def in_a_graph_of_views(batch):
 
 
 class InAThread:
-    """A thread that holds a view, and nobody else."""
+    """Only a thread holds the view."""
 
     def __init__(self, batch):
         self.part, self.asked, self.told = batch["x"][1:3], threading.Event(), threading.Event()
@@ -155,7 +155,7 @@ WAYS = [
 
 
 class Keeper:
-    """Holds things for a while, and looks at them when it lets go of them."""
+    """Keeps parts of batches for a while, and checks them when it drops them."""
 
     def __init__(self, seed):
         self.chance = random.Random(seed)
@@ -209,8 +209,8 @@ def keep_and_check(options, seed, batches, *, floats=20_000, kill=0.0, **full):
 @pytest.mark.parametrize("floats", [12_000, 125_000], ids=["0.2 MB", "2 MB"])
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_kept_never_changes(kind, floats, seed):
-    """The property. Seen to fail: `SlotTable.view` whose reference is to a slice of the view; `SlotTable.lend` that lends the oldest slot that is
-    viewed; `give_back` of the slot that was answered in; `carved` over the memory itself.
+    """The main property. Seen to fail: `SlotTable.view` with a reference to a slice of the view; `SlotTable.lend` lending the oldest viewed
+    slot; `give_back` of the slot that holds the answer; `carved` over the memory itself.
     """
     keep_and_check(KINDS[kind], seed, 80, floats=floats)
 
@@ -223,15 +223,15 @@ def test_what_is_kept_never_changes_in_short(kind):
 
 @pytest.mark.slow
 def test_what_is_kept_outlives_the_workers_that_made_it(caplog):
-    """SIGKILL now and then."""
+    """Workers are killed by SIGKILL now and then."""
     keep_and_check(KINDS["processes"], 5, 80, floats=12_000, kill=0.1)
 
 
 @pytest.mark.slow
 @by_kind
 def test_batches_that_grow(kind):
-    """From batch to batch, so that slots are too small again and again, and back to small at each epoch. Seen to fail: `_take` without
-    the test of the length.
+    """Each batch is larger than the last, so slots are too small again and again; each epoch starts small again. Seen to fail: `_take`
+    without the check of the length.
     """
     keep_and_check(KINDS[kind], 6, 60, floats=10_000, grows=True)
 
@@ -246,7 +246,7 @@ def test_what_is_kept_never_changes_at_random(seed, kind, floats, grows):
 @pytest.mark.parametrize("way", range(len(WAYS)))
 @by_kind
 def test_each_way_of_keeping(kind, way):
-    """One batch kept in one way, while twelve others come. Seen to fail: as above."""
+    """One batch is kept in one way while twelve others arrive. Seen to fail: as above."""
     with Loader.from_dataset(Full(n=56, floats=12_000), batch_size=4, **KINDS[kind]) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -259,13 +259,13 @@ def test_each_way_of_keeping(kind, way):
         look.end()
 
 
-# Keeping all of them.
+# Keeping all batches.
 
 
 @pytest.mark.slow
 @by_kind
 def test_a_list_of_all_batches(kind, caplog):
-    """Does not hang, and warns of it."""
+    """The loader does not hang, and warns."""
     n = 4 * (2 * KEPT + 40)
     with Loader.from_dataset(Full(n=n, floats=9_000), batch_size=4, **KINDS[kind]) as loader:
         batches = list(loader)
@@ -279,13 +279,13 @@ def test_a_list_of_all_batches(kind, caplog):
 
 
 def test_a_wide_window_is_not_the_users(caplog):
-    """What waits to be handed out, he has not kept. Seen to fail: `Recycler` without ``in_work``."""
+    """Batches that wait for delivery do not count as kept by the user. Seen to fail: `Recycler` without ``in_work``."""
     with Loader.from_dataset(
         Full(n=4 * KEPT, floats=LARGE // 4), batch_size=1, num_workers=2, prefetch_factor=KEPT, method="thread"
     ) as loader:
         batches = iter(loader)
         first = next(batches)
-        while loader.statistics()[-1].tasks < 2 * KEPT:  # all of the window
+        while loader.statistics()[-1].tasks < 2 * KEPT:  # the whole window is loaded
             time.sleep(0)
         check_batch(first, 0, 0)
     assert "still in use" not in caplog.text
@@ -312,10 +312,10 @@ def test_no_warning_for_few(kind, caplog):
 
 @by_kind
 def test_memory_is_used_again(kind):
-    """Seen to fail: `lend` that always answers `NO_SLOT`."""
+    """Seen to fail: `lend` always returning `NO_SLOT`."""
     with Loader.from_dataset(Full(n=400, floats=9_000), batch_size=4, prefetch_factor=2, **KINDS[kind]) as loader:
         addresses = [batch["x"].data_ptr() for batch in loader]
-    bound = {"inline": 3, "threads": 7, "processes": 12}[kind]  # what is in work, one in the user's hands, and the first
+    bound = {"inline": 3, "threads": 7, "processes": 12}[kind]  # batches in progress, one held by the user, and the first
     assert len(set(addresses[5:])) <= bound
 
 
@@ -334,7 +334,7 @@ def test_batches_that_live_at_once_never_overlap(kind):
 
 @by_kind
 def test_a_batch_may_be_written_to(kind):
-    """By the user, and nobody else sees it."""
+    """The user may write to a batch, and no other batch changes."""
     with Loader.from_dataset(Full(n=40, floats=9_000), batch_size=4, **KINDS[kind]) as loader:
         for _ in range(2):
             for number, batch in enumerate(loader):
@@ -361,7 +361,7 @@ def test_after_close(kind):
 
 @pytest.mark.slow
 def test_after_the_death_of_its_worker(caplog):
-    """What the user holds outlives the worker that made it."""
+    """A batch that the user holds outlives the worker that made it."""
     with Loader.from_dataset(Full(n=160, floats=9_000), batch_size=4, **KINDS["processes"]) as loader:
         iterator = iter(loader)
         batches = [next(iterator) for _ in range(4)]
@@ -374,7 +374,7 @@ def test_after_the_death_of_its_worker(caplog):
 
 
 def in_a_child(body):
-    """Run ``body(wait)`` in a fork; returns a function that lets ``wait`` return, and raises if the body did. NumPy only: torch hangs there."""
+    """Run ``body(wait)`` in a fork; returns a function that lets ``wait`` return, and raises if the body raised. NumPy only: torch hangs in a fork."""
     begin, go = os.pipe()
     child = os.fork()
     if child == 0:
@@ -400,7 +400,7 @@ def in_a_child(body):
 @by_kind
 @pytest.mark.parametrize("dropped", [False, True])
 def test_in_a_forked_child(kind, dropped):
-    """Also where the parent lets go of the batch, and the workers fill other batches."""
+    """The child's view stays valid even if the parent drops the batch and the workers fill other batches."""
     with Loader.from_dataset(
         Full(n=160, floats=12_000), batch_size=4, **{**KINDS[kind], "num_workers": min(1, KINDS[kind]["num_workers"])}
     ) as loader:
@@ -426,7 +426,7 @@ def test_in_a_forked_child(kind, dropped):
 
 @pytest.mark.slow
 def test_a_child_that_lets_go_does_not_disturb_the_parent():
-    """The finalizer runs in the child too."""
+    """The view's finalizer runs in the child, too."""
     with Loader.from_dataset(Full(n=80, floats=9_000), batch_size=4, **KINDS["processes"]) as loader:
         iterator = iter(loader)
         kept = [next(iterator) for _ in range(3)]
@@ -442,11 +442,11 @@ def test_a_child_that_lets_go_does_not_disturb_the_parent():
             check_batch(batch, 0, number)
 
 
-# What travels beside.
+# Data that travels beside the batch.
 
 
 class Beside:
-    """A batch of 0.2 MB, and beside it so much else that both need another slot."""
+    """A batch of 0.2 MB, with so much other data that both together need another slot."""
 
     def __init__(self, chars, varies):
         self.chars, self.varies = chars, varies
@@ -464,7 +464,7 @@ class Beside:
 @pytest.mark.parametrize("varies", [False, True])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_big_strings_beside_a_batch_in_place(chars, varies, keeps):
-    """Seen to fail: `send` without ``other=True``, which writes over buffers that it has not copied yet."""
+    """Seen to fail: `send` without ``other=True``, which overwrites buffers that it has not copied yet."""
     kept = []
     with Loader.from_dataset(Beside(chars, varies), batch_size=4, **KINDS["processes"]) as loader:
         for number, batch in enumerate(loader):
@@ -505,7 +505,7 @@ class Own:
 @pytest.mark.parametrize("floats", [10, 20_000])
 @by_kind
 def test_tensors_of_a_collate_fn(kind, floats):
-    """Also such that share memory, and such as cannot lie anywhere in one piece."""
+    """Including tensors that share memory, and tensors that are not contiguous."""
     kept = []
     with Loader.from_dataset(range(80), batch_size=4, collate_fn=Own(floats), **KINDS[kind]) as loader:
         for number, batch in enumerate(loader):
@@ -522,7 +522,7 @@ def test_tensors_of_a_collate_fn(kind, floats):
 
 @pytest.mark.slow
 def test_small_answers_are_the_users_own():
-    """They come in a place that the next task needs. Seen to fail: `Seat.value` without its copy."""
+    """Small answers arrive in a buffer that the next task overwrites. Seen to fail: `WorkerHandle` unpacking them without a copy."""
     with Loader.from_dataset(range(4000), batch_size=4, **KINDS["processes"]) as loader:
         batches = list(loader)
     assert torch.stack(batches).flatten().tolist() == list(range(4000))
@@ -530,7 +530,7 @@ def test_small_answers_are_the_users_own():
 
 @pytest.mark.slow
 def test_sizes_around_the_edges():
-    """Of a place (64 KiB), of a slot's steps, of what is recycled."""
+    """The edges are those of the small buffer (64 KiB), of the slot sizes, and of recycling."""
     sizes = [1, 63, 64, 15_000, 16_000, 16_300, 16_384, 16_400, 32_700, 32_768, 33_000]
 
     class Sized:
@@ -570,7 +570,7 @@ class TestSlotMaker:
         return slot, memory, unpack(np.frombuffer(memory, np.uint8), start)
 
     def test_what_lies_in_place_is_not_copied(self, monkeypatch):
-        """Seen to fail: `_places_in` that answers -1."""
+        """Seen to fail: `_places_in` returning -1."""
         maker = self.maker()
         specs = [((1000, 30), torch.float32), ((7,), torch.bfloat16), ((3,), torch.bool), ((500,), torch.int64)]
         tensors = maker.allocate(specs)
@@ -590,7 +590,7 @@ class TestSlotMaker:
     @pytest.mark.parametrize("lent", [False, True])
     @pytest.mark.parametrize("length", [1000, 20_000])
     def test_what_needs_more_room_moves(self, more, lent, length):
-        """Small and large, in a new slot and in a lent one. Seen to fail: `send` that takes the same memory again."""
+        """Small and large, in a new slot and in a lent one. Seen to fail: `send` reusing the same memory."""
         maker = self.maker()
         if lent:
             number, _, _ = self.sent(maker, torch.zeros(length + 1000, dtype=torch.float32))
@@ -604,7 +604,7 @@ class TestSlotMaker:
         assert address <= found.data_ptr() < address + len(memory)
 
     def test_parts_of_it_and_all_of_it_backwards(self):
-        """Views that do not begin where the memory does, or not in order."""
+        """Views that do not start at the start of the memory, or are in another order."""
         maker = self.maker()
         one, two = maker.allocate([((40, 100), torch.float32), ((40,), torch.int64)])
         one.copy_(torch.arange(4000.0).reshape(40, 100))
@@ -614,7 +614,7 @@ class TestSlotMaker:
         assert all(torch.equal(mine, its) for mine, its in zip(found, value, strict=True))
 
     def test_asked_twice(self):
-        """As by a batch that is loaded again: the second answer counts."""
+        """A batch that is loaded twice asks twice; the second answer counts."""
         maker = self.maker()
         for length in (100, 50_000, 200, 90_000):
             (rows,) = maker.allocate([((length,), torch.float32)])
@@ -632,7 +632,7 @@ class TestSlotMaker:
         assert found[1].tolist() == [0, 1, 2]
 
     def test_memory_of_an_earlier_task_is_copied(self):
-        """A user's object could still hold it."""
+        """An object of the user could still hold that memory."""
         maker = self.maker()
         (rows,) = maker.allocate([((50_000,), torch.float32)])
         rows.fill_(1)
@@ -647,8 +647,8 @@ class TestSlotMaker:
     @settings(max_examples=30, deadline=None)
     @given(st.data())
     def test_tasks_at_random(self, data):
-        """With slots lent and dropped as the consumer would, and answers that are kept. Seen to fail: `_take` that takes the lent slot
-        whatever its length; `carved` without alignment.
+        """Slots are lent and dropped as by a consumer, and answers are kept. Seen to fail: `_take` using a lent slot of any length; `carved`
+        without alignment.
         """
         maker = WorkerSlots()
         place, kept, idle = memoryview(bytearray(self.PLACE)), [], []
@@ -726,7 +726,7 @@ class TestRecycler:
         assert recycler._made == 1
 
     def test_two_of_one_batch_never_share(self):
-        """Asked twice while the first is still held."""
+        """The second request comes while the first result is still held."""
         recycler = Recycler()
         one = recycler.allocate([((100_000,), torch.float32)])
         two = recycler.allocate([((100_000,), torch.float32)])
@@ -734,7 +734,7 @@ class TestRecycler:
         assert one[0].max() == 1
 
     def test_any_number_of_threads(self):
-        """Each fills what it was given, and looks at it later."""
+        """Each thread fills its memory, and checks it later."""
         recycler, wrong = Recycler(), []
 
         def work(number):
@@ -758,7 +758,7 @@ class TestRecycler:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16, torch.uint16, torch.complex128, torch.float8_e5m2])
     def test_carving(self, dtype):
-        """Whole, aligned, apart. Seen to fail: `aligned` as the identity."""
+        """The tensors have their full size, are aligned, and do not overlap. Seen to fail: `aligned` as the identity."""
         specs = [((3, 5), dtype), ((), dtype), ((0, 4), dtype), ((7,), dtype), ((2, 1, 3), dtype)]
         memory = np.zeros(carved_bytes(specs) + 64, np.uint8)
         memory = memory[-memory.ctypes.data % 64 :][: carved_bytes(specs)]
@@ -777,18 +777,18 @@ class TestRecycler:
         assert nbytes <= aligned(nbytes) < nbytes + 64
 
 
-# Its end.
+# Releasing the memory.
 
 
 def segments():
-    """Of worker processes, mapped here."""
+    """How many segments of worker processes are mapped in this process."""
     gc.collect()
     return sum("penstock" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 @pytest.mark.slow
 def test_memory_is_given_back():
-    """With the last batch, after the loader."""
+    """The memory is freed with the last batch, after the loader."""
     before = segments()
     with Loader.from_dataset(Full(n=96, floats=9_000), batch_size=4, **KINDS["processes"]) as loader:
         kept = [batch["x"][0] for batch in loader]
@@ -801,7 +801,7 @@ def test_memory_is_given_back():
 
 @pytest.mark.slow
 def test_an_abandoned_loader_lets_go():
-    """Also of batches that were never asked for."""
+    """It also frees batches that were never requested."""
     with contextlib.ExitStack() as stack:
         loader = stack.enter_context(Loader.from_dataset(Full(n=80, floats=9_000), batch_size=4, **KINDS["processes"]))
         batch = next(iter(loader))

@@ -1,4 +1,4 @@
-"""Containers give /dev/shm 64 MB. Batches do not lie there, so its size does not matter."""
+"""Many containers limit /dev/shm to 64 MB. Batches are not stored there, so its size does not matter."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def in_a_small_world(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_a_tiny_dev_shm_does_no_harm(tmp_path):
-    """Batches of 16 MB, and 96 MB of them kept. Seen to fail with slots made in /dev/shm, and not reserved (SIGBUS)."""
+    """Batches of 16 MB, 96 MB of which are kept. Seen to fail with slots in /dev/shm, and with slots not reserved (SIGBUS)."""
     if shutil.which("unshare") is None or in_a_small_world(["true"]).returncode:
-        pytest.skip("this machine lets nobody make a mount namespace")
+        pytest.skip("this machine does not allow a mount namespace")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = in_a_small_world([sys.executable, str(script)])

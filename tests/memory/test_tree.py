@@ -1,4 +1,4 @@
-"""Looking at a batch must not change it, and must not lose it: batches are what the user's ``collate_fn`` makes, of any type."""
+"""Inspecting a batch must not change or lose it. A batch may be of any type, because the user's ``collate_fn`` makes it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock._memory.tree import leaves, mapped, nbytes
 
 
 class Span(NamedTuple("Span", [("start", Any), ("end", Any)])):
-    """Checks what it is made of."""
+    """Validates its arguments."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class Strict(UserDict):
 
 
 class Boxed(MutableMapping):
-    """Its copies share what is in it."""
+    """A copy shares its contents."""
 
     def __init__(self, **inside: Any) -> None:
         self.inside = inside
@@ -59,7 +59,7 @@ class Boxed(MutableMapping):
 
 
 class Fixed(OrderedDict):
-    """As a ``ModelOutput`` of Transformers."""
+    """Like a ``ModelOutput`` of Transformers."""
 
     def update(self, *_: Any) -> None:
         raise TypeError("it forbids this")
@@ -99,7 +99,7 @@ BATCHES = {
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_leaves_only_looks(name):
-    """Seen to fail: `leaves` by `mapped`, which made each container anew with None for every leaf."""
+    """Seen to fail: `leaves` built on `mapped`, which rebuilt each container with None for every leaf."""
     batch = BATCHES[name]()
     tensors = [leaf for leaf in leaves(batch) if leaf is not None]
     assert tensors
@@ -109,8 +109,8 @@ def test_leaves_only_looks(name):
 
 @pytest.mark.parametrize("name", BATCHES)
 def test_the_first_batch_is_sized_and_not_lost(name):
-    """Seen to fail: the first ``next`` raised what the container raises when it is made of None, and batch 0 was gone; of the mapping whose
-    copies share what is in it, batch 0 came with None for every tensor.
+    """Seen to fail: the container refused to be built from None, so the first ``next`` raised and batch 0 was lost; for the mapping with
+    shared contents, every tensor of batch 0 was None.
     """
     with Loader.from_dataset(range(4), batch_size=2, num_workers=1, method="thread", collate_fn=lambda _: BATCHES[name]()) as loader:
         batches = list(loader)
@@ -125,7 +125,7 @@ def test_leaves_come_in_order_and_shared_ones_each_time():
 
 
 def test_sizing_never_raises():
-    """What cannot be told is large. Seen to fail: `nbytes` without its ``except``."""
+    """A batch of unknown size counts as large. Seen to fail: `nbytes` without its ``except``."""
 
     class Broken(UserDict):
         def __iter__(self):
@@ -145,7 +145,7 @@ def test_sizing_never_raises():
 
 @pytest.mark.parametrize("name", [name for name in BATCHES if name != "itself"])
 def test_mapped_rebuilds_what_checks_itself(name):
-    """Seen to fail: `mapped` by ``update``, and with fields that are not set."""
+    """Seen to fail: `mapped` using ``update``; `mapped` reading fields that are not set."""
     changed = mapped(BATCHES[name](), lambda leaf: None if leaf is None else leaf + 1)
     assert type(changed) is type(BATCHES[name]())
     assert [leaf.tolist() for leaf in leaves(changed) if leaf is not None] == [
@@ -160,7 +160,7 @@ def test_mapped_leaves_alone_what_has_the_method():
 
 
 def test_pin_is_for_dataclasses_too_and_by_their_own_method(monkeypatch):
-    """Seen to fail: torch's ``pin_memory`` handed a dataclass back as it was; `mapped` of a named tuple by ``type(tree)(...)``."""
+    """Seen to fail: torch's ``pin_memory``, which returned a dataclass unchanged; `mapped` building a named tuple by ``type(tree)(...)``."""
     monkeypatch.setattr(devices, "pin_memory", lambda leaf: leaf.pin_memory() if isinstance(leaf, Own) else "pinned")
     batch = pin({"record": Late(x()), "span": Span(x(), x()), "own": Own(x())})
     assert batch["record"].x == "pinned"

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, run to its end and resumed from one of its own checkpoints, in every way in which it makes them.
+"""Lightning's Trainer, run to the end and resumed from its own checkpoints of every kind.
 
 Imported by the tests, where it runs in one process; as a script it runs the same cases on two, which Lightning starts itself:
 
@@ -111,11 +111,11 @@ CHANGES = [
     Case("exception", EXCEPTION, 1.5, fails=1.5),
     Case("un-sized, mid-epoch", MID, 1.5, loader="unsized"),
 ]
-"""Those that are also resumed on another number of ranks."""
+"""The cases that are also resumed on another number of ranks."""
 
 
 class Counted(IterableDataset):
-    """The numbers below N, tagged by the epoch, in an order of their own each epoch; its length is not known."""
+    """The numbers below N, tagged by the epoch, in a different order each epoch; without a length."""
 
     epoch = 0
 
@@ -127,7 +127,7 @@ class Counted(IterableDataset):
 
 
 class Dealt(IterableDataset):
-    """What `Counted` is, for a DataLoader: it counts its epochs and takes its rank's share by itself."""
+    """`Counted` for a DataLoader: it counts its epochs and takes its rank's share by itself."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size, self.epoch = rank, world_size, -1
@@ -138,9 +138,9 @@ class Dealt(IterableDataset):
 
 
 def new_loader(kind: str, case: Case, rank: int, world_size: int) -> Any:
-    """The loader of a case; all take the same samples in the same order from a seed, so that none is inexact by its shuffle alone."""
+    """The loader of a case. All loaders shuffle the same samples by a seed, so that none is inexact merely because of its shuffle."""
     if kind in PEERS:
-        torch.manual_seed(3)  # What a StatefulDataLoader shuffles by; a DataLoader is given a sampler that is seeded by the epoch.
+        torch.manual_seed(3)  # for the shuffle of a StatefulDataLoader; a DataLoader gets a sampler seeded by the epoch
         make = DataLoader if kind == DATALOADER else StatefulDataLoader
         if case.loader == "unsized":
             return make(Dealt(rank, world_size), batch_size=B)
@@ -153,7 +153,7 @@ def new_loader(kind: str, case: Case, rank: int, world_size: int) -> Any:
 
 
 class Model(LightningModule):
-    """One weight, and a log of every batch it was trained on."""
+    """One weight, and a log of every batch it has trained on."""
 
     def __init__(self, case: Case, make: Any, fails: int | None) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class HookedModel(Model):
 
 
 def fit(case: Case, kind: str, folder: Path, *, ranks: int = 1, resume: Path | None = None, fails: int | None = None) -> Model:
-    """One run of a case, to its end."""
+    """One run of a case to the end."""
     epoch = N // B // ranks
     rank = int(os.environ.get("LOCAL_RANK", 0)) if ranks > 1 else 0
     made = new_loader(kind, case, rank, ranks)
@@ -228,7 +228,7 @@ def new_trainer(ranks: int, callbacks: list[Callback], **options: Any) -> Traine
 
 
 def run(case: Case, kind: str, folder: Path, *, ranks: int = 1) -> dict[str, Any]:
-    """Both runs of a case, as this rank saw them: what was trained in one go, and from the checkpoint on."""
+    """Both runs of a case on this rank: without a stop, and from the checkpoint on."""
     epoch = N // B // ranks
     place = place_of(case, kind, folder, ranks)
     if case.fails is not None:
@@ -241,7 +241,7 @@ def run(case: Case, kind: str, folder: Path, *, ranks: int = 1) -> dict[str, Any
 
 
 def again(case: Case, kind: str, place: Path, folder: Path, *, steps: int, ranks: int) -> dict[str, Any]:
-    """What is trained from the checkpoint in ``place`` on that was made after ``steps`` steps."""
+    """The batches trained from the checkpoint in ``place`` that was saved after ``steps`` steps."""
     (file,) = [file for file in place.glob("*.ckpt") if f"step={steps}" in file.stem]
     try:
         model = fit(case, kind, folder / place.name, ranks=ranks, resume=file)
@@ -257,7 +257,7 @@ def place_of(case: Case, kind: str, folder: Path, ranks: int) -> Path:
 
 
 def right(case: Case, rank: int, ranks: int) -> list[list[int]]:
-    """What one run must train on: a plain loop over a loader of our own, cut as the trainer is told to."""
+    """The batches that a run must train on: a plain loop over our loader, with the trainer's limits."""
     epoch = N // B // ranks
     limit = max(1, int(case.trainer.get("limit_train_batches", 1) * epoch))
     steps = int(case.trainer.get("max_steps", 3) * epoch)
@@ -271,9 +271,9 @@ def right(case: Case, rank: int, ranks: int) -> list[list[int]]:
 
 
 def exact(case: Case, kind: str, result: dict[str, Any], rank: int = 0, ranks: int = 1) -> bool:
-    """What was trained from the checkpoint on is, in order and by value, what one run trained after it; and that run was right.
+    """Whether the resumed run trained on the same batches, in order and by value, as the single run after that point, and the single run was right.
 
-    With the callback, Lightning's own number of the epoch is right at every batch too.
+    With the callback, Lightning's own epoch number must also be right at every batch.
     """
     at = int(case.resume * (N // B // ranks))
     if kind == WITH and result["epochs"][at:] != result["resumed epochs"]:
@@ -286,11 +286,11 @@ def sequence(results: list[list[list[int]]]) -> list[int]:
     return [value for batches in zip(*results, strict=True) for round_ in zip(*batches, strict=True) for value in round_]
 
 
-# Two streams, and P classes by K samples, on ranks that Lightning made.
+# Two streams, and P classes by K samples, on ranks that Lightning starts.
 
 
 class TwoStreamBatchSampler(Sampler):
-    """Batches of ``primary`` indices, each once an epoch, filled up with ``secondary`` ones, over and over."""
+    """Batches of ``primary`` indices, each once per epoch, filled up with ``secondary`` ones, which are cycled."""
 
     def __init__(self, primary: range, secondary: range, primary_size: int, secondary_size: int) -> None:
         self.primary, self.secondary = primary, secondary
@@ -317,7 +317,7 @@ class TwoStreamBatchSampler(Sampler):
 
 
 class PKSampler(Sampler):
-    """Batches of P classes by K samples; each class once an epoch. Draws from NumPy's global generator, as many such samplers do."""
+    """Batches of P classes by K samples; each class once per epoch. Draws from NumPy's global generator, as many such samplers do."""
 
     def __init__(self, labels: list[int], p: int, k: int) -> None:
         self.of = {label: [i for i, other in enumerate(labels) if other == label] for label in sorted(set(labels))}
@@ -341,11 +341,11 @@ STREAMS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "pad": (lambda: TwoStreamBatchSampler(range(18), range(18, N), 2, 2), {"tail": "pad"}, 7),
     "classes": (lambda: PKSampler(LABELS, 2, 2), {"tail": "drop"}, 4),
 }
-"""What makes the sampler, what the loader is told, and the step of the second epoch from which it is resumed."""
+"""The sampler's constructor, the loader's options, and the step of the second epoch to resume from."""
 
 
 def run_stream(name: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
-    """Two epochs over a batch sampler of the user's, in one go and from the middle of the second on."""
+    """Two epochs over a user's batch sampler, without a stop and from the middle of the second."""
     make, options, at = STREAMS[name]
 
     def once(resume: Path | None, place: Path) -> list[list[int]]:
@@ -362,7 +362,7 @@ def run_stream(name: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
 
 
 def what_dataloader_does() -> dict[str, str | int]:
-    """The same sampler in a DataLoader: what Lightning says, and, where it is told to keep its hands off, how many primaries this rank trains."""
+    """The same sampler in a DataLoader: Lightning's error, and, without Lightning's sampler, how many primaries this rank trains."""
     said: dict[str, str | int] = {}
     for injected in (True, False):
         model = Model(Case("", {}, 0), None, None)
@@ -376,7 +376,7 @@ def what_dataloader_does() -> dict[str, str | int]:
 
 
 def refusals() -> dict[str, str]:
-    """What ends in an error before the first step: ranks of unequal length, and a loader inside a DataLoader."""
+    """The errors before the first step: ranks of unequal length, and a loader inside a DataLoader."""
 
     class Wrapped(IterableDataset):
         def __init__(self, loader):
@@ -405,7 +405,7 @@ def quiet() -> None:
 
 
 def main(folder: Path, peers: bool) -> None:
-    """All of it, on this rank of two; what was seen goes to a file of its own."""
+    """Run everything on this rank of two, and write the results to this rank's file."""
     quiet()
     faulthandler.dump_traceback_later(int(os.environ.get("GIVE_UP_S", 100)), exit=True)
     seen: dict[str, Any] = {"cases": {}, "changes": {}, "streams": {}}

@@ -1,4 +1,4 @@
-"""Trains for ever on two ranks, each with two worker processes; says so, once for each rank, and waits to be interrupted."""
+"""Trains forever on two ranks, each with two worker processes. Each rank prints a line, and the program waits for an interrupt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fabric, Accelerate and the Hugging Face Trainer: one run to its end, and one from a checkpoint of the first.
+"""Fabric, Accelerate and the Hugging Face Trainer: one run to the end, and one from a checkpoint of the first.
 
 Imported by the tests, where it runs in one process; as a script it runs on two, which torchrun starts:
 
@@ -28,7 +28,7 @@ N, B, EPOCHS = 48, 4, 3
 PENSTOCK, DATALOADER, STATEFUL = KINDS = ("penstock with the line", "DataLoader", "StatefulDataLoader")
 TRAINERS = ("Fabric", "Accelerate", "Hugging Face Trainer")
 POINTS = {"mid-epoch": 1.5, "last batch": 2.0}
-"""Where the checkpoint is made, in epochs."""
+"""When the checkpoint is saved, in epochs."""
 
 
 def new_loader(kind: str = PENSTOCK, **options: Any) -> Any:
@@ -76,7 +76,7 @@ def fabric(kind: str, folder: Path, *, save_at: int = 0, resume: bool = False, r
 def accelerate(
     kind: str, folder: Path, *, save_at: int = 0, resume: bool = False, ranks: int = 1, steps: int = 5, unsized: bool = False
 ) -> tuple[list[list[int]], list[int]]:
-    """A loop with Accelerate that accumulates gradients over ``steps`` batches: the batches, and those at which it synchronised."""
+    """A loop with Accelerate that accumulates gradients over ``steps`` batches: the batches, and those at which it synchronized."""
     from accelerate import Accelerator
     from accelerate.utils import DataLoaderConfiguration
 
@@ -117,7 +117,7 @@ def accelerate(
 
 
 class Where:
-    """What a script of one's own has to remember, where the loader does not."""
+    """The position that a script has to track if the loader does not."""
 
     epoch = step = 0
 
@@ -129,7 +129,7 @@ class Where:
 
 
 class Counted(IterableDataset):
-    """The numbers below N, tagged by the epoch; its length is not known."""
+    """The numbers below N, tagged by the epoch; without a length."""
 
     epoch = 0
 
@@ -145,7 +145,7 @@ def unsized_loader(**options: Any) -> penstock.Loader:
 
 
 class Regression(torch.nn.Module):
-    """A model as the Hugging Face Trainer wants one, with a log of its batches."""
+    """A model for the Hugging Face Trainer, with a log of its batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,13 +164,13 @@ def named(values: list[int]) -> dict[str, torch.Tensor]:
 def hugging_face(
     kind: str, folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any
 ) -> tuple[list[list[int]], int]:
-    """The Hugging Face Trainer: the batches, and the optimizer's steps. ``checkpoint-{save_at}`` is written."""
+    """The Hugging Face Trainer: the batches and the optimizer steps. Writes ``checkpoint-{save_at}``."""
     trainer = hugging_face_trainer(kind, folder, save_at=save_at, resume=resume, ranks=ranks, **options)
     return trainer.model.seen, trainer.state.global_step
 
 
 def hugging_face_trainer(kind: str, folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any) -> Any:
-    """The trainer, behind its run."""
+    """The trainer after its run."""
     from transformers import Trainer, TrainingArguments
 
     from penstock.integrations.transformers import HFTrainerCallback
@@ -200,14 +200,14 @@ def hugging_face_trainer(kind: str, folder: Path, *, save_at: int = 0, resume: i
 
 
 class Labelled(Regression):
-    """A model that is evaluated: it predicts what it is given, and its loss is that of the labels."""
+    """A model for evaluation: it predicts its input, and its loss depends on the labels."""
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         return {**super().forward(x), "loss": (self.layer(x) - labels).square().mean(), "logits": x}
 
 
 def labelled(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """The collator: it is given no column that the model does not take."""
+    """The collator; it must not get a column that the model does not use."""
     assert {*samples[0]} == {"x", "labels"}
     return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
@@ -217,7 +217,7 @@ def columns(n: int) -> list[dict[str, Any]]:
 
 
 def mixed_in(folder: Path, mixin: bool = True, n: int = N, evaluated: Any = None, **options: Any) -> Any:
-    """A trainer with the mixin, which is to need no other word; or without, to compare it with."""
+    """A trainer with the mixin, which should need nothing else, or without it, for comparison."""
     from transformers import Trainer, TrainingArguments
 
     from penstock.integrations.transformers import HFTrainerMixin
@@ -242,7 +242,7 @@ def evaluated(folder: Path, mixin: bool, **options: Any) -> list[Any]:
 
 
 def mixed_in_runs(folder: Path, **options: Any) -> dict[str, Any]:
-    """One run to its end, and one from its checkpoint, with their logs."""
+    """One run to the end, and one from its checkpoint, with their logs."""
     whole = mixed_in(folder, **options)
     at = whole.args.save_steps
     whole.train()
@@ -252,12 +252,12 @@ def mixed_in_runs(folder: Path, **options: Any) -> dict[str, Any]:
 
 
 def logs(trainer: Any) -> list[dict[str, float]]:
-    """All but the last entry, which is how long this run took."""
+    """All log entries except the last, which holds the duration of the run."""
     return trainer.state.log_history[:-1]
 
 
 def both(trainer: str, kind: str, folder: Path, point: str, ranks: int = 1) -> dict[str, Any]:
-    """One run to its end, and one from its checkpoint."""
+    """One run to the end, and one from its checkpoint."""
     at = int(POINTS[point] * N / B / ranks)
     place = folder / f"{trainer} {kind} {point}"
     if trainer == "Fabric":
@@ -276,7 +276,7 @@ def exact(result: dict[str, Any]) -> bool:
 
 
 def right(rank: int, ranks: int) -> list[list[int]]:
-    """What a plain loop over the loader gives."""
+    """The batches of a plain loop over the loader."""
     with new_loader(rank=rank, world_size=ranks) as loader:
         return [batch.tolist() for _ in range(EPOCHS) for batch in loader]
 

@@ -1,4 +1,4 @@
-"""The table of docs/trainers.md: the tests fill it in while they run, and write it where PENSTOCK_WRITE_DOCS is 1."""
+"""The table of docs/trainers.md. The tests fill it in while they run, and write it if PENSTOCK_WRITE_DOCS is 1."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ HEAD = ("trainer", "checkpoint", "ranks", *LOADERS, "the line you need")
 Place = tuple[str, str, str]
 
 ROWS: dict[Place, dict[str, str]] = {}
-"""(trainer, checkpoint, ranks) -> what came of each loader, and under ``need`` the line that the user needs."""
+"""(trainer, checkpoint, ranks) -> the result of each loader, and under ``need`` the line that the user needs."""
 
 
 def record(trainer: str, checkpoint: str, ranks: str, kind: str, result: str, need: str = "") -> None:
-    """One cell."""
+    """Record one cell."""
     row = ROWS.setdefault((trainer, checkpoint, ranks), {})
     row[kind] = result
     row["need"] = need
 
 
 def written() -> str:
-    """The rows as Markdown; those that differ in their number of ranks alone are one."""
+    """The rows as Markdown; rows that differ only in the number of ranks are merged."""
 
     def shown(place: Place) -> tuple[str, ...]:
         row = ROWS[place]

@@ -1,4 +1,4 @@
-"""What `AccelerateLoader` adds: the last window of an epoch synchronises, batches move, the state is saved."""
+"""`AccelerateLoader` synchronizes the last window of an epoch, moves batches, and saves the state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def new_accelerator(steps: int = 1) -> Accelerator:
 
 
 def windows(loader, accelerator: Accelerator, model: torch.nn.Module) -> list[bool]:
-    """At which batches of an epoch gradients are synchronised."""
+    """For each batch of an epoch: whether gradients are synchronized."""
     seen = []
     for _ in loader:
         with accelerator.accumulate(model):
@@ -38,7 +38,7 @@ def windows(loader, accelerator: Accelerator, model: torch.nn.Module) -> list[bo
 
 
 def test_the_last_window_of_an_epoch_synchronises() -> None:
-    """Six batches in windows of four. The bare loader's last two are lost: it is what the shim is for."""
+    """Six batches in windows of four. With a bare loader the last two are lost; the shim prevents that."""
     accelerator = new_accelerator(4)
     model = accelerator.prepare(torch.nn.Linear(1, 1))
     with Loader.from_dataset(Tagged(24), batch_size=4) as loader:
@@ -56,7 +56,7 @@ def test_the_last_window_of_an_epoch_synchronises() -> None:
 
 
 def test_an_unsized_loader_is_read_one_ahead_and_its_state_is_not(tmp_path: Path) -> None:
-    """Seen to fail without commit(): the resumed run began one batch late."""
+    """Seen to fail: without commit() the resumed run started one batch late."""
     whole, synced = loops.accelerate(PENSTOCK, tmp_path, save_at=18, unsized=True)
     assert whole == [list(range(1000 * e + first, 1000 * e + first + 4)) for e in range(3) for first in range(0, 48, 4)]
     assert synced == [5, 10, 12, 17, 22, 24, 29, 34, 36]
@@ -66,7 +66,7 @@ def test_an_unsized_loader_is_read_one_ahead_and_its_state_is_not(tmp_path: Path
 
 
 def test_the_end_of_an_unsized_pass_is_seen() -> None:
-    """Seen to fail: saved behind the epoch, the loader went on with an empty remainder of it, because the end was read ahead and not committed."""
+    """Seen to fail: a state saved after the epoch continued with its empty remainder, because the end was read ahead and not committed."""
     accelerator = new_accelerator()
     with loops.unsized_loader() as loader, loops.unsized_loader() as resumed:
         shim = AccelerateLoader(loader, accelerator, save=False)
@@ -79,7 +79,7 @@ def test_the_end_of_an_unsized_pass_is_seen() -> None:
 
 
 def test_the_last_batch_of_an_unsized_pass_has_not_seen_the_end() -> None:
-    """Loaded, it gives the empty remainder first, so that the work behind the loop is done."""
+    """A state of the last batch gives the empty remainder first, so that the code after the loop runs."""
     accelerator = new_accelerator()
     with loops.unsized_loader() as loader, loops.unsized_loader() as resumed:
         *_, state = (loader.state_dict() for _ in AccelerateLoader(loader, accelerator, save=False))
@@ -90,7 +90,7 @@ def test_the_last_batch_of_an_unsized_pass_has_not_seen_the_end() -> None:
 
 
 def test_an_old_pass_that_ends_late_does_not_end_the_new_one() -> None:
-    """Seen to fail when every pass called end_epoch() at its end: it took the new pass's uncommitted batches away."""
+    """Seen to fail: every pass called end_epoch() at its end, which dropped the new pass's uncommitted batches."""
     accelerator = new_accelerator()
     with loops.unsized_loader() as loader:
         shim = AccelerateLoader(loader, accelerator, save=False)
@@ -104,7 +104,7 @@ def test_an_old_pass_that_ends_late_does_not_end_the_new_one() -> None:
 
 
 def test_an_old_pass_that_closes_late_leaves_the_new_one_alone() -> None:
-    """Seen to fail when the loader itself was registered: the old pass took the new one's entry away."""
+    """Seen to fail: the loader itself was registered, and the old pass removed the new one's entry."""
     accelerator = new_accelerator()
     with Loader.from_dataset(Tagged(24), batch_size=4) as loader:
         shim = AccelerateLoader(loader, accelerator, save=False)
@@ -133,7 +133,7 @@ def test_batches_move_and_evaluation_is_not_saved() -> None:
 
 
 def test_prepare_leaves_the_loader_as_it_is() -> None:
-    """So nothing is told there, and nothing breaks; a DataLoader in the shim is refused."""
+    """Nothing breaks, but nothing is reported either; a DataLoader in the shim is refused."""
     accelerator = new_accelerator()
     with Loader.from_dataset(Tagged(24), batch_size=4) as loader:
         assert accelerator.prepare(loader) is loader

@@ -1,4 +1,4 @@
-"""Lightning's Trainer: every kind of checkpoint it makes, on one rank and on two, and on another number of ranks."""
+"""Lightning's Trainer: every kind of checkpoint, on one rank, on two, and on a changed number of ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def need(case: Case) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_one_rank(case: Case, tmp_path: Path) -> None:
-    """With the callback all are exact; without it, those that the guide names.
+    """With the callback all cases are exact; without it, those that the guide lists.
 
     Seen to fail, with these parts of the callback taken out: commit (24 cases), restoring before the first fetch rather than at the start
     of training (11), handing on to reloaded loaders (4), end_epoch (3), putting back what was fetched too early (1), beginning the next
@@ -65,7 +65,7 @@ def test_one_rank(case: Case, tmp_path: Path) -> None:
 
 
 def made_alone(folder: Path) -> None:
-    """The checkpoints of one rank that are to be resumed on two."""
+    """Save the checkpoints of one rank that are resumed on two."""
     for case in CHANGES:
         for kind in (WITH, WITHOUT):
             cases.fit(
@@ -78,9 +78,9 @@ def made_alone(folder: Path) -> None:
 
 @pytest.mark.timeout(450 if WRITING else 150)
 def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
-    """Lightning starts both; every rank's batches are judged. One launch for all of it, because starting takes longer than all the runs.
+    """Lightning starts both ranks; the batches of every rank are compared. There is a single launch, because starting takes longer than all runs.
 
-    Seen to fail, after a change of the number of ranks, when Lightning's count of batches was left as it was saved.
+    Seen to fail: after a change of the number of ranks, Lightning's saved count of batches was not corrected.
     """
     made_alone(tmp_path / "alone")
     run_script(Path(cases.__file__), str(tmp_path), *(["peers"] if WRITING else []), timeout_s=400 if WRITING else 120)
@@ -106,7 +106,7 @@ def of_cases(ranks: list[dict[str, Any]]) -> None:
 
 
 def of_changes(ranks: list[dict[str, Any]], folder: Path) -> None:
-    """The samples of all ranks, in one sequence, are those of a run that never changed; and no validation is left out."""
+    """The samples of all ranks, as one sequence, equal those of an unchanged run, and no validation is skipped."""
     for case in CHANGES:
         steps = cases.N // cases.B
         whole = cases.sequence([cases.right(case, 0, 1)])[int(case.resume * cases.N) :]
@@ -124,7 +124,7 @@ def of_changes(ranks: list[dict[str, Any]], folder: Path) -> None:
 
 
 def validations(case: Case) -> int:
-    """How often a run that goes on from the checkpoint validates: behind every epoch, or every half of one."""
+    """How often a run resumed from the checkpoint validates: after every epoch, or every half epoch."""
     if not case.validated:
         return 0
     return int((3 - case.resume) / case.trainer.get("val_check_interval", 1) + 0.5)
@@ -160,7 +160,7 @@ def of_streams(ranks: list[dict[str, Any]]) -> None:
 
 @pytest.mark.timeout(90)
 def test_ctrl_c_leaves_nobody(tmp_path: Path) -> None:
-    """Two ranks with two workers each: all gone within 5 s of a Ctrl-C, which a terminal sends to every process of the group."""
+    """Two ranks with two workers each must all end within 5 s of a Ctrl-C, which a terminal sends to every process of the group."""
     output = tmp_path / "output.txt"
     with output.open("w") as errors:
         process = subprocess.Popen(
@@ -182,7 +182,7 @@ def test_ctrl_c_leaves_nobody(tmp_path: Path) -> None:
         process.stdout.close()
         _, left = psutil.wait_procs([other for other in everyone if other.pid != process.pid], timeout=5)
         process.wait(5)
-        # A zombie is dead: an orphan is reaped when the machine's first process gets to it.
+        # A zombie counts as ended; init reaps an orphan when it gets to it.
         assert [other for other in left if other.is_running() and other.status() != psutil.STATUS_ZOMBIE] == []
         assert session(process.pid) == []
     finally:
@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_nobody(tmp_path: Path) -> None:
 
 
 class Watched(Tagged):
-    """Counts what is asked of it."""
+    """Counts its calls."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
@@ -204,7 +204,7 @@ class Watched(Tagged):
 
 
 class Validated(cases.Model):
-    """Keeps what each validation saw, and how often the dataset had been called at the end of each epoch."""
+    """Keeps the batches of each validation, and the number of dataset calls at the end of each epoch."""
 
     def __init__(self, dataset: Watched) -> None:
         super().__init__(Case("", {}, 0), None, None)
@@ -228,9 +228,9 @@ class Validated(cases.Model):
 
 @pytest.mark.parametrize("method", ["thread", "process"])
 def test_validation_costs_nothing_where_it_is_not_due(method: str) -> None:
-    """Nothing is loaded in the epochs without it, and the workers of the second one are those of the first.
+    """Nothing is loaded in epochs without a validation, and the second validation has the same workers as the first.
 
-    Seen to fail with run_ahead=True: the first batches of the validation after the next one were loaded already.
+    Seen to fail: with run_ahead=True the first batches of the next validation were already loaded.
     """
     dataset = Watched(30)
     model = Validated(dataset)
@@ -251,7 +251,7 @@ def test_validation_costs_nothing_where_it_is_not_due(method: str) -> None:
 
 
 def test_memory_in_flight_is_bounded_while_validation_waits() -> None:
-    """A validation that was begun and left (the sanity check) holds no more than the window; a plain loop, so that it can look."""
+    """A validation that was started and abandoned (the sanity check) holds at most the window. The test uses a plain loop, so that it can count."""
     dataset = Watched(400)
     with Loader.from_dataset(dataset, batch_size=4, num_workers=2, prefetch_factor=2, method="thread", run_ahead=False) as validation:
         for taken, _ in enumerate(validation, 1):
@@ -262,7 +262,7 @@ def test_memory_in_flight_is_bounded_while_validation_waits() -> None:
 
 
 def test_max_steps_in_mid_epoch_and_an_epoch_end_checkpoint(tmp_path: Path) -> None:
-    """Lightning ends its epoch where it stops, and the loader does not: with more steps the run goes on in the same epoch."""
+    """When Lightning stops, it ends its epoch, but the loader does not: with more steps the run continues in the same epoch."""
     stops = Case("stops", cases.EPOCH_END, 1.5, {"max_steps": 1.5})
     goes_on = Case("goes on", cases.EPOCH_END, 1.5, {"max_steps": 2.5})
     before = cases.fit(stops, WITH, tmp_path)
@@ -271,7 +271,7 @@ def test_max_steps_in_mid_epoch_and_an_epoch_end_checkpoint(tmp_path: Path) -> N
 
 
 class RestoresLate(SingleDeviceStrategy):
-    """As FSDP and DeepSpeed do: callbacks get their states after the loaders were asked for their length."""
+    """Like FSDP and DeepSpeed: callbacks get their states after the loaders were asked for their length."""
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -280,14 +280,14 @@ class RestoresLate(SingleDeviceStrategy):
 
 @pytest.mark.parametrize("loader", ["sized", "unsized"])
 def test_a_strategy_that_restores_late(loader: str, tmp_path: Path) -> None:
-    """Seen to fail for the un-sized one without fetching again: its iterator had died with the load."""
+    """Seen to fail: without fetching again, the load had invalidated the iterator of the un-sized loader."""
     StrategyRegistry.register("late", RestoresLate, device="cpu", override=True)
     case = Case("late", cases.MID, 1.5, {"strategy": "late", "max_steps": 3.0, "max_epochs": 9}, loader=loader, estimated=True)
     assert exact(case, WITH, cases.run(case, WITH, tmp_path))
 
 
 class Both(cases.Model):
-    """Trains on the batches of two loaders, or of the one that still has some."""
+    """Trains on the batches of two loaders, or of the one that still has batches."""
 
     def __init__(self) -> None:
         super().__init__(Case("", {}, 0), None, None)
@@ -299,7 +299,7 @@ class Both(cases.Model):
 
 
 def combined(mode: str, folder: Path, callbacks: list[LightningCallback], resume: Path | None = None) -> list[list[int]]:
-    """Three epochs over six and three batches together, with a checkpoint behind every one."""
+    """Three epochs over six and three batches together, with a checkpoint after every step."""
     model = Both()
     saver = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
     with (
@@ -321,10 +321,10 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_several_loaders_resume_behind_the_end_of_the_short_one(mode: str, tmp_path: Path) -> None:
-    """From every step on, by value, with None where a loader has ended before the other.
+    """From every step on, by value, with None once a loader has ended before the other.
 
-    Seen to fail: under the rule that a finished epoch resumes to the next one, the short loader began its next epoch too early
-    in max_size; and where Lightning's number of the epoch counted, a short loader that is begun again repeated the epoch before.
+    Seen to fail: under the rule that a finished epoch resumes to the next one, the short loader started its next epoch too early in
+    max_size; when Lightning's epoch number decided, a short loader that restarts repeated its previous epoch.
     """
     whole = combined(mode, tmp_path, [LightningCallback()])
     with Loader.from_dataset(Tagged(9), batch_size=3, shuffle=True, seed=2) as short:
@@ -336,7 +336,7 @@ def test_several_loaders_resume_behind_the_end_of_the_short_one(mode: str, tmp_p
 
 
 class Overfitted(cases.Model):
-    """Keeps what it validated on, too."""
+    """Also keeps its validation batches."""
 
     def __init__(self) -> None:
         super().__init__(Case("", {}, 0), None, None)
@@ -349,7 +349,7 @@ class Overfitted(cases.Model):
 @pytest.mark.parametrize("loader", ["sized", "unsized", "endless"])
 @pytest.mark.filterwarnings("error:You requested to overfit")
 def test_overfit_batches_are_the_same_in_every_epoch(loader: str, tmp_path: Path) -> None:
-    """Those of epoch 0, also where the run is resumed, and where the loader stood in another epoch. Seen to fail: other ones in each epoch."""
+    """They are those of epoch 0, also after a resume, and if the loader was in another epoch. Seen to fail: other batches in each epoch."""
 
     def once(folder: Path, resume: Path | None = None, *, used: bool = False) -> Overfitted:
         model = Overfitted()
@@ -377,7 +377,7 @@ def test_overfit_batches_are_the_same_in_every_epoch(loader: str, tmp_path: Path
 
 
 def test_overfit_batches_leave_the_loaders_of_the_user_alone() -> None:
-    """The CombinedLoader that was passed is not changed, so a later run gets epoch after epoch of it."""
+    """The CombinedLoader that was passed is not changed, so a later run gets all of its epochs."""
     with Loader.from_dataset(Tagged(24), batch_size=4, shuffle=True) as loader:
         both = CombinedLoader({"one": loader}, "max_size")
         trainer = cases.new_trainer(1, [LightningCallback()], max_epochs=2, overfit_batches=1, enable_checkpointing=False)

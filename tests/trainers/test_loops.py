@@ -41,7 +41,7 @@ def note(trainer: str, point: str, ranks: str, kind: str, result: bool) -> None:
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_one_rank(trainer: str, point: str, tmp_path: Path) -> None:
-    """Seen to fail for Accelerate when `AccelerateLoader` did not register the loader, and for the callback when it did not load."""
+    """Seen to fail: `AccelerateLoader` did not register the loader; the callback did not load the state."""
     for kind in KINDS if WRITING else [PENSTOCK]:
         if fits(trainer, kind):
             result = loops.both(trainer, kind, tmp_path, point)
@@ -53,7 +53,7 @@ def test_one_rank(trainer: str, point: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(450 if WRITING else 150)
 def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
-    """Every rank's batches are judged, in order; a checkpoint of one rank goes on on two, and one of two on one."""
+    """The batches of every rank are compared in order; a checkpoint of one rank resumes on two, and one of two ranks on one."""
     alone = tmp_path / "alone"
     loops.fabric(PENSTOCK, alone / "Fabric", save_at=18)
     loops.accelerate(PENSTOCK, alone / "Accelerate", save_at=18)
@@ -94,7 +94,7 @@ def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
 
 
 def test_fabric_refuses_to_set_the_loader_up() -> None:
-    """Its message is its own; the guide says what to do instead."""
+    """The message is Fabric's; the guide says what to do instead."""
     from lightning.fabric import Fabric
 
     with loops.new_loader() as loader, pytest.raises(TypeError, match="Only PyTorch DataLoader"):

@@ -1,4 +1,4 @@
-"""The recipes of docs/trainers.md that need a package of their own run against it, where it is installed."""
+"""Runs the recipes of docs/trainers.md that need another package against that package, if it is installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_mmengine(tmp_path: Path, run_script: Callable[..., str]) -> None:
 
 
 class Inside(IterableDataset):
-    """A loader where it does not belong."""
+    """A loader inside a dataset, where it does not belong."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
@@ -38,7 +38,7 @@ class Inside(IterableDataset):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("rank", [None, 1])
 def test_a_loader_inside_a_dataloader_is_told_at_once(rank: int | None) -> None:
-    """Each worker would deliver every batch. Seen to fail, with 2 workers: 48 samples of 24."""
+    """Each worker would deliver every batch. Seen to fail: 2 workers delivered 48 samples of 24."""
     with Loader.from_dataset(Tagged(24), batch_size=4, rank=rank, world_size=None if rank is None else 2) as loader:
         batches = iter(DataLoader(Inside(loader), batch_size=None, num_workers=2))
         said = ""

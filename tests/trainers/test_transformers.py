@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer's callback: where it reads and writes, and what it refuses."""
+"""The Hugging Face Trainer's callback and mixin: what they read and write, and what they refuse."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_cannot_resume_is_refused_before_the_first_step(tmp_path: Path) -> 
 
 
 def test_accumulation_goes_on_with_the_same_batches(tmp_path: Path) -> None:
-    """Windows of four divide an epoch of twelve. Where they do not, the trainer itself forgets the last window of the epoch it resumes."""
+    """Windows of four divide an epoch of twelve. If windows do not divide it, the trainer itself drops the last window of the resumed epoch."""
     whole, steps = loops.hugging_face(PENSTOCK, tmp_path / "four", save_at=4, gradient_accumulation_steps=4)
     resumed, again = loops.hugging_face(PENSTOCK, tmp_path / "four", resume=4, gradient_accumulation_steps=4)
     assert (resumed, again) == (whole[16:], steps)
@@ -61,7 +61,7 @@ def test_accumulation_goes_on_with_the_same_batches(tmp_path: Path) -> None:
 
 
 def test_an_unsized_loader_resumes_in_a_later_epoch(tmp_path: Path) -> None:
-    """The trainer then counts epochs wrongly, and its set_epoch yields to the state."""
+    """The trainer then counts epochs wrongly, and the state overrides its set_epoch."""
 
     def run(**options):
         return loops.hugging_face(PENSTOCK, tmp_path, loader=loops.unsized_loader(collate_fn=loops.named), max_steps=30, **options)[0]
@@ -83,7 +83,7 @@ def test_an_unsized_loader_resumes_in_a_later_epoch(tmp_path: Path) -> None:
     ],
 )
 def test_a_resumed_run_logs_what_one_run_logs(loader: str, at: int, options: dict[str, int], tmp_path: Path) -> None:
-    """Seen to fail: `epoch` was too small by what was skipped, and in a later epoch of an unsized loader by whole epochs too."""
+    """Seen to fail: `epoch` was too small by the skipped batches, and in a later epoch of an unsized loader by whole epochs, too."""
 
     def once(**more):
         made = {"loader": loops.unsized_loader(collate_fn=loops.named)} if loader == "unsized" else {}
@@ -105,7 +105,7 @@ def test_a_resumed_run_logs_what_one_run_logs(loader: str, at: int, options: dic
     ],
 )
 def test_the_mixin_builds_the_loader_of_the_arguments(options: dict, words: dict, tmp_path: Path) -> None:
-    """Seen to fail without the mixin's callback: there was no loader.json, and the resumed run trained what one run trains first."""
+    """Seen to fail: without the mixin's callback there was no loader.json, and the resumed run trained on the first batches again."""
     found = loops.mixed_in_runs(tmp_path, **options)
     with Loader.from_dataset(range(options.get("n", loops.N)), batch_size=loops.B, **words) as loader:
         assert found["whole"] == [batch.tolist() for _ in range(3) for batch in loader]
@@ -115,7 +115,7 @@ def test_the_mixin_builds_the_loader_of_the_arguments(options: dict, words: dict
 
 
 def test_the_mixin_needs_no_other_word(tmp_path: Path) -> None:
-    """A checkpoint that was moved, a trainer that is asked to find the last one, and a second callback, which is not added."""
+    """A moved checkpoint, a trainer that looks for the last checkpoint itself, and a second callback, which is not added."""
     whole = loops.mixed_in(tmp_path, save_steps=18)
     whole.train()
     for folder in (tmp_path / "moved" / "elsewhere", None):
@@ -131,7 +131,7 @@ def test_the_mixin_needs_no_other_word(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"dataloader_num_workers": 2}, {"dataloader_drop_last": True}, {"eval_accumulation_steps": 1}])
 def test_the_mixin_evaluates_as_the_trainer_does(options: dict, tmp_path: Path) -> None:
-    """Seen to fail, with a bare Loader: the last batch's loss counted as that of a full one."""
+    """Seen to fail: with a bare Loader the last batch's loss was weighted like that of a full batch."""
     found = loops.evaluated(tmp_path, True, **options)
     assert found == loops.evaluated(tmp_path, False, **options)
     if "dataloader_drop_last" not in options:

@@ -1,4 +1,4 @@
-"""The table in docs/trainers.md is what the tests found; this file runs last of its folder."""
+"""The table in docs/trainers.md equals the tests' results; this file runs last in its folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.trainers import table
 
 
 def test_the_table_is_what_was_found() -> None:
-    """Compared where the tests ran; with PENSTOCK_WRITE_DOCS=1, written. Not compared: DataLoader's cells, which only that run fills."""
+    """Compares the rows of the tests that ran; with PENSTOCK_WRITE_DOCS=1 writes them. DataLoader's cells, which only that run fills, are not compared."""
     if not table.ROWS:
         pytest.skip("no test of a trainer has run")
     page = table.PAGE.read_text()

@@ -190,9 +190,9 @@ def _check(dataset: Any) -> None:
         raise TypeError(
             f"a cache needs a dataset that is read by index and has a length, and {kind} is not one. Give it a map-style dataset."
         )
-    if told := epoch_aware(dataset):
+    if aware := epoch_aware(dataset):
         raise ValueError(
-            f"{type(told[0]).__name__} has a set_epoch, so its samples change with the epoch, and a cache would freeze them. Cache the part that does not "
+            f"{type(aware[0]).__name__} has a set_epoch, so its samples change with the epoch, and a cache would freeze them. Cache the part that does not "
             f"change, and let the dataset that does change read from the cache."
         )
     if not len(dataset):

@@ -76,10 +76,11 @@ class Resident(ArrayDataset):
         fields = _loaded(_Transformed(dataset, transform), where, max_bytes, num_workers, method, progress)
         super().__init__(fields, len(dataset), augment)
         self.nbytes = sum(field.nbytes for field in leaves(fields))
-        told = f"{len(self)} samples of {type(dataset).__name__}, {_size(self.nbytes)}, are resident on {where} after {time.perf_counter() - start:.1f} s"
-        _logger.info(told)
+        took_s = time.perf_counter() - start
+        message = f"{len(self)} samples of {type(dataset).__name__} ({_size(self.nbytes)}) are resident on {where} after {took_s:.1f} s"
+        _logger.info(message)
         if progress:
-            print(f"\r{told}", file=sys.stderr)
+            print(f"\r{message}", file=sys.stderr)
 
 
 class _Transformed:
@@ -158,9 +159,9 @@ def _check(dataset: _Transformed, batch: Any, device: torch.device, max_bytes: i
     free = _free(device)
     limit = max_bytes if max_bytes is not None else None if free is None else int(0.9 * free)
     if limit is not None and needed > limit:
-        told = f"max_bytes={max_bytes}" if max_bytes is not None else f"90 % of the {_size(free or 0)} free on {device}"
+        allowed = f"max_bytes={max_bytes}" if max_bytes is not None else f"90 % of the {_size(free or 0)} free on {device}"
         raise ValueError(
-            f"{len(dataset)} samples of {_size(sum(rows))} each take {_size(needed)}, more than {told}. Make them smaller in transform (uint8 "
+            f"{len(dataset)} samples of {_size(sum(rows))} each take {_size(needed)}, more than {allowed}. Make them smaller in transform (uint8 "
             f"instead of float32, for example), hold a Subset, or use Cached, which can live on disk."
         )
 
