@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
-from penstock._fetch.batch_schema import BatchSchema, ordinary
+from penstock._fetch.batch_schema import BatchSchema, collate_fields
 from penstock._fetch.collate import BatchBuilder, Collator
 from penstock._memory.allocation import afresh
 from penstock._memory.tree import nbytes
@@ -728,7 +728,7 @@ def test_random_tuples_and_random_changes(parts, other, seed):
 @given(trees, st.integers(1, 5))
 def test_the_ordinary_way_is_ordinary(tree, n):
     samples = [grown(tree, k) for k in range(n)]
-    assert difference(outcome(ordinary, samples), outcome(default_collate, samples)) is None
+    assert difference(outcome(collate_fields, samples), outcome(default_collate, samples)) is None
 
 
 def test_nbytes():

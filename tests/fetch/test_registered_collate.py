@@ -123,7 +123,7 @@ def ours(collator, samples, size):
 def test_what_is_registered_goes_first(what, size, registry):
     """Whole and sample by sample; with a schema learned before the registration, after it, and after it was removed. Seen to fail: tensors,
     arrays and numbers were written in place, and dataclasses, named tuples, dicts and lists taken apart, despite the registration; and,
-    without `BatchSchema.holds`, schemas learned earlier stayed in use.
+    without `BatchSchema.is_current`, schemas learned earlier stayed in use.
     """
     for name, make in SAMPLES.items():
         if name in ("dataclass", "its child") and what not in ("dataclass", "everything", "two"):

@@ -406,8 +406,8 @@ def test_the_rows_of_faults():
     parts = work.parts(task, 3)
     partial = work.together(task, parts, [work(part, [IDLE]) for part in parts], afresh)
     assert isinstance(partial, PartialBatch)
-    assert [fault.row for fault in partial.faults] == [0, 5, 6, 11]
-    assert ["position 105" in fault.sample for fault in partial.faults] == [False, True, False, False]
+    assert [failure.row for failure in partial.failures] == [0, 5, 6, 11]
+    assert ["position 105" in failure.sample for failure in partial.failures] == [False, True, False, False]
     assert partial.left == 8
     assert partial.value.tolist() == [1, 2, 3, 4, 7, 8, 9, 10]
 

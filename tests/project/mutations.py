@@ -369,7 +369,7 @@ MUTATIONS = [
     # One task.
     Mutation(
         "_fetch/task.py",
-        "fault._replace(row=start + fault.row)",
+        "failure._replace(row=start + failure.row)",
         "fault",
         "tests/nodes/test_split_first_batch.py::test_the_rows_of_faults",
     ),

@@ -17,7 +17,7 @@ from penstock._memory.buffers import bytes_of, dtype_name, tensor_over
 FOOTER = struct.Struct("=QQII")  # sample, bytes of arrays, bytes of JSON, CRC-32
 
 
-class Unfit(Exception):
+class NotCacheable(Exception):
     """A sample cannot be cached; the argument says which part of it, and why."""
 
 
@@ -26,7 +26,7 @@ def record_of(place: int, value: Any) -> bytes:
     try:
         structure = json.dumps(_structure(value, arrays, ""), separators=(",", ":")).encode()
     except (ValueError, RecursionError) as error:
-        raise Unfit(f" cannot be described in JSON: {error}") from error
+        raise NotCacheable(f" cannot be described in JSON: {error}") from error
     parts = [*arrays, structure, FOOTER.pack(place, sum(map(len, arrays)), len(structure), 0)[:-4]]
     crc = 0
     for part in parts:
@@ -66,21 +66,21 @@ def _structure(value: Any, arrays: list[Any], where: str) -> Any:
         arrays.append(_bytes_of(value, where))
         return ["tensor", dtype_name(value.dtype), list(value.shape), len(arrays[-1])]
     if kind is np.ndarray or (isinstance(value, np.generic) and kind is value.dtype.type):
-        if not _comes_back(value):
-            raise Unfit(f"{where} has the dtype {value.dtype}")
+        if not _round_trips(value):
+            raise NotCacheable(f"{where} has the dtype {value.dtype}")
         arrays.append(value.tobytes())
         return ["array" if kind is np.ndarray else "scalar", value.dtype.str, list(value.shape), len(arrays[-1])]
     if kind is dict:
         for key in value:
             if key is not None and type(key) not in (bool, int, float, str):
-                raise Unfit(f"{where} has the key {key!r:.80}, of type {type(key).__name__}")
+                raise NotCacheable(f"{where} has the key {key!r:.80}, of type {type(key).__name__}")
         return ["dict", list(value), [_structure(one, arrays, f"{where}[{key!r}]") for key, one in value.items()]]
     if kind in (list, tuple) or (
         isinstance(value, tuple) and hasattr(kind, "_fields") and _named(module_of(kind), kind.__qualname__) is kind
     ):
         inside = [_structure(one, arrays, f"{where}[{place}]") for place, one in enumerate(value)]
         return [kind.__name__, inside] if kind in (list, tuple) else ["named", module_of(kind), kind.__qualname__, kind._fields, inside]
-    raise Unfit(f"{where} is of type {kind.__module__}.{kind.__qualname__}")
+    raise NotCacheable(f"{where} is of type {kind.__module__}.{kind.__qualname__}")
 
 
 def _bytes_of(tensor: torch.Tensor, where: str) -> Any:
@@ -93,14 +93,14 @@ def _bytes_of(tensor: torch.Tensor, where: str) -> Any:
     }
     for what, so in more.items():
         if so:
-            raise Unfit(f"{where} {what}")
+            raise NotCacheable(f"{where} {what}")
     try:
         return bytes_of(tensor).tobytes()
     except RuntimeError as error:
-        raise Unfit(f"{where} has the dtype {tensor.dtype} ({error})") from error
+        raise NotCacheable(f"{where} has the dtype {tensor.dtype} ({error})") from error
 
 
-def _comes_back(value: Any) -> bool:
+def _round_trips(value: Any) -> bool:
     """Whether the dtype's name describes it fully; that of a structured dtype does not."""
     try:
         again = np.dtype(value.dtype.str)
@@ -140,7 +140,7 @@ class _Reader:
             case ["tuple", inside]:
                 return tuple(map(self.value, inside))
             case ["named", module, name, fields, inside]:
-                return _named_again(module, name, tuple(fields))._make(map(self.value, inside))
+                return _named_tuple_class(module, name, tuple(fields))._make(map(self.value, inside))
             case ["bytes", nbytes]:
                 return bytes(self._next(nbytes))
             case ["bytes_", nbytes]:
@@ -164,7 +164,7 @@ def _named(module: str, name: str) -> Any:
     return found
 
 
-def _named_again(module: str, name: str, fields: tuple[str, ...]) -> Any:
+def _named_tuple_class(module: str, name: str, fields: tuple[str, ...]) -> Any:
     found = _named(module, name)
     if not (isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == fields):
         raise ValueError(

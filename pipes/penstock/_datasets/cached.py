@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from penstock._datasets.cache_files import ABSENT, Claim, Files, for_child, identity_of, in_folder, in_memory
-from penstock._datasets.cache_record import Unfit, record_of, value_at
+from penstock._datasets.cache_record import NotCacheable, record_of, value_at
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._errors import ClosedError
 from penstock._fetch.fetch import Fetch, epoch_aware
@@ -167,9 +167,9 @@ class Cached:
             _logger.warning("sample %d in the cache %s was damaged and was loaded again.", place, self._path)
         try:
             record = record_of(place, value)
-        except Unfit as unfit:
+        except NotCacheable as refusal:
             raise TypeError(
-                f"sample {place} of {self._identity['dataset']} cannot be cached: sample{unfit}. Cache the data before the transform that "
+                f"sample {place} of {self._identity['dataset']} cannot be cached: sample{refusal}. Cache the data before the transform that "
                 f"produces this, and apply that transform to what the cache returns."
             ) from None
         try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("penstock")
 
-_AT_ONCE = 64
+_BATCH_SIZE = 64
 
 
 @final
@@ -101,7 +101,7 @@ class _Transformed:
 @in_neutral_modes
 def _loaded(dataset: _Transformed, device: torch.device, max_bytes: int | None, num_workers: int, method: Any, progress: bool) -> Any:
     fields, done = None, 0
-    loader: Loader[Any] = Loader.from_dataset(dataset, batch_size=_AT_ONCE, num_workers=num_workers, method=method, run_ahead=False)
+    loader: Loader[Any] = Loader.from_dataset(dataset, batch_size=_BATCH_SIZE, num_workers=num_workers, method=method, run_ahead=False)
     with loader:
         batches = iter(loader)
         while (batch := _next(batches, done)) is not None:
@@ -120,7 +120,7 @@ def _next(batches: Any, done: int) -> Any:
     except RuntimeError as error:
         if "equal size" not in str(error):
             raise
-        raise ValueError(f"{_RAGGED.format(first=done, last=done + _AT_ONCE - 1)}: {error}") from error
+        raise ValueError(f"{_RAGGED.format(first=done, last=done + _BATCH_SIZE - 1)}: {error}") from error
 
 
 _RAGGED = (
@@ -137,7 +137,7 @@ def _put(fields: Any, batch: Any, done: int) -> int:
     if [(one.shape[1:], one.dtype) if isinstance(one, torch.Tensor) else None for one in part] != like:
         came = [(tuple(one.shape[1:]), one.dtype) if isinstance(one, torch.Tensor) else type(one).__name__ for one in part]
         raise ValueError(
-            f"{_RAGGED.format(first=done, last=done + _AT_ONCE - 1)}: {came} after {[(tuple(shape), dtype) for shape, dtype in like]}."
+            f"{_RAGGED.format(first=done, last=done + _BATCH_SIZE - 1)}: {came} after {[(tuple(shape), dtype) for shape, dtype in like]}."
         )
     for field, values in zip(whole, part, strict=True):
         rows = len(values)

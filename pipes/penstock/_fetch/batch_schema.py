@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from penstock._memory.allocation import Spec
 
 
-AT_ONCE = 2**16
+WRITE_BYTES = 2**16
 """Bytes of samples to write per call: tiny samples need few calls, and large ones do not pile up."""
 
 
-def collated(samples: Any) -> Any:
+def plain_collate(samples: Any) -> Any:
     """``default_collate``, but never into shared memory."""
     # Inside what torch takes for a DataLoader worker it collates into shared memory of its own, and ours would be copied from that.
     info, torch_worker._worker_info = torch_worker._worker_info, None
@@ -41,7 +41,7 @@ def collated(samples: Any) -> Any:
         torch_worker._worker_info = info
 
 
-def ordinary(samples: Sequence[Any]) -> Any:
+def collate_fields(samples: Sequence[Any]) -> Any:
     """The batch of ``samples``, with every field made by ``default_collate``."""
     filler = BatchSchema(samples[0], in_place=False).root.filler(iter(()))
     try:
@@ -54,7 +54,7 @@ def ordinary(samples: Sequence[Any]) -> Any:
 def _collated_field(column: Any, path: str) -> Any:
     """The batch of one field; if it cannot be made, the error gets a note that names the field, the reason and the remedy."""
     try:
-        return collated(column)
+        return plain_collate(column)
     except Exception as exc:
         if registered(column[0]) not in (None, *_TORCHS_OWN):
             raise  # a function that the user registered explains its own errors
@@ -134,23 +134,23 @@ class BatchSchema:
     """
 
     def __init__(self, sample: Any, *, in_place: bool = True) -> None:
-        self._registry = dict(default_collate_fn_map)  # a copy: the schema holds only while nothing is registered
+        self._registry = dict(default_collate_fn_map)  # a copy: it is current only while nothing is registered
         self.specs: list[Spec] = []
-        self.root = self._learned(sample, in_place, list, "")
+        self.root = self._learn(sample, in_place, list, "")
         row_bytes = sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in self.specs)
-        self.step = max(1, AT_ONCE // max(1, row_bytes))
+        self.step = max(1, WRITE_BYTES // max(1, row_bytes))
 
     @property
-    def holds(self) -> bool:
+    def is_current(self) -> bool:
         """Whether torch's collate registry is unchanged since the schema was learned; costs 0.1 us."""
         return self._registry == default_collate_fn_map
 
-    def _learned(self, sample: Any, in_place: bool, column: type, path: str) -> Field:
+    def _learn(self, sample: Any, in_place: bool, column: type, path: str) -> Field:
         parts = _parts(sample)
         if parts is not None:
             keyed = type(sample) is dict or dataclasses.is_dataclass(sample)
             inner = list if keyed else tuple  # the type `default_collate` gets for a column, and returns for a column of strings
-            fields = [self._learned(part, in_place, inner, f"{path}[{key!r}]") for key, part in parts.items()]
+            fields = [self._learn(part, in_place, inner, f"{path}[{key!r}]") for key, part in parts.items()]
             return _Container(type(sample), list(parts), fields)
         spec = _spec(sample) if in_place else None
         if spec is None:
@@ -187,7 +187,7 @@ def _spec(sample: Any) -> Spec | None:
         plain_memory = sample.layout is torch.strided and sample.device.type == "cpu" and not (sample.is_quantized or sample.is_nested)
         return (tuple(sample.shape), sample.dtype) if plain_memory and not sample.requires_grad and _in_numpy(sample.dtype) else None
     try:
-        batch = collated([np.ascontiguousarray(sample).reshape(sample.shape) if type(sample) is np.ndarray else sample])
+        batch = plain_collate([np.ascontiguousarray(sample).reshape(sample.shape) if type(sample) is np.ndarray else sample])
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None  # `default_collate` will raise the error that explains it
     shape = getattr(sample, "shape", ())
@@ -263,11 +263,11 @@ class _ListField:
 
     def finish(self, rows: int) -> Any:
         if _parts(self.column[0]) is not None:
-            return ordinary(self.column)
-        return _collated_field(self.kind(map(_forward, self.column)), self.path)
+            return collate_fields(self.column)
+        return _collated_field(self.kind(map(_positive_strides, self.column)), self.path)
 
 
-def _forward(one: Any) -> Any:
+def _positive_strides(one: Any) -> Any:
     """A copy of an array with negative strides, which torch refuses; anything else as it is."""
     return np.ascontiguousarray(one) if type(one) is np.ndarray and min(one.strides, default=0) < 0 else one
 

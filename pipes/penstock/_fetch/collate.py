@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
-from penstock._fetch.batch_schema import BatchSchema, OtherStructure, ordinary
+from penstock._fetch.batch_schema import BatchSchema, OtherStructure, collate_fields
 from penstock._memory.allocation import afresh
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class BatchBuilder:
         self._own: BatchSchema | None = None  # learned from this batch
         self._fallback: list[Any] | None = None  # all samples, once their structures differ
         schema = collator.schema
-        if schema is not None and schema.holds:
+        if schema is not None and schema.is_current:
             self._begin(schema)
 
     def add(self, samples: Sequence[Any]) -> None:
@@ -85,7 +85,7 @@ class BatchBuilder:
         """The batch of all samples added; without any an ``IndexError``, as from ``default_collate``."""
         if self._fallback is not None or self._filler is None or not self.added:
             self._collator.schema = None
-            return ordinary(self._fallback or [])
+            return collate_fields(self._fallback or [])
         fell_back = self._filler.fell_back()
         if fell_back or self._own is not None:
             self._collator.schema = None if fell_back else self._own

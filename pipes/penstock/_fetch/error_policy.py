@@ -51,7 +51,7 @@ class PartialBatch(NamedTuple):
     """A batch in which samples failed. ``left`` counts the samples in it; if 0, ``value`` is None."""
 
     value: Any
-    faults: list[SampleFailure]
+    failures: list[SampleFailure]
     left: int
 
 
@@ -99,17 +99,17 @@ class ErrorBudget:
         if type(value) is not PartialBatch:
             return value
         exceeded = False
-        for fault in value.faults:
-            exceeded = self._count(before, fault, worker) or exceeded
-        fault = value.faults[-1]
+        for failure in value.failures:
+            exceeded = self._count(before, failure, worker) or exceeded
+        failure = value.failures[-1]
         if exceeded:
             raise SampleError(
                 f"more samples failed than max_errors={self._max_errors} allows: {self._failed} of {self._samples} so far. "
-                f"The last was {fault.sample}: {fault.error}"
+                f"The last was {failure.sample}: {failure.error}"
             )
         if not value.left:
             raise SampleError(
-                f"nothing is left of a batch: all {len(value.faults)} samples failed and were skipped. The last was {fault.sample}: {fault.error}"
+                f"nothing is left of a batch: all {len(value.failures)} samples failed and were skipped. The last was {failure.sample}: {failure.error}"
             )
         return value.value
 
@@ -117,16 +117,16 @@ class ErrorBudget:
         """The counts so far."""
         return SampleStatistics(self._samples, self._failed, self._skipped, self._last)
 
-    def _count(self, before: int, fault: SampleFailure, worker: str) -> bool:
+    def _count(self, before: int, failure: SampleFailure, worker: str) -> bool:
         """Count one failure; whether it exceeds the limit."""
         self._failed += 1
-        self._skipped += fault.skipped
-        self._last = fault.sample
-        what = "skipped" if fault.skipped else "replaced"
-        _logger.warning("%s %s%s, failure %d in %d samples: %s", what, fault.sample, worker, self._failed, self._samples, fault.error)
+        self._skipped += failure.skipped
+        self._last = failure.sample
+        what = "skipped" if failure.skipped else "replaced"
+        _logger.warning("%s %s%s, failure %d in %d samples: %s", what, failure.sample, worker, self._failed, self._samples, failure.error)
         if not isinstance(self._max_errors, float):
             return self._max_errors is not None and self._failed > self._max_errors
-        number = before + fault.row
+        number = before + failure.row
         self._recent.append(number)
         while self._recent[0] <= number - WINDOW:
             self._recent.popleft()

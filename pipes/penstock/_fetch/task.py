@@ -166,15 +166,15 @@ class FetchTask(_Task):
     def together(self, task: Indices, parts: Sequence[Part], values: Sequence[Any], allocate: Allocate) -> Any:
         """The batch of ``task``, put together from the values of its parts, in the consumer's process."""
         fetch = self.fetch
-        faults: list[SampleFailure] = []
+        failures: list[SampleFailure] = []
         batch, start = fetch.begin(len(task), allocate), 0
         try:
             for part, value in zip(parts, values, strict=True):
                 partial = value if isinstance(value, PartialBatch) else PartialBatch(value, [], len(value))
-                faults += [fault._replace(row=start + fault.row) for fault in partial.faults]
+                failures += [failure._replace(row=start + failure.row) for failure in partial.failures]
                 start += len(part.indices)
                 batch.add(partial.value or [])
-            return self._finished(fetch, task, batch, faults)
+            return self._finished(fetch, task, batch, failures)
         except BaseException as exc:
             annotate(exc, f"while loading {self.name(task, IDLE)}")
             raise
@@ -189,7 +189,7 @@ class FetchTask(_Task):
                 f"Fetch loads samples by index, but got an item of type {type(task).__name__}. Put a Sampler at the source, or map with a plain function."
             )
         if self.epoch_aware and task.epoch != self._epoch:
-            self._tell(task.epoch)
+            self._set_epoch(task.epoch)
         if fetch.is_arrays and task.is_batch:
             try:
                 batch = fetch.gathered(task, self.seed, allocate)
@@ -216,7 +216,7 @@ class FetchTask(_Task):
             except Exception:
                 if self.on_error == "raise":
                     raise
-                load = _one_of(fetch.dataset)  # load again, one by one, to find the bad one
+                load = _load_one(fetch.dataset)  # load again, one by one, to find the bad one
             else:
                 current.set(None)
                 self._seed_collate(fetch, task)
@@ -236,7 +236,7 @@ class FetchTask(_Task):
         loading = SampleCursor(self.seed, task.epoch, positions, indices, cell)
         current.set(loading)
         seeding, seed, epoch = self._seeding.active, self._seeding.seed, task.epoch
-        faults: list[SampleFailure] = []
+        failures: list[SampleFailure] = []
         begun, rows = 0, len(indices)
         while begun < rows:
             samples: list[Any] = []
@@ -250,21 +250,21 @@ class FetchTask(_Task):
                     if self.on_error == "raise":
                         raise
                     substitute = self._substitute(exc, loading)
-                    faults.append(SampleFailure(row, self.name(task, row), in_words(exc), substitute is SKIP))
+                    failures.append(SampleFailure(row, self.name(task, row), describe(exc), substitute is SKIP))
                     if substitute is not SKIP:
                         samples.append(substitute)
             begun = row + 1
             batch.add(samples)
         cell[0] = IDLE
         current.set(None)
-        return self._finished(fetch, task, batch, faults)
+        return self._finished(fetch, task, batch, failures)
 
-    def _finished(self, fetch: Fetch, task: Indices, batch: BatchBuilder | Listed, faults: list[SampleFailure]) -> Any:
-        if faults and not batch.added:
-            return PartialBatch(None, faults, 0)
+    def _finished(self, fetch: Fetch, task: Indices, batch: BatchBuilder | Listed, failures: list[SampleFailure]) -> Any:
+        if failures and not batch.added:
+            return PartialBatch(None, failures, 0)
         self._seed_collate(fetch, task)
         value = batch.finish()
-        return PartialBatch(value, faults, batch.added) if faults else value
+        return PartialBatch(value, failures, batch.added) if failures else value
 
     def _seed_collate(self, fetch: Fetch, task: Indices) -> None:
         """Give ``collate_fn`` a seed of its own, so that its draws do not depend on what the samples drew."""
@@ -281,7 +281,7 @@ class FetchTask(_Task):
             self._seeding.seed(sample.epoch, sample.position)
         return self.on_error(exc, sample.index, sample.epoch, sample.position)
 
-    def _tell(self, epoch: int) -> None:
+    def _set_epoch(self, epoch: int) -> None:
         self._epoch = None
         for dataset in self.epoch_aware:
             dataset.set_epoch(epoch)
@@ -317,7 +317,7 @@ def annotate(exc: BaseException, note: str) -> None:
             del exc.__notes__[:-_NOTES]
 
 
-def in_words(exc: BaseException) -> str:
+def describe(exc: BaseException) -> str:
     """Type and message of ``exc``, even if its ``__str__`` raises."""
     try:
         return f"{type(exc).__name__}: {exc}"
@@ -325,5 +325,5 @@ def in_words(exc: BaseException) -> str:
         return f"{type(exc).__name__}, whose message cannot be shown"
 
 
-def _one_of(dataset: Any) -> Callable[[Any], Any]:
+def _load_one(dataset: Any) -> Callable[[Any], Any]:
     return lambda index: dataset.__getitems__([index])[0]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_AS_IT_IS = contextlib.nullcontext()
+_UNCHANGED = contextlib.nullcontext()
 
 
 def _autocast_kinds() -> list[str]:
@@ -43,8 +43,8 @@ def neutral_modes() -> contextlib.AbstractContextManager[None]:
     (``torch.inference_mode``, ``no_grad``, ``autocast``, ``torch.device``) never reach the dataset.
     """
     if is_grad_enabled() and not (is_inference_mode_enabled() or _depth() or _casts()):
-        return _AS_IT_IS
-    return _left()
+        return _UNCHANGED
+    return _neutral()
 
 
 def in_neutral_modes(function: Callable[P, T]) -> Callable[P, T]:
@@ -59,7 +59,7 @@ def in_neutral_modes(function: Callable[P, T]) -> Callable[P, T]:
 
 
 @contextlib.contextmanager
-def _left() -> Iterator[None]:
+def _neutral() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # A default device is one of these function modes. Pushing "cpu" on top instead would make `torch.as_tensor` move device tensors to it.
         for _ in range(_depth()):

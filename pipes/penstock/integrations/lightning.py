@@ -78,7 +78,7 @@ class LightningCallback(Callback):
             vars(source)["dataloader"] = lambda: self._seen(type(source).dataloader(source))
             if self._overfits:
                 validation = trainer.fit_loop.epoch_loop.val_loop._data_source
-                vars(validation)["dataloader"] = lambda: _fixed(type(validation).dataloader(validation), "sequential")
+                vars(validation)["dataloader"] = lambda: _at_epoch_0(type(validation).dataloader(validation), "sequential")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop intercepting loaders."""
@@ -103,7 +103,7 @@ class LightningCallback(Callback):
                 _to_epoch_0(loader)
             loader.commit(0)
         self._loaders, self._starts = loaders, [loader.state_dict() for loader in loaders]
-        return _fixed(dataloaders, "max_size_cycle") if self._overfits else dataloaders
+        return _at_epoch_0(dataloaders, "max_size_cycle") if self._overfits else dataloaders
 
     def _load(self, loaders: list[Loader[Any]]) -> None:
         states, self._pending = self._pending or [], None
@@ -216,7 +216,7 @@ class _Epoch0:
         return len(self.loader)
 
 
-def _fixed(dataloaders: Any, mode: Any) -> CombinedLoader:
+def _at_epoch_0(dataloaders: Any, mode: Any) -> CombinedLoader:
     """``dataloaders`` as a `CombinedLoader`, like Lightning's own, with every `Loader` fixed to epoch 0. A user's `CombinedLoader` is not changed."""
     given = dataloaders if isinstance(dataloaders, CombinedLoader) else CombinedLoader(dataloaders, mode)
     combined = CombinedLoader(given.iterables, given._mode)

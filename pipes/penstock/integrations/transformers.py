@@ -144,7 +144,7 @@ class HFTrainerMixin(_Trainer):
         """
         if self.train_dataset is None:
             raise ValueError("training needs a train_dataset, and this trainer has none. Pass one to the Trainer.")
-        dataset, options = self._words(self.train_dataset, "training")
+        dataset, options = self._loader_options(self.train_dataset, "training")
         if isinstance(dataset, IterableDataset):
             options["split"] = "items"
         else:
@@ -176,7 +176,7 @@ class HFTrainerMixin(_Trainer):
             self._training_loader.close()
 
     def _evaluation(self, dataset: Any, description: str) -> _Evaluation:
-        given, (dataset, options) = dataset, self._words(dataset, description)
+        given, (dataset, options) = dataset, self._loader_options(dataset, description)
         size, ranks, remainder = self.args.eval_batch_size, self.accelerator.num_processes, -1
         if isinstance(dataset, IterableDataset):
             if ranks > 1:
@@ -191,7 +191,7 @@ class HFTrainerMixin(_Trainer):
             remainder = batches.remainder
         return _Evaluation(AccelerateLoader(loader, self.accelerator, save=False, remainder=remainder), given)
 
-    def _words(self, dataset: Any, description: str) -> tuple[Any, dict[str, Any]]:
+    def _loader_options(self, dataset: Any, description: str) -> tuple[Any, dict[str, Any]]:
         """The dataset without the columns that the model does not use, and the loader options from the trainer's arguments."""
         args = self.args
         if _strategy(args) not in ("random", "sequential"):
