@@ -370,7 +370,7 @@ MUTATIONS = [
     Mutation(
         "_fetch/task.py",
         "failure._replace(row=start + failure.row)",
-        "fault",
+        "failure",
         "tests/nodes/test_split_first_batch.py::test_the_rows_of_faults",
     ),
     Mutation(
