@@ -10,7 +10,7 @@ import operator
 from typing import Any
 
 LONGEST_S = 2_000_000.0
-"""A time-out this long (23 days) or longer counts as none: system calls count milliseconds in 32 bits, which end soon after."""
+"""A time-out this long (23 days) or longer counts as none: system calls count milliseconds, and 32 bits of them overflow soon after."""
 
 
 def whole_number(name: str, value: Any, least: int, below: int = 2**63, remedy: str = "") -> int:

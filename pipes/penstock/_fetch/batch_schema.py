@@ -33,7 +33,7 @@ WRITE_BYTES = 2**16
 
 def plain_collate(samples: Any) -> Any:
     """``default_collate``, but never into shared memory."""
-    # Inside what torch takes for a DataLoader worker it collates into shared memory of its own, and ours would be copied from that.
+    # In a process that torch takes for a DataLoader worker, it collates into its own shared memory, which we do not want.
     info, torch_worker._worker_info = torch_worker._worker_info, None
     try:
         return default_collate(samples)

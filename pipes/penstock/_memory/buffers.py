@@ -42,7 +42,7 @@ def tensor_over(memory: Any, shape: Sequence[int], dtype: str) -> torch.Tensor:
 
     Pass a *slice* of an array, never a whole `SlotView`: NumPy shortens the chain of bases and would skip the `SlotView`.
     """
-    # NumPy does the shaping where it knows the dtype, because a tensor made by `view` reports `_is_view()`.
+    # NumPy does the shaping if it knows the dtype, because a tensor made by `view` reports `_is_view()`.
     if dtype in IN_NUMPY:
         return torch.from_numpy(np.ndarray(shape, IN_NUMPY[dtype], memory))
     if not len(memory):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @final
 class LightningCallback(Callback):
-    """Save and restore the training loaders as callback state, which Lightning always restores, and does before it fetches the first batch.
+    """Save and restore the training loaders as callback state. Lightning always restores that, and before it fetches the first batch.
 
     The callback finds every `Loader` among the training loaders, including those from a ``train_dataloader`` hook, and
 
