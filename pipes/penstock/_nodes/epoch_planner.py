@@ -66,9 +66,7 @@ class EpochPlanner:
             if self._reading is None or (self._reading.epoch, self._reading.begin) != request[:2]:
                 self._begin(request)
             assert self._reading is not None
-            plan = self._reading.block()
-            while plan.more and plan.end <= request.position:
-                plan = self._reading.block()
+            plan = _block_at(self._reading, request.position)
         except BaseException as exc:
             self.close()
             if isinstance(exc, StopIteration):  # It would pass for the end of the epoch.
@@ -128,19 +126,26 @@ class EpochPlanner:
             self._sampler = copied(self._pristine)
         trial = copied(self._sampler)
         if trial is not None:
-            plan = self._first_block(trial, request.epoch)
-            fits = plan.fits(request.position, request.checksum) or (plan.more and request.position > plan.end)
             known = request.position > 0 or is_told(self._sampler)  # At an epoch's start any plan fits, and a memory may show late.
-            if known and fits and plan.same_as(self._first_block(trial, request.epoch)):
+            plan = self._tried(trial, request)
+            if known and plan.fits(request.position, request.checksum) and plan.same_as(self._tried(trial, request)):
                 return
         for epoch in range(request.epoch):
             with closing(self._open(self._sampler, epoch)) as reading:
                 any(not reading.block().more for _ in range(REPLAYED))
 
-    def _first_block(self, sampler: Any, epoch: int) -> Plan:
-        with closing(self._open(sampler, epoch)) as reading:
-            return reading.block()
+    def _tried(self, sampler: Any, request: PlanRequest) -> Plan:
+        with closing(self._open(sampler, request.epoch)) as reading:
+            return _block_at(reading, request.position)
 
     def _open(self, sampler: Any, epoch: int) -> Reading:
         one = sampler if self._remembers else twin(sampler)  # Somebody else may read it at the same time, and draw from its generator.
         return Reading(one, self._seed, epoch, batches=self._batches, draws=self._remembers and self.place != "thread")
+
+
+def _block_at(reading: Reading, position: int) -> Plan:
+    """Read on to the block with the item at ``position``, or to the last one; blocks before it are dropped."""
+    plan = reading.block()
+    while plan.more and plan.end <= position:
+        plan = reading.block()
+    return plan
