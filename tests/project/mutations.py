@@ -539,6 +539,127 @@ MUTATIONS = [
         "                assert True, (",
         "tests/laws/test_resume.py::test_the_law_sees_a_planted_fault",
     ),
+    # Samplers, and the plans of their epochs.
+    Mutation(
+        "_nodes/epoch_planner.py",
+        "(self._reading.epoch, self._reading.begin) != request[:2]:",
+        "self._reading.epoch != request.epoch:",
+        "tests/nodes/test_epoch_planner.py::test_a_block_is_given_to_whoever_asks_for_a_position_in_it",
+    ),
+    Mutation(
+        "_nodes/epoch_planner.py",
+        "plan.end <= position:",
+        "plan.end < position:",
+        "tests/nodes/test_epoch_planner.py::test_a_block_is_given_to_whoever_asks_for_a_position_in_it",
+    ),
+    Mutation(
+        "_nodes/epoch_planner.py",
+        "        except BaseException as exc:\n            self.close()\n",
+        "        except BaseException as exc:\n",
+        "tests/nodes/test_epoch_planner.py::test_an_epoch_that_failed_is_read_again_from_its_start",
+    ),
+    Mutation(
+        "_nodes/epoch_planner.py",
+        "                self._pristine = copied(self._sampler)\n",
+        "                pass\n",
+        "tests/nodes/test_epoch_planner.py::test_a_memory_is_led_to_any_epoch",
+    ),
+    Mutation(
+        "_nodes/epoch_planner.py",
+        "        self._next_epoch = None\n",
+        "",
+        "tests/nodes/test_epoch_planner.py::test_a_memory_is_led_to_any_epoch",
+    ),
+    Mutation(
+        "_nodes/epoch_planner.py",
+        "plan.fits(request.position, request.checksum) and ",
+        "",
+        "tests/nodes/test_epoch_planner.py::test_a_memory_is_led_to_any_epoch",
+    ),
+    Mutation(
+        "_nodes/epoch_planner.py",
+        " and plan.same_as(self._tried(trial, request))",
+        "",
+        "tests/nodes/test_epoch_planner.py::test_a_memory_is_found_in_a_sampler_that_is_told_its_epochs",
+    ),
+    Mutation(
+        "_nodes/length_book.py",
+        "            self._believed = False\n",
+        "",
+        "tests/nodes/test_epoch_planner.py::test_a_length_is_believed_until_an_epoch_shows_otherwise",
+    ),
+    Mutation(
+        "_nodes/length_book.py",
+        "return None if plan.is_block else len(plan)",
+        "return len(plan)",
+        "tests/nodes/test_epoch_planner.py::test_a_block_is_no_length",
+    ),
+    Mutation(
+        "_nodes/sampler_wrapper.py",
+        " or (self._plan is not None and not self._plan.fits(self._position, self._checksum))",
+        "",
+        "tests/nodes/test_epoch_planner.py::test_a_state_of_another_run_is_refused_although_the_plan_is_in_hand",
+    ),
+    Mutation(
+        "_nodes/sampler_wrapper.py",
+        "        if not plan.fits(position, checksum):\n",
+        "        if False:\n",
+        "tests/nodes/test_sampler_wrapper.py::TestSamplerWrapperResumes::test_never_into_another_plan",
+    ),
+    Mutation(
+        "_nodes/sampler_wrapper.py",
+        "        self._position, self._checksum = position, checksum\n        return parts",
+        "        self._position = position\n        return parts",
+        "tests/nodes/test_sampler_wrapper.py::TestSamplerWrapperResumes::test_nothing_is_replayed_for_a_sampler_without_a_memory",
+    ),
+    Mutation(
+        "_nodes/sampler_wrapper.py",
+        "        self._plans.order(plan.next_request(self._epoch))\n",
+        "",
+        "tests/nodes/test_sampler_wrapper.py::TestSamplerWrapperPlansAhead::test_so_that_a_slow_sampler_makes_no_gap",
+    ),
+    Mutation(
+        "_nodes/plan_source.py",
+        "(self._ordered is None or self._ordered[0] != request)",
+        "self._ordered is None",
+        "tests/nodes/test_plan_source.py::test_a_jump_is_answered_behind_what_is_under_way",
+    ),
+    Mutation(
+        "_nodes/plan_source.py",
+        "(self._ordered is None or self._ordered[0] != request)",
+        "True",
+        "tests/nodes/test_plan_source.py::test_what_is_ordered_is_made_meanwhile_and_once",
+    ),
+    Mutation(
+        "_nodes/plan_source.py",
+        "            self._interrupted = False\n            self._ordered = None\n",
+        "            self._interrupted = False\n",
+        "tests/nodes/test_plan_source.py::test_an_interrupt_gets_a_waiting_get_out_until_it_is_resumed",
+    ),
+    Mutation(
+        "_nodes/plan_source.py",
+        "        if self._interrupted:\n            raise ClosedError",
+        "        if False:\n            raise ClosedError",
+        "tests/nodes/test_plan_source.py::test_an_interrupt_before_the_first_plan_is_not_lost",
+    ),
+    Mutation(
+        "_nodes/plan_source.py",
+        '            if place == "here":\n                return None\n',
+        '            if place == "here":\n                place = "thread"\n',
+        "tests/nodes/test_plan_source.py::test_a_planner_may_move_after_a_plan_that_was_made_here",
+    ),
+    Mutation(
+        "_nodes/plan_source.py",
+        "max_restarts=0, ",
+        "",
+        "tests/nodes/test_plan_source.py::test_a_process_that_dies_names_the_epoch_and_the_remedy",
+    ),
+    Mutation(
+        "_nodes/sampler_reading.py",
+        "_put_globals(self._globals)",
+        "seed_globals(*self._key)",
+        "tests/nodes/test_epoch_planner.py::test_a_block_draws_on_where_the_one_before_stopped",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)
