@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence
 
 pytestmark = pytest.mark.timeout(30)
-METHODS = ["fork", pytest.param("forkserver", marks=pytest.mark.slow), pytest.param("spawn", marks=pytest.mark.slow)]
+# A new interpreter imports torch, which takes many seconds on a busy machine.
+METHODS = ["fork", *(pytest.param(method, marks=[pytest.mark.slow, pytest.mark.timeout(120)]) for method in ("forkserver", "spawn"))]
 HEAP = multiprocessing.RawValue("i")  # `multiprocessing` keeps the memory of its first value for the life of the program
 BIG = 100_000  # float32: does not fit a place, so it travels in a slot
 
@@ -79,7 +80,7 @@ def done(pool: ProcessPool, *task: Any) -> Any:
 
 def result(pool: ProcessPool, job: Job) -> Any:
     while not job.done:
-        pool.wait([job], 20.0)
+        pool.wait([job], 100.0)
     return job.result()
 
 
