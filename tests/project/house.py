@@ -1,9 +1,9 @@
-"""Draw the package as boxes and arrows, in words: ``python tests/project/house.py [FOLDER OF THE PACKAGE]``.
+"""Describe the package as boxes and arrows: ``python tests/project/house.py [FOLDER OF THE PACKAGE]``.
 
-A *box* is what stands directly in the package's folder: a package (a room) or a file. An *arrow* is an import from one box into another, also
-one for type checkers only. The *floor* of a box is one more than the highest that it imports from. Imports are read, not run.
+A *box* is a package (a room) or a file that lies directly in the package's folder. An *arrow* is an import from one box into another, including
+imports for type checkers only. The *floor* of a box is one above the highest floor that it imports from. Imports are parsed, not executed.
 
-With ``--batch`` it also lists the files that one batch of worker processes enters, in the consumer and in a worker.
+With ``--batch`` it also lists the files that one batch enters on its way through a loader with worker processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Graph = dict[str, set[str]]
 
 
 def imports(tree: ast.AST, name: str, *, is_package: bool) -> Iterator[tuple[int, str]]:
-    """Line and full dotted name of everything imported; ``torch.distributed`` also where it is reached as an attribute."""
+    """Line number and full dotted name of each import; also ``torch.distributed`` where it is reached as an attribute."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=aliases):
@@ -41,7 +41,7 @@ def imports(tree: ast.AST, name: str, *, is_package: bool) -> Iterator[tuple[int
 
 
 def name_of(file: Path, package: Path) -> str:
-    """``penstock/_nodes/node.py`` -> ``_nodes.node``; a package bears the name of its folder, the front door none."""
+    """``penstock/_nodes/node.py`` -> ``_nodes.node``; a package has its folder's name, and the front door has an empty one."""
     parts = file.relative_to(package).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -62,7 +62,7 @@ def boxes_of(files: Graph) -> Graph:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """One circle, if there is any."""
+    """One circle, if there is one."""
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -71,7 +71,7 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def floors(graph: Graph) -> dict[str, int]:
-    """The floor of each box, from 1; within a circle they are counted as far as they go."""
+    """The floor of each box, from 1. A circle does not hang it."""
     found: dict[str, int] = {}
 
     def floor(box: str, below: frozenset[str]) -> int:

@@ -113,6 +113,30 @@ MUTATIONS = [
         "tests/random/test_global_seeding.py::test_the_callers_draws_are_no_surprise",
     ),
     Mutation(
+        "_random/global_seeding.py",
+        "            self._judge()\n            self.seed",
+        "            self.seed",
+        "tests/random/test_global_seeding.py::test_seeding_for_collate_fn_hides_no_draw",
+    ),
+    Mutation(
+        "_random/global_seeding.py",
+        "            self.seed(epoch, ~position)",
+        "            pass",
+        "tests/random/test_global_seeding.py::test_draws_in_collate_fn",
+    ),
+    Mutation(
+        "_fetch/task.py",
+        "            self._seeding.seed(sample.epoch, sample.position)",
+        "            pass",
+        "tests/random/test_global_seeding.py::test_draws_in_on_error",
+    ),
+    Mutation(
+        "_random/global_seeding.py",
+        "if self._seen != before:",
+        "if False:",
+        "tests/random/test_global_seeding.py::test_a_sample_is_the_same_seeded_or_watched",
+    ),
+    Mutation(
         "_random/global_rng.py",
         "if state[3] or ",
         "if ",

@@ -1,6 +1,6 @@
-"""Rooms import downwards: the table of who may import whom, no circle among files, and the front door.
+"""Rooms import downwards: who may import whom, no circles among files, and the front door.
 
-The imports are read, not run, also those for type checkers only. A file that stands in no room is a fault too.
+Imports are parsed, not executed, and those for type checkers only count too. A file outside every room is a fault.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def allowed(name: str, target: str) -> bool:
 
 
 def room_of(name: str) -> str:
-    """``_nodes.node.Node`` -> ``_nodes``; ``Node``, which is at the front door -> the empty name."""
+    """``_nodes.node.Node`` -> ``_nodes``; ``Node``, at the front door -> the empty name."""
     first = name.split(".")[0]
     return first if first in MAY_IMPORT or (first.startswith("_") and not first.startswith("__")) else ""
 
@@ -194,7 +194,7 @@ def test_every_name_of_the_front_door_has_a_docstring() -> None:
 
 
 def test_every_name_of_the_front_door_shows_itself_as_such() -> None:
-    """``penstock.Loader`` and not the room it lives in, in tracebacks and ``help``; and it can be pickled by that name."""
+    """Tracebacks and ``help`` say ``penstock.Loader``, not the room it lives in, and pickle finds it by that name."""
     shown = {name: getattr(getattr(penstock, name), "__module__", "penstock") for name in penstock.__all__ if name != "SKIP"}
     assert set(shown.values()) == {"penstock"}
     assert pickle.loads(pickle.dumps(penstock.Loader)) is penstock.Loader

@@ -1,7 +1,7 @@
-"""What README.md and docs/ say is true: their code runs, their JSON parses, their commands and links exist.
+"""What README.md, CONTRIBUTING.md and docs/ say is true: their code runs, their JSON parses, their commands and links exist.
 
-The ``python`` blocks of one page are one script, run in order in an empty folder, by a process of its own. A block that is
-not meant to run is not labelled ``python``.
+The ``python`` blocks of a page make one script, which runs in its own process in an empty folder. A block that is not meant to run has another
+label.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def blocks(markdown: str) -> list[Block]:
 
 
 def script(markdown: str) -> str:
-    """The ``python`` blocks as one program, every line where it stands in the page, so that a traceback names the page's line."""
+    """The ``python`` blocks as one program in which each line keeps its number in the page, so that a traceback names the right line."""
     lines: list[str] = []
     for block in blocks(markdown):
         if block.label == "python":
@@ -52,7 +52,7 @@ def script(markdown: str) -> str:
 
 
 def commands(markdown: str) -> list[list[str]]:
-    """The shell commands of a page, split into words; in a ``console`` block they are the lines with a prompt."""
+    """The shell commands of a page, split into words; in a ``console`` block, the lines with a prompt."""
     lines = []
     for block in blocks(markdown):
         if block.label in {"bash", "sh", "shell"}:
@@ -63,7 +63,7 @@ def commands(markdown: str) -> list[list[str]]:
 
 
 def missing(words: list[str]) -> str | None:
-    """What a command needs of this project and the project has not."""
+    """A target or a file that a command names and this project lacks."""
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     if words[0] == "make":
         return next((word for word in words[1:] if "=" not in word and word not in targets), None)

@@ -1,4 +1,4 @@
-"""Every example runs to its end, from any folder, says something, and leaves no process behind."""
+"""Every example runs to its end from any folder, prints something, and leaves no process behind."""
 
 from __future__ import annotations
 

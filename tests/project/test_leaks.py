@@ -1,4 +1,4 @@
-"""The leak check sees every kind of leak: each is planted once."""
+"""The leak check sees every kind of leak. Each test plants one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shipped: the wheel, the source distribution, and what they ask for."""
+"""What we ship: the wheel, the source distribution, and their requirements."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_constraints_are_exact_and_within_what_the_project_allows() -> None:
 
 
 def imported(file: Path) -> set[str]:
-    """The packages that a file imports, and what it imports of the tests' own modules imports."""
+    """The packages that a file imports, directly or through the modules in ``tests/support``."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         names = (
@@ -110,7 +110,7 @@ def imported(file: Path) -> set[str]:
 
 
 def test_make_wheels_takes_all_that_make_gpu_imports() -> None:
-    """On a machine without a network nothing else can be had. Seen to fail: without psutil, which conftest.py needs."""
+    """A machine without a network has nothing else. Seen to fail: without psutil, which conftest.py needs."""
     (line,) = re.findall(r"^GPU_PACKAGES := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     marked = [
         file for file in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.gpu\b", file.read_text()) and file != Path(__file__)
@@ -124,7 +124,7 @@ def test_make_wheels_takes_all_that_make_gpu_imports() -> None:
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
 def test_make_gpu_without_an_accelerator_says_so_and_fails() -> None:
-    """Before it installs anything. It would be no help to hear that all is well from tests that were skipped."""
+    """And installs nothing. Skipped tests would look like success."""
     command = ["make", "gpu", f"PYTHON={sys.executable}", "WHEELS=there is none"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode != 0

@@ -1,7 +1,7 @@
-"""Global generators, keyed for each sample or watched: what a sample draws never depends on which, nor on who else loads what.
+"""Global generators, seeded for each sample or watched: what a sample draws depends neither on that, nor on who else loads what.
 
-A *drawing* dataset takes numbers from one of the process's three generators, at some of its positions. Here one `FetchTask` stands for
-one worker: it is given batches in the order in which a worker would get them, and must give what one that always keys gives.
+A *drawing* dataset takes numbers from one of the process's three generators, at some of its positions. One `FetchTask` stands for a worker: it
+gets batches in the order in which a worker would, and must return what a task that seeds every sample returns.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import pairwise
 
 from penstock import SKIP, Fetch, Indices, Loader
 from penstock._fetch import task as task_module
@@ -31,7 +32,7 @@ BATCH = 8
 @pytest.fixture(autouse=True)
 def kept():
     with global_rngs_kept():
-        seed_globals(8, 8, 8)  # no deviate is left over from the test before
+        seed_globals(8, 8, 8)  # so that no deviate is left over from an earlier test
         yield
 
 
@@ -62,7 +63,7 @@ NEVER = ()
 
 
 class Drawing:
-    """Position p gives (p, what it draws, what is drawn after that), where p is one of ``when``."""
+    """Position p gives p, what it draws, and what ``random`` and NumPy give next; a p outside ``when`` draws nothing and gives zeros."""
 
     def __init__(self, draw, when, n=N):
         self.draw, self.when, self.n = draw, when, n
@@ -85,7 +86,7 @@ def indices(values, epoch=0):
 
 
 def always_keyed(dataset):
-    """Each sample in a batch of its own, so that nothing is ever watched."""
+    """Each sample in its own batch, so that nothing is ever watched."""
     work = FetchTask(Fetch(dataset), 3, True)
     return flat(work(indices([value]), [IDLE]) for value in range(len(dataset)))
 
@@ -99,10 +100,12 @@ def everything(dataset, **options):
         return flat(loader)
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("when", [NEVER, ALWAYS, {0}, {BATCH * CALM - 1}, {BATCH * CALM}, {150}, {199, 200}, {N - 1}], ids=str)
-@pytest.mark.parametrize("inline", [False, True])
-def test_a_sample_is_the_same_keyed_or_watched(draw, when, inline):
+WHEN = [NEVER, ALWAYS, {0}, {BATCH * CALM - 1}, {BATCH * CALM}, {150}, {199, 200}, {N - 1}]
+KINDS = ["random", "randn", "torch's 624 words"]  # of each generator, one whose draws are unlike the other generators'
+
+
+@pytest.mark.parametrize(("draw", "when", "inline"), [*pairwise(KINDS, WHEN, [False, True]), *pairwise(DRAWS, [{150}], [False, True])])
+def test_a_sample_is_the_same_seeded_or_watched(draw, when, inline):
     """Seen to fail: `_watched` that returns its value although something was drawn; `GlobalRngSnapshot.look` without one of the three."""
     expected = always_keyed(Drawing(DRAWS[draw], when))
     np.random.random(3), random.random(), torch.rand(3)
@@ -112,7 +115,7 @@ def test_a_sample_is_the_same_keyed_or_watched(draw, when, inline):
 
 
 def test_watching_begins():
-    """So that the tests above look at what they mean to. Seen to fail: `_calm` that is never counted."""
+    """Otherwise the tests here would prove nothing. Seen to fail: `_calm` that is never counted."""
     work = FetchTask(Fetch(Drawing(None, NEVER)), 3, True)
     seen = []
     work._seeding.seed, key = lambda *address: (seen.append(address), key(*address)), work._seeding.seed
@@ -124,7 +127,7 @@ def test_watching_begins():
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize("when", [ALWAYS, {150}, {151, 180, 200}], ids=str)
 def test_a_batch_that_surprises_is_loaded_once_more_and_no_other_is(when, inline):
-    """Seen to fail: `_watched` without ``_calm = None`` (every batch that draws is loaded twice)."""
+    """Seen to fail: `_watched` without ``_calm = None``, so that every batch that draws was loaded twice."""
     dataset = Drawing(np.random.random, when)
     work = FetchTask(Fetch(dataset), 3, True)
     load = work.inline if inline else partial(work, cell=[IDLE])
@@ -134,10 +137,19 @@ def test_a_batch_that_surprises_is_loaded_once_more_and_no_other_is(when, inline
     assert sorted(dataset.calls) == sorted([*range(N), *again])
 
 
+def test_seeding_for_collate_fn_hides_no_draw():
+    """Samples that always draw are never loaded twice. Seen to fail: `seed_collate` without `_judge`."""
+    dataset = Drawing(random.random, ALWAYS)
+    work = FetchTask(Fetch(dataset, list), 3, True)
+    for start in range(0, N, BATCH):
+        work(indices(range(start, start + BATCH)), [IDLE])
+    assert dataset.calls == list(range(N))
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_worker_gives_any_batch_the_same(data):
-    """Random batches of random sizes in a random order, of any epoch. Seen to fail: `_watched` as above; `_seen` kept over keyed batches."""
+    """Random batches of random sizes in random order, of two epochs. Seen to fail: `_watched` as above; `_seen` kept across seeded batches."""
     draw = DRAWS[data.draw(st.sampled_from(sorted(DRAWS)))]
     when = data.draw(st.sets(st.integers(0, 60), max_size=3))
     dataset = Drawing(draw, when)
@@ -166,12 +178,12 @@ class Collate:
         return [(int(one[0]), one[1], self.draw() if draws else 0.0) for one in samples]
 
 
-@pytest.mark.parametrize("draw", ["random", "randn", "torch's 624 words", "one word each"])
+@pytest.mark.parametrize("draw", KINDS[1:])
 @pytest.mark.parametrize(
     ("where", "when"), [(NEVER, ALWAYS), (NEVER, {160}), ({150}, {160}), (ALWAYS, {160}), (NEVER, {0, 160}), ({0}, {0})]
 )
 def test_draws_in_collate_fn(draw, where, when):
-    """By the first position of the batch, whoever loaded the samples. Seen to fail: `key_collate` that does nothing."""
+    """They are seeded by the first position of the batch, whoever loaded the samples. Seen to fail: `seed_collate` that does nothing."""
 
     def run(order, **options):
         work = FetchTask(Fetch(Drawing(DRAWS[draw], where), Collate(DRAWS[draw], when)), 3, True)
@@ -205,15 +217,16 @@ class Failing(Drawing):
         return value
 
 
-@pytest.mark.parametrize("draw", ["random", "randn", "torch", "numpy's 624 words"])
-@pytest.mark.parametrize(("when", "bad"), [(ALWAYS, {3, 200}), ({200}, {200}), (NEVER, {3, 200}), ({201}, {200})], ids=str)
-@pytest.mark.parametrize("asks", [False, True])
-def test_draws_in_on_error(draw, when, bad, asks, caplog):
-    """Its numbers do not depend on where the sample failed. Seen to fail: `_substitute` without its key."""
+@pytest.mark.parametrize(
+    ("draw", "faults", "asks"), pairwise(KINDS, [(ALWAYS, {3, 200}), ({200}, {200}), (NEVER, {3, 200}), ({201}, {200})], [False, True])
+)
+def test_draws_in_on_error(draw, faults, asks, caplog):
+    """Its numbers do not depend on where the sample failed. Seen to fail: `_substitute` that does not seed."""
 
     def on_error(error, index, epoch, position):
         return (-index, float(DRAWS[draw]()) if asks else 0.0, 0.0, 0.0)
 
+    when, bad = faults
     work = FetchTask(Fetch(Failing(DRAWS[draw], when, bad)), 3, True, on_error)
     found = []
     for start in range(0, N, BATCH):
@@ -230,7 +243,7 @@ def test_draws_in_on_error(draw, when, bad, asks, caplog):
 
 
 def test_an_error_in_a_watched_batch():
-    """Is raised once more with the keys where something was drawn, so that what is raised does not depend on it either."""
+    """If anything was drawn, the batch is loaded again, seeded, so that the error does not depend on watching either."""
     dataset = Failing(lambda: 0.0, NEVER, {150})
     work = FetchTask(Fetch(dataset), 3, True)
     for start in range(0, 144, BATCH):
@@ -246,13 +259,13 @@ def test_an_error_in_a_watched_batch():
     assert dataset.calls == [*range(152, 158)] * 2
 
 
-unseen = pytest.mark.xfail(reason="limit: generators that are put back, or only looked at, are not seen to be used")
+unseen = pytest.mark.xfail(reason="limit: a generator that is restored afterwards, or only inspected, looks unused")
 
 
 @pytest.mark.parametrize("seed_samples", [pytest.param(True, marks=unseen), "always"])
 @pytest.mark.parametrize("how", ["put back", "looked at"])
 def test_a_generator_that_is_not_left_advanced(how, seed_samples):
-    """Which ``seed_samples="always"`` is for. `torch.random.fork_rng` around a draw, and a generator of one's own made from ``torch.initial_seed()``, or from a global state."""
+    """That is what ``seed_samples="always"`` is for: `torch.random.fork_rng` around a draw, or a generator made from ``torch.initial_seed()``."""
 
     def forked():
         with torch.random.fork_rng(devices=[]):
@@ -284,10 +297,9 @@ def states():
     )
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("before", ["nothing", "randn", "all"])
+@pytest.mark.parametrize(("draw", "before"), [*pairwise(KINDS, ["nothing", "randn", "all"]), *pairwise(DRAWS, ["all"])])
 def test_inline_loading_leaves_the_callers_generators_to_the_bit(draw, before):
-    """Whatever the dataset draws, and where; before every batch the caller may draw too. Seen to fail: `_watched` without `put_back`;
+    """Whatever the dataset draws, and where, and whatever the caller draws between batches. Seen to fail: `_watched` without `put_back`;
     `run` without ``kept``.
     """
     for when in (NEVER, ALWAYS, {188}):  # in a batch that the inner `next` loads
@@ -303,11 +315,9 @@ def test_inline_loading_leaves_the_callers_generators_to_the_bit(draw, before):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", ["random", "randn", "torch"])
-@pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize(("draw", "cached", "kind"), pairwise(["random", "randn", "torch"], [False, True], [ValueError, KeyboardInterrupt]))
 def test_also_after_an_exception(draw, cached, kind):
-    """Seen to fail: `_watched` that puts back only where no error came."""
+    """Seen to fail: `_watched` that restores the generators only if there was no error."""
 
     class Raising(Drawing):
         def __getitem__(self, index):
@@ -365,7 +375,7 @@ def test_also_for_a_map_fn_that_is_a_function_and_for_single_samples():
 
 
 def test_the_callers_draws_are_no_surprise():
-    """Between two batches the caller may draw: that is not the dataset's. Seen to fail: ``before = self._seen`` inline too."""
+    """What the caller draws between two batches is not the dataset's. Seen to fail: ``before = self._seen`` inline too."""
     dataset = Drawing(None, NEVER)
     with Loader.from_dataset(dataset, batch_size=BATCH) as loader:
         for _ in loader:
@@ -377,10 +387,10 @@ def test_the_callers_draws_are_no_surprise():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", ["random", "randn", "torch randn", "one word each"])
+@pytest.mark.parametrize("draw", ["randn", "one word each"])
 @pytest.mark.parametrize("when", [ALWAYS, {200}, {0, 130, 255}], ids=str)
 def test_workers_and_batch_sizes_change_nothing(draw, when):
-    """Seen to fail: as above; and with a seed for each worker."""
+    """Seen to fail: as above, and with one seed per worker."""
     expected = everything(Drawing(DRAWS[draw], when), batch_size=1)
     for options in ({"batch_size": 8}, {"batch_size": 31}, {"batch_size": 8, "num_workers": 1}, {"batch_size": 8, "num_workers": 3}):
         assert everything(Drawing(DRAWS[draw], when), **options) == expected, options
@@ -389,7 +399,7 @@ def test_workers_and_batch_sizes_change_nothing(draw, when):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_resuming_in_the_middle_changes_nothing(workers):
-    """A worker that begins anew keys; one that has gone on watches. Seen to fail: as above."""
+    """A new worker seeds, and one that has been running watches. Seen to fail: as above."""
     options = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": workers}
     dataset = Drawing(np.random.randn, {150, 201})
     with Loader.from_dataset(dataset, **options) as loader:
@@ -429,7 +439,7 @@ def test_collate_fn_and_on_error_draw_the_same_everywhere(caplog):
 
 @pytest.fixture(params=["as memory", "asked"])
 def python_generator(request, monkeypatch):
-    """Both ways to look at Python's generator."""
+    """Both ways of looking at Python's generator."""
     if request.param == "asked":
         monkeypatch.setattr(global_rng, "_python_twister", lambda: None)
 
@@ -452,7 +462,7 @@ def test_the_generator_of_python_is_found():
 
 
 def test_the_deviate_that_python_keeps_is_seen(python_generator):
-    """Not a word is drawn. Seen to fail: `look` without ``gauss_next``."""
+    """The second deviate takes no word from the generator. Seen to fail: `look` without ``gauss_next``."""
     random.seed(1)
     random.gauss(0, 1)
     watch = GlobalRngSnapshot()
@@ -464,7 +474,7 @@ def test_the_deviate_that_python_keeps_is_seen(python_generator):
 
 
 def test_the_watch_puts_back(python_generator):
-    """Seen to fail: the place of Python's words left at their beginning."""
+    """Seen to fail: the position in Python's words set to the end."""
     seed_globals(1, 2, 3)
     random.gauss(0, 1)
     found = states()
@@ -488,13 +498,13 @@ def test_where_a_deviate_is_kept_nothing_is_said():
     assert watch.look() is None
 
 
-@pytest.mark.xfail(reason="limit, far-fetched: the same words with a deviate and without, after seeding twice alike")
+@pytest.mark.xfail(reason="limit, far-fetched: the same words with a stored deviate and without one, after seeding twice alike")
 def test_a_deviate_that_comes_back_is_seen():
     watch = GlobalRngSnapshot()
     np.random.seed(1)
     np.random.randn()
     with_deviate = np.random.get_state()
-    np.random.randn()  # the one that was kept: not a word is drawn
+    np.random.randn()  # returns the stored deviate: no word is drawn
     assert watch.look() is not None
     np.random.set_state(with_deviate)
     assert watch.look() is None
@@ -521,7 +531,7 @@ def test_few_samples_are_not_watched():
 
 
 def test_small_batches_in_between_are_no_surprise():
-    """They are keyed, and so leave the generators elsewhere than the watch had seen them. Seen to fail: `_seen` kept over keyed batches."""
+    """They are seeded, and leave the generators elsewhere than the watch saw them. Seen to fail: `_seen` kept across seeded batches."""
     dataset = Drawing(None, NEVER)
     work = FetchTask(Fetch(dataset), 3, True)
     for start in range(0, N, BATCH):

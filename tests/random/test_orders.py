@@ -31,7 +31,7 @@ def whole(order, epoch=0):
 
 
 def surprise(counts):
-    """Of ``counts`` where all are equally likely."""
+    """Of ``counts``, if all outcomes are equally likely."""
     expected = counts.sum() / counts.size
     return float((((counts - expected) ** 2).sum() / expected - (counts.size - 1)) / np.sqrt(2 * (counts.size - 1)))
 
@@ -42,13 +42,13 @@ def epochs(n, seeds, n_epochs):
 
 
 def pairs(left, right, n, cells):
-    """How surprising the pairs (left, right) are, put into cells x cells boxes."""
+    """How surprising the pairs (left, right) are, sorted into cells x cells boxes."""
     box = (left * cells // n) * cells + right * cells // n
     return surprise(np.bincount(box.ravel(), minlength=cells * cells))
 
 
 def steps(left, right, n):
-    """How surprising the differences right - left are, none of which may be 0."""
+    """How surprising the differences right - left are; none of them may be 0."""
     return surprise(np.bincount(((right - left) % n).ravel(), minlength=n)[1:])
 
 
@@ -56,7 +56,7 @@ class TestShuffledOrderIsAPermutation:
     @given(n=st.integers(0, 3 * SORTED), seed=SEEDS, epoch=st.integers(0, 2**40))
     @settings(max_examples=50, deadline=None)
     def test_of_every_length(self, n, seed, epoch):
-        """Seen red with `np.minimum(left, h)` left out of the network: numbers beyond n, and an endless walk."""
+        """Seen to fail: `np.minimum(left, h)` left out of the network, which gives numbers beyond n and an endless walk."""
         assert np.array_equal(np.sort(whole(ShuffledOrder(n, seed), epoch)), np.arange(n))
 
     @given(n=st.integers(1, 3000), seed=SEEDS)
@@ -102,7 +102,7 @@ class TestShuffledOrderIsRandom:
 
     @pytest.mark.parametrize(("n", "seeds", "n_epochs", "cells"), [(101, 40, 50, 101), (1009, 15, 30, 101), (4099, 10, 16, 101)])
     def test_like_torch_randperm(self, n, seeds, n_epochs, cells):
-        """Places, neighbours, steps, consecutive epochs, adjacent seeds. Seen red with the epoch left out of the key, and with round keys of 0."""
+        """Places, neighbours, steps, consecutive epochs, adjacent seeds. Seen to fail: the epoch left out of the key; round keys of 0."""
         read = epochs(n, seeds, n_epochs)
         places = np.broadcast_to(np.arange(n), read.shape)
         found = {
@@ -125,7 +125,7 @@ class TestShuffledOrderIsRandom:
 
     @pytest.mark.parametrize(("rounds", "sound"), [(4, False), (8, True), (10, True)])
     def test_pairs_of_the_network_at_101_need_eight_rounds(self, monkeypatch, rounds, sound):
-        """The reason for `rounds`: four fail by hundreds of standard deviations."""
+        """Why `rounds` is what it is: four rounds fail by hundreds of standard deviations."""
         monkeypatch.setattr(permutation, "rounds", lambda n: rounds)
         read = np.array([permutation.FeistelPermutation(epoch, 7, 101)(np.arange(101)) for epoch in range(1200)])
         assert (steps(read[:, :-1], read[:, 1:], 101) < SOUND) == sound
@@ -173,7 +173,7 @@ class TestTorchOrder:
         ],
     )
     def test_is_distributed_sampler_bit_for_bit(self, n, world_size, drop_last):
-        """Seen red with ``seed ^ epoch`` for ``seed + epoch``."""
+        """Seen to fail: ``seed ^ epoch`` instead of ``seed + epoch``."""
         order = TorchOrder(n, seed=42)
         rounds = n // world_size if drop_last else -(-n // world_size)
         for epoch in (0, 2, 7):
@@ -220,7 +220,7 @@ class TestWeightedOrder:
 
     @pytest.mark.parametrize("word", [0, 2**64 - 1])
     def test_never_draws_a_weight_of_zero(self, monkeypatch, word):
-        """At both ends of the uniform numbers. Seen red with ``side="left"``."""
+        """At both ends of the uniform numbers. Seen to fail: ``side="left"``."""
         monkeypatch.setattr(orders, "splitmix64_stream", lambda counter, *_: np.full_like(counter, word))
         for weights in ([0, 0.1, 0.2, 0], [0, 1e-300, 0], [0, 0, 1e308, 1e308, 0]):
             drawn = WeightedOrder(weights, 3).indices(0, np.arange(3))

@@ -1,4 +1,4 @@
-"""Random numbers of a sample: pure in (seed, epoch, position), independent, frozen; and the global generators kept."""
+"""A sample's random numbers: a pure function of (seed, epoch, position), independent, frozen. And the global generators are restored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def from_globals():
 
 
 def by_key(seed, epoch, position):
-    """First draws of every generator that has the key, shape ``(5,)``."""
+    """The first draw of each generator under this key, shape ``(5,)``."""
     seed_globals(seed, epoch, position)
     ours = torch.rand((), dtype=torch.float64, generator=torch_generator(seed, epoch, position))
     return [*from_globals(), numpy_generator(seed, epoch, position).random(), float(ours)]
@@ -41,7 +41,7 @@ class TestStreams:
 
     @pytest.mark.parametrize("step", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2**32)])
     def test_of_adjacent_keys_are_uncorrelated(self, step):
-        """Seen red with `_mixed` made the identity, and with the epoch left out of the Philox key."""
+        """Seen to fail: `mixed` that returns its argument; the epoch left out of the Philox key."""
         n = 1500
         drawn = np.array([by_key(7 + k * step[0], 5 + k * step[1], 11 + k * step[2]) for k in range(n)])
         centred = (drawn - 0.5) * np.sqrt(12)
@@ -110,7 +110,7 @@ class TestGlobalsKept:
         return random.getstate(), [str(part) for part in np.random.get_state()], torch.get_rng_state().tolist()
 
     def test_are_the_same_to_the_bit(self):
-        """Also the half of a pair of normal numbers that each keeps for later. Seen red with any one of the three left out."""
+        """Including the second deviate of a pair, which some of them keep for later. Seen to fail: any one of the three left out."""
         random.gauss(0, 1), np.random.normal(), torch.randn(1)
         before = self.states()
         with global_rngs_kept():

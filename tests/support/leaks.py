@@ -1,4 +1,4 @@
-"""What a piece of code left behind: threads, processes, shared memory, open files."""
+"""What a piece of code leaves behind: threads, processes, shared memory, open files."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ OPEN_FILES = Path("/proc/self/fd")
 
 @contextmanager
 def no_leaks(grace_s: float = 2.0) -> Iterator[None]:
-    """Fail if the body leaves behind what was not there before it.
+    """Fail if the body leaves anything behind.
 
-    Counted are threads of this process, its child processes and theirs (also zombies), entries of ``/dev/shm``, and open
-    file descriptors. The two helper processes that `multiprocessing` keeps for the life of a program are not. What is being
-    taken down while the body ends has ``grace_s`` to be gone; garbage is collected first.
+    This counts threads of this process, its descendants (also zombies), entries of ``/dev/shm`` that they use, and open file descriptors. It does
+    not count the two helper processes that `multiprocessing` keeps for the life of a program. Things that are still shutting down when the body
+    ends get ``grace_s``, and garbage is collected meanwhile.
 
     Args:
-        grace_s: How long to wait for things that are on their way out, in seconds. A clean body waits not at all.
+        grace_s: How long to wait for things to go, in seconds. A clean body does not wait.
 
     Raises:
-        AssertionError: Something is left; every thing is named.
+        AssertionError: Names everything that is left.
     """
     before = _Inventory.taken()
     yield
@@ -44,7 +44,7 @@ def no_leaks(grace_s: float = 2.0) -> Iterator[None]:
         gc.collect()
         time.sleep(0.01)
         added = _Inventory.taken().added_since(before)
-        left = [thing for thing in left if thing in added]  # what is new by now was made by another program
+        left = [thing for thing in left if thing in added]  # anything newer was made by another program
     if left:
         raise AssertionError("left behind:\n" + "\n".join(f"  {thing}" for thing in left))
 
@@ -79,7 +79,7 @@ class _Inventory:
 
 
 def _open_files() -> dict[int, str]:
-    """What every file descriptor of this process points to, without those that live as long as the program does."""
+    """What each file descriptor of this process points to, except those that live as long as the program."""
     kept: set[Any] = {resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd}  # type: ignore[attr-defined]
     files = {}
     for name in os.listdir(OPEN_FILES) if OPEN_FILES.is_dir() else ():
@@ -102,10 +102,10 @@ def _described(process: psutil.Process) -> str | None:
 
 
 def _ours(names: frozenset[str]) -> frozenset[str]:
-    """Those shared memory entries that are not in use by processes of other programs alone. Looked up at once for all: it takes a while.
+    """Leave out the shared memory entries that only other programs use. One slow look at all processes serves all entries.
 
-    Of semaphores, which the library makes none of, those that processes of this program use: what another program's have left when they were killed
-    belongs to nobody.
+    Semaphores count only if a process of this program uses them. The library makes none, and another program that was killed may have left some
+    that nobody uses.
     """
     if not names:
         return names
@@ -119,7 +119,7 @@ def _ours(names: frozenset[str]) -> frozenset[str]:
 
 
 def _held(pid: int) -> set[str]:
-    """The shared memory entries that a process has mapped or open."""
+    """Shared memory entries that a process has mapped or open."""
     names = set()
     try:
         names = set(re.findall(rf"{SHARED_MEMORY}/(\S+)", Path(f"/proc/{pid}/maps").read_text()))

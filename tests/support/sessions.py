@@ -1,4 +1,4 @@
-"""The processes of a session: what a script has started, wherever it hangs in the tree."""
+"""The processes of a session: everything that a script has started, at any depth."""
 
 from __future__ import annotations
 

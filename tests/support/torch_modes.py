@@ -1,4 +1,4 @@
-"""Modes that a thread can be in, by name: each a function that makes a context."""
+"""Modes that a thread can be in, by name; each is a function that makes a context manager."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def every_mode():
 
 
 def seen():
-    """What code sees of the modes of its thread, in plain values."""
+    """What code can see of its thread's modes, as plain values."""
     weight = torch.ones(2, 2, requires_grad=True)
     product = weight @ weight
     return (

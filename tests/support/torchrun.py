@@ -1,4 +1,4 @@
-"""Run a script under torchrun, and leave nothing of it behind."""
+"""Run a script under torchrun, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARK = "PENSTOCK_TEST_RUN"
 
 
 def torchrun(folder: Path, world_size: int, script: Path, *arguments: Any, timeout_s: float = 90) -> str:
-    """Run ``script`` on ``world_size`` ranks of one node; what it said, once it has ended well and left no process."""
+    """Run ``script`` on ``world_size`` ranks of one node; return its output once it has succeeded and left no process."""
     node = Launch(
         folder, "node", ["--nproc-per-node", world_size, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", script, *arguments]
     )
@@ -30,14 +30,14 @@ def torchrun(folder: Path, world_size: int, script: Path, *arguments: Any, timeo
 
 
 class Launch:
-    """One torchrun agent and all that it starts, which it does in sessions of their own: they are known by their environment.
+    """One torchrun agent and everything that it starts. It starts them in new sessions, so a mark in their environment identifies them.
 
     Args:
-        folder: Where it runs, and where what it says is kept.
-        name: Of this agent.
-        arguments: torchrun's.
+        folder: Its working directory; its output is kept there too.
+        name: The agent's name.
+        arguments: torchrun's arguments.
         before: A command that runs it, such as ``ip netns exec NAME``.
-        environment: What it has more than this process.
+        environment: Added to the environment of this process.
     """
 
     def __init__(self, folder: Path, name: str, arguments: list[Any], before: tuple[str, ...] = (), **environment: str) -> None:
@@ -68,7 +68,7 @@ class Launch:
         assert not left, f"{self.name} left processes behind: {left}"
 
     def end(self) -> None:
-        """Kill what still runs."""
+        """Kill whatever still runs."""
         while stragglers := self.processes():
             for straggler in stragglers:
                 os.kill(straggler.pid, signal.SIGKILL)
@@ -76,7 +76,7 @@ class Launch:
         self.process.wait()
 
     def processes(self) -> list[psutil.Process]:
-        """Every live process of this launch, wherever it hangs in the tree."""
+        """Every live process of this launch, at any depth."""
 
         def belongs(process: psutil.Process) -> bool:
             try:

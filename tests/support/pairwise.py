@@ -1,0 +1,27 @@
+"""Fewer cases for tests with several parameters, where what fails depends on one value, or on two together."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from typing import Any
+
+
+def pairwise(*axes: Any) -> list[tuple[Any, ...]]:
+    """Combinations of one value from each axis, such that any two values of different axes come together in at least one.
+
+    Greedy (each time the first combination that covers most new pairs) and so the same in every run. For axes of 13, 8 and 2 values these are 104
+    of the 208 combinations; for six axes of three, 15 to 20 of 729.
+    """
+    values = [list(axis) for axis in axes]
+    left = {(i, a, j, b) for i, j in combinations(range(len(values)), 2) for a in range(len(values[i])) for b in range(len(values[j]))}
+    candidates = {places: _pairs(places) for places in product(*(range(len(axis)) for axis in values))}
+    chosen = []
+    while left:
+        best = max(candidates, key=lambda places: len(candidates[places] & left))
+        left -= candidates.pop(best)
+        chosen.append(tuple(axis[place] for axis, place in zip(values, best, strict=True)))
+    return chosen
+
+
+def _pairs(places: tuple[int, ...]) -> set[tuple[int, int, int, int]]:
+    return {(i, a, j, b) for (i, a), (j, b) in combinations(enumerate(places), 2)}
