@@ -182,7 +182,7 @@ def test_a_source_that_raised_is_collected(roof, again):
     batches = Loader(roof(ParallelMapper(Batcher(Cycler(SamplerWrapper(FaultySampler(), plan_ahead=False)), 2), Fetch(range(N)), 2)))
     read_until_it_raises(batches)
     if again:
-        with pytest.raises(RuntimeError, match="raised ValueError before"):
+        with pytest.raises(RuntimeError, match="raised ValueError earlier"):
             next(iter(batches))
     gone = weakref.ref(batches)
     del batches

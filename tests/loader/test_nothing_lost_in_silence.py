@@ -76,7 +76,7 @@ def shares(bad: set[int], **options: Any) -> list[list[int]]:
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2}], ids=["inline", "threads"])
 def test_a_source_that_has_raised_is_not_read_on(options):
     """Seen to fail: without the latch of the Cycler, 17 came on both ranks and 20 on none."""
-    with pytest.raises(SourceError, match=r"raised OSError before.*load_state_dict\(loader.state_dict\(\)\)"):
+    with pytest.raises(SourceError, match=r"raised OSError earlier.*load_state_dict\(loader.state_dict\(\)\)"):
         shares({7}, **options)
     assert shares(set(), **options) == [list(range(0, N, 2)), list(range(1, N, 2))]
 

@@ -275,7 +275,7 @@ def test_fetch_needs_indices():
         def start_of(self, epoch):
             return {"epoch": epoch}
 
-    with pytest.raises(GraphError, match="put a Sampler at the source"):
+    with pytest.raises(GraphError, match="Put a Sampler at the source"):
         next(ParallelMapper(Bare(), Fetch(Tagged(3)), 0))
 
 

@@ -139,5 +139,5 @@ def test_prepare_leaves_the_loader_as_it_is() -> None:
         assert accelerator.prepare(loader) is loader
         shim = AccelerateLoader(loader, accelerator, save=False)
         assert accelerator.prepare(shim) is shim
-    with pytest.raises(TypeError, match=r"DataLoader came.*accelerator\.prepare"):
+    with pytest.raises(TypeError, match=r"not a DataLoader.*accelerator\.prepare"):
         AccelerateLoader(torch.utils.data.DataLoader([1]), accelerator)

@@ -44,7 +44,7 @@ def test_what_cannot_resume_is_refused_before_the_first_step(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="ignore_data_skip=True"):
         loops.hugging_face(PENSTOCK, tmp_path, resume=12, ignore_data_skip=False)
     (tmp_path / "checkpoint-12" / "loader.json").unlink()
-    with pytest.raises(StateError, match=r"checkpoint-12/loader\.json is not there"):
+    with pytest.raises(StateError, match=r"checkpoint-12/loader\.json does not exist"):
         loops.hugging_face(PENSTOCK, tmp_path, resume=12)
     with pytest.raises(TypeError, match="trains from a DataLoader"):
         HFTrainerCallback().on_train_begin(None, None, None, train_dataloader=DataLoader([1]))
