@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import weakref
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -24,7 +25,6 @@ from penstock._loader.dataloader_words import refuse_assignment
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, differences, epoch_in, parsed, warn_of_start
 from penstock._nodes.cycler import Cycler
-from penstock._nodes.iterable_source import IterableSource
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
@@ -67,7 +67,6 @@ class Loader(FromDataset, Generic[T]):
         _check_root(root, dataset_words)
         node = root if isinstance(root, Node) else Cycler(root)
         self.root: Node[T] = node if node.endless else Cycler(node)
-        self._origin = _origin(self.root)
         self._reader = object()  # not the loader itself: nothing in the graph may keep that alive
         self._endless = endless
         self._settings: dict[str, Any] | None = None
@@ -253,9 +252,7 @@ class Loader(FromDataset, Generic[T]):
         epoch, the state and the iterator that runs stay as they are.
         """
         self._check_open()
-        for node in self.root.chain():
-            if callable(anew := getattr(node, "refresh", None)):
-                anew()
+        self.root.refresh()
         if self._cursor.stands is not Stands.AWAY:
             self._check_graph()
             self.root.reset(self._cursor.graph_state)
@@ -414,7 +411,7 @@ class Loader(FromDataset, Generic[T]):
     def _jump(self, state: State) -> None:
         """Let the graph stand at ``state``; what is in flight is dropped, the workers stay."""
         self._cursor.lost()
-        self._origin._read_by = self._reader
+        _claim(self.root, self._reader)
         self.root.reset(state)
 
     def _length(self) -> int | None:
@@ -442,7 +439,7 @@ class Loader(FromDataset, Generic[T]):
             )
 
     def _check_graph(self) -> None:
-        if getattr(self._origin, "_read_by", None) is not self._reader:
+        if _readers.get(id(self.root.origin())) is not self._reader:
             raise GraphError(
                 "another Loader has begun to read this graph, so this one does not know any more where it stands. Build a graph for each Loader."
             )
@@ -507,12 +504,15 @@ def _checked_epoch(epoch: int) -> int:
     return whole_number("epoch", epoch, 0, 2**62)
 
 
-def _origin(node: Any) -> Any:
-    """The first node of a graph, which has no source; torchdata's own where it begins with those."""
-    upstream = (
-        node.iterable if isinstance(node, IterableSource) else node._source if isinstance(node, Node) else getattr(node, "source", None)
-    )
-    return _origin(upstream) if isinstance(upstream, BaseNode) else node
+_readers: dict[int, object] = {}
+"""Which loader reads a graph, by the id of the graph's first node: loaders over two branches of one graph would take each other's items."""
+
+
+def _claim(root: Node[Any], reader: object) -> None:
+    origin = root.origin()
+    if id(origin) not in _readers:
+        weakref.finalize(origin, _readers.pop, id(origin), None).atexit = False
+    _readers[id(origin)] = reader
 
 
 class _Epoch(Generic[T]):

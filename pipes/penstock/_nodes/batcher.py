@@ -30,7 +30,7 @@ class Batcher(Node[Any]):
 
     def __init__(self, source: BaseNode[Any], batch_size: int, drop_last: bool = False) -> None:
         super().__init__(source)
-        if drop_last and getattr(source, "tail", None) == "exact":
+        if drop_last and self.source.choices().get("tail") == "exact":
             raise ValueError("drop_last=True leaves samples out, and tail='exact' promises all of them. Drop one of them.")
         self.batch_size = whole_number("batch_size", batch_size, 1)
         self.drop_last = drop_last

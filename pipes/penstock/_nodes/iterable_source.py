@@ -7,7 +7,7 @@ import logging
 import warnings
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, cast, final
 
 from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
@@ -206,6 +206,14 @@ class IterableSource(Node[Indices]):
         if inner is not None and not isinstance(inner, dict):
             raise StateError(f"the state of {type(self.iterable).__name__} must be a dict or null, and {inner!r:.80} came.")
         decoded(inner)
+
+    def origin(self) -> BaseNode[Any]:
+        node, upstream = cast("BaseNode[Any]", self), cast("Any", self.iterable)
+        while isinstance(upstream, BaseNode):
+            if isinstance(upstream, Node):
+                return upstream.origin()
+            node, upstream = upstream, getattr(upstream, "source", None)
+        return node
 
     def shutdown(self) -> None:
         self._reader.shutdown()

@@ -64,7 +64,7 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "get_state" in vars(cls) and not {"reset", "start_of"} <= vars(cls).keys() and cls.__module__.partition(".")[0] != "penstock":
+        if "get_state" in vars(cls) and not {"reset", "start_of"} <= vars(cls).keys():
             raise GraphError(f"{cls.__name__} has a get_state of its own, so it also needs its own reset and start_of: they must agree.")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
         Raises:
             GraphError: The source is not indexed, or this node reads by a ``next`` of its own.
         """
-        if type(self).next is not Node.next and type(self).at is Node.at and type(self).__module__.partition(".")[0] != "penstock":
+        if type(self).next is not Node.next and type(self).at is Node.at:
             raise GraphError(f"{type(self).__name__} has a next of its own, so tail='pad' also needs its own at.")
         block = self.source.at(positions)
         return [self._transformed(item) for item in block] if type(self).transform is not Node.transform else block
@@ -200,9 +200,18 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
         if self._source is not None:
             self._source.shutdown()
 
+    def refresh(self) -> None:
+        """Have workers that hold a copy of user objects (a dataset) take a new one at the next `reset`. Starts nothing by itself."""
+        if self._source is not None:
+            self._source.refresh()
+
     def statistics(self) -> tuple[Any, ...]:
         """One frozen object for each node that does work, from the source to here."""
         return self._source.statistics() if self._source is not None else ()
+
+    def origin(self) -> BaseNode[Any]:
+        """The first node of the graph; torchdata's own where the graph begins with those."""
+        return self if self._source is None else self._source.origin()
 
     def chain(self) -> Iterator[Node[Any]]:
         """The nodes of the graph, from this one up to the first source."""

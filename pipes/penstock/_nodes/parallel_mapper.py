@@ -1,14 +1,13 @@
 """Mapper and ParallelMapper: the data level, where items become data.
 
-The parallel one is a bounded FIFO. Each entry holds a job and the source's state after the pull, so the state of the item handed
-out is simply its entry's: no snapshots, no polling, nothing to reorder.
+The parallel one pulls items ahead into a `DeliveryWindow`, each with the source's state after the pull, so the state of the item handed out is
+simply its entry's: no snapshots, no polling, nothing to reorder.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 
 from penstock._arguments import seconds, whole_number
 from penstock._errors import ClosedError, GraphError, StateError, StateMismatch
@@ -19,10 +18,12 @@ from penstock._memory.allocation import afresh, pinned
 from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler
 from penstock._memory.tree import nbytes
+from penstock._nodes.delivery_window import DeliveryWindow, Entry
 from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
 from penstock._random.orders import checked_seed
 from penstock._statistics import ProcessStatistics, ThreadStatistics
+from penstock._workers.inline_pool import InlinePool
 from penstock._workers.pool import IDLE, Job, Pool, SplitJob
 from penstock._workers.process_pool import ProcessPool, check_processes
 from penstock._workers.thread_pool import ThreadPool
@@ -39,31 +40,6 @@ if TYPE_CHECKING:
 T = TypeVar("T", covariant=True)
 
 _logger = logging.getLogger("penstock")
-
-
-class _Entry:
-    """What was pulled from the source: a job, or something that needs no worker (a mark, or an error)."""
-
-    __slots__ = ("delivered", "job", "state", "value")
-
-    def __init__(self, value: EndOfEpoch | BaseException | None, job: Job | SplitJob | None, state: State) -> None:
-        self.value = value
-        self.job = job
-        self.state = state
-        self.delivered = False
-
-    @property
-    def ready(self) -> bool:
-        return self.job is None or self.job.done
-
-    def raise_value(self) -> NoReturn:
-        """Raise the error, and keep it no longer: it knows every frame on its way, and so the graph that this entry is in."""
-        error, self.value = self.value, None
-        assert isinstance(error, BaseException)
-        try:
-            raise error
-        finally:
-            del error
 
 
 @final
@@ -152,8 +128,8 @@ class ParallelMapper(Node[T]):
         self._timeout = timeout
         self._run_ahead = run_ahead and self.may_run_ahead
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
-        self._window = max_concurrent if max_concurrent is not None else num_workers * (prefetch_factor or _FEW)
-        self._undecided = max_concurrent is None and prefetch_factor is None  # whether many items may be in work
+        self._in_work = 1 if not num_workers else max_concurrent if max_concurrent is not None else num_workers * (prefetch_factor or _FEW)
+        self._undecided = num_workers > 0 and max_concurrent is None and prefetch_factor is None  # until the first item shows its size
         self._inline = InlineWork(map_fn, seed, False if method == "thread" and num_workers else seed_samples, on_error)
         self._work = work = self._inline.seeded
         if work.epoch_aware and num_workers and method == "thread":
@@ -179,14 +155,7 @@ class ParallelMapper(Node[T]):
         self._closed = False
         self._stale = False
         self._said = False
-        self._entries: deque[_Entry] = deque()
-        self._open = 0  # entries with a job that is not delivered; at most the window
-        self._pulled = 0  # entries since reset
-        self._skip: frozenset[int] = frozenset()  # which of them were delivered before the state was taken
-        self._base: State = {}  # the source's state before the oldest entry that is not delivered
-        self._state: State = {}
-        self._exhausted = False
-        self._torn = False  # set while entries change: if it stays, an interrupt came out of the middle of that
+        self._window = DeliveryWindow(in_order)
 
     def reset(self, initial_state: State | None = None) -> None:
         super(Node, self).reset(initial_state)
@@ -194,62 +163,39 @@ class ParallelMapper(Node[T]):
         if initial_state is not None and "delivered" in initial_state:
             self._check_rank(initial_state)
             delivered, initial_state = initial_state["delivered"], initial_state["source"]
-        self._staff()
+        pool = self._staff()
         if not self.in_order and not self._said and self.ranks()[1] > 1:
             self._said = True
             _logger.warning(
                 "in_order=False: each rank's state is its own and loads on that rank only. Save every rank's, or use in_order=True."
             )
-        if self._pool is not None:
-            self._pool.discard()
-            self._pool.start()
-        self._entries.clear()
-        self._open = self._pulled = 0
-        self._exhausted = self._torn = False
-        self._skip = frozenset(delivered)
+        pool.discard()
+        pool.start()
         self.source.reset(initial_state)
-        self._base = self.source.get_state()
-        self._settle()
+        self._window.restart(self.source.get_state(), delivered)
 
     def next(self) -> T:
-        if self._pool is None and not self._entries and not self._skip:
-            return self._at_once()
-        if self._entries and self._entries[0].delivered:
-            self._settle()  # What raised last time counts as delivered from now on.
-        self._fill()
-        entry = self._finished()
+        window = self._window
+        if window.unsettled:
+            window.settle()  # An item that raised counts as delivered from the next call on.
+        self._fill(self._in_work)
+        entry = self._awaited()
         job = entry.job
-        if job is None and isinstance(entry.value, BaseException):
-            entry.delivered = True
-            entry.raise_value()
-        if job is None:
-            self._torn = True
-            entry.delivered = True
-            self._settle()
-            return entry.value  # type: ignore[return-value]  # the mark
-        self._open -= 1
+        if job is None and not isinstance(entry.value, BaseException):
+            window.deliver(entry)
+            return cast("T", entry.value)  # the mark
         try:
-            value = self._value(job)
-        except Exception:  # the item's own: it counts as delivered from the next call on
-            entry.delivered = True
-            job.forget()
+            value = self._value(job) if job is not None else entry.raise_value()
+        except Exception:
+            window.fail(entry)
             raise
-        except BaseException:
-            self._open += 1
-            raise
-        try:
-            if self._undecided:
-                self._undecided = False
-                if nbytes(value) <= _SMALL:
-                    self._window = self.num_workers * _MANY
-            if self._pool is not None:
-                self._fill()  # Now, and not when the next batch is asked for: the workers go on while the caller trains.
-        except BaseException:  # Ctrl-C, or a signal's handler: nobody has got this item, and the state must not say so.
-            self._open += 1
-            raise
-        self._torn = True
-        entry.delivered = True
-        self._settle()
+        if self._undecided:
+            self._undecided = False
+            if nbytes(value) <= _SMALL:
+                self._in_work = self.num_workers * _MANY
+        if self.num_workers:
+            self._fill(self._in_work + 1)  # Now, and not when the next batch is asked for: the workers go on while the caller trains.
+        window.deliver(entry)  # The last step: if Ctrl-C comes before it, nobody has got this item, and the state does not say so.
         return value
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Any:
@@ -258,13 +204,17 @@ class ParallelMapper(Node[T]):
         )
 
     def get_state(self) -> State:
-        return self._state
+        window = self._window
+        if not window.ahead:
+            return cast("State", window.base)
+        rank, world_size = self.ranks()
+        return {"source": window.base, "delivered": list(window.ahead), "rank": rank, "world_size": world_size}
 
     def start_of(self, epoch: int) -> State | None:
         return self.source.start_of(epoch)
 
     def remaining(self, state: State | None = None) -> int | None:
-        state = self._state if state is None else state
+        state = self.get_state() if state is None else state
         if "delivered" not in state:
             return self.source.remaining(state)
         left = self.source.remaining(state["source"])
@@ -284,7 +234,7 @@ class ParallelMapper(Node[T]):
         self.source.check(state["source"])
 
     def failure(self) -> BaseException | None:
-        return KeyboardInterrupt("while the entries changed") if self._torn else self.source.failure()
+        return KeyboardInterrupt("while the entries changed") if self._window.torn else self.source.failure()
 
     def interrupt(self) -> None:
         if self._pool is not None:
@@ -295,11 +245,11 @@ class ParallelMapper(Node[T]):
         self._closed = True
         if self._pool is not None:
             self._pool.shutdown()
-        self._entries.clear()
+        self._window.restart(self._window.base)
         self.source.shutdown()
 
     def statistics(self) -> tuple[Any, ...]:
-        workers = self._pool.statistics() if self._pool is not None else _IDLE[self._method] if self.num_workers else None
+        workers = self._pool.statistics() if self._pool is not None else _IDLE[self._method if self.num_workers else "inline"]
         failures = None if self._tolerance is None else self._tolerance.statistics()
         return (*self.source.statistics(), *(own for own in (workers, failures) if own is not None))
 
@@ -311,137 +261,69 @@ class ParallelMapper(Node[T]):
     def refresh(self) -> None:
         """Hand the dataset to new workers at the next `reset`: for what was changed in it, in this process. Starts nothing by itself."""
         self._stale = True
+        super().refresh()
 
-    def _staff(self) -> None:
-        """Have memory and workers; new workers, if the dataset was changed."""
+    def _staff(self) -> Pool:
+        """The workers, with memory for what they make; new ones, if the dataset was changed."""
         if self._closed and self.num_workers:
             raise ClosedError("these workers have ended; build a new loader.")
-        if self._allocate is None:
-            self._allocate = pinned if self._pin_memory and can_pin() else Recycler(self._window).allocate
         if self._stale and self._pool is not None:
             self._pool.shutdown()
             self._pool = None
         self._stale = False
-        if self.num_workers and self._pool is None:
-            if self._method == "thread":
+        if self._pool is None:
+            self._allocate = pinned if self._pin_memory and can_pin() else Recycler(self._in_work).allocate
+            if not self.num_workers:
+                self._pool = InlinePool(self._inline, self._allocate)
+            elif self._method == "thread":
                 self._pool = ThreadPool(self._work, self.num_workers, allocate=self._allocate)
             else:
                 self._pool = ProcessPool(self._work, self.num_workers, seed=self._seed, **self._of_processes)
+        return self._pool
 
-    def _fill(self) -> None:
-        """Pull from the source and hand to the workers until the window is full."""
-        while self._open < max(1, self._window) and len(self._entries) < 4 * self._window + 4 and not self._blocked():
-            self._torn = True
+    def _fill(self, most: int) -> None:
+        """Pull from the source and hand to the workers, until ``most`` jobs are under way."""
+        window = self._window
+        while window.under_way < most and window.has_room(most, self._run_ahead):
+            window.torn = True  # from the pull until the entry is there
             item: Any = None
             try:
                 item = next(self.source)
-                entry = self._begun(item)
+                if isinstance(item, EndOfEpoch):
+                    entry = Entry(item, None, self.source.get_state())
+                else:
+                    entry = Entry(None, None if window.comes_delivered else self._submitted(item), self.source.get_state())
             except StopIteration:
-                self._exhausted, self._torn = True, False
+                window.exhaust()
                 return
             except Exception as exc:  # of the source, or of an item that cannot be handed over: an error in its own place
                 if item is not None:
                     annotate(exc, f"while handing over {self._work.name(item, IDLE)}")
-                entry = _Entry(exc, None, self.source.get_state())
-            self._open += entry.job is not None
-            self._entries.append(entry)
-            self._pulled += 1
-            self._torn = False
-            if self._entries[0].delivered:
-                self._settle()  # A state loaded from a run with a wider window: what it had delivered takes no room here.
+                entry = Entry(exc, None, self.source.get_state())
+            window.push(entry)
 
-    def _begun(self, item: Any) -> _Entry:
-        state = self.source.get_state()
-        if isinstance(item, EndOfEpoch):
-            return _Entry(item, None, state)
-        if self._pulled in self._skip:
-            entry = _Entry(None, None, state)
-            entry.delivered = True
-            return entry
-        job = Job(item) if self._pool is None else self._submitted(self._pool, item)
-        return _Entry(None, job, state)
-
-    def _submitted(self, pool: Pool, item: Any) -> Job | SplitJob:
+    def _submitted(self, item: Any) -> Job | SplitJob:
         """``item`` handed to the workers; to all of them at once where they have nothing else, so that it does not take one its whole time."""
-        work, allocate = self._work, self._allocate or afresh
-        parts = (
-            work.parts(item, self.num_workers, here=isinstance(pool, ThreadPool)) if self._open == 0 and isinstance(work, FetchTask) else []
-        )
-        if len(parts) < 2 or not isinstance(work, FetchTask):
-            return pool.submit(item)
-        return SplitJob(item, [pool.submit(part) for part in parts], lambda values: work.together(item, parts, values, allocate))
+        pool: Any = self._pool
+        if self.num_workers > 1 and not self._window.under_way and isinstance(self._work, FetchTask):
+            parts = self._work.parts(item, self.num_workers, here=self._method == "thread")
+            if len(parts) > 1:
+                jobs, together, allocate = [pool.submit(part) for part in parts], self._work.together, self._allocate or afresh
+                return SplitJob(item, jobs, lambda values: together(item, parts, values, allocate))
+        job: Job = pool.submit(item)
+        return job
 
-    def _blocked(self) -> bool:
-        """Whether nothing may be pulled before the newest entry is delivered."""
-        if self._exhausted or not self._entries:
-            return self._exhausted
-        last = self._entries[-1].value
-        empty = isinstance(last, EndOfEpoch) and len(self._entries) > 1 and isinstance(self._entries[-2].value, EndOfEpoch)
-        return isinstance(last, BaseException) or empty or (last is not None and not self._run_ahead)
-
-    def _finished(self) -> _Entry:
-        """The entry to hand out next, once it is ready: the oldest one, or out of order any before the next mark."""
-        choice: list[_Entry] = []
-        for entry in self._entries:
-            if entry.delivered:
-                continue
-            if entry.job is None:
-                if not choice:
-                    return entry
-                break
-            if entry.job.done:
-                return entry
-            choice.append(entry)
-            if self.in_order:
-                break
-        if not choice:
+    def _awaited(self) -> Entry:
+        """The entry to hand out next, once it is ready."""
+        candidates = self._window.candidates()
+        if not candidates:
             raise StopIteration
-        if self._pool is None:
-            job = choice[0].job
-            assert isinstance(job, Job)
-            self._do(job)
-            return choice[0]
         while True:
-            jobs = [entry.job for entry in choice if entry.job is not None]
-            self._pool.wait([one for job in jobs for one in (job.under_way if isinstance(job, SplitJob) else [job])], self._timeout)
-            for entry in choice:
-                if entry.ready:
+            for entry in candidates:
+                if entry.job is None or entry.job.done:
                     return entry
-
-    def _at_once(self) -> T:
-        """The next item, inline, where nothing is ever under way: without an entry, unless it raises."""
-        job = None
-        try:
-            self._torn = True
-            item = next(self.source)
-            if isinstance(item, EndOfEpoch):
-                value: Any = item
-            else:
-                job = Job(item)
-                self._torn = False
-                self._do(job)
-                value = self._value(job)
-            self._state = self._base = self.source.get_state()
-            self._torn = False
-        except BaseException as exc:
-            self._torn = self._torn and not isinstance(exc, Exception)
-            if job is not None or (isinstance(exc, Exception) and not isinstance(exc, StopIteration)):
-                entry = _Entry(None, job, self.source.get_state())
-                entry.delivered = job is None or (job.done and isinstance(exc, Exception))
-                if job is not None and entry.delivered:
-                    job.forget()
-                self._entries.append(entry)
-                self._open = 0 if entry.delivered else 1
-            raise
-        return cast("T", value)
-
-    def _do(self, job: Job) -> None:
-        """Do it in this thread. Ctrl-C is not the item's fault: it goes through, and the job is not done."""
-        try:
-            job.value = self._inline(job.task, self._allocate or afresh)
-        except (Exception, SystemExit, GeneratorExit) as exc:
-            job.error = exc
-        job.done = True
+            pool: Any = self._pool
+            pool.wait(_under_way(candidates), self._timeout)
 
     def _value(self, job: Job | SplitJob) -> T:
         """What came of it, or its error."""
@@ -450,25 +332,6 @@ class ParallelMapper(Node[T]):
             samples = len(job.task) if job.task.is_batch else 1
             value = self._tolerance.passed(samples, value, "" if job.worker == IDLE else f" in worker {job.worker}")
         return value
-
-    def _settle(self) -> None:
-        """Let the state follow what was delivered."""
-        self._torn = True
-        self._state = self._settled()
-        self._torn = False
-
-    def _settled(self) -> State:
-        while self._entries and self._entries[0].delivered:
-            self._base = self._entries.popleft().state
-        if self.in_order and not self._skip:
-            return self._base
-        ahead = [place for place, entry in enumerate(self._entries) if entry.delivered]
-        oldest = self._pulled - len(self._entries)
-        ahead += [place - oldest for place in sorted(self._skip) if place >= self._pulled]
-        if not ahead:
-            return self._base
-        rank, world_size = self.ranks()
-        return {"source": self._base, "delivered": ahead, "rank": rank, "world_size": world_size}
 
     def _check_rank(self, state: State) -> None:
         saved, now = (state["rank"], state["world_size"]), self.ranks()
@@ -479,11 +342,18 @@ class ParallelMapper(Node[T]):
             )
 
 
+def _under_way(entries: list[Entry]) -> list[Job]:
+    jobs: list[Job] = entries[0].job.under_way
+    for entry in entries[1:]:
+        jobs += entry.job.under_way
+    return jobs
+
+
 _FEW, _MANY = 2, 8
 """Items in work for each worker: for what is large, and for what is small, of which waking a worker is most of the cost."""
 _SMALL = 2**16
 """Bytes."""
 _FARTHEST = 2**16
 """How far ahead of the oldest item out-of-order delivery may be; the window bounds it, and states come from files."""
-_IDLE = {"thread": ThreadStatistics(0, 0, 0, 0), "process": ProcessStatistics(0, 0, 0, 0, 0, 0, 0)}
+_IDLE = {"inline": None, "thread": ThreadStatistics(0, 0, 0, 0), "process": ProcessStatistics(0, 0, 0, 0, 0, 0, 0)}
 """Before there are any workers."""

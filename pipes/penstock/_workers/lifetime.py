@@ -43,22 +43,25 @@ class OneThread:
 PATIENCE_S = 2.0
 """How long a shutdown may take, unless `closing_within` says otherwise."""
 
-_patience_s: ContextVar[float] = ContextVar("penstock_patience_s", default=PATIENCE_S)
+_deadline: ContextVar[float | None] = ContextVar("penstock_deadline", default=None)
 
 
 @contextlib.contextmanager
 def closing_within(timeout: float) -> Iterator[None]:
-    """Let every `Pool.shutdown` in the body that is not told a time take ``timeout`` seconds; nodes hand no arguments down."""
-    token = _patience_s.set(timeout)
+    """Let all `Pool.shutdown` in the body together take ``timeout`` seconds, unless one is told a time of its own; nodes hand no arguments down."""
+    token = _deadline.set(time.monotonic() + timeout)
     try:
         yield
     finally:
-        _patience_s.reset(token)
+        _deadline.reset(token)
 
 
 def patience_s(timeout: float | None) -> float:
-    """``timeout``, or that of `closing_within`."""
-    return _patience_s.get() if timeout is None else timeout
+    """``timeout``, or what is left of the time of `closing_within`."""
+    if timeout is not None:
+        return timeout
+    deadline = _deadline.get()
+    return PATIENCE_S if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 _logger = logging.getLogger("penstock")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock._errors import SampleError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, MutableSequence
+    from collections.abc import Callable, MutableSequence, Sequence
     from multiprocessing.context import BaseContext
 
     from penstock._memory.allocation import Allocate
@@ -50,6 +50,11 @@ class Job:
         self.value: Any = None
         self.error: BaseException | None = None
         self.worker = IDLE
+
+    @property
+    def under_way(self) -> list[Job]:
+        """What is to be waited for: itself."""
+        return [self]
 
     def result(self) -> Any:
         """The value; raises the error, if that is what came of the task.
@@ -107,7 +112,7 @@ class Pool(Protocol):
         """Hand over a task; never blocks on a worker."""
         ...
 
-    def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
+    def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """Until one of ``jobs`` is done; `ClosedError` after `interrupt`.
 
         After ``timeout`` seconds a job that a worker is in the middle of is done with a `TimeoutError` of its own, and its worker is

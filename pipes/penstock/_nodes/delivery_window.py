@@ -1,0 +1,162 @@
+"""What was pulled from a source and is not yet settled: the order of delivery, and the state that goes with it.
+
+Pure: it starts nothing, waits for nothing, and knows a job only by whether it is done. An entry goes through three steps::
+
+    push ──► waits for its job ──► deliver ──► settle, which drops it and moves the state past it
+
+`settle` drops entries from the front only. What was delivered out of order stays until everything older is delivered too; until then the state
+names it by its distance from the oldest entry.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+from penstock._nodes.node import is_mark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@final
+class Entry:
+    """One item of the source, and the source's ``state`` after it.
+
+    Args:
+        value: What needs no worker: a mark, or the source's error.
+        job: What a worker does. Neither: the item was delivered before the state was saved.
+    """
+
+    __slots__ = ("delivered", "job", "state", "value")
+
+    def __init__(self, value: Any, job: Any, state: Any) -> None:
+        self.value = value
+        self.job = job
+        self.state = state
+        self.delivered = value is None and job is None
+
+    def raise_value(self) -> NoReturn:
+        """Raise the error, and keep it no longer: it knows every frame on its way, and so the graph that this entry is in."""
+        error, self.value = self.value, None
+        try:
+            raise error
+        finally:
+            del error
+
+
+@final
+class DeliveryWindow:
+    """Entries in the order of the source, and which of them is handed out next.
+
+    Args:
+        in_order: Hand out the oldest only. If False, whichever is done first, but nothing from behind a mark or an error before it.
+
+    Attributes:
+        base: The source's state before the oldest entry that is not delivered.
+        ahead: Which entries from there on are delivered already, as distances; always empty in order.
+        under_way: Jobs that are not delivered.
+        comes_delivered: Whether the next item was handed out before the state was saved, so that it needs no job.
+        unsettled: An entry has failed since the last `settle`.
+        torn: A change was begun and not finished, because an exception (Ctrl-C) came out of the middle of it.
+    """
+
+    def __init__(self, in_order: bool) -> None:
+        self.in_order = in_order
+        self.restart({})
+
+    def restart(self, base: Any, delivered: Iterable[int] = ()) -> None:
+        """Begin at the source's state ``base``, from which the items at the distances ``delivered`` have been handed out already."""
+        self.torn = True
+        self._entries: deque[Entry] = deque()
+        self._pulled = 0  # entries pushed so far
+        self._skip = frozenset(delivered)  # which of them come delivered
+        self._exhausted = False
+        self.under_way = 0
+        self.comes_delivered = 0 in self._skip
+        self.unsettled = False
+        self.base = base
+        self.ahead: list[int] = []
+        self._count_ahead()
+        self.torn = False
+
+    def has_room(self, most: int, run_ahead: bool) -> bool:
+        """Whether one more item may be pulled.
+
+        Args:
+            most: Jobs that may be under way. Out of order, four times as many entries may wait for an older one.
+            run_ahead: Whether the next epoch may be pulled before the mark of this one is delivered.
+        """
+        if self._exhausted or self.under_way >= most or len(self._entries) >= 4 * most + 4:
+            return False
+        if not self._entries:
+            return True
+        last = self._entries[-1]
+        if isinstance(last.value, BaseException):
+            return False  # whether the source goes on behind it shows when it has been raised
+        if not is_mark(last.value):
+            return True
+        empty_epoch = len(self._entries) > 1 and is_mark(self._entries[-2].value)  # else a source without items would be pulled without end
+        return run_ahead and not empty_epoch
+
+    def push(self, entry: Entry) -> None:
+        """Take in the item that was pulled last."""
+        self.torn = True
+        self._entries.append(entry)
+        if entry.job is not None:
+            self.under_way += 1
+        self._pulled += 1
+        if self._skip:
+            self.comes_delivered = self._pulled in self._skip
+        if self._entries[0].delivered:
+            self.settle()  # else what a run with a wider window had delivered would fill this one
+        self.torn = False
+
+    def exhaust(self) -> None:
+        """The source has ended."""
+        self._exhausted = True
+        self.torn = False
+
+    def candidates(self) -> list[Entry]:
+        """The entries of which the first that is ready is handed out next; none where the source has ended and everything is delivered."""
+        entries = self._entries
+        if self.in_order or not entries:
+            return [entries[0]] if entries else []  # it is never a delivered one: those are dropped as soon as they are the oldest
+        found: list[Entry] = []
+        for entry in entries:
+            if entry.delivered:
+                continue
+            if entry.job is None:
+                return found or [entry]
+            found.append(entry)
+        return found
+
+    def deliver(self, entry: Entry) -> None:
+        """``entry`` is handed out, and the state says so."""
+        self.torn = entry.delivered = True
+        if entry.job is not None:
+            self.under_way -= 1
+        self.settle()
+
+    def fail(self, entry: Entry) -> None:
+        """``entry`` has raised. The state says so after the next `settle`: until then it is that of the item before, from which one may try again."""
+        self.torn = entry.delivered = self.unsettled = True
+        if entry.job is not None:
+            self.under_way -= 1
+            entry.job.forget()
+        self.torn = False
+
+    def settle(self) -> None:
+        """Let the state follow what was delivered."""
+        self.torn = True
+        entries = self._entries
+        while entries and entries[0].delivered:
+            self.base = entries.popleft().state
+        if self._skip or not self.in_order:
+            self._count_ahead()
+        self.torn = self.unsettled = False
+
+    def _count_ahead(self) -> None:
+        oldest = self._pulled - len(self._entries)
+        self.ahead = [place for place, entry in enumerate(self._entries) if entry.delivered]
+        self.ahead += [place - oldest for place in sorted(self._skip) if place >= self._pulled]

@@ -1,0 +1,48 @@
+"""A pool without workers: every job is done by the thread that waits for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from penstock._workers.pool import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock._memory.allocation import Allocate
+
+
+@final
+class InlinePool:
+    """`Pool` that does ``work(task, allocate)`` in the caller's thread."""
+
+    def __init__(self, work: Callable[[Any, Allocate], Any], allocate: Allocate) -> None:
+        self._work = work
+        self._allocate = allocate
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def submit(self, task: Any) -> Job:
+        return Job(task)
+
+    def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
+        """Do the first of ``jobs``. Ctrl-C passes through and leaves it undone, because it is not the job's fault."""
+        job = jobs[0]
+        try:
+            job.value = self._work(job.task, self._allocate)
+        except (Exception, SystemExit, GeneratorExit) as exc:
+            job.error = exc
+        job.done = True
+
+    def discard(self) -> None:
+        """Nothing is in flight."""
+
+    def interrupt(self) -> None:
+        """Nobody waits for another thread."""
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Nothing to end."""
+
+    def statistics(self) -> None:
+        """Nothing to count."""

@@ -1,0 +1,25 @@
+"""How long the end of a graph may take."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from penstock._workers.lifetime import PATIENCE_S, closing_within, patience_s
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_all_that_ends_in_one_body_shares_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: each was given the whole of it, so a graph with three pools took three times as long as `close` was told."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with closing_within(5.0):
+        assert patience_s(None) == 5.0
+        now += 3.0
+        assert patience_s(None) == 2.0
+        assert patience_s(7.0) == 7.0
+        now += 3.0
+        assert patience_s(None) == 0.0
+    assert patience_s(None) == PATIENCE_S
