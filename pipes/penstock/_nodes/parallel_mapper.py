@@ -126,7 +126,7 @@ class ParallelMapper(Node[T]):
         self.in_order = in_order
         self.num_workers = num_workers
         self._timeout = timeout
-        self._run_ahead = run_ahead and self.may_run_ahead
+        self._run_ahead = run_ahead and self.may_run_ahead and num_workers > 0
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         self._in_work = 1 if not num_workers else max_concurrent if max_concurrent is not None else num_workers * (prefetch_factor or _FEW)
         self._undecided = num_workers > 0 and max_concurrent is None and prefetch_factor is None  # until the first item shows its size
