@@ -149,5 +149,5 @@ class Against(RuleBasedStateMachine):
         assert not self.window.torn
 
 
-Against.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
-TestAgainstTwoLists = Against.TestCase
+class TestAgainstTwoLists(Against.TestCase):
+    settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
