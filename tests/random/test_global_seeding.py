@@ -231,8 +231,8 @@ def test_draws_in_on_error(draw, faults, asks, caplog):
     found = []
     for start in range(0, N, BATCH):
         value = work(indices(range(start, start + BATCH)), [IDLE])
-        if hasattr(value, "faults"):
-            assert [fault.row + start for fault in value.faults] == [one for one in sorted(bad) if start <= one < start + BATCH]
+        if hasattr(value, "failures"):
+            assert [failure.row + start for failure in value.failures] == [one for one in sorted(bad) if start <= one < start + BATCH]
             value = value.value
         found += rows(value)
     for index, row in enumerate(found):
