@@ -139,7 +139,7 @@ class Fatal(TorchSampler):
 
 
 class Stuck(OfEpoch):
-    """Says that it is at epoch 1, and stays there for ever."""
+    """Says that it is at epoch 1, and stays there forever."""
 
     def __init__(self, says):
         super().__init__()

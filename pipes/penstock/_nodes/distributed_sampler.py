@@ -1,4 +1,4 @@
-"""What is done about samplers that deal out indices by themselves: a DistributedSampler is taken over, any other is refused."""
+"""Samplers that shard by themselves: a DistributedSampler is replaced by its order, any other one is refused."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from penstock._random.orders import SequentialOrder, TorchOrder
 @final
 @dataclass(frozen=True, slots=True)
 class DistributedSamplerSettings:
-    """What a ``DistributedSampler`` asked for, in words of this library.
+    """What a ``DistributedSampler`` asks for, in the words of this library.
 
     Attributes:
         order: Its order over the whole dataset.
-        tail: What becomes of the last round, as `Sharder` has it.
-        batch_size: That of the ``BatchSampler`` around it; None where there was none.
+        tail: What becomes of the last round; see `Sharder`.
+        batch_size: That of the ``BatchSampler`` around it; None if there is none.
         drop_last: That of the ``BatchSampler``.
         rank: The rank it was made for.
-        world_size: And of how many.
+        world_size: The number of ranks it was made for.
     """
 
     order: TorchOrder | SequentialOrder
@@ -38,11 +38,11 @@ class DistributedSamplerSettings:
 def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSettings | None:
     """The same order unsharded, if ``sampler`` or ``batch_sampler`` is a ``DistributedSampler`` or a ``BatchSampler`` around one.
 
-    Else None. Left as it is, each rank would be dealt a share of its share.
+    Else None. If it were left as it is, each rank would get a share of its share.
 
     Raises:
-        GraphError: It is a ``DistributedSampler`` whose ``__iter__`` is another, so that nobody knows its order; or one whose batches
-            are single indices, because its ``BatchSampler`` came as ``sampler``.
+        GraphError: It is a ``DistributedSampler`` with an ``__iter__`` of its own, so its order is unknown; or its ``BatchSampler`` came
+            as ``sampler``, so that each batch would count as one index.
     """
     given = sampler if sampler is not None else batch_sampler
     batches = given if _walks_as(given, BatchSampler) else None
@@ -79,13 +79,13 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
 
 
 def _walks_as(sampler: Any, kind: type) -> bool:
-    """Whether it gives what torch's own ``kind`` would: it is one, or one of torchdata's, which only count what they gave."""
+    """Whether it yields what torch's own ``kind`` would. torchdata's subclasses do: they only count what they have yielded."""
     stateful = type(sampler).__module__ == "torchdata.stateful_dataloader.sampler"
     return isinstance(sampler, kind) and (stateful or type(sampler).__iter__ is kind.__iter__)  # type: ignore[attr-defined]
 
 
 def refuse_sharded(sampler: Any) -> None:
-    """Refuse a sampler that gives each rank its own share, also where it is wrapped in another.
+    """Refuse a sampler that gives each rank its own share, even if another one wraps it.
 
     Raises:
         GraphError: It has a ``rank``, ``num_replicas`` or ``process_index``.

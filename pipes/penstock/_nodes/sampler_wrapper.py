@@ -35,7 +35,7 @@ class SamplerWrapper(Node[Any]):
 
     An epoch is read as a whole: its *plan*, of 8 bytes a sample. The next one is made while this one is used. A sampler without a
     length may have no end: if it has not ended after 65,536 items (or, in batches, 2**20 samples), it is read on in blocks of that
-    size, one ahead of the consumer, and how many items the epoch has stays unknown.
+    size, one ahead of the consumer, and the number of items in the epoch stays unknown.
 
     A sampler of torch's own is read in a thread. Any other may draw from the global generators, beside the user's own draws, so a copy
     of it is read in a worker process. If it cannot be pickled, it is read here, between two epochs, with one warning (or in a thread,
@@ -53,9 +53,9 @@ class SamplerWrapper(Node[Any]):
             False, and a list is refused.
 
     Raises:
-        GraphError: ``sampler`` shards by itself, or is none; by `at`: the epoch is read in blocks.
+        GraphError: ``sampler`` shards by itself, or cannot be read again. From `at`: the epoch is read in blocks.
         TypeError: On reading: ``batches=True``, and an item holds no indices.
-        ValueError: On reading: nobody said what a list is; or an epoch goes on far behind the sampler's length.
+        ValueError: On reading: nobody said what a list is; or an epoch runs far past the sampler's length.
         StateMismatch: On reading, after a reset to a state: the sampler does not give again what it gave before the state.
     """
 
@@ -74,7 +74,7 @@ class SamplerWrapper(Node[Any]):
         self._plans = PlanSource(self._planner)
         self._lengths = LengthBook(sampler)
         self._logged = False
-        self._plan: Plan | None = None  # of `_planned`, or the block of it that was read last
+        self._plan: Plan | None = None  # of epoch `_planned`, or the block of it that is in use
         self._planned = 0
         self._epoch = 0
         self._position = 0
@@ -87,6 +87,7 @@ class SamplerWrapper(Node[Any]):
             initial_state = self.start_of(self._epoch + (self._position > 0))
         self.check(initial_state)
         self._epoch, self._position, self._checksum = (initial_state[key] for key in ("epoch", "position", "checksum"))
+        # The plan in hand may be of another run, or an earlier block: then it is asked for again, and compared.
         if self._planned != self._epoch or (self._plan is not None and not self._plan.fits(self._position, self._checksum)):
             self._plan = None
 
@@ -104,12 +105,13 @@ class SamplerWrapper(Node[Any]):
         while True:
             end = min(target, plan.end)
             checksum = plan.checksum(position, end, checksum)
-            passed = max(0, -(-(position - start - first) // every))
+            passed = max(0, -(-(position - start - first) // every))  # picks that lie in earlier blocks
             parts.append(self._items(plan, np.arange(start + first + passed * every, end, every)))
             position = end
             if position == target or not plan.more:
                 break
             plan = self._plan_at(position, checksum)
+        # Only now: an error in a later block must leave the state where it was.
         self._position, self._checksum = position, checksum
         return parts[0] if len(parts) == 1 else pack([item for part in parts for item in part])
 
@@ -157,7 +159,7 @@ class SamplerWrapper(Node[Any]):
         self._planner.close()
 
     def _plan_at(self, position: int, checksum: int) -> Plan:
-        """The plan of this epoch with the item at ``position``, behind samples with that ``checksum``; what follows it is ordered."""
+        """The plan of this epoch, or the block with the item at ``position``, whose samples up to there have that ``checksum``; orders the next."""
         plan = self._plan
         if plan is not None and (position < plan.end or not plan.more):
             return plan
