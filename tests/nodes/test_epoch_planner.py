@@ -179,6 +179,16 @@ def test_a_memory_is_led_to_any_epoch(blocks: None, requests: list[tuple[int, in
         assert values(plan) == items_of(epoch, False)[begin : begin + BLOCK]
 
 
+@pytest.mark.parametrize("starts", [None, np.array([0, 2, 3, 5])])
+def test_later_blocks_are_compared_by_their_own_samples(starts: Any) -> None:
+    """Seen to fail: positions of the epoch taken for places in the block (`IndexError` in batches, and equal where they differ without)."""
+    one, same, other = (
+        Plan(np.array(samples), starts, False, begin=40, samples=40) for samples in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [1, 2, 3, 4, 9])
+    )
+    assert one.same_as(same)
+    assert not one.same_as(other)
+
+
 class Drawing:
     def __iter__(self) -> Any:
         while True:
