@@ -361,7 +361,8 @@ class AgainstAList(RuleBasedStateMachine):
     @rule(data=st.data())
     def go_to_another_run(self, data: Any) -> None:
         """A state with the checksum of other samples."""
-        states = [one for one in self.states if one["position"] and not (self.breaks and one["epoch"] % 4 == BROKEN[0])]
+        # What does not fit is looked for behind a replay of the epochs before, and the replay of a broken one raises its error.
+        states = [one for one in self.states if one["position"] and not (self.breaks and one["epoch"] >= BROKEN[0])]
         state = data.draw(st.sampled_from(states or [self.node.start_of(0)]))
         if not state["position"]:
             return
