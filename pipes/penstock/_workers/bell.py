@@ -1,7 +1,7 @@
-"""How one thread wakes another, so that nothing is lost if a signal's handler raises in the middle of it.
+"""A bell with which one thread wakes another. No ring is lost, even if a signal handler raises in the middle.
 
-``threading.Condition`` is written in Python. An exception that a handler raises inside one leaves its lock held, or released twice, or swallows a
-notification, and then somebody waits forever. A plain lock is taken and released by single calls in C, and so are the ``with`` statements over it.
+``threading.Condition`` is written in Python. If a handler raises an exception inside one, its lock stays held, or is released twice, or a
+notification gets lost, and some thread waits forever. A plain lock is acquired and released by single C calls, and so is a ``with`` on it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import final
 
 @final
 class Bell:
-    """Wakes one thread. A ring that nobody waits for is kept, but only one of them.
+    """Wakes one thread. If no thread is waiting, the bell remembers one ring, and only one.
 
-    Whoever waits looks first whether what he waits for has happened, and again after each ring; whoever makes it happen rings afterwards. Then a
-    ring too many does no harm. One too few does: where an interrupt may come between the event and the ring, the other side has to ask again.
+    The waiting thread checks its condition first, and again after each ring; the other thread changes the condition, then rings. So an extra
+    ring does no harm. A missing ring does: if an interrupt can come between the change and the ring, the waiting side must ask again.
     """
 
     __slots__ = ("_lock",)
@@ -25,12 +25,12 @@ class Bell:
         self._lock.acquire()
 
     def ring(self) -> None:
-        """Wake the thread that waits, or the next one that would; from any thread, and from a signal's handler."""
+        """Wake the waiting thread, or let the next `wait` return at once. May be called from any thread and from a signal handler."""
         try:  # noqa: SIM105  # several times faster
             self._lock.release()
-        except RuntimeError:  # it has been rung already
+        except RuntimeError:  # already rung
             pass
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for a ring, at most ``timeout`` seconds (None: forever); whether there was one."""
+        """Wait for a ring, at most ``timeout`` seconds (None: forever). Return whether it rang."""
         return self._lock.acquire(timeout=-1 if timeout is None else max(0.0, timeout))

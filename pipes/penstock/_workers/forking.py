@@ -1,14 +1,15 @@
-"""Forks that come up.
+"""Fork children, and make sure that they come up.
 
-A forked child inherits every lock that another thread held at that instant, and nobody will release it there. Python has had such a
-lock itself: before 3.11.10 a child hung inside ``os.fork`` if a native thread (autograd, gloo) was just beginning to use Python
+A forked child inherits every lock that another thread held at that instant, and nobody will release it there. Python itself had such a
+lock: before 3.11.10 a child hung inside ``os.fork`` if a native thread (autograd, gloo) was just beginning to use Python
 (https://github.com/python/cpython/issues/112275; one child in 150 under Lightning's DDP). torch's and NumPy's global generators have
-others. A child can make NumPy's anew; it takes torch's before it says that it is up. A child that hangs instead is killed and forked
-again, before it was given any work.
+such locks too. A child replaces NumPy's, and acquires torch's before it reports that it is up. A child that hangs instead is killed
+and forked again before it gets any work.
 
-Who hangs, and who is only slow? A process with one thread, asleep until somebody wakes a futex that is private to it, is never woken:
-there is nobody. Linux shows that in ``/proc/PID/syscall``, and no load of the machine looks like it. Anything else that sleeps may
-have a reason that we do not know, so it gets time; whatever runs, waits for a processor or for a page gets all the time it needs.
+How do we tell a hung child from a slow one? If a process has a single thread, and that thread sleeps on a futex private to the process,
+no other thread exists that could wake it. Linux shows this in ``/proc/PID/syscall``, and no load on the machine looks the same. A child
+that sleeps for another reason gets some time, because we cannot know the reason. A child that runs, or waits for a CPU or for a page,
+gets all the time it needs.
 """
 
 from __future__ import annotations
@@ -31,44 +32,44 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 20
 _LOOK_MS, _LONGER = 100, 1.15  # between two looks at a child; longer with each attempt, because a lock may be held for a while
-_PATIENCE = 10  # looks at a child that sleeps and does nothing, until it is taken to hang without proof
+_PATIENCE = 10  # after so many looks at a child that sleeps and makes no progress, we assume that it hangs, without proof
 
 _FUTEX = {"x86_64": "202", "aarch64": "98", "riscv64": "98"}.get(platform.machine(), "")  # the number of the system call
-_PRIVATE, _COMMAND = 128, 127  # bits of its operation
+_PRIVATE, _COMMAND = 128, 127  # bits of the futex operation
 _WAITS = (0, 6, 9, 13)  # FUTEX_WAIT, _LOCK_PI, _WAIT_BITSET, _LOCK_PI2
 
 
 def come_up() -> None:
-    """In the child, before it says that it is up. Never returns if another thread held torch's generator at the fork."""
+    """Call this in the child before it reports that it is up. It never returns if another thread held torch's generator lock at the fork."""
     np.random.get_bit_generator().lock._at_fork_reinit()  # type: ignore[attr-defined,unused-ignore]
     torch.default_generator.get_state()
 
 
 def until_up(fork: Callable[[], tuple[int, int]], kill: Callable[[], None]) -> None:
-    """Fork a child that comes up.
+    """Fork children until one comes up.
 
     Args:
-        fork: Forks one, which calls `come_up`; gives its pid, and a file descriptor that becomes readable when it says that it is up.
-        kill: Kills and reaps the child last forked.
+        fork: Forks a child, which calls `come_up`. Returns its pid, and a file descriptor that becomes readable when the child is up.
+        kill: Kills and reaps the child forked last.
 
     Raises:
-        WorkerDied: None came up in `ATTEMPTS`.
+        WorkerDied: No child came up in `ATTEMPTS` attempts.
     """
     for attempt in range(ATTEMPTS):
-        # This waits for its lock. Threads that draw without a pause hold it nearly always, but not in the moment after we had it.
+        # Take the generator's lock once. A thread that draws without a pause holds it nearly always, but not right after we have had it.
         torch.default_generator.get_state()
         if _comes_up(*fork(), _LOOK_MS * _LONGER**attempt):
             return
         kill()
     raise WorkerDied(
-        f"{ATTEMPTS} processes forked from this one hung at once, most likely because its other threads held locks that they need. A thread "
-        f"that draws from torch's global random numbers without a pause does that: let it pause, or give it a generator of its own. Or use "
+        f"{ATTEMPTS} processes forked from this one hung as they started, most likely because other threads held locks that the children need. "
+        f"A thread that draws from torch's global generator without a pause causes this: let it pause, or give it its own generator. Or use "
         f'multiprocessing_context="forkserver", or method="thread".'
     )
 
 
 def _comes_up(pid: int, said: int, look_ms: float) -> bool:
-    """Whether a child speaks; not if it hangs. Dead, or not to be seen (not Linux), it counts as up."""
+    """Wait until the child reports, and return whether it is up. False: it hangs. A child that is dead, or invisible (not Linux), counts as up."""
     poller = select.poll()
     poller.register(said, select.POLLIN)
     seen: list[str] = []
@@ -85,19 +86,19 @@ def _comes_up(pid: int, said: int, look_ms: float) -> bool:
 
 
 def _threads(pid: int) -> list[str]:
-    """What Linux says and counts of each thread of a process, such as its state, the time that it has used and the pages that it has touched."""
+    """Linux's ``stat`` line of each thread of a process, with its state, the CPU time it has used and the pages it has touched."""
     found = []
     try:
         for thread in os.scandir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the thread has just ended
                 found.append(Path(thread.path, "stat").read_text())
-    except OSError:  # the whole process has
+    except OSError:  # the whole process has ended
         return []
     return found
 
 
 def _never_woken(pid: int) -> bool:
-    """Whether the only thread of a process waits, for as long as it takes, for another one to wake it. False where that cannot be seen."""
+    """Whether the only thread of a process waits, without a timeout, for another thread to wake it. False if we cannot see that."""
     try:
         number, *arguments = Path(f"/proc/{pid}/syscall").read_text().split()
     except OSError:

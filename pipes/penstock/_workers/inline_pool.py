@@ -1,4 +1,4 @@
-"""A pool without workers: every job is done by the thread that waits for it."""
+"""A pool without workers: the thread that waits for a job does it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class InlinePool:
         return Job(task)
 
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
-        """Do the first of ``jobs``. Ctrl-C passes through and leaves it undone, because it is not the job's fault."""
+        """Do the first of ``jobs``. Ctrl-C is not the job's error: it propagates, and the job stays to be done."""
         job = jobs[0]
         try:
             job.value = self._work(job.task, self._allocate)
@@ -39,10 +39,10 @@ class InlinePool:
         """Nothing is in flight."""
 
     def interrupt(self) -> None:
-        """Nobody waits for another thread."""
+        """No thread waits here for another one."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Nothing to end."""
+        """Nothing to shut down."""
 
     def statistics(self) -> None:
         """Nothing to count."""

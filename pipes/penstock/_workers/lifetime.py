@@ -1,4 +1,4 @@
-"""How threads begin; how long their end may take, and what is said of one that does not end."""
+"""Start threads, bound the time that a shutdown takes, and report threads that do not end."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @final
 class OneThread:
-    """A context that one thread at a time may be in; another one is refused, and nobody waits.
+    """A context for one thread at a time. A second thread gets an error; it does not wait.
 
-    Who is inside is one entry of a dict, set and read by one ``dict.setdefault``, which is atomic. It is the thread that is noted, so an
-    interrupt at a bad moment locks nobody out of a thing that only one thread uses.
+    A dict entry names the thread inside. A single ``dict.setdefault`` sets and reads it, which is atomic. Because the entry names the thread,
+    an interrupt before ``__exit__`` cannot lock out the only thread that uses the loader: it may enter again.
     """
 
     __slots__ = ("_inside",)
@@ -32,8 +32,8 @@ class OneThread:
     def __enter__(self) -> None:
         if self._inside.setdefault(None, threading.get_ident()) != threading.get_ident():
             raise RuntimeError(
-                "two threads read from this loader at once, so each would get batches that the other misses. Let one thread read and hand the batches "
-                "on (queue.Queue), or hold a lock of yours around next()."
+                "two threads read from this loader at once, so each would get batches that the other misses. Let one thread read and pass the batches "
+                "on (queue.Queue), or hold your own lock around next()."
             )
 
     def __exit__(self, *exc: object) -> None:
@@ -41,14 +41,17 @@ class OneThread:
 
 
 PATIENCE_S = 2.0
-"""How long a shutdown may take, unless `closing_within` says otherwise."""
+"""Seconds that a shutdown may take, unless `closing_within` sets another bound."""
 
 _deadline: ContextVar[float | None] = ContextVar("penstock_deadline", default=None)
 
 
 @contextlib.contextmanager
 def closing_within(timeout: float) -> Iterator[None]:
-    """Let all `Pool.shutdown` in the body together take ``timeout`` seconds, unless one is told a time of its own; nodes hand no arguments down."""
+    """Give all calls of `Pool.shutdown` in the body one shared deadline, ``timeout`` seconds from now.
+
+    A call with its own ``timeout`` keeps that. The deadline is a context variable because ``shutdown`` of a node takes no arguments.
+    """
     token = _deadline.set(time.monotonic() + timeout)
     try:
         yield
@@ -57,7 +60,7 @@ def closing_within(timeout: float) -> Iterator[None]:
 
 
 def patience_s(timeout: float | None) -> float:
-    """``timeout``, or what is left of the time of `closing_within`."""
+    """``timeout``, or else the seconds left until the deadline of `closing_within`."""
     if timeout is not None:
         return timeout
     deadline = _deadline.get()
@@ -68,17 +71,17 @@ _logger = logging.getLogger("penstock")
 
 
 def start(threads: Iterable[threading.Thread], lock: Any) -> None:
-    """Start those of ``threads`` that were not started yet, and return when they run.
+    """Start those of ``threads`` that have not been started, and return once they run.
 
-    ``Thread.start`` waits in Python code, where an exception of a signal's handler leaves a thread half started. So it is called in another thread,
-    where no handler runs, and the wait for that can be interrupted and done again.
+    ``Thread.start`` waits in Python code. If a signal handler raises there, the thread is left half started. So a helper thread calls it, because
+    signal handlers never run there. Our wait for the helper may be interrupted, and `start` called again.
 
     Args:
-        threads: Always the same for one ``lock``.
-        lock: An ``RLock``, held meanwhile by that other thread.
+        threads: The same threads in each call with the same ``lock``.
+        lock: An ``RLock``. The helper thread holds it while it starts the threads.
 
     Raises:
-        RuntimeError: The system has no thread for it.
+        RuntimeError: The system cannot start another thread.
     """
     done = Bell()
     errors: list[BaseException] = []
@@ -101,15 +104,15 @@ def _start(threads: list[threading.Thread], lock: Any, errors: list[BaseExceptio
 
 
 _WAKING_S = 0.1
-"""However little time is left, idle threads are given this to end, all together."""
+"""Seconds that idle threads get to end, all together, however little time is left."""
 
 
 def join(threads: Iterable[threading.Thread], timeout: float) -> None:
-    """Wait ``timeout`` seconds for threads that were told to end. One that is at work and does not is named in the log and left behind, as a daemon."""
+    """Wait up to ``timeout`` seconds for threads that were told to end. The log names each that is still at work; it is abandoned as a daemon."""
     deadline = time.monotonic() + max(timeout, _WAKING_S)
     for thread in threads:
         if not thread.is_alive() or thread is threading.current_thread():
             continue
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
-            _logger.warning("thread %s is still at work and cannot be stopped; it is left behind, and its result dropped.", thread.name)
+            _logger.warning("thread %s is still at work and cannot be stopped; it is abandoned, and its result dropped.", thread.name)

@@ -1,7 +1,7 @@
-"""What a node sees of its workers, whether they are threads or processes.
+"""How a node sees its workers, whether they are threads or processes.
 
-One consumer thread owns a pool: it submits, waits and collects. A worker never touches the graph. The only call that another
-thread may make is `Pool.interrupt`.
+One consumer thread owns a pool: it submits, waits and collects. Workers never touch the graph. Other threads may call only
+`Pool.interrupt`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     StartMethod = str | BaseContext
 
 IDLE = -1
-"""What a worker's cell holds while it loads no sample."""
+"""The value of a worker's cell while it loads no sample."""
 
 
 class Work(Protocol):
-    """What a worker does with one task. Handed to each worker once; pickled where processes are not forked."""
+    """The function that workers apply to tasks. Each worker gets it once, by fork or pickled."""
 
     def __call__(self, task: Any, cell: MutableSequence[int], allocate: Allocate) -> Any:
-        """Do ``task``; write the row being loaded (its place in the task) to ``cell[0]`` where there are rows.
+        """Do ``task``. If it has rows, write the row being loaded (its place in the task) to ``cell[0]``.
 
-        What lies in memory that ``allocate`` gave need not be copied on its way to the consumer.
+        A result in memory from ``allocate`` need not be copied on its way to the consumer.
         """
         ...
 
     def name(self, task: Any, row: int) -> str:
-        """``task`` in words, for errors; with ``row`` of `IDLE` the whole of it."""
+        """Describe ``row`` of ``task`` for errors; with `IDLE`, the whole task."""
         ...
 
 
 class Job:
-    """One task on its way: done when ``done`` is true, and then with a value or an error."""
+    """A submitted task. Once ``done`` is true, it has a value or an error."""
 
     __slots__ = ("done", "error", "task", "value", "worker")
 
@@ -53,13 +53,13 @@ class Job:
 
     @property
     def under_way(self) -> list[Job]:
-        """What is to be waited for: itself."""
+        """The jobs to wait for: this one."""
         return [self]
 
     def result(self) -> Any:
-        """The value; raises the error, if that is what came of the task.
+        """Return the value, or raise the task's error.
 
-        What would end more than a batch where it is raised, such as ``StopIteration`` or ``SystemExit``, is raised as a `SampleError`.
+        An exception that would end more than this batch in the consumer (``StopIteration``, ``SystemExit``) is raised as a `SampleError`.
         """
         if self.error is None:
             return self.value
@@ -69,12 +69,12 @@ class Job:
         raise SampleError(f"{type(self.error).__name__} came out of user code {where}".rstrip()) from self.error
 
     def forget(self) -> None:
-        """Keep the error no longer that `result` has raised: it knows every frame on its way, and those know this job."""
+        """Drop the error after `result` has raised it. Its traceback refers to every frame on its way, and those refer to this job."""
         self.error = None
 
 
 class SplitJob:
-    """A batch whose rows are loaded by several workers at once; a `Job` to whoever looks."""
+    """A batch that several workers load together. To its user it looks like a `Job`."""
 
     worker = IDLE
 
@@ -103,30 +103,33 @@ class SplitJob:
 
 
 class Pool(Protocol):
-    """Workers that live as long as the pool, one protocol for threads and processes."""
+    """Workers that live as long as the pool. Threads and processes share this protocol."""
 
     def start(self) -> None:
-        """Start the workers; again, does nothing."""
+        """Start the workers. Idempotent."""
 
     def submit(self, task: Any) -> Job:
-        """Hand over a task; never blocks on a worker."""
+        """Queue a task. Never waits for a worker."""
         ...
 
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
-        """Until one of ``jobs`` is done; `ClosedError` after `interrupt`.
+        """Wait until one of ``jobs`` is done.
 
-        After ``timeout`` seconds a job that a worker is in the middle of is done with a `TimeoutError` of its own, and its worker is
-        given up; where none of ``jobs`` has been begun, `wait` raises it, and they are still to come.
+        After ``timeout`` seconds, a job that a worker has begun ends with a `TimeoutError`, and the pool gives up on its worker. If no worker
+        has begun any of ``jobs``, `wait` itself raises `TimeoutError`, and the jobs stay in flight.
+
+        Raises:
+            ClosedError: After `interrupt`.
         """
 
     def discard(self) -> None:
-        """Forget every job in flight, after a jump; the workers live on, and finish or skip what they have."""
+        """Forget every job in flight, after a jump. The workers stay, and finish or skip the tasks they have."""
 
     def interrupt(self) -> None:
-        """Wake whoever is in `wait` with `ClosedError`; from any thread."""
+        """Make `wait` raise `ClosedError` in the thread that is in it. Thread-safe."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the workers within ``timeout`` seconds (see `closing_within`) and give back all they held; again, does nothing."""
+        """End the workers within ``timeout`` seconds (see `closing_within`) and release all that they held. Idempotent."""
 
     def statistics(self) -> Any:
-        """A frozen object that counts what the pool has done."""
+        """A frozen object with the pool's counters."""

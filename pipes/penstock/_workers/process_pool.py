@@ -1,8 +1,8 @@
-"""A pool of worker processes: what its users hold.
+"""A pool of worker processes: the public side.
 
-Behind it, in ``processes/``: the event loop (`scheduler`), which task is where (`task_table`), who is alive (`supervisor`), one worker as
-we see it (`worker_handle`), how workers are started (`launchers`, `zygote`), what runs in one (`worker_main`, `slot_maker`), and what
-travels between (`protocol`, `remote_error`). Results travel in shared memory (`penstock._memory`).
+The parts are in ``processes/``: the event loop (`scheduler`), the place of each task (`task_table`), the set of live workers (`supervisor`),
+our side of one worker (`worker_handle`), ways to start workers (`launchers`, `zygote`), the code inside a worker (`worker_main`,
+`slot_maker`), and the messages in between (`protocol`, `remote_error`). Results travel in shared memory (`penstock._memory`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_processes(multiprocessing_context: str | BaseContext | None) -> None:
-    """Refuse a context that no pool could use.
+    """Refuse a context that a pool cannot use.
 
     Raises:
         ValueError: It is neither a start method nor a context.
@@ -35,7 +35,8 @@ def check_processes(multiprocessing_context: str | BaseContext | None) -> None:
         multiprocessing.get_context(multiprocessing_context)
     elif multiprocessing_context is not None and not hasattr(multiprocessing_context, "get_start_method"):
         raise ValueError(
-            f"multiprocessing_context={multiprocessing_context!r:.80} is neither a start method, such as 'fork', nor a context, such as multiprocessing.get_context('fork')."
+            f"multiprocessing_context={multiprocessing_context!r:.80} is neither a start method, such as 'fork', nor a context. "
+            f"Pass a name, or multiprocessing.get_context('fork')."
         )
     if not hasattr(socket, "send_fds"):
         raise RuntimeError(
@@ -48,13 +49,13 @@ class ProcessPool:
     """`Pool` of ``num_workers`` processes that do ``work``.
 
     Args:
-        work: Reaches each worker once: by fork, or pickled.
+        work: Each worker gets it once, by fork or pickled.
         num_workers: At least 1.
-        queue_size: Tasks that a worker may hold, including the one that it is doing. At most 64 are used.
-        refill_at: A worker is given more once it holds this many or fewer, and then several at once: waking it is most of the cost of a
-            small task. Default: as soon as there is room.
-        max_restarts: Workers that may be replaced in the pool's life, in total. Not a rate: a job that runs for weeks should end
-            with a reason rather than lose a worker a day unnoticed.
+        queue_size: Tasks that a worker may hold, including the one in progress. Values above 64 act as 64.
+        refill_at: A worker gets new tasks once it holds this many or fewer, and then several at once, because waking it is most of the cost
+            of a small task. Default: as soon as it has room.
+        max_restarts: Workers that may be replaced over the life of the pool, in total. This is not a rate: a job that runs for weeks should
+            end with a reason rather than lose a worker a day unnoticed.
         multiprocessing_context: A start method or context; default: multiprocessing's own for the platform.
         worker_init_fn: Called with the worker's number as each worker starts, after seeding.
         seed: Together with its number, seeds a worker's own generators.
@@ -100,7 +101,7 @@ class ProcessPool:
             self._scheduler.start()
 
     def submit(self, task: Any) -> Job:
-        """Hand over a task; never blocks on a worker. Raises what pickling ``task`` raises."""
+        """Queue a task. Never waits for a worker. Errors from pickling ``task`` propagate."""
         self._scheduler.check_usable()
         with self._scheduler.lock:
             return self._scheduler.submit(task)
@@ -109,34 +110,34 @@ class ProcessPool:
         """Wait until one of ``jobs`` is done.
 
         After ``timeout`` seconds, the worker that holds one of them is killed and replaced, which counts as a restart. If it was in the
-        middle of that job, the job is done, with a `TimeoutError`.
+        middle of that job, the job ends with a `TimeoutError`.
 
         Raises:
-            TimeoutError: ``timeout`` seconds are over, and no worker has begun any of them. They are still on their way.
+            TimeoutError: ``timeout`` seconds have passed, and no worker has begun any of them. They stay in flight.
             ClosedError: After `interrupt` (until `discard`), after `shutdown`, or in a fork.
-            ValueError: None of them is on its way.
+            ValueError: None of them is in flight.
         """
         self._scheduler.check_usable()
         with self._scheduler.lock:
             self._scheduler.wait(list(jobs), timeout)
 
     def discard(self) -> None:
-        """Forget any interrupt, and every job that is not done: it fails, for whoever still waits for it."""
+        """Forget any interrupt, and every job that is not done. A thread that still waits for such a job gets an error."""
         self._scheduler.check_usable()
         with self._scheduler.lock:
             self._scheduler.discard()
 
     def interrupt(self) -> None:
-        """Make the current `wait`, and every one until `discard`, raise `ClosedError`; from any thread."""
+        """Make the current `wait`, and every later one until `discard`, raise `ClosedError`. Thread-safe."""
         self._scheduler.interrupt()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the workers within ``timeout`` seconds, by force after a quarter of that; from any thread. Idempotent."""
+        """End the workers within ``timeout`` seconds, by force after a quarter of that. Thread-safe and idempotent."""
         self._finalizer.detach()
         self._scheduler.shutdown(patience_s(timeout))
 
     def statistics(self) -> ProcessStatistics:
-        """What the pool has done so far, and holds now."""
+        """The pool's counters: its work so far, and what it holds now."""
         return self._scheduler.statistics()
 
     @property

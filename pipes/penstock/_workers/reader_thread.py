@@ -1,14 +1,18 @@
-"""A reader thread that keeps a few items of a source ready, each with the source's state behind it.
+"""A thread that reads ahead: it keeps a few items of a source ready, each with the source's state after that item.
 
-Who touches what: while the pump runs, the reader thread alone calls the source; the consumer's thread calls it only in
-`ReaderThread.reset` and `ReaderThread.shutdown`, when the reader is known to be out of it. Invariant: items ready, and the one being read, are at
-most ``depth + 1``, so memory is bounded.
+Who touches what: the reader thread alone reads the source. The consumer thread resets it, but only while the reader is outside and kept there
+(`ReaderThread._leave_source`), so the source needs no lock. While the reader is inside, `ReaderThread` calls nothing but the source's ``interrupt``.
+Invariant: items ready plus the item being read are at most ``depth + 1``, so memory is bounded.
 
-An item that ends something (an error, ``StopIteration``, an end of epoch where nothing may run ahead) holds the reader until the
-consumer has taken it and asks for more: nothing is read that might never be wanted.
+An item may hold the reader: an error, ``StopIteration``, or the end of an epoch if nothing may run ahead. The reader then waits until the
+consumer has taken that item and asks for more, so it reads nothing that might never be wanted.
 
-Who holds what: the pump holds the `_Shelf`, the thread only while it reads. An error that was raised to the consumer knows every frame on its
-way, the pump's among them, and the graph may hold that error; a thread that held the graph would keep all of them forever.
+Who holds what: `ReaderThread` holds the `_Shelf`; the thread holds it only while it reads, and has a weak reference otherwise. An error raised to the
+consumer refers to every frame on its way, among them frames of `ReaderThread`, and the graph may hold that error. If the thread held the graph, a
+running thread would keep all of them alive forever, and an abandoned loader would never be collected.
+
+A signal handler may raise in the consumer thread between any two steps. So the threads wake each other by a `Bell`, and after each ring the woken
+thread looks at the shared fields again.
 """
 
 from __future__ import annotations
@@ -38,25 +42,25 @@ _here = _Here()
 
 
 def reads_ahead() -> bool:
-    """Whether the thread that asks is a reader thread: the consumer's runs on beside it."""
+    """Whether the calling thread is a reader thread, so that the consumer's code runs at the same time."""
     return _here.reads_ahead
 
 
 class Readable(Protocol):
-    """What a pump asks of its source."""
+    """A source that a `ReaderThread` can read."""
 
     def __next__(self) -> Any:
         """The next item."""
 
     def reset(self, initial_state: dict[str, Any] | None) -> None:
-        """Stand elsewhere."""
+        """Move to ``initial_state``."""
 
     def get_state(self) -> dict[str, Any]:
-        """Where it stands."""
+        """The current position."""
         ...
 
     def interrupt(self) -> None:
-        """Get a ``next`` that waits in another thread out of there."""
+        """End the wait of a ``next`` in another thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class _Item:
 
 @final
 class _Shelf:
-    """The way to the graph: its last node, and what was read of it."""
+    """Everything that leads to the graph: the source, and the items read from it."""
 
     def __init__(self, source: Readable, convert: Callable[[Any], Any] | None, holds: Callable[[Any], bool] | None) -> None:
         self.source = source
@@ -89,19 +93,19 @@ class _Shelf:
 
 @final
 class _Core:
-    """What the thread holds while it waits."""
+    """All that the thread holds while it waits: nothing here leads to the graph."""
 
     def __init__(self, shelf: _Shelf, depth: int) -> None:
         self.shelf = weakref.ref(shelf)
         self.depth = depth
-        self.lock = threading.RLock()  # re-entrant: a signal's handler may close the loader while its thread holds it
-        self.room = Bell()  # to the reader
-        self.ready = Bell()  # to the consumer in `next`
-        self.left = Bell()  # to whoever wants the reader out of the source
-        # All below is read and written under `lock` only, except `stopped` and `inside`, which may be read without.
+        self.lock = threading.RLock()  # re-entrant: a signal handler may close the loader while its own thread holds the lock
+        self.room = Bell()  # wakes the reader
+        self.ready = Bell()  # wakes the consumer in `next`
+        self.left = Bell()  # wakes the thread that waits in `_leave_source`
+        # Guarded by `lock`, except that `stopped` and `inside` may be read without it.
         self.running = False
-        self.held = False
-        self.inside = False
+        self.held = False  # by an item: read nothing until the consumer asks for more
+        self.inside = False  # the reader is in the source
         self.interrupted = False
         self.stopped = False
         self.items = 0
@@ -121,11 +125,11 @@ class _Core:
                     shelf.items.append(item)
                     self.held = item.holds
                     self.items += 1
-            del item, shelf  # This frame must not keep a batch alive while it waits, nor the graph.
+            del item, shelf  # While the thread waits, its frame must keep neither a batch nor the graph alive.
             (self.ready if running else self.left).ring()
 
     def _entered(self) -> _Shelf | None:
-        """The shelf, if there is something to read now."""
+        """Enter the source and return the shelf; None if the reader must wait."""
         with self.lock:
             shelf = self.shelf()
             if shelf is None or self.stopped or not self.running or self.held or len(shelf.items) >= self.depth:
@@ -134,7 +138,7 @@ class _Core:
             return shelf
 
     def stop(self) -> _Shelf | None:
-        """Have the thread end; the shelf, if the thread is in the middle of the source."""
+        """Tell the thread to end. Return the shelf if the thread is still inside the source."""
         with self.lock:
             self.stopped = True
             self.running = False
@@ -149,18 +153,18 @@ class _Core:
 
 @final
 class ReaderThread:
-    """Read ``source`` ahead of the consumer, in one background thread that lives as long as the pump. It starts at the first `reset`.
+    """Read ``source`` ahead of the consumer in one background thread. It starts at the first `reset` and lives as long as this object.
 
     Args:
         source: Read in the background thread.
         depth: Items kept ready, at least 1.
         name: The thread's name.
-        convert: Applied to each item there.
-        holds: Whether nothing may be read behind this item until the consumer asks for it; None for what stands before the first one.
-        timeout: Seconds that `next` waits; None waits for ever.
+        convert: Applied to each item, in the background thread.
+        holds: Whether the reader must stop after this item until the consumer asks for the next. Called with None before the first item.
+        timeout: Seconds that `next` waits; None waits forever.
 
     Attributes:
-        state: The source's state behind the item that `next` returned last. One that raised counts from the next call on.
+        state: The source's state after the item that `next` returned last. If `next` raised, the state moves past that item at the next call.
     """
 
     def __init__(
@@ -184,7 +188,7 @@ class ReaderThread:
         self._started = False
 
     def reset(self, initial_state: dict[str, Any] | None) -> None:
-        """Drop what is ready, stand the source elsewhere, and read on; the first time, start the thread."""
+        """Drop the items that are ready, move the source to ``initial_state``, and read on. The first call starts the thread."""
         core, shelf = self._core, self._shelf
         if core.stopped:
             raise ClosedError(f"{self._name} has ended; build a new loader.")
@@ -201,7 +205,7 @@ class ReaderThread:
             thread = threading.Thread(target=core.run, name=self._name, daemon=True)
             weakref.finalize(self, _abandoned, core, thread, os.getpid())
             self._thread = thread
-        if not self._started:  # nor if an interrupt has come before
+        if not self._started:  # the first time, or again if an exception interrupted the start
             start([self._thread], core.lock)
             self._started = True
 
@@ -209,7 +213,7 @@ class ReaderThread:
         """The next item, or the error that reading it raised.
 
         Raises:
-            TimeoutError: After ``timeout`` seconds; the item is then still to come.
+            TimeoutError: After ``timeout`` seconds. A later call may still return the item.
         """
         if self._raised is not None:
             self.state, self._raised = self._raised, None
@@ -223,42 +227,42 @@ class ReaderThread:
         try:
             raise error
         finally:
-            del error  # which knows this frame: neither should keep the other
+            del error  # its traceback refers to this frame: break the cycle
 
     def interrupt(self) -> None:
-        """Make a `next` that waits raise `ClosedError`, until `reset`; from any thread."""
+        """Make `next` raise `ClosedError` until the next `reset`, also one that waits now. Thread-safe."""
         with self._core.lock:
             self._core.interrupted = True
         self._core.ready.ring()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the thread, if need be out of the middle of a wait in the source; see `Pool.shutdown` and `join`."""
+        """End the thread. If it waits in the source, the wait is interrupted. See `Pool.shutdown` and `join`."""
         if not self._core.stopped:
             _end(self._core, self._thread, patience_s(timeout))
 
     def statistics(self) -> ReaderStatistics:
-        """A frozen account of the pump so far."""
+        """The counters so far, as a frozen object."""
         with self._core.lock:
             return ReaderStatistics(self._name, self._core.depth, len(self._shelf.items), self._core.items, self._wait_s)
 
     def _take(self) -> _Item | None:
-        """The next item, if it is ready; if not, the reader is told to go on."""
+        """Take the next item if it is ready; otherwise release a reader that an item holds."""
         core, items = self._core, self._shelf.items
         with core.lock:
             if core.stopped or core.interrupted:
-                raise ClosedError(f"{self._name} was ended, or moved elsewhere, while an item was being waited for.")
+                raise ClosedError(f"{self._name} was closed, or moved to another position, while it waited for an item.")
             if items:
                 item = items[0]
                 if item.error is None:
-                    self.state = item.state  # before it is taken: an item that an interrupt loses must have moved the state
+                    self.state = item.state  # before popleft: if an interrupt loses the item, the state must be past it
                 else:
                     self._raised = item.state
-                if items:  # a signal's handler may just have closed the loader
+                if items:  # a signal handler may just have closed the loader, which clears them
                     items.popleft()
             else:
                 item = None
                 core.held = False
-        core.room.ring()  # also for a ring that an interrupt has kept from the reader before
+        core.room.ring()  # each time, because an interrupt may have come before an earlier ring
         return item
 
     def _wait(self) -> _Item:
@@ -276,7 +280,7 @@ class ReaderThread:
             self._wait_s += time.perf_counter() - began
 
     def _leave_source(self) -> None:
-        """Return once the reader is out of the source and stays out; a wait in there is interrupted, work is waited for."""
+        """Return once the reader has left the source for good. This interrupts a wait in the source, and waits for work there to finish."""
         core = self._core
         with core.lock:
             core.running = False
@@ -297,5 +301,5 @@ def _end(core: _Core, thread: threading.Thread | None, timeout: float) -> None:
 
 
 def _abandoned(core: _Core, thread: threading.Thread, pid: int) -> None:
-    if os.getpid() == pid and not core.stopped:  # in a fork there is no thread, and it may have held the lock
+    if os.getpid() == pid and not core.stopped:  # a forked child has no such thread, and may have inherited its lock locked
         _end(core, thread, PATIENCE_S)

@@ -1,17 +1,16 @@
 """Worker threads.
 
-Who touches what: the consumer thread submits, waits and discards; each worker thread takes one job at a time from the inbox, and
-writes its outcome. An outcome is written under a lock, because the consumer may give up a job that is just being finished. `interrupt`
-may come from any thread.
+Who touches what: the consumer thread submits, waits and discards. Each worker thread takes one job at a time from the inbox and writes its
+result. A lock guards results, because the consumer may give up on a job in the moment in which it finishes. Any thread may call `interrupt`.
 
-A handler of the user's may raise in the consumer's thread at any moment, so nothing there goes through code that such an exception leaves
-half done: the inbox is a ``SimpleQueue``, which is one call in C, and the consumer is woken by a `Bell`.
+A signal handler of the user may raise in the consumer thread at any moment. So the consumer runs no code that such an exception would leave
+half done: the inbox is a ``SimpleQueue``, whose calls are single calls in C, and a `Bell` wakes the consumer.
 
-A thread cannot be stopped. One that is in the middle of a job longer than ``timeout`` is given up: the job is done, with a
-`TimeoutError`, and what comes of it after all is dropped. The thread itself takes jobs again if it ever comes back.
+A thread cannot be stopped. If a job takes longer than ``timeout``, the pool gives up on it: the job ends with a `TimeoutError`, and if the
+thread finishes it after all, the result is dropped. The thread then takes jobs again.
 
-The threads hold the `_Core` and never the pool, so that an abandoned pool is collected and its finalizer ends them. They are
-daemons only so that a thread stuck in user code cannot hold up the interpreter's exit.
+The threads hold the `_Core` and never the pool, so an abandoned pool is collected, and its finalizer ends them. They are daemons only so that
+a thread stuck in user code cannot delay the interpreter's exit.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ if TYPE_CHECKING:
 
 
 class _Core:
-    """What the threads share."""
+    """The state that the threads share."""
 
     def __init__(self, work: Work, num_workers: int, allocate: Allocate) -> None:
         self.work = work
         self.allocate = allocate
-        self.cells = [[IDLE] for _ in range(num_workers)]  # each written by its thread
-        self.doing: list[Job | None] = [None] * num_workers  # as these are
-        self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: the end, for one thread
-        self.finished = Bell()  # to the consumer
-        self.lock = threading.RLock()  # around outcomes; re-entrant: a signal's handler may close the loader while its thread holds it
+        self.cells = [[IDLE] for _ in range(num_workers)]  # each thread writes its own
+        self.doing: list[Job | None] = [None] * num_workers  # each thread writes its own
+        self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # a None ends the thread that takes it
+        self.finished = Bell()  # wakes the consumer
+        self.lock = threading.RLock()  # guards results; re-entrant: a signal handler may close the loader while its own thread holds it
         self.tasks = 0
         self.interrupted = False
         self.stopped = False
@@ -76,14 +75,14 @@ class _Core:
         self.cells[number][0] = IDLE
         self.doing[number] = None
         with self.lock:
-            if not job.done:  # or it was given up
+            if not job.done:  # otherwise the consumer has given up on it
                 job.value, job.error = value, error
                 job.done = True
                 self.tasks += 1
         self.finished.ring()
 
     def give_up(self, jobs: list[Job], timeout: float | None) -> None:
-        """End one of ``jobs`` that a thread has begun; unless one has been done meanwhile."""
+        """End one of ``jobs`` that a thread has begun with a `TimeoutError`, unless one of them is done by now."""
         with self.lock:
             if any(job.done for job in jobs):
                 return
@@ -91,7 +90,7 @@ class _Core:
             if job is not None:
                 what = self.work.name(job.task, self.cells[job.worker][0])
                 job.error = TimeoutError(
-                    f"waited {timeout} s for {what}, in worker thread {job.worker}, which cannot be stopped: it is left to itself, and its result dropped."
+                    f"waited {timeout} s for {what}, in worker thread {job.worker}, which cannot be stopped: it is abandoned, and its result dropped."
                 )
                 job.done = True
                 self.tasks += 1
@@ -102,7 +101,7 @@ class _Core:
         raise TimeoutError(f"waited {timeout} s for {self.work.name(jobs[0].task, IDLE)}, {why}.")
 
     def stuck(self) -> list[str]:
-        """The threads that were given up, and what they are at."""
+        """The threads that the pool gave up on, each with its current task, for errors."""
         return [
             f"worker thread {number} in {self.work.name(job.task, self.cells[number][0])}"
             for number, job in enumerate(self.doing)
@@ -117,7 +116,7 @@ def _run(core: _Core, number: int) -> None:
         try:
             value = core.work(job.task, core.cells[number], core.allocate)
         except BaseException as exc:
-            with contextlib.suppress(Exception):  # an exception that is frozen bears no note
+            with contextlib.suppress(Exception):  # a frozen exception takes no note
                 exc.add_note(f"in worker thread {number} ({name})")
             error = exc
         core.finish(number, job, value, error)
@@ -129,9 +128,9 @@ class ThreadPool:
     """`Pool` of ``num_workers`` threads that do ``work``.
 
     Args:
-        work: Called from every worker thread at once.
+        work: Called from all worker threads concurrently.
         num_workers: At least 1.
-        allocate: Memory for results; called from every worker thread at once.
+        allocate: Memory for results. Called from all worker threads concurrently.
         name: Prefix of the threads' names.
     """
 
@@ -166,7 +165,7 @@ class ThreadPool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             if core.interrupted or core.stopped:
-                raise ClosedError("the loader was closed, or moved elsewhere, while a batch was being waited for.")
+                raise ClosedError("the loader was closed, or moved to another position, while it waited for a batch.")
             if any(job.done for job in jobs):
                 return
             if not core.finished.wait(None if deadline is None else deadline - time.monotonic()):
@@ -192,6 +191,6 @@ class ThreadPool:
 
 
 def _abandoned(core: _Core, threads: list[threading.Thread], pid: int) -> None:
-    if os.getpid() == pid and not core.stopped:  # in a fork there are no threads
+    if os.getpid() == pid and not core.stopped:  # a forked child has no such threads
         core.stop()
         join(threads, PATIENCE_S)

@@ -163,7 +163,7 @@ class Scheduler:
         ready = supervisor.poller.poll(0 if death or self.interrupted else None if patience is None else max(0.0, patience) * 1000)
         self.check_usable()
         if self.interrupted:
-            raise ClosedError("the loader was closed, or moved elsewhere, while a batch was being waited for.")
+            raise ClosedError("the loader was closed, or moved to another position, while it waited for a batch.")
         if not ready and not death:
             return
         with self._change.after(self._mend):
