@@ -339,7 +339,7 @@ def ranks_that_disagree_are_told_so():
     on_every_rank(lambda: check(sampler=range(N - mine)), mismatch, f"items in an epoch {lengths}")
     lacking = ", ".join(map(str, range(1, WORLD_SIZE)))
     on_every_rank(
-        lambda: check(rank=0, world_size=WORLD_SIZE), f"{mismatch}of {WORLD_SIZE} shares nobody loads {lacking}; loaded are 0 by ranks "
+        lambda: check(rank=0, world_size=WORLD_SIZE), f"{mismatch}no rank loads {lacking} of {WORLD_SIZE} shares; loaded are 0 by ranks "
     )
     with loader() as batches:
         if mine:

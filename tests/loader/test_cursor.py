@@ -140,7 +140,7 @@ def test_a_start_from_a_loaded_state(events: list[Any], move: Move | None) -> No
     if move is not None:
         assert made.start() == move
         return
-    with pytest.raises(StateError, match=f"stands in epoch {made.state['epoch']}"):
+    with pytest.raises(StateError, match=f"the loaded state is in epoch {made.state['epoch']}"):
         made.start()
     assert made.start() == Jump(made.state)
 

@@ -407,7 +407,7 @@ def test_end_epoch_gives_up_the_rest_in_the_state_too():
     with loader() as resumed:
         resumed.load_state_dict(state)
         resumed.set_epoch(0)
-        with pytest.raises(penstock.StateError, match="stands in epoch 1"):
+        with pytest.raises(penstock.StateError, match="the loaded state is in epoch 1"):
             next(iter(resumed))
 
 
@@ -430,7 +430,7 @@ def test_commit_means_the_last_committed_batch():
         assert first == before  # nothing was committed
         batches.commit()
         state = batches.state_dict()
-        with pytest.raises(ValueError, match=r"commit\(2\): 1 batches"):
+        with pytest.raises(ValueError, match=r"commit\(2\): only 1 batches"):
             batches.commit(2)
     with loader() as resumed:
         resumed.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""check_ranks: whether all ranks would load parts of the same sequence. The one place where ranks talk to each other, if asked to."""
+"""check_ranks: whether all ranks would load parts of the same sequence. The only code in which ranks talk to each other, and only when asked."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 def check_ranks(loader: Loader[Any], group: ProcessGroup | None = None) -> None:
-    """Compare this loader over all ranks: settings, lengths, the state, and whether every share is loaded by someone.
+    """Compare this loader across ranks: settings, lengths, the state, and whether some rank loads each share.
 
-    A collective: every rank of ``group`` has to call it. Call it once before training, and after loading a state; it costs one
-    ``all_gather_object`` of under 2 KB a rank, reads nothing, and moves nothing. Where one rank raises, all do, with the same words.
+    A collective: every rank of ``group`` must call it. Call it once before training, and after loading a state. It costs one
+    ``all_gather_object`` of under 2 KB per rank, reads nothing, and moves nothing. If one rank raises, all do, with the same message.
 
     Args:
-        loader: Has not to be started.
-        group: The ranks to compare; default all. On a part of them it is not asked whether every share is loaded.
+        loader: Need not be started.
+        group: The ranks to compare; default all. For a subset, it does not check whether every share is loaded.
 
     Raises:
         StateMismatch: The ranks do not load the same sequence; names what differs, with the ranks of each value.
         GraphError: There is no process group to compare over.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        raise GraphError("check_ranks compares over a process group, and there is none. Call torch.distributed.init_process_group first.")
+        raise GraphError("check_ranks needs a process group, and there is none. Call torch.distributed.init_process_group first.")
     cause: Exception | None = None
     try:
         mine = _fingerprint(loader)
-    except Exception as exc:  # Told to the others, who would wait for ever.
+    except Exception as exc:  # The other ranks must hear of it, or they would wait forever.
         mine, cause = {"error": f"{type(exc).__name__}: {exc}"}, exc
     all_of_them: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(all_of_them, (torch.distributed.get_rank(), mine), group=group)
@@ -51,7 +51,7 @@ def check_ranks(loader: Loader[Any], group: ProcessGroup | None = None) -> None:
 def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     saved = json.loads(loader.state_dict()["penstock"])
     rank, world_size = loader.root.ranks()
-    # A source that splits itself and has a state of its own stands elsewhere on each rank: only its epoch can be compared.
+    # A source that splits itself and keeps its own state is at a different position on each rank, so only its epoch can be compared.
     state = f"epoch {loader.epoch}" if loader.root.rank_bound() else json.dumps(saved["state"], sort_keys=True)
     *_, first = loader.root.chain()
     lengths = {"items in an epoch": first.remaining(first.start_of(0)), "world_size": world_size}
@@ -66,7 +66,7 @@ def _failed(said: dict[int, dict[str, Any]]) -> list[str]:
 
 
 def _differing(said: dict[int, dict[str, Any]]) -> list[str]:
-    """One line for each thing that is not the same everywhere: its values, and who has each."""
+    """One line for each entry that differs between ranks: its values, and which ranks have each."""
     faults = []
     for name in sorted({name for one in said.values() for name in one["what"]}):
         holders: dict[str, list[int]] = {}
@@ -84,10 +84,10 @@ def _unloaded(said: dict[int, dict[str, Any]]) -> list[str]:
     world_size = next(iter(said.values()))["what"]["world_size"]
     lacking = [share for share in range(world_size) if share not in shares]
     loaded = ", ".join(f"{share} by {_named(ranks)}" for share, ranks in sorted(shares.items())[:4])
-    return [f"of {world_size} shares nobody loads {', '.join(map(str, lacking[:8]))}; loaded are {loaded}"] if lacking else []
+    return [f"no rank loads {', '.join(map(str, lacking[:8]))} of {world_size} shares; loaded are {loaded}"] if lacking else []
 
 
 def _named(ranks: list[int]) -> str:
-    """Ranks in words, a few of them by number."""
+    """Ranks in words, the first few by number."""
     numbers = ", ".join(map(str, ranks[:4])) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {numbers}"

@@ -1,12 +1,12 @@
-"""EpochCursor: where a loader stands, and where its next iterator starts. Pure: no thread, and nothing of the graph is touched.
+"""EpochCursor: where a loader stands, and where its next iterator starts. Pure: no threads, and it never touches the graph.
 
 The cursor is told what happened: a batch was delivered, a mark was read, a state was loaded, an epoch was asked for. At the first ``next`` of an
-iterator it says what the graph has to do before the first batch: stay, pass one mark, or jump to a state. Trainers call ``iter``,
-``load_state_dict`` and ``set_epoch`` in every order there is, and none of them moves anything before that.
+iterator it says what the graph must do before the first batch: stay, pass one mark, or jump to a state. Until then nothing moves, because
+trainers call ``iter``, ``load_state_dict`` and ``set_epoch`` in every possible order.
 
-The end of an epoch is *seen* once its mark was consumed: by the ``StopIteration`` of its loop, by `EpochCursor.end_epoch`, or because the next epoch
-was begun. The state behind a seen end is the start of the next epoch. A state taken on the epoch's last batch has not seen the end: loaded, it
-gives the empty remainder of that epoch first, so that the work behind the loop (a scheduler's step, validation) is done.
+The end of an epoch is *seen* once its mark was consumed: by the ``StopIteration`` of the loop, by `EpochCursor.end_epoch`, or because the next epoch
+began. After a seen end the state is the start of the next epoch. A state taken on the epoch's last batch has not seen the end: when it is loaded,
+it gives the empty remainder of that epoch first, so that the code after the loop (a scheduler's step, validation) runs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Epochs(Protocol):
-    """What the cursor asks of a graph: questions that start nothing."""
+    """The questions that the cursor asks of a graph. Answering them starts nothing."""
 
     def remaining(self, state: State) -> int | None:
-        """Items still to come in the epoch of ``state``; None where that is unknown."""
+        """Items still to come in the epoch of ``state``; None if unknown."""
 
     def start_of(self, epoch: int) -> State:
         """The state in which ``epoch`` has not begun."""
@@ -44,13 +44,13 @@ class Epochs(Protocol):
 @final
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """The graph stands where it should."""
+    """The graph is where it should be."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PassMark:
-    """The graph has to read the mark behind ``epoch``; nothing that it has loaded ahead is lost."""
+    """The graph must read the mark that ends ``epoch``; nothing it has loaded ahead is lost."""
 
     epoch: int
 
@@ -58,7 +58,7 @@ class PassMark:
 @final
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """The graph has to be reset to ``state``; if a mark comes first there, it is passed (``over_mark``) and ends nothing."""
+    """The graph must be reset to ``state``. With ``over_mark``, a mark that comes first is passed and ends nothing."""
 
     state: State
     over_mark: bool = False
@@ -72,8 +72,8 @@ class Stands(Enum):
 
     AWAY = "anywhere: only a jump leads to the state"
     HERE = "at the state"
-    BEFORE_MARK = "at the end of the epoch before the state's, whose mark it has not read"
-    BEHIND_MARK = "at the start of the epoch behind the state's, whose mark it has read"
+    BEFORE_MARK = "at the end of the epoch before the state's, with the mark still unread"
+    BEHIND_MARK = "at the start of the epoch after the state's, with the mark already read"
 
 
 @final
@@ -83,17 +83,17 @@ class EpochCursor:
     Args:
         epochs: The graph's answers.
         endless: Epochs end nothing: marks are passed.
-        restart: Whether a state of a finished epoch goes on with the next one (True) or with the empty remainder (False); None: with the next
-            one if the end was seen.
+        restart: Whether a state of a finished epoch continues with the next epoch (True) or with the empty remainder (False). None: with the
+            next epoch if the end was seen.
 
     Attributes:
         epochs: The graph's answers.
-        state: Behind the last item delivered, or where the next one comes from.
+        state: The position after the last item delivered, or where the next one comes from.
         stands: Where the graph is.
-        fresh: Nothing was delivered since the state was jumped to, loaded or begun.
-        pending: The state was loaded, and no batch of it was asked for yet.
+        fresh: Nothing was delivered since this state was jumped to, loaded or begun.
+        pending: The state was loaded, and no batch was asked for yet.
         over_mark: The next mark ends nothing.
-        begun: Batches of the state's epoch lie before the state.
+        begun: The state is not at the start of its epoch.
     """
 
     def __init__(self, epochs: Epochs, *, endless: bool, restart: bool | None) -> None:
@@ -106,18 +106,18 @@ class EpochCursor:
         self.pending = False
         self.over_mark = False
         self.begun = False
-        self._resumed = False  # the run began at a loaded state, which counts as unused until a batch of it is delivered
-        self._again = False  # the first item of a run raised: the next run begins where this one did
+        self._resumed = False  # the run began at a loaded state, which counts as unused until a batch is delivered
+        self._again = False  # the first item of this run raised: the next run begins at the same place
         self._requested: int | None = None
-        self._by_view = False  # it was asked for through `Loader.sampler`
-        self._sized: bool | None = None  # of the graph, as it was before anything was read: a plan in memory may know more
-        self._offset = 0  # what a trainer calls an epoch of a loader without a length, plus this, is the epoch
+        self._by_view = False  # the request came through `Loader.sampler`
+        self._sized: bool | None = None  # asked before anything was read: once a plan is in memory, the graph may know more
+        self._offset = 0  # a trainer's number for an epoch of a loader without a length, plus this, is ours
 
     # Where it stands.
 
     @property
     def here(self) -> State:
-        """The state; the start of the next epoch, where that is what a finished one was said to mean."""
+        """The state; or the start of the next epoch, if ``restart`` says that a finished epoch means that."""
         if self.pending and self._restart and self._complete:
             return self.epochs.start_of(epoch_of(self.state) + 1)
         return self.state
@@ -130,33 +130,33 @@ class EpochCursor:
     # What happened.
 
     def request(self, epoch: int | None, *, by_view: bool = False) -> None:
-        """``epoch`` was asked for, or after all none; the next start decides."""
+        """``epoch`` was asked for, or None takes the request back; the next start decides."""
         self._requested, self._by_view = epoch, by_view
 
     def load(self, state: State) -> None:
-        """``state`` was loaded, to go on from."""
+        """``state`` was loaded, and the next run continues from it."""
         self._look()
         epoch = epoch_of(state)
         if self._restart is False and epoch and state == self.epochs.start_of(epoch):
-            state = self.epochs.end_of(epoch - 1)  # whether the end before it was seen or not, it is seen now
+            state = self.epochs.end_of(epoch - 1)  # restart=False: the end of the epoch before is to be seen again
         self._stand(state, Stands.AWAY)
         self.pending, self.begun, self._offset = True, state != self.epochs.start_of(epoch_of(state)), 0
 
     def delivered(self, state: State) -> None:
-        """An item was handed out; the graph is behind it."""
+        """An item was handed out, and ``state`` is the position after it."""
         self.state = state
         self.fresh = self.over_mark = self._resumed = self._again = False
         self.begun = True
 
     def raised(self, state: State) -> None:
-        """Asking for an item raised: ``state`` is the graph's. Where nothing came of a start, the next one begins there again."""
+        """Asking for an item raised; ``state`` is the graph's. A run that delivered nothing leaves the next one to begin at the same place."""
         if epoch_of(state) == epoch_of(self.state):
             self.state = state
         if self.fresh:
             self._again, self.pending = True, self._resumed
 
     def mark(self, behind: State) -> bool:
-        """A mark was read, and the graph is ``behind`` it; whether an epoch ends here for the loop."""
+        """A mark was read, and the graph's state is now ``behind`` it. Returns whether the loop's epoch ends here."""
         ends = not (self._endless or self.over_mark)
         if ends and self._restart is False:
             self.stands, self.fresh = Stands.BEHIND_MARK, True
@@ -165,7 +165,7 @@ class EpochCursor:
         return ends
 
     def end_epoch(self) -> bool:
-        """Give up what is left of an epoch that has begun, and see its end; whether there was any."""
+        """Give up the rest of an epoch that has begun, and see its end. Returns whether there was one."""
         if not self.begun:
             return False
         before = self.stands
@@ -177,50 +177,50 @@ class EpochCursor:
         return True
 
     def lost(self) -> None:
-        """Nobody knows where the graph is; the state is right."""
+        """Nobody knows where the graph is; the state still holds."""
         if self.stands is Stands.BEHIND_MARK:
             self._again = True
         else:
             self.stands = Stands.AWAY
 
     def saved(self) -> dict[str, Any]:
-        """All that the cursor knows, for `restore`."""
+        """Everything the cursor knows, for `restore`."""
         return vars(self).copy()
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Let nothing have happened since `saved`."""
+        """Undo everything since `saved`."""
         vars(self).update(saved)
 
     def returned(self) -> None:
-        """The graph was reset to `graph_state`, and the run goes on."""
+        """The graph was reset to `graph_state`, and the run continues."""
         if self.stands is not Stands.BEHIND_MARK:
             self.stands = Stands.HERE
 
     @property
     def graph_state(self) -> State:
-        """Where the graph should be while a run goes on."""
+        """Where the graph should be in the middle of a run."""
         return self.epochs.start_of(epoch_of(self.state) + 1) if self.stands is Stands.BEHIND_MARK else self.state
 
     # Where the next iterator starts.
 
     @property
     def is_told(self) -> bool:
-        """Whether the next start is at a loaded state, or at an epoch that was asked for."""
+        """Whether a loaded state or a requested epoch decides the next start."""
         return self.pending or self._requested is not None
 
     def start(self) -> Move:
-        """What the graph has to do. Nothing changes before `arrived` says that it has done so."""
+        """What the graph must do. Nothing changes until `arrived` says that it is done."""
         self._look()
         requested = self._requested
         if self.pending:
             if self._by_view and not self._sized and requested is not None and requested - epoch_of(self.state) in (0, 1):
-                # Whether a stream has come to its end shows by reading on only. Who asks for the next epoch by the view has counted the batches.
+                # Only reading on would show whether a stream is at its end. A trainer that asks for the next epoch has counted the batches.
                 return Jump(self.state if requested == epoch_of(self.state) else self.epochs.start_of(requested))
             return self._from_loaded(None if self._by_view and not self._completes(requested) else requested)
         return self._from_stream(None if requested is None else self._absolute(requested))
 
     def arrived(self, move: Move, state: State | None = None) -> None:
-        """The graph has made ``move``; ``state`` is its own behind a mark that it has passed."""
+        """The graph has made ``move``; ``state`` is the graph's own after a mark that it passed."""
         resumed, requested = self.pending, self._requested
         if isinstance(move, Jump):
             begun = move.state != self.epochs.start_of(epoch_of(move.state))
@@ -238,7 +238,9 @@ class EpochCursor:
     def _from_loaded(self, requested: int | None) -> Move:
         epoch = epoch_of(self.state)
         if requested == epoch:
-            return Jump(self.state, over_mark=self._endless)  # Also into an empty remainder, so that the end of the user's epoch runs.
+            return Jump(
+                self.state, over_mark=self._endless
+            )  # Also if the remainder is empty, so that the code at the end of the user's epoch runs.
         if self._completes(requested):
             return Jump(self.epochs.start_of(epoch + 1))
         if requested is None:
@@ -247,7 +249,7 @@ class EpochCursor:
             return Jump(self.state, over_mark=True)
         self._requested = None
         raise StateError(
-            f"set_epoch({requested}) was called, and the loaded state stands in epoch {epoch_of(self.here)}. Start your loop at loader.epoch, "
+            f"set_epoch({requested}) was called, but the loaded state is in epoch {epoch_of(self.here)}. Start your loop at loader.epoch, "
             f"or do not load the state."
         )
 
@@ -268,7 +270,7 @@ class EpochCursor:
         return Jump(self.epochs.start_of(epoch + 1 if requested is None else requested))
 
     def _absolute(self, requested: int) -> int:
-        """The epoch that is meant: by a trainer that counts on from its own number, or by somebody who goes by ours."""
+        """The epoch that the caller means: one of a trainer that counts from its own number, or one that goes by ours."""
         now = epoch_of(self.state)
         if requested + self._offset not in (now, now + 1) and requested in (now, now + 1):
             self._offset = 0
@@ -287,7 +289,7 @@ class EpochCursor:
         return requested == epoch_of(self.state) + 1 and self._complete
 
     def _stand(self, state: State, stands: Stands) -> None:
-        """At the start of an epoch, unless it is said otherwise."""
+        """Move to ``state`` with every flag cleared; callers set those that differ."""
         self.state, self.stands = state, stands
         self.fresh = True
         self.pending = self.over_mark = self.begun = self._resumed = self._again = False

@@ -1,4 +1,4 @@
-"""The words of ``torch.utils.data.DataLoader``: those that a loader shows, and what it says instead of the others."""
+"""The attributes of ``torch.utils.data.DataLoader``: the ones that a loader shows, and what it says in place of the others."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, NoReturn, final
 
 log = logging.getLogger("penstock")
 
-_BUILT_IN = "It is an argument of Loader.from_dataset, which builds it into the graph; loader.root is the last node of that."
+_BUILT_IN = "It is an argument of Loader.from_dataset, which builds it into the graph; loader.root is the graph's last node."
 
 
 @final
 class ReadOnly:
-    """An attribute that has the name of one of ``DataLoader``'s, and cannot be assigned.
+    """An attribute named like one of ``DataLoader``'s, which cannot be assigned.
 
     Args:
-        shown: Whether a loader that `from_dataset` built shows it. Trainers that find the others rebuild a ``DataLoader`` of them.
+        shown: Whether a loader built by `from_dataset` shows it. Trainers that find the others rebuild a ``DataLoader`` from them.
     """
 
     def __init__(self, *, shown: bool) -> None:
@@ -30,22 +30,22 @@ class ReadOnly:
             return self
         if self._shown and loader._words is not None:
             return loader._words[self._name]
-        raise AttributeError(f"a Loader has no attribute {self._name!r}{' where it was built from a graph' * self._shown}. {_BUILT_IN}")
+        raise AttributeError(f"a Loader has no attribute {self._name!r}{' if it was built from a graph' * self._shown}. {_BUILT_IN}")
 
     def __set__(self, loader: Any, value: Any) -> NoReturn:
         refuse_assignment(self._name)
 
 
 def refuse_assignment(name: str) -> NoReturn:
-    """Say that ``loader.name = …`` would change nothing."""
+    """Refuse ``loader.name = …``, which would change nothing."""
     raise AttributeError(
-        f"loader.{name} cannot be assigned: the graph was built with it. Build another loader, Loader.from_dataset(..., {name}=...), and "
-        f"load_state_dict what this one saved."
+        f"loader.{name} cannot be assigned, because the graph was built with it. Build another loader, Loader.from_dataset(..., {name}=...), and "
+        f"give its load_state_dict what this one's state_dict returned."
     )
 
 
 class DataLoaderWords:
-    """What scripts read of a ``DataLoader``, for the `Loader` to inherit."""
+    """The attributes that scripts read from a ``DataLoader``, for `Loader` to inherit."""
 
     _words: dict[str, Any] | None = None
 
@@ -67,5 +67,5 @@ class DataLoaderWords:
 
 @cache
 def say_once(text: str) -> None:
-    """Log it, once in this process."""
+    """Log ``text``, once in this process."""
     log.warning(text)

@@ -1,8 +1,13 @@
 """Loader: the roof of a graph, and the only iterable.
 
-The graph upstream runs on from epoch to epoch. The loader cuts its stream into epochs, says where it stands (`state_dict`), and decides
-where a new iterator starts. It decides that at the iterator's first ``next`` and not before, because trainers call ``iter``,
-``load_state_dict`` and ``set_epoch`` in every order there is.
+The graph upstream runs on from epoch to epoch. The loader cuts its stream into epochs, reports where it stands (`state_dict`), and decides
+where a new iterator starts. It decides at the iterator's first ``next`` and no earlier, because trainers call ``iter``,
+``load_state_dict`` and ``set_epoch`` in every possible order.
+
+Where a loader stands is the business of `EpochCursor`, which is pure. Here that meets what can go wrong: an exception may leave ``next`` at any
+line (Ctrl-C, a signal handler that raises, the user's own code), and the user's loop may catch it and go on. So each ``next`` first notes
+what it may have to undo (`Loader._unfinished`). If it is interrupted, it has returned nothing, and nothing may have happened: the next
+call puts the notes back, and resets the graph if that has moved meanwhile.
 """
 
 from __future__ import annotations
@@ -38,8 +43,8 @@ T = TypeVar("T", covariant=True)
 log = logging.getLogger("penstock")
 
 _EMPTY = (
-    "epoch %d has no batch on this rank, so the loop over it was over at once. If that is not meant: is the dataset or its sampler empty, does "
-    "drop_last=True or tail='drop' leave nothing of it, or is it an iterable that can be read only once?"
+    "epoch %d has no batch on this rank, so the loop over it ended at once. If you did not expect that: is the dataset or its sampler empty, does "
+    "drop_last=True or tail='drop' leave nothing, or is this an iterable that can be read only once?"
 )
 
 
@@ -47,15 +52,15 @@ _EMPTY = (
 class Loader(FromDataset, Generic[T]):
     """Iterate over a graph, epoch by epoch: ``for batch in loader`` is one epoch.
 
-    Nothing runs before the first batch is asked for. The workers then live until `close`, or until the loader is collected.
+    Nothing runs until the first batch is asked for. From then on the workers live until `close`, or until the loader is garbage-collected.
 
     Args:
         root: The last node of the graph. A finite graph gets a `Cycler` on top.
         endless: ``for batch in loader`` goes on over all epochs, and ``len(loader)`` is unknown.
         restart_on_stop_iteration: What a state of a finished epoch resumes to: the start of the next epoch (True), or the empty
-            remainder of the finished one (False). None: the next epoch if the end was seen, by ``StopIteration`` or `end_epoch`; else
-            the empty remainder, so that the work behind the loop is done.
-        dataset_words: Refused: `from_dataset` takes a dataset.
+            remainder of the finished one (False). None: the next epoch if the loop saw the end, by ``StopIteration`` or `end_epoch`; else
+            the empty remainder, so that the code after the loop still runs.
+        dataset_words: Refused; a dataset goes to `from_dataset`.
 
     Attributes:
         root: The last node of the graph.
@@ -67,31 +72,31 @@ class Loader(FromDataset, Generic[T]):
         _check_root(root, dataset_words)
         node = root if isinstance(root, Node) else Cycler(root)
         self.root: Node[T] = node if node.endless else Cycler(node)
-        self._reader = object()  # not the loader itself: nothing in the graph may keep that alive
+        self._reader = object()  # stands for this loader; the graph must not keep the loader itself alive
         self._endless = endless
         self._settings: dict[str, Any] | None = None
         self._cursor = EpochCursor(_Epochs(self.root), endless=endless, restart=restart_on_stop_iteration)
         self._commits = CommitLedger()
-        self._run = 0  # counts started iterators and loads: an iterator of an earlier run is dead
+        self._run = 0  # grows with each iterator started and each state loaded; iterators of earlier runs are dead
         self._given_up = -1  # the run that end_epoch() ended
         self._turn = OneThread()
-        self._unfinished: Any = None  # while a `next` runs, and if it was interrupted: what was before it
-        self._unseeded: int | None = None  # the items that are shuffled by the default seed
-        self._built_for: int | None = None  # the length of the dataset that the default order was made for
+        self._unfinished: Any = None  # how things stood before the `next` that is running, or that was interrupted
+        self._unseeded: int | None = None  # how many items the default seed shuffles
+        self._built_for: int | None = None  # len(dataset) when the default order was made
         self._closed = False
         self._owner: int | None = None  # the process in which it was started
 
     # Iterating.
 
     def __iter__(self) -> Iterator[T]:
-        """An iterator over one epoch. Does nothing else: where it starts is decided by its first ``next``."""
+        """An iterator over one epoch. Does nothing else: its first ``next`` decides where it starts."""
         return _Epoch(self)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank. Of a stream: as its ``__len__`` says; what is delivered does not go by that.
+        """Batches in a whole epoch on this rank. For a stream this is what its ``__len__`` claims; delivery does not depend on it.
 
         Raises:
-            TypeError: That is not known, or the loader is endless.
+            TypeError: The number is unknown, or the loader is endless.
         """
         batches = self._length()
         if batches is None:
@@ -107,7 +112,8 @@ class Loader(FromDataset, Generic[T]):
     def __getstate__(self) -> dict[str, Any]:
         if self._owner is not None or self._closed:
             raise TypeError(
-                "a Loader that was started or closed cannot be copied or pickled: it has workers. Build another one, and load_state_dict what this one saved."
+                "a Loader that was started or closed cannot be copied or pickled, because it has workers. Build another one, and give its load_state_dict "
+                "what this one's state_dict returned."
             )
         return vars(self).copy()
 
@@ -120,19 +126,19 @@ class Loader(FromDataset, Generic[T]):
         return self._endless
 
     def set_epoch(self, epoch: int) -> None:
-        """Ask for ``epoch``. Moves nothing: the next iterator to be started starts there.
+        """Have the next iterator start at ``epoch``. Moves nothing by itself.
 
-        If the stream stands at its start already, as after the epoch before, nothing is dropped. A loaded state that stands inside
-        ``epoch`` continues; one that has completed it gives its empty remainder.
+        If the stream already stands at the start of ``epoch``, as it does after the epoch before, nothing in flight is dropped. A loaded state
+        inside ``epoch`` continues there; one that has completed it gives its empty remainder.
         """
         self._cursor.request(_checked_epoch(epoch))
 
     @property
     def sampler(self) -> EpochView:
-        """Something with a ``set_epoch``, for trainers that look for it there; only where the loader has a length. Never the user's sampler."""
+        """An object with ``set_epoch``, for trainers that look for it here; only if the loader has a length. Never the user's sampler."""
         if self._length() is None:
             raise AttributeError(
-                "this loader has no length, so no trainer can count its epochs: it has no sampler. Call loader.set_epoch(epoch)."
+                "this loader has no sampler: it has no length, so no trainer can count its epochs. Call loader.set_epoch(epoch)."
             )
         return EpochView(self._cursor)
 
@@ -142,18 +148,20 @@ class Loader(FromDataset, Generic[T]):
 
     @property
     def batch_sampler(self) -> None:
-        """None, where there is a `sampler`: trainers that look at one look at both."""
+        """None if there is a `sampler`: trainers that look at one look at both."""
         if self._length() is None:
-            raise AttributeError("this loader has no batch_sampler to show. What makes its batches stands in the graph: loader.root.")
+            raise AttributeError(
+                "this loader has no batch_sampler to show. The nodes that make its batches are in the graph: see loader.root."
+            )
 
     @batch_sampler.setter
     def batch_sampler(self, value: Any) -> NoReturn:
         refuse_assignment("batch_sampler")
 
     def end_epoch(self) -> None:
-        """Give up the rest of the epoch, in the state too; for epochs cut short by a limit, and for loops that count their batches.
+        """Give up the rest of the epoch, in the state too: for epochs cut short by a limit, and for loops that count their batches.
 
-        Behind the last batch it says that the epoch's end was seen: a state saved from here on goes on with the next epoch. Idempotent.
+        After the last batch it says that the loop saw the epoch's end: a state saved from then on resumes at the next epoch. Idempotent.
         """
         self._check_open()
         self._mend()
@@ -164,56 +172,56 @@ class Loader(FromDataset, Generic[T]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch delivered last; once the end of that was seen, and after a load or a jump, that of the next one."""
+        """The epoch of the batch delivered last; once its end was seen, and after a load or a jump, the epoch of the next batch."""
         return epoch_of(self._cursor.here)
 
     @property
     def remaining(self) -> int | None:
-        """Batches still to come in this epoch, behind the one delivered last; None where that is unknown."""
+        """Batches still to come in this epoch, after the one delivered last; None if unknown."""
         return self._cursor.remaining
 
     @property
     def position(self) -> int | None:
-        """Batches of this epoch up to the one delivered last: ``len(loader) - loader.remaining``; None where that is unknown."""
+        """Batches of this epoch up to the one delivered last: ``len(loader) - loader.remaining``; None if unknown."""
         batches, remaining = self._batches(), self.remaining
         return None if batches is None or remaining is None else batches - remaining
 
     @property
     def is_last(self) -> bool | None:
-        """Whether the batch delivered last ends the epoch; None where that is unknown."""
+        """Whether the batch delivered last ends the epoch; None if unknown."""
         remaining = self.remaining
         return None if remaining is None else remaining == 0
 
     # Saving and loading.
 
     def state_dict(self) -> dict[str, str]:
-        """Where the loader stands, behind the last batch that ``next`` returned (or that was committed): one key, one JSON text.
+        """Where the loader stands, after the last batch that ``next`` returned (or that was committed): one key, one JSON text.
 
-        The same on every rank, under 1 KB, and never changed afterwards. Starts nothing and asks nobody.
+        The same on every rank, under 1 KB, and never changed afterwards. Starts nothing, waits for nothing.
         """
         if self._unfinished is None:
             state = self._commits.state_of(self._cursor.state)
-        else:  # asked by a signal's handler in the middle of a `next`, or behind one that was interrupted
+        else:  # a signal handler asks in the middle of a `next`, or the last one was interrupted
             _, _, cursor, commits = self._unfinished
             state = cursor["state"] if commits is None else commits[0]
         try:
             return {KEY: json.dumps({"format": FORMAT, "settings": self._own_settings(), "state": state}, allow_nan=False)}
         except (TypeError, ValueError) as exc:
             raise StateError(
-                f"the state of this graph is not JSON ({exc}): a node in it has a state of other types than dict, list, str, int, None."
+                f"the state of this graph is not JSON ({exc}): one of its nodes returns a state of types other than dict, list, str, int, None."
             ) from exc
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Go on where ``state_dict`` was taken, with the next iterator to be started. Right at any moment, and again.
+        """Have the next iterator continue where ``state_dict`` was taken. May be called at any moment, and repeatedly.
 
         Args:
             state_dict: What `state_dict` returned, on any rank of any number of them.
-            strict: If False, a state of other settings (another dataset, say) is accepted with a warning, and the epoch after its own
-                is started: a position in another order means nothing.
+            strict: If False, a state saved under other settings (another dataset, say) is accepted with a warning, and the epoch after its own
+                is started, because a position in another order means nothing.
 
         Raises:
-            StateError: It is not a state of this library, or damaged. The loader stays as it was.
-            StateMismatch: It was saved under other settings; names each, with both values. The loader stays as it was.
+            StateError: It is not a state of this library, or it is damaged. The loader stays as it was.
+            StateMismatch: It was saved under other settings; each is named, with both values. The loader stays as it was.
             ClosedError: After `close`.
         """
         self._check_open()
@@ -223,7 +231,7 @@ class Loader(FromDataset, Generic[T]):
         if changed and strict:
             raise StateMismatch(
                 "this state was saved under other settings: " + "; ".join(changed) + ". Load it with the settings it was saved under, "
-                "or with strict=False to start the next epoch under the new ones."
+                "or pass strict=False to start the next epoch under the new ones."
             )
         if changed:
             inner = self._cursor.epochs.start_of(epoch_in(state["state"]) + 1)
@@ -236,20 +244,20 @@ class Loader(FromDataset, Generic[T]):
         self._run += 1
 
     def commit(self, n: int = 1) -> None:
-        """Let `state_dict` mean the last *committed* batch, for trainers that look ahead or may fail in mid-step.
+        """Make `state_dict` refer to the last *committed* batch, for trainers that look ahead or may fail in the middle of a step.
 
         Args:
-            n: How many more of the delivered batches were trained, oldest first; 0 only switches this on.
+            n: How many more of the delivered batches were trained on, oldest first; 0 only switches this mode on.
         """
         self._commits.commit(n, self._cursor.state)
 
     # Life.
 
     def refresh(self) -> None:
-        """Hand the dataset to the workers anew, after it was changed in this process; its length must stay.
+        """Give the workers a new copy of the dataset, after it was changed in this process. Its length must stay the same.
 
-        Worker processes are ended, and new ones start with the next batch. What was loaded ahead is loaded again; the place in the
-        epoch, the state and the iterator that runs stay as they are.
+        Worker processes end, and new ones start with the next batch. Batches loaded ahead are loaded again. The position in the
+        epoch, the state and the running iterator stay as they are.
         """
         self._check_open()
         self.root.refresh()
@@ -259,15 +267,15 @@ class Loader(FromDataset, Generic[T]):
             self._cursor.returned()
 
     def close(self, timeout: float = PATIENCE_S) -> None:
-        """End the workers and give back all they held, within ``timeout`` seconds. `state_dict` still works. Idempotent.
+        """End the workers and release everything they held, within ``timeout`` seconds. `state_dict` still works. Idempotent.
 
-        A thread that is stuck in user code cannot be stopped: it is named in the log and left behind, and its result is dropped.
+        A thread stuck in user code cannot be stopped: the log names it, it is left behind, and its result is dropped.
         """
         patience = seconds("timeout", timeout) or (0.0 if timeout == 0 else LONGEST_S)
         self._closed = True
         self._run += 1
         if self._owner is not None and os.getpid() != self._owner:
-            return  # a fork: the workers are another process's
+            return  # a fork: the workers belong to another process
         with closing_within(patience):
             self.root.shutdown()
 
@@ -285,11 +293,11 @@ class Loader(FromDataset, Generic[T]):
 
     @property
     def _is_inside(self) -> bool:
-        """Whether it is in the middle of an epoch."""
+        """Whether the loader is in the middle of an epoch."""
         return not self._closed and self._cursor.begun and self.remaining != 0
 
     def _start(self) -> int:
-        """Stand where a new iterator starts; returns its run."""
+        """Move to where a new iterator starts; returns its run."""
         self._check_open()
         worker, (rank, world_size) = get_worker_info(), self.root.ranks()
         if (
@@ -323,7 +331,7 @@ class Loader(FromDataset, Generic[T]):
         self._check_open()
         self._check_graph()
         cursor = self._cursor
-        if cursor.stands is Stands.AWAY:  # an interrupt came out of the middle of something
+        if cursor.stands is Stands.AWAY:  # an interrupt left the graph somewhere else
             self._jump(cursor.state)
             cursor.returned()
         while True:
@@ -348,7 +356,7 @@ class Loader(FromDataset, Generic[T]):
                 raise StopIteration
 
     def _delivered(self, epoch: int) -> None:
-        """An item came, of ``epoch`` if nothing is wrong with the graph."""
+        """The graph gave an item, of ``epoch`` unless one of its nodes is wrong."""
         state = self.root.get_state()
         if epoch_of(state) != epoch:
             raise GraphError(
@@ -359,23 +367,23 @@ class Loader(FromDataset, Generic[T]):
         self._commits.delivered(state)
 
     def _raised(self, exc: BaseException) -> None:
-        """No item came. The state does not count one that was never returned."""
+        """The graph raised instead. The state must not count an item that was never returned."""
         failure = self.root.failure()
-        if isinstance(exc, Exception):  # Where a source has failed, nobody knows what its state means.
+        if isinstance(exc, Exception):  # A source that failed may have moved without saying so: its state means nothing.
             self._cursor.raised(self.root.get_state() if failure is None else self._cursor.state)
             if failure is not None and not isinstance(failure, Exception):
-                self._cursor.lost()  # a signal's handler has raised in the middle of the graph
+                self._cursor.lost()  # a signal handler raised in the middle of the graph
         if isinstance(exc, StopIteration):
-            self._check_open()  # a signal's handler may have closed it meanwhile
+            self._check_open()  # a signal handler may have closed it meanwhile
             raise GraphError(
                 "StopIteration came out of the graph: a node downstream of the Cycler ended, or a function in one raised it."
             ) from exc
 
     def _mend(self) -> None:
-        """If Ctrl-C came out of the middle of a `next`, let nothing have happened: it returned nothing.
+        """Undo a `next` that Ctrl-C interrupted: it returned nothing, so nothing may have happened.
 
-        Where the graph has moved meanwhile, it is reset when the next item is asked for; what it had taken is loaded again. May itself be
-        interrupted: then it is done, from the beginning, when the loader is used next.
+        If the graph has moved, it is reset when the next item is asked for, and the items it had taken are loaded again. This may itself be
+        interrupted; the next use of the loader then does it from the beginning.
         """
         if self._unfinished is None:
             return
@@ -392,37 +400,37 @@ class Loader(FromDataset, Generic[T]):
         self._unfinished = None
 
     def _check_place(self) -> None:
-        """After an exception: a signal's handler may have raised where the graph had given an item, and the cursor did not know of it yet."""
+        """After an exception: a signal handler may have raised between the graph giving an item and the cursor learning of it."""
         cursor = self._cursor
         with contextlib.suppress(Exception):
             if self.root.failure() is None and cursor.stands is Stands.HERE and self.root.get_state() != cursor.state:
                 cursor.lost()
 
     def _pass_mark(self, epoch: int) -> State:
-        """Read the mark behind ``epoch``; where the graph is then."""
+        """Read the mark that ends ``epoch``; returns the graph's state after it."""
         self._check_graph()
         item = self.root.next()
         if item != EndOfEpoch(epoch):
             raise GraphError(
-                f"EndOfEpoch({epoch}) was due, and something else came: a node downstream of the Cycler lost the mark, or len() is wrong."
+                f"EndOfEpoch({epoch}) was due, but something else came: a node downstream of the Cycler lost the mark, or len() is wrong."
             )
         return self.root.get_state()
 
     def _jump(self, state: State) -> None:
-        """Let the graph stand at ``state``; what is in flight is dropped, the workers stay."""
+        """Reset the graph to ``state``. Whatever is in flight is dropped; the workers stay."""
         self._cursor.lost()
         _claim(self.root, self._reader)
         self.root.reset(state)
 
     def _length(self) -> int | None:
-        """Batches of a whole epoch; of a stream, as its ``__len__`` says."""
+        """Batches in a whole epoch; for a stream, what its ``__len__`` claims."""
         if self._endless:
             return None
         batches = self._batches()
         return self.root.items_per_epoch() if batches is None else batches
 
     def _batches(self) -> int | None:
-        """Batches of a whole epoch, the one it stands in: their number may change from epoch to epoch."""
+        """Batches in the whole current epoch; the number may change from epoch to epoch."""
         return self.root.remaining(self._cursor.epochs.start_of(self.epoch))
 
     def _own_settings(self) -> dict[str, Any]:
@@ -434,14 +442,14 @@ class Loader(FromDataset, Generic[T]):
         items = self._built_for if self._built_for is None else len(self.dataset)
         if items != self._built_for:
             raise GraphError(
-                f"{type(self.dataset).__name__} had {self._built_for} samples when this loader was built, and has {items} now: the order of an epoch was "
-                f"made for {self._built_for}. Build another loader once the dataset is complete, or before each epoch in which it has changed."
+                f"{type(self.dataset).__name__} had {self._built_for} samples when this loader was built, and has {items} now, but the order of an "
+                f"epoch was made for {self._built_for}. Build another loader once the dataset is complete, or before each epoch in which it has changed."
             )
 
     def _check_graph(self) -> None:
         if _readers.get(id(self.root.origin())) is not self._reader:
             raise GraphError(
-                "another Loader has begun to read this graph, so this one does not know any more where it stands. Build a graph for each Loader."
+                "another Loader has begun to read this graph, so this one no longer knows where it stands. Build a graph for each Loader."
             )
 
     def _check_open(self) -> None:
@@ -453,7 +461,7 @@ class Loader(FromDataset, Generic[T]):
 
 @final
 class _Epochs:
-    """What the cursor asks of a graph; a graph that answers nonsense is named."""
+    """Answers the cursor's questions about a graph, and names a graph whose answers make no sense."""
 
     def __init__(self, root: Node[Any]) -> None:
         self._root = root
@@ -473,9 +481,9 @@ class _Epochs:
 
 @final
 class EpochView:
-    """What trainers find as ``loader.sampler``: something that may be told the epoch, and nothing else.
+    """What trainers find as ``loader.sampler``: it can be told the epoch, and nothing else.
 
-    It yields to a loaded state that was not used yet, because such trainers count the epochs of a resumed run wrongly.
+    A loaded state that was not used yet overrides it, because such trainers miscount the epochs of a resumed run.
     """
 
     def __init__(self, cursor: EpochCursor) -> None:
@@ -487,16 +495,16 @@ class EpochView:
 
 
 def _check_root(root: Any, dataset_words: dict[str, Any]) -> None:
-    """Say what to write to whoever takes this for ``DataLoader``."""
+    """Refuse calls meant for ``DataLoader``, and say what to write instead."""
     if isinstance(root, BaseNode) and not dataset_words:
         return
     words = "".join(f", {name}={value!r:.60}" for name, value in dataset_words.items())
     if isinstance(root, BaseNode):
         raise GraphError(
-            f"Loader(root) takes a graph, whose nodes say all of that{words}: to the Batcher, the ParallelMapper and the others."
+            f"Loader(root) takes a graph, and its nodes take these arguments{words}. Give them to the Batcher, the ParallelMapper and the others."
         )
     raise GraphError(
-        f"Loader(root) takes the last node of a graph, and a {type(root).__name__} came. For a dataset write Loader.from_dataset(dataset{words or ', batch_size=…'})."
+        f"Loader(root) takes the last node of a graph, not a {type(root).__name__}. For a dataset write Loader.from_dataset(dataset{words or ', batch_size=…'})."
     )
 
 
@@ -505,7 +513,7 @@ def _checked_epoch(epoch: int) -> int:
 
 
 _readers: dict[int, object] = {}
-"""Which loader reads a graph, by the id of the graph's first node: loaders over two branches of one graph would take each other's items."""
+"""Which loader reads a graph, by the id of the graph's first node. Two loaders over branches of one graph would take each other's items."""
 
 
 def _claim(root: Node[Any], reader: object) -> None:
@@ -516,7 +524,7 @@ def _claim(root: Node[Any], reader: object) -> None:
 
 
 class _Epoch(Generic[T]):
-    """One pass over an epoch of a `Loader`. Belongs to the loader's run that its first ``next`` began."""
+    """One pass over an epoch of a `Loader`. Its first ``next`` begins a run of the loader; when that run is over, so is this iterator."""
 
     __slots__ = ("_ended", "_loader", "_run")
 
@@ -530,7 +538,7 @@ class _Epoch(Generic[T]):
 
     def __next__(self) -> T:
         loader = self._loader
-        inside = False  # a second thread is refused, and must not touch what the first one is at
+        inside = False  # a second thread is refused, and must not touch what the first one is doing
         try:
             with loader._turn:
                 inside = True

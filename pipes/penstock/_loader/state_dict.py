@@ -1,4 +1,4 @@
-"""Saved states as they come back from files: what can be said about one without the graph."""
+"""Saved states as they come back from files: everything that can be checked without the graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = 1
-"""Of the saved state. It changes when an older state could no longer be read rightly."""
+"""The version of the saved state's layout. It changes when an older state could no longer be read correctly."""
 
 KEY = "penstock"
 """The one key of `Loader.state_dict`."""
@@ -24,32 +24,32 @@ KEY = "penstock"
 
 @final
 class CommitLedger:
-    """Which of the delivered batches were trained: `Loader.commit`. Until the first call every delivered batch counts."""
+    """Which of the delivered batches were trained on; see `Loader.commit`. Until its first call, every delivered batch counts."""
 
     def __init__(self) -> None:
         self._committed: State | None = None  # None: commit() was never called
         self._uncommitted: deque[State] = deque()
 
     def state_of(self, delivered: State) -> State:
-        """Behind the last committed batch, or the last ``delivered`` one."""
+        """The state after the last committed batch; ``delivered`` if nothing was ever committed."""
         return delivered if self._committed is None else self._committed
 
     def delivered(self, state: State) -> None:
-        """A batch was handed out; ``state`` is behind it."""
+        """A batch was handed out; ``state`` is the position after it."""
         if self._committed is not None:
             self._uncommitted.append(state)
 
     def saved(self) -> tuple[State, list[State]] | None:
-        """What `restore` takes; None where `commit` was never called."""
+        """What `restore` takes; None if `commit` was never called."""
         return None if self._committed is None else (self._committed, list(self._uncommitted))
 
     def restore(self, saved: tuple[State, list[State]] | None) -> None:
-        """Let nothing have happened since `saved`."""
+        """Undo everything since `saved`."""
         if saved is not None:
             self._committed, self._uncommitted = saved[0], deque(saved[1])
 
     def commit(self, n: int, now: State) -> None:
-        """``n`` more of the delivered batches were trained; ``now`` is behind the last delivered one."""
+        """``n`` more of the delivered batches were trained on; ``now`` is the position after the last delivered one."""
         n = whole_number("commit(n)", n, 0)
         if self._committed is None and n != 0:
             raise ValueError(
@@ -58,23 +58,23 @@ class CommitLedger:
         if self._committed is None:
             self._committed = now
         if not 0 <= n <= len(self._uncommitted):
-            raise ValueError(f"commit({n!r}): {len(self._uncommitted)} batches were delivered and are not committed.")
+            raise ValueError(f"commit({n!r}): only {len(self._uncommitted)} batches were delivered and not yet committed.")
         for _ in range(n):
             self._committed = self._uncommitted.popleft()
 
     def forget(self, now: State) -> None:
-        """What was delivered and not committed counts no more: the loader was moved, or the epoch given up."""
+        """Drop batches that were delivered and not committed: the loader was moved, or the epoch given up."""
         self._uncommitted.clear()
         if self._committed is not None:
             self._committed = now
 
 
 def parsed(state_dict: Any) -> dict[str, Any]:
-    """The JSON of a saved state, with all that can be said about it without the graph."""
+    """The JSON of a saved state, checked as far as possible without the graph."""
     if not isinstance(state_dict, dict) or not isinstance(state_dict.get(KEY), str):
         came = f"a dict with the keys {list(state_dict)!r:.200}" if isinstance(state_dict, dict) else type(state_dict).__name__
         raise StateError(
-            f"a state of penstock is a dict with the one key {KEY!r} and a JSON text, and {came} came. Save what loader.state_dict() returns."
+            f"a state of penstock is a dict whose one key is {KEY!r} and whose value is a JSON text, but {came} came. Save what loader.state_dict() returns."
         )
     text = state_dict[KEY]
     try:
@@ -83,7 +83,7 @@ def parsed(state_dict: Any) -> dict[str, Any]:
         raise StateError(f"the text of this state is not JSON ({exc}): {text!r:.80}. It is damaged; load an older one.") from exc
     if not isinstance(state, dict) or state.get("format") != FORMAT or isinstance(state.get("format"), bool):
         number = state.get("format") if isinstance(state, dict) else state
-        raise StateError(f"this state has the format {number!r:.80}, and this version of penstock reads format {FORMAT}.")
+        raise StateError(f"this state has format {number!r:.80}, but this version of penstock reads format {FORMAT}.")
     for key in ("settings", "state"):
         if not isinstance(state.get(key), dict):
             raise StateError(f"this state has no {key!r}: it is damaged; load an older one.")
@@ -100,12 +100,12 @@ def epoch_in(state: State) -> int:
     except (KeyError, TypeError) as exc:
         raise StateError("this state has no 'epoch': it is damaged; load an older one.") from exc
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**62:
-        raise StateError(f"'epoch' of a state must be a whole number from 0, and {epoch!r:.80} came.")
+        raise StateError(f"'epoch' of a state must be a whole number of at least 0, not {epoch!r:.80}.")
     return epoch
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The settings that differ, in words."""
+    """Each setting that differs, with both values, in words."""
     nothing = object()
     return [
         f"{key} was {saved.get(key, 'not there')!r:.80} and is {now.get(key, 'not there')!r:.80}"
