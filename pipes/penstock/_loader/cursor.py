@@ -237,10 +237,9 @@ class EpochCursor:
 
     def _from_loaded(self, requested: int | None) -> Move:
         epoch = epoch_of(self.state)
+        # Also if the remainder is empty, so that the code at the end of the user's epoch runs.
         if requested == epoch:
-            return Jump(
-                self.state, over_mark=self._endless
-            )  # Also if the remainder is empty, so that the code at the end of the user's epoch runs.
+            return Jump(self.state, over_mark=self._endless)
         if self._completes(requested):
             return Jump(self.epochs.start_of(epoch + 1))
         if requested is None:
