@@ -385,11 +385,21 @@ def test_state_is_small_and_json_at_any_size():
     for n in (10, 10**6, 10**12):
         big = Loader(Batcher(Cycler(Sampler(penstock.ShuffledOrder(n, seed=2**62))), 2))
         with big:
-            next(iter(big))
-            state = big.state_dict()
-            assert list(state) == ["penstock"]
-            assert len(json.dumps(state)) < 1000
-            assert json.loads(state["penstock"])["format"] == 1
+            for position in (0, n - 4):
+                big.load_state_dict(at(big.state_dict(), position))
+                next(iter(big))
+                state = big.state_dict()
+                assert list(state) == ["penstock"]
+                assert len(json.dumps(state)) < 1000
+                assert json.loads(state["penstock"])["format"] == 1
+                assert json.loads(state["penstock"])["state"]["source"]["position"] == position + 2
+
+
+def at(state: dict[str, str], position: int) -> dict[str, str]:
+    """``state``, moved within its epoch."""
+    parsed = json.loads(state["penstock"])
+    parsed["state"]["source"]["position"] = position
+    return {"penstock": json.dumps(parsed)}
 
 
 def test_end_epoch_gives_up_the_rest_in_the_state_too():

@@ -111,6 +111,20 @@ def test_an_interrupt_gets_a_waiting_get_out_until_it_is_resumed(source: Any, pl
 
 
 @pytest.mark.parametrize("place", AWAY)
+def test_a_plan_that_is_ready_outlives_an_interrupt(source: Any, place: Place) -> None:
+    """A sampler that can only go forward would give another one. Seen to fail: `resume` that drops whatever was ordered (epoch 1 was begun twice)."""
+    plans, planner = source(place)
+    assert plans.get(PlanRequest(0)) == 0
+    plans.order(PlanRequest(1))
+    plans._pool.wait([plans._ordered[1]], 20)
+    plans.interrupt()
+    plans.resume()
+    assert plans.get(PlanRequest(1)) == 10
+    assert plans.get(PlanRequest(2)) == 20
+    assert [planner.asked() for _ in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("place", AWAY)
 def test_an_interrupt_before_the_first_plan_is_not_lost(source: Any, place: Place) -> None:
     """Seen to hang: the wait began behind it, because there was no pool yet to tell."""
     plans, planner = source(place, held=0)

@@ -572,6 +572,12 @@ MUTATIONS = [
         "2.0\n\n\n_logger",
         "tests/workers/test_lifetime.py::test_all_that_ends_in_one_body_shares_its_time",
     ),
+    Mutation(
+        "_nodes/plan_source.py",
+        "            if self._ordered is not None and not self._ordered[1].done:\n",
+        "            if True:\n",
+        "tests/nodes/test_plan_source.py::test_a_plan_that_is_ready_outlives_an_interrupt",
+    ),
     # The roof.
     Mutation(
         "_loader/cursor.py",

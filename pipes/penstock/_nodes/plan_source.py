@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, fina
 
 from penstock._errors import ClosedError, WorkerDied
 from penstock._memory.modes import neutral_modes
+from penstock._workers.lifetime import patience_s
 from penstock._workers.process_pool import ProcessPool
 from penstock._workers.thread_pool import ThreadPool
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from penstock._nodes.epoch_plan import PlanRequest
     from penstock._workers.pool import Job, Pool
 
+
+_AT_MOST_S = 0.2
+"""For the end of a process in the middle of a plan: nobody needs the plan, and unlike a thread it can be killed."""
 
 P = TypeVar("P", covariant=True)
 Place = Literal["here", "thread", "process"]
@@ -84,10 +88,11 @@ class PlanSource(Generic[P]):
             self._ordered = request, pool.submit(request)
 
     def resume(self) -> None:
-        """Forget an `interrupt`, and what was under way when it came."""
+        """Forget an `interrupt`, and a plan that was being made when it came. One that is ready is kept, for it may be asked for next."""
         if self._interrupted:
             self._interrupted = False
-            self._ordered = None
+            if self._ordered is not None and not self._ordered[1].done:
+                self._ordered = None
             if self._pool is not None:
                 self._pool.discard()
 
@@ -99,7 +104,9 @@ class PlanSource(Generic[P]):
 
     def shutdown(self) -> None:
         """End the thread or process; see `Pool.shutdown`. Idempotent."""
-        if self._pool is not None:
+        if isinstance(self._pool, ProcessPool):
+            self._pool.shutdown(min(_AT_MOST_S, patience_s(None)))
+        elif self._pool is not None:
             self._pool.shutdown()
 
     def _started(self) -> Pool | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import random
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
@@ -14,7 +13,7 @@ import torch
 
 from penstock._nodes.epoch_plan import Plan
 from penstock._nodes.sampler_traits import length, tell, wrapped
-from penstock._random.global_rng import global_rngs_kept, seed_globals
+from penstock._random.global_rng import global_rngs_kept, global_states, put_globals, seed_globals
 from penstock._random.sample_rng import torch_generator
 
 if TYPE_CHECKING:
@@ -84,10 +83,10 @@ class Reading:
             if self._globals is None:
                 seed_globals(*self._key)
             else:
-                _put_globals(self._globals)
-            before = _global_states()
+                put_globals(self._globals)
+            before = global_states()
             plan = self._read()
-            self._globals = _global_states()
+            self._globals = global_states()
             return replace(plan, drew=_comparable(self._globals) != _comparable(before))
 
     def _read(self) -> Plan:
@@ -191,16 +190,6 @@ def _joined(parts: list[Values]) -> Values:
     if any(isinstance(part, list) for part in parts):
         return [value for part in parts for value in (part if isinstance(part, list) else part.tolist())]
     return np.concatenate([np.empty(0, np.int64), *parts])
-
-
-def _global_states() -> tuple[Any, ...]:
-    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-
-
-def _put_globals(states: tuple[Any, ...]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.default_generator.set_state(states[2])
 
 
 def _comparable(states: tuple[Any, ...]) -> tuple[Any, ...]:

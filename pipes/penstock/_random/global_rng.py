@@ -35,50 +35,56 @@ _kept: ContextVar[tuple[Any, ...] | None] = ContextVar("penstock_global_rngs", d
 
 @final
 class global_rngs_kept:
-    """Leave the three global generators as they were found, to the bit, also after an exception; 80 us.
+    """Leave the three global generators as they were found, to the bit, even after an exception; 80 us.
 
-    What another thread draws from them meanwhile is taken back too: they are the process's, not a thread's. An interrupt in the middle of
-    putting them back leaves that to `put_back_interrupted`.
+    They belong to the process, not to a thread, so whatever another thread draws meanwhile is taken back too. If an interrupt comes while they
+    are put back, `put_back_interrupted` finishes the job.
     """
 
     __slots__ = ("_outermost", "_states")
 
     def __enter__(self) -> None:
-        self._states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+        self._states = global_states()
         self._outermost = _kept.get() is None
         if self._outermost:
             _kept.set(self._states)
 
     def __exit__(self, *exc: object) -> None:
-        _put_back(self._states)
+        put_globals(self._states)
         if self._outermost:
             _kept.set(None)
 
 
 def forget_interrupted() -> None:
-    """What was left to `put_back_interrupted` so far is nobody's business any more; for who begins what he would mend."""
+    """Leave nothing to `put_back_interrupted`; for the beginning of a call that it would mend."""
     _kept.set(None)
 
 
 def put_back_interrupted() -> None:
-    """Put the global generators back, if an interrupt has kept `global_rngs_kept` from it; for who mends what was interrupted."""
+    """Put the global generators back if an interrupt kept `global_rngs_kept` from it; for whoever mends an interrupted call."""
     states = _kept.get()
     if states is not None:
-        _put_back(states)
+        put_globals(states)
         _kept.set(None)
 
 
-def _put_back(states: tuple[Any, ...]) -> None:
+def global_states() -> tuple[Any, ...]:
+    """The states of the three global generators, for `put_globals`."""
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+
+
+def put_globals(states: tuple[Any, ...]) -> None:
+    """Set the three global generators to ``states``."""
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.default_generator.set_state(states[2])
 
 
 class States(NamedTuple):
-    """Where the three global generators stand.
+    """The states of the three global generators.
 
-    Python's as the memory of its Mersenne Twister (a place and 624 words) and the deviate that it keeps, or as ``random.getstate`` has it;
-    NumPy's as the memory of its own (624 words and a place).
+    Python's is the memory of its Mersenne Twister (a position and 624 words) and the deviate it keeps, or what ``random.getstate`` returns.
+    NumPy's is the memory of its own (624 words and a position).
     """
 
     python: tuple[Any, ...]
@@ -88,11 +94,11 @@ class States(NamedTuple):
 
 @final
 class GlobalRngSnapshot:
-    """Tells cheaply whether anything was drawn from the three global generators: 4 us a look, where `global_rngs_kept` takes 80.
+    """Tells cheaply whether anything was drawn from the three global generators: 4 us a look, against 80 for `global_rngs_kept`.
 
-    ``numpy.random.get_state`` takes 30 us and ``random.getstate`` 8, so these two are compared as memory: NumPy's through the address that
-    it publishes, Python's behind the head of its object, where CPython has it; only once it was found there. A normal deviate that
-    NumPy keeps for the next call is not in that memory, so where there may be one nothing is said.
+    ``numpy.random.get_state`` takes 30 us and ``random.getstate`` 8, so these two generators are compared as raw memory: NumPy's at the address
+    it publishes, Python's behind the object's header, where CPython keeps it, and only after checking that it is there. NumPy may keep
+    a normal deviate for the next call outside that memory; if there may be one, `look` gives no answer.
     """
 
     _BYTES = 4 * 624 + 4
@@ -101,7 +107,7 @@ class GlobalRngSnapshot:
         self._without_deviate: bytes | None = None  # NumPy's memory when it was last known to keep none
 
     def look(self) -> States | None:
-        """Where they stand; None where that cannot be told."""
+        """Their states; None if they cannot be told."""
         generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
         if not isinstance(generator, np.random.MT19937):
             return None
@@ -117,7 +123,7 @@ class GlobalRngSnapshot:
 
     @staticmethod
     def put_back(states: States) -> None:
-        """Let them stand there again."""
+        """Set them to ``states``."""
         random.setstate((3, _python_words(states.python[0]), states.python[1]) if len(states.python) == 2 else states.python)
         np.random.set_state(_numpy_state(states.numpy))
         torch.default_generator.set_state(torch.frombuffer(bytearray(states.torch), dtype=torch.uint8))
@@ -128,7 +134,7 @@ _PYTHON_BYTES = 4 * 625
 
 @cache
 def _python_twister() -> tuple[Any, int] | None:
-    """Python's global generator, and where its memory is; None where it was not found to be there."""
+    """Python's global generator and the address of its memory; None if the memory is not where we expect it."""
     generator = getattr(random.getstate, "__self__", None)
     if sys.implementation.name != "cpython" or type(generator) is not random.Random:
         return None
@@ -143,7 +149,7 @@ def _python_twister() -> tuple[Any, int] | None:
 
 
 def _python_words(memory: bytes) -> tuple[int, ...]:
-    """624 words and a place, as ``random.getstate`` has them."""
+    """624 words and a position, as ``random.getstate`` returns them."""
     place, *words = np.frombuffer(memory, np.uint32).tolist()
     return (*words, place)
 
