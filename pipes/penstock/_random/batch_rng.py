@@ -1,4 +1,4 @@
-"""Random numbers for the samples of a batch, drawn on the device where the batch lies."""
+"""Random numbers for the samples of a batch, made on the batch's device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock._random.splitmix import GAMMA, LAST_SHIFT, STEPS
 class BatchRng:
     """Random numbers for each sample of a batch: a pure function of (seed, epoch, position), whatever the batch, the rank or the device.
 
-    A counter-based generator: the words of a sample are the SplitMix64 stream of its key. `uniform` and `integers` are the same to the last bit
-    on every device; `normal` goes through logarithms, which devices round differently.
+    A counter-based generator: a sample's words are the SplitMix64 stream of its key. `uniform` and `integers` agree to the last bit on every
+    device; `normal` takes logarithms, which devices round differently.
 
     Args:
-        seed: Of the loader.
-        epoch: Of the batch.
-        positions: Of its samples, int64, shape ``(n,)``; the numbers are made on their device.
+        seed: The loader's seed.
+        epoch: The batch's epoch.
+        positions: The positions of its samples, int64, shape ``(n,)``; the numbers are made on their device.
     """
 
     def __init__(self, seed: int, epoch: int, positions: torch.Tensor) -> None:
@@ -36,14 +36,14 @@ class BatchRng:
         """From ``low`` up to ``high - 1``, int64, shape ``(n, *shape)``.
 
         Raises:
-            ValueError: ``high`` is not above ``low``, or further than 2**31.
+            ValueError: ``high`` is not above ``low``, or is more than 2**31 above it.
         """
         if not 0 < high - low <= 2**31:
-            raise ValueError(f"integers({low}, {high}): high must be above low, by 2**31 at most.")
+            raise ValueError(f"integers({low}, {high}): high must be above low, by at most 2**31.")
         return self._words(shape, 62) % (high - low) + low
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Of mean 0 and variance 1, float32, shape ``(n, *shape)``; Box and Muller, Annals of Mathematical Statistics 29 (1958)."""
+        """With mean 0 and variance 1, float32, shape ``(n, *shape)``; Box and Muller, Annals of Mathematical Statistics 29 (1958)."""
         radius = torch.sqrt(-2 * torch.log((self._words(shape, 53).to(torch.float64) + 1) * 2.0**-53))
         return (radius * torch.cos(2 * math.pi * (self._words(shape, 53).to(torch.float64) * 2.0**-53))).to(torch.float32)
 
@@ -56,14 +56,14 @@ class BatchRng:
 
 
 def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser; int64 arithmetic wraps around, as that of 64 bits without a sign does."""
+    """SplitMix64's finaliser; int64 arithmetic wraps around just as uint64 does."""
     for shift, factor in _STEPS:
         words = (words ^ _shifted(words, shift)) * factor
     return words ^ _shifted(words, LAST_SHIFT)
 
 
 def _shifted(words: torch.Tensor, by: int) -> torch.Tensor:
-    """To the right, filled up with zeros."""
+    """Shifted right, filling with zeros."""
     return (words >> by) & ((1 << (64 - by)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""When the global generators are seeded: for each sample, unless it is known that nothing draws from them."""
+"""When the global generators are seeded: for each sample, unless nothing is known to draw from them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CALM = 4
-"""Batches in a row that draw nothing, after which they are loaded unseeded, and watched."""
+"""After this many batches in a row that drew nothing, batches are loaded unseeded, and watched."""
 
 
 @final
 class GlobalSeeding:
-    """Seeds ``random``, ``numpy.random`` and torch's CPU generator for each sample, in 7 us; or sees to it that nothing draws from them.
+    """Seeds ``random``, ``numpy.random`` and torch's CPU generator for each sample, in 7 us, or makes sure that nothing draws from them.
 
-    Few datasets do draw. So once some batches have not, they are loaded unseeded, and the generators compared before and after.
-    A batch that does draw after all is loaded once more, seeded, and so are all that follow: what a sample is does not depend on
-    which of these ways it went. What only looks at a generator (``torch.initial_seed()``), or puts it back behind itself
-    (``torch.random.fork_rng``), is not seen: for that there is ``calm=None``. One thread at a time.
+    Few datasets draw. So once several batches have drawn nothing, batches are loaded unseeded, and the generators are compared before and
+    after. If a batch draws after all, it is loaded again, seeded, and so are all later ones: a sample is the same either way. Code that
+    only looks at a generator (``torch.initial_seed()``), or restores it (``torch.random.fork_rng``), goes unnoticed; use ``calm=None``
+    for that. One thread at a time.
 
     Args:
         seed: Of the random numbers of samples.
-        on: Whether any of this happens.
-        calm: After how many batches; None: never.
+        on: False never touches the generators.
+        calm: How many batches in a row must draw nothing before seeding stops; None: it never stops.
 
     Attributes:
-        active: Whether samples that are being loaded now must be seeded.
+        active: Whether the samples being loaded now must be seeded.
     """
 
     def __init__(self, seed: int, on: bool, *, calm: int | None = CALM) -> None:
@@ -44,11 +44,11 @@ class GlobalSeeding:
         self._needed = calm or 0
         self._calm: int | None = None if calm is None else 0  # batches in a row that drew nothing; None: one did
         self._watch = GlobalRngSnapshot()
-        self._seen: States | None = None  # where they stood at the last look, unseeded
+        self._seen: States | None = None  # the states at the last look, unseeded
         self._last = 0, 0
 
     def seed(self, epoch: int, position: int) -> None:
-        """Seed the generators for one sample; with ``~position``, for what is no sample."""
+        """Seed the generators for one sample; ``~position`` seeds them for anything else that loads."""
         self._last = epoch, position
         seed_globals(self._seed, epoch, position)
 
@@ -59,15 +59,15 @@ class GlobalSeeding:
             self.seed(epoch, ~position)
 
     def run(self, load: Callable[[], T], *, of_many: bool, kept: bool) -> T:
-        """What ``load`` returns; ``kept``: with the generators left as they were.
+        """Return ``load()``; with ``kept``, restore the generators afterwards.
 
-        ``load`` calls `seed` for each sample where `active` says so, and may be called twice. ``of_many`` samples: watching costs
-        more than it saves on a few.
+        ``load`` calls `seed` for each sample if `active`, and may be called twice. ``of_many``: whether it loads enough samples for
+        watching to cost less than it saves.
         """
         if not self._on:
             return load()
         if of_many and self._calm is not None and self._calm >= self._needed:
-            before = self._watch.look() if kept or self._seen is None else self._seen  # in a worker nobody else draws
+            before = self._watch.look() if kept or self._seen is None else self._seen  # in a worker process nobody else draws
             if before is not None:
                 return self._watched(load, before, kept)
         self._seen = None
@@ -79,7 +79,7 @@ class GlobalSeeding:
             return value
 
     def _watched(self, load: Callable[[], T], before: States, kept: bool) -> T:
-        """Unseeded, and if it then draws, once more seeded."""
+        """Load unseeded; if that draws, load again, seeded."""
         error: BaseException | None = None
         self.active = False
         try:
@@ -101,14 +101,14 @@ class GlobalSeeding:
         try:
             raise error
         finally:
-            del error  # which knows this frame: neither should keep the other
+            del error  # it refers to this frame, and this frame to it
 
     def kept(self, kept: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Leave the generators as they were, if they are touched at all."""
+        """Restore the generators after the body, if they are touched at all."""
         return global_rngs_kept() if self._on and kept else contextlib.nullcontext()
 
     def _judge(self) -> None:
-        """See whether anything was drawn since the last seed: then the generators do not stand where it had put them."""
+        """Find out whether anything was drawn since the last seeding: seeding again would then change the generators."""
         if self._calm is None:
             return
         now = self._watch.look()

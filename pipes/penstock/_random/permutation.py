@@ -14,11 +14,11 @@ Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
 SORTED: Final = 2**12
-"""Up to this length an epoch is shuffled by sorting random words, above it by a cipher."""
+"""Epochs up to this length are shuffled by sorting random words, longer ones by a cipher."""
 
 
 class SortedPermutation:
-    """The permutation that sorts n random words (of which two are equal once in 2**41 epochs, and then stay in order)."""
+    """The permutation that sorts n random words. Two of them are equal once in 2**41 epochs, and then keep their order."""
 
     def __init__(self, epoch: int, seed: int, n: int) -> None:
         self.epoch = epoch
@@ -29,7 +29,7 @@ class SortedPermutation:
 
 
 class FeistelPermutation:
-    """The network of `ShuffledOrder` under the keys of one epoch."""
+    """The network of `ShuffledOrder` with the keys of one epoch."""
 
     def __init__(self, epoch: int, seed: int, n: int) -> None:
         self.epoch = epoch
@@ -63,7 +63,7 @@ class FeistelPermutation:
             np.multiply(h, modulus, out=h)
             np.right_shift(h, up, out=h)
             np.add(left, h, out=left)
-            # left - modulus wraps around to a huge number where left is below the modulus already: the smaller is the remainder.
+            # If left is already below the modulus, left - modulus wraps around to a huge number; so the smaller one is the remainder.
             np.subtract(left, modulus, out=h)
             np.minimum(left, h, out=left)
             left, right = right, left
@@ -75,12 +75,12 @@ class FeistelPermutation:
 
 
 def rounds(n: int) -> int:
-    """Of the network at length ``n``: always even, so that both halves are hashed equally often."""
+    """How many rounds the network has at length ``n``: always even, so that both halves are hashed equally often."""
     return 8 if n < 2**24 else 6
 
 
 def _cell(value: int) -> UInt64s:
-    """A constant as NumPy's functions take it fastest: an array without a dimension."""
+    """A constant in the form that NumPy's functions take fastest: a zero-dimensional array."""
     return np.array(value, dtype=np.uint64)
 
 
@@ -97,7 +97,7 @@ def philox_words(seed: int, epoch: int, purpose: int, n: int) -> UInt64s:
 
 
 def splitmix64_stream(counter: UInt64s, key: np.uint64, other_key: np.uint64) -> UInt64s:
-    """The words of a SplitMix64 stream at ``counter``; the other key makes it another stream, not only another part of the same."""
+    """The words of a SplitMix64 stream at ``counter``; ``other_key`` selects another stream, not just another part of the same one."""
     first, second = _STEPS
     z = _step(counter * _GAMMA + key, *first) ^ other_key
     z = _step(z, *second)

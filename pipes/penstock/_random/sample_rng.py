@@ -1,8 +1,7 @@
 """The random numbers of a sample: a pure function of (seed, epoch, position).
 
-Whoever loads a sample, thread or process, first or again, gets the same numbers. Nothing here is drawn from a stream that
-somebody else could have advanced. A seed, an epoch and a position are each from 0 to 2**63 - 1; golden values in the tests
-freeze what comes of them.
+Any thread or process that loads a sample, for the first time or again, gets the same numbers: none comes from a stream that someone
+else could have advanced. A seed, an epoch and a position are each from 0 to 2**63 - 1. Golden values in the tests freeze the results.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import torch
 
 from penstock._random.splitmix import GAMMA, mixed
 
-_SAMPLES = 3  # the highest word of a Philox counter: 1 and 2 are the orders'
+_SAMPLES = 3  # the highest word of a Philox counter; the orders use 1 and 2
 
 
 def numpy_generator(seed: int, epoch: int, position: int) -> np.random.Generator:
-    """A NumPy generator of its own for one sample, in 8 us.
+    """A NumPy generator for one sample, in 8 us.
 
     Philox4x64-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) under the key (seed, epoch), with the
     position high in its counter: streams never overlap in their first 2**130 words.
@@ -28,19 +27,19 @@ def numpy_generator(seed: int, epoch: int, position: int) -> np.random.Generator
 
 
 def torch_generator(seed: int, epoch: int, position: int) -> torch.Generator:
-    """A torch generator of its own (CPU) for one sample, in 4 us.
+    """A torch generator (CPU) for one sample, in 4 us.
 
-    It is a Mersenne Twister that torch seeds by 32 bits, so among 10^5 samples a pair with the same numbers is to be expected.
+    It is a Mersenne Twister that torch seeds with 32 bits, so expect one pair with the same numbers among 10^5 samples.
     """
     return torch.Generator().manual_seed(mixed(sample_word(seed, epoch, position) + 2 * GAMMA))
 
 
 def sample_word(seed: int, epoch: int, position: int) -> int:
-    """64 bits for a key."""
+    """64 random bits for one sample."""
     return mixed((epoch_word(seed, epoch) ^ position) + GAMMA)
 
 
 @lru_cache(maxsize=64)
 def epoch_word(seed: int, epoch: int) -> int:
-    """64 bits for the keys of an epoch."""
+    """64 random bits for one epoch."""
     return mixed((mixed(seed + GAMMA) ^ epoch) + GAMMA)
