@@ -3,7 +3,7 @@
 A *box* is a package (a room) or a file that lies directly in the package's folder. An *arrow* is an import from one box into another, including
 imports for type checkers only. The *floor* of a box is one above the highest floor that it imports from. Imports are parsed, not executed.
 
-With ``--batch`` it also lists the files that one batch enters on its way through a loader with worker processes.
+With ``--walks`` it also lists the files that one batch and one state enter on their way through a loader with worker processes.
 """
 
 from __future__ import annotations
@@ -89,45 +89,57 @@ def _targets(file: Path, name: str, files: dict[str, Path]) -> Iterator[str]:
             yield next(known for depth in range(len(parts), 0, -1) if (known := ".".join(parts[1:depth])) in files)
 
 
-_ONE_BATCH = """
+_WALKS = """
 import os, sys
 import penstock
 
 package, calls = os.path.dirname(penstock.__file__), os.environ["CALLS"]
 
-def watch(who):
+def watch(what):
     entered = set()
     def note(frame, event, argument):
         file = frame.f_code.co_filename
         if event == "call" and file.startswith(package) and file not in entered:
             entered.add(file)
             with open(calls, "a") as out:
-                out.write(f"{who} {os.path.relpath(file, package)}\\n")
+                out.write(f"{what}:{os.path.relpath(file, package)}\\n")
     sys.setprofile(note)
 
 class Squares:
     def __len__(self): return 10_000
     def __getitem__(self, index):
-        if index == 200 and os.getpid() != CONSUMER: watch("worker")
+        if index == 200 and os.getpid() != CONSUMER: watch("one batch, in the worker")
         return index * index
 
 CONSUMER = os.getpid()
 with penstock.Loader.from_dataset(Squares(), batch_size=10, num_workers=1, prefetch_factor=1) as loader:
     batches = iter(loader)
     for _ in range(40): next(batches)
-    watch("consumer")
+    watch("one batch, in the consumer")
     next(batches)
+    watch("state_dict()")
+    state = loader.state_dict()
+    watch("load_state_dict() and the start of an iterator")
+    loader.load_state_dict(state)
+    loader._start()
     sys.setprofile(None)
 """
 
 
-def one_batch(package: Path, calls: Path) -> dict[str, list[str]]:
-    """The files that one batch enters, in the consumer's process and in the worker's."""
-    env = {"PYTHONPATH": str(package.parent), "CALLS": str(calls)}
-    calls.write_text("")
-    subprocess.run([sys.executable, "-c", _ONE_BATCH], env=env, check=True)
-    entered = sorted(set(calls.read_text().splitlines()))
-    return {who: [line.split()[1] for line in entered if line.startswith(who)] for who in ("consumer", "worker")}
+def walks(package: Path) -> dict[str, list[str]]:
+    """The files that a batch and a state enter on their way, in the order in which each is first entered."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        calls = Path(folder) / "calls"
+        calls.write_text("")
+        env = {"PYTHONPATH": str(package.parent), "CALLS": str(calls)}
+        subprocess.run([sys.executable, "-c", _WALKS], env=env, check=True)
+        found: dict[str, list[str]] = {}
+        for line in calls.read_text().splitlines():
+            what, _, file = line.partition(":")
+            found.setdefault(what, []).append(file)
+    return found
 
 
 def main(arguments: list[str]) -> None:
@@ -142,14 +154,9 @@ def main(arguments: list[str]) -> None:
     found = circles(boxes) or circles(files)
     shown = ": " + " -> ".join(found[0]) if found else ""
     print(f"{len(boxes)} boxes, {max(levels.values())} floors, {arrows} arrows, {len(found)} circles{shown}")
-    if "--batch" in arguments:
-        import tempfile
-
-        with tempfile.TemporaryDirectory() as folder:
-            entered = one_batch(package, Path(folder) / "calls")
-        for who, names in entered.items():
-            print(f"one batch enters {len(names)} files in the {who}: {' '.join(names)}")
-        print(f"{len({name for names in entered.values() for name in names})} files in all")
+    if "--walks" in arguments:
+        for what, names in walks(package).items():
+            print(f"{what}, {len(names)} files: {' '.join(names)}")
 
 
 if __name__ == "__main__":
