@@ -312,7 +312,7 @@ def an_empty_epoch_yields_nothing():
 
 def a_rank_beyond_the_world_is_refused():
     for rank, world_size, fault in (
-        (WORLD_SIZE, WORLD_SIZE, f"rank={WORLD_SIZE} and world_size={WORLD_SIZE} of the arguments do not fit"),
+        (WORLD_SIZE, WORLD_SIZE, f"rank={WORLD_SIZE} and world_size={WORLD_SIZE} from the arguments do not fit"),
         (-1, WORLD_SIZE, "rank=-1 must be a whole number of at least 0"),
         (0, 0, "world_size=0 must be a whole number of at least 1"),
     ):

@@ -155,15 +155,15 @@ Point = namedtuple("Point", "x y")
 @pytest.mark.parametrize(
     ("value", "place"),
     [
-        ({"a": [0, Mine()]}, r"it\['a'\]\[1\] is of the type .*Mine"),
-        ({"f": lambda: 0}, r"it\['f'\] is of the type .*function"),
-        ({1: ({2, Mine},)}, r"it\[1\]\[0\]\[\d\] is of the type builtins.type"),
-        ({Mine(): 1}, r"it\['a key'\] is of the type .*Mine"),
-        (Point(1, 2), "it is of the type .*Point"),
-        ({"count": Counter("a")}, r"it\['count'\] is of the type collections.Counter"),
-        (np.array([Mine()]), "it is of the type numpy.ndarray"),
-        (torch.zeros(2).to_sparse(), "it is of the type torch.Tensor"),
-        (torch.nn.Parameter(torch.zeros(1)), "it is of the type .*Parameter"),
+        ({"a": [0, Mine()]}, r"it\['a'\]\[1\] is of type .*Mine"),
+        ({"f": lambda: 0}, r"it\['f'\] is of type .*function"),
+        ({1: ({2, Mine},)}, r"it\[1\]\[0\]\[\d\] is of type builtins.type"),
+        ({Mine(): 1}, r"it\['a key'\] is of type .*Mine"),
+        (Point(1, 2), "it is of type .*Point"),
+        ({"count": Counter("a")}, r"it\['count'\] is of type collections.Counter"),
+        (np.array([Mine()]), "it is of type numpy.ndarray"),
+        (torch.zeros(2).to_sparse(), "it is of type torch.Tensor"),
+        (torch.nn.Parameter(torch.zeros(1)), "it is of type .*Parameter"),
     ],
 )
 def test_what_would_come_back_as_something_else_is_refused_by_its_place(value, place):
@@ -174,7 +174,7 @@ def test_what_would_come_back_as_something_else_is_refused_by_its_place(value, p
 def test_what_holds_itself_is_refused():
     ring: list = []
     ring.append(ring)
-    with pytest.raises(StateError, match="holds itself"):
+    with pytest.raises(StateError, match="contains itself"):
         encoded(ring, "it")
 
 
@@ -275,6 +275,6 @@ def test_a_state_that_cannot_be_saved_is_an_error_of_the_batch(late, wrap):
     source = Numbers(lambda at: {"at": at, "f": [Mine() if at > late else 0]})
     source.at = 1 if late == 0 else 0
     with Loader(wrap(Cycler(IterableSource(source)))) as loader:
-        with pytest.raises(StateError, match=r"the state_dict of Numbers: state\['f'\]\[0\] is of the type .*Mine"):
+        with pytest.raises(StateError, match=r"the state_dict of Numbers: state\['f'\]\[0\] is of type .*Mine"):
             list(loader)
         assert json.loads(loader.state_dict()["penstock"])["state"]["epoch"] == 0

@@ -198,7 +198,7 @@ def test_reading_epochs_again_is_said_once(caplog):
             assert list(loader) == want[3]
     assert dataset.read == 2 * 4 * 4
     assert [record.name for record in caplog.records] == ["penstock"]
-    assert "IterableWrapper does not say in its state how its epochs differ, so it reads 3 of them again" in caplog.text
+    assert "the state of IterableWrapper does not show how its epochs differ, so it reads 3 of them again" in caplog.text
 
 
 def test_running_on_reads_each_item_once_and_says_nothing(caplog):
@@ -218,7 +218,7 @@ def test_a_node_stands_by_hand_with_words_of_its_own():
 
 
 def test_a_node_downstream_of_a_cycler_is_refused_by_hand_too():
-    with pytest.raises(GraphError, match="stands downstream of a Cycler"):
+    with pytest.raises(GraphError, match="is downstream of a Cycler"):
         IterableSource(tn.Batcher(Cycler(IterableSource(range(3))), 2))
 
 
@@ -236,7 +236,7 @@ def test_a_node_downstream_of_a_cycler_is_refused_by_hand_too():
 )
 def test_one_that_would_be_handed_indices_is_refused(make, ours):
     """Seen to fail: "Sampler has no source; it must override what the contract asks of it"."""
-    with pytest.raises(GraphError, match=rf"torchdata.nodes.* stands downstream of a {ours} and would be handed Indices.*Put it upstream"):
+    with pytest.raises(GraphError, match=rf"torchdata.nodes.* is downstream of a {ours} and would get Indices.*Put it upstream"):
         Loader(make())
 
 

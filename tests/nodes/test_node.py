@@ -49,7 +49,7 @@ def test_a_users_node_stands_anywhere_above_the_cycler():
 
 
 def test_a_state_of_ones_own_needs_its_own_reset_and_start():
-    with pytest.raises(GraphError, match="Halfway has a get_state of its own"):
+    with pytest.raises(GraphError, match="Halfway overrides get_state"):
 
         class Halfway(Node):
             def get_state(self):
@@ -61,7 +61,7 @@ def test_a_node_that_reads_by_next_cannot_be_dealt_above_the_cycler():
         def next(self):
             return next(self.source)
 
-    with pytest.raises(GraphError, match="needs its own take"):
+    with pytest.raises(GraphError, match="must also override take"):
         next(Batcher(Own(Cycler(Sampler(SequentialOrder(5)))), 2))
 
 
@@ -95,7 +95,7 @@ def test_a_foreign_node_above_the_cycler_is_refused_when_built():
         lambda cycler: Plus(cycler),
         lambda cycler: torchdata.nodes.Prefetcher(Plus(Plus(cycler)), 2),
     ):
-        with pytest.raises(GraphError, match="stands downstream of a Cycler"):
+        with pytest.raises(GraphError, match="is downstream of a Cycler"):
             Loader(build(Cycler(Sampler(SequentialOrder(3)))))
 
 
@@ -119,7 +119,7 @@ class Hidden(torchdata.nodes.BaseNode):
 
 def test_a_hidden_one_is_found_by_the_mark_it_hands_on():
     loader = Loader(Hidden(Cycler(Sampler(SequentialOrder(2)))))
-    with pytest.raises(GraphError, match=r"Hidden handed on EndOfEpoch\(epoch=0\)"):
+    with pytest.raises(GraphError, match=r"Hidden passed on EndOfEpoch\(epoch=0\)"):
         list(loader)
 
 

@@ -817,7 +817,7 @@ class TestTakenOver:
 
     def test_refuses_a_distributed_sampler_with_an_order_of_its_own(self):
         for sampler in (Own(range(4), 2, 0), BatchSampler(Own(range(4), 2, 0), 2, False)):
-            with pytest.raises(GraphError, match=r"Own deals out .* Give the sampler that it shards"):
+            with pytest.raises(GraphError, match=r"Own deals out .* Pass the sampler that it shards"):
                 taken_over(sampler)
 
     def test_refuses_any_other_that_shards(self):

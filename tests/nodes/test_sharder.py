@@ -97,7 +97,7 @@ def test_split_within_deals_the_places_of_each_batch():
         EndOfEpoch(0),
     ]
     odd = Sharder(Batcher(Cycler(Sampler(SequentialOrder(9))), 3), 1, 2, split="within")
-    with pytest.raises(ValueError, match="one of 3 places came for 2 ranks"):
+    with pytest.raises(ValueError, match="3 places do not divide among 2 ranks"):
         next(odd)
 
 
@@ -205,5 +205,5 @@ def test_numbers_that_make_no_sense_are_refused(bad):
 def test_a_bad_environment_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with Loader.from_dataset(Tagged(4)) as loader, pytest.raises(ValueError, match="rank=5 and world_size=2 of the environment"):
+    with Loader.from_dataset(Tagged(4)) as loader, pytest.raises(ValueError, match="rank=5 and world_size=2 from the environment"):
         next(iter(loader))

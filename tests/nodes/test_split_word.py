@@ -86,8 +86,8 @@ def test_several_ranks_have_to_be_told_who_deals(build):
                 next(iter(loader))
             said.append(str(raised.value))
     assert said[0] == said[1]
-    assert "2 ranks have to be told who deals. split='items': every rank reads all of it" in said[0]
-    assert "split='own': it gives each rank a share of its own" in said[0]
+    assert "2 ranks need to know who splits it. split='items': every rank reads all of it" in said[0]
+    assert "split='own': it gives each rank its own share" in said[0]
 
 
 def test_a_node_that_is_not_wrapped_has_to_be_told_too():
@@ -239,7 +239,7 @@ class WithNodesplitter(IterableDataset):
 def test_what_splits_itself_is_not_dealt_again(dataset, how):
     """Seen to fail: it was dealt again."""
     for build in (canonical, by_hand):
-        with pytest.raises(GraphError, match=f"share of its share: .*{how}.*Say split='own'"):
+        with pytest.raises(GraphError, match=f"share of its share: .*{how}.*Use split='own'"):
             build(dataset, split="items")
         build(dataset, split="own").close()
 
@@ -293,7 +293,7 @@ def test_an_own_split_loads_at_the_same_world_size_only(saved_by, loaded_by):
     with canonical(Own(0), 0, loaded_by, split="own") as loader:
         loader.load_state_dict(saved)
         with pytest.raises(
-            StateMismatch, match=f"taken by a world size of {saved_by}, .*rank 0 of {loaded_by}. Load it at the same world size"
+            StateMismatch, match=f"saved at a world size of {saved_by}, .*rank 0 of {loaded_by}. Load it at the same world size"
         ):
             next(iter(loader))
 
@@ -316,7 +316,7 @@ def test_an_own_split_with_a_state_is_bound_to_its_rank(caplog):
     with canonical(Stateful(1), 1, split="own") as loader:
         assert list(islice(loader, 2)) == [100, 101]
         assert [record.name for record in caplog.records] == ["penstock"]
-        assert "each rank's state is its own and loads on that rank only" in caplog.text
+        assert "each rank's state is its own, and loads only on that rank" in caplog.text
         saved, state = loader.state_dict(), state_of(loader)
         assert (state["rank"], state["world_size"]) == (1, 2)
         assert state["source"]["source"]["iterable"] == {"at": 2}
@@ -326,7 +326,7 @@ def test_an_own_split_with_a_state_is_bound_to_its_rank(caplog):
         with canonical(Stateful(rank), rank, world_size, split="own") as loader:
             loader.load_state_dict(saved)
             with pytest.raises(
-                StateMismatch, match=f"taken by rank 1 of 2, .*this is rank {rank} of {world_size}. Load the state that this rank saved"
+                StateMismatch, match=f"saved by rank 1 of 2, .*this is rank {rank} of {world_size}. Load the state that this rank saved"
             ):
                 next(iter(loader))
     with canonical(Stateful(1), 1, split="own") as loader:
@@ -368,11 +368,11 @@ def test_an_own_split_resumes_everywhere(make):
         (lambda: canonical(Stream(), split="within"), ValueError, "there is no batch_sampler"),
         (lambda: canonical(Tagged(4), split="own"), ValueError, "Tagged is read by index"),
         (lambda: canonical(IterableSource(Stream(), split="items"), split="own"), ValueError, "IterableSource says 'items'"),
-        (lambda: IterableSource(Sampler(SequentialOrder(3))), GraphError, "Sampler is a node of penstock's already"),
+        (lambda: IterableSource(Sampler(SequentialOrder(3))), GraphError, "Sampler is already a penstock node"),
         (
             lambda: Sharder(Batcher(Cycler(IterableSource(Stream(), split="own")), 2), 0, 2, split="within"),
             GraphError,
-            "one rank's already",
+            "already belong to one rank",
         ),
     ],
 )

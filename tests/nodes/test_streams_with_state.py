@@ -159,7 +159,7 @@ def test_two_loaders_in_turns_over_one_stream_are_refused(kind):
         batches = iter(one)
         assert next(batches) == [0, 1]
         assert next(iter(other)) == [0, 1]
-        with pytest.raises(GraphError, match="another loader has begun to read this .*, which has one place to stand at"):
+        with pytest.raises(GraphError, match="another loader has begun to read this .*, which has only one position"):
             next(batches)
         one.load_state_dict(one.state_dict())
         assert epoch(one) == [2, 3, 4, 5]

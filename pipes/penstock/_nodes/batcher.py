@@ -1,4 +1,4 @@
-"""Batcher: items into batches."""
+"""Batcher: group items into batches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @final
 class Batcher(Node[Any]):
-    """Put ``batch_size`` items of ``source`` into each batch: `Indices` into one, anything else into a list.
+    """Group the items of ``source`` into batches of ``batch_size``. A batch of `Indices` is one `Indices`; other items become a list.
 
     Args:
         source: The items.
-        batch_size: Items in a batch, at least 1.
-        drop_last: Leave out the batch at the end of an epoch that is not full.
+        batch_size: Items per batch, at least 1.
+        drop_last: Drop the last batch of an epoch if it is not full.
 
     Raises:
         ValueError: ``batch_size`` is not a whole number of at least 1.
@@ -31,7 +31,7 @@ class Batcher(Node[Any]):
     def __init__(self, source: BaseNode[Any], batch_size: int, drop_last: bool = False) -> None:
         super().__init__(source)
         if drop_last and self.source.choices().get("tail") == "exact":
-            raise ValueError("drop_last=True leaves samples out, and tail='exact' promises all of them. Drop one of them.")
+            raise ValueError("drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two.")
         self.batch_size = whole_number("batch_size", batch_size, 1)
         self.drop_last = drop_last
 
@@ -67,11 +67,11 @@ class Batcher(Node[Any]):
         return {**super().choices(), "batch_size": self.batch_size, "drop_last": self.drop_last}
 
     def _batch(self) -> Any:
-        """The next batch, or None where the epoch has no more."""
+        """The next batch, or None at the end of the epoch."""
         block = self.source.take(self.batch_size)
         if len(block) == 0 or (self.drop_last and len(block) < self.batch_size):
             return None
         left = self.source.remaining() if self.drop_last else None
         if left is not None and left < self.batch_size:
-            self.source.take(left)  # What drop_last leaves over is passed now: after its last batch an epoch is over.
+            self.source.take(left)  # Skip the dropped items now, so that the state after the last batch says that the epoch is over.
         return pack(block)

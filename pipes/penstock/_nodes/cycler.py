@@ -22,19 +22,21 @@ T = TypeVar("T", covariant=True)
 class Cycler(Node[T]):
     """Repeat ``source`` epoch after epoch, with an `EndOfEpoch` mark after each.
 
-    It stands downstream of the source of the order and upstream of everything that is slow, so that workers never learn that an epoch ended.
+    Put it downstream of the sampler and upstream of everything slow. Then workers never learn that an epoch ended, and the pipeline never drains.
+
+    Its state is ``{"epoch": e, "source": s}``. ``s`` is None if epoch ``e`` has no items left, only its mark.
 
     Args:
-        source: A finite node, ours or torchdata's: it ends by ``StopIteration``.
+        source: A finite node, ours or torchdata's. It signals its end with ``StopIteration``.
 
     """
 
     def __init__(self, source: BaseNode[Any]) -> None:
         super().__init__(source)
         self._epoch = 0
-        self._ended = False
-        self._begins = True  # the source is reset to the start of the epoch when it is read, and not before
-        self._failure: BaseException | None = None
+        self._ended = False  # only the mark is left, because a state said so
+        self._begins = True  # the epoch has not begun: `_begin` resets the source at the first read, because a reset must not read anything
+        self._failure: BaseException | None = None  # after an error the position of the source is unknown, so it is not read again
 
     @property
     def endless(self) -> bool:
@@ -123,10 +125,14 @@ class Cycler(Node[T]):
             return
         self.source.check(inner)
         if inner.get("epoch", state["epoch"]) != state["epoch"]:
-            raise StateError(f"a state of epoch {state['epoch']} whose source stands in epoch {inner['epoch']} is damaged.")
+            raise StateError(f"this state is damaged: it is of epoch {state['epoch']}, but its source is in epoch {inner['epoch']}.")
 
     def _begin(self) -> None:
-        """Have the source stand at the start of the epoch, if it does not yet. Once it has raised, nothing more is read."""
+        """Move the source to the start of the epoch, unless it has begun.
+
+        Raises:
+            SourceError: The source has raised before, and was not reset since.
+        """
         if self._failure is not None:
             raise SourceError.after(self._failure)
         if self._begins:

@@ -1,11 +1,11 @@
-"""What was pulled from a source and is not yet settled: the order of delivery, and the state that goes with it.
+"""The items in flight between a source and the consumer: the order of delivery, and the state that goes with it.
 
-Pure: it starts nothing, waits for nothing, and knows a job only by whether it is done. An entry goes through three steps::
+Pure: it starts nothing, waits for nothing, and asks of a job only whether it is done. An entry goes through three steps::
 
     push ──► waits for its job ──► deliver ──► settle, which drops it and moves the state past it
 
-`settle` drops entries from the front only. What was delivered out of order stays until everything older is delivered too; until then the state
-names it by its distance from the oldest entry.
+`settle` drops entries from the front only. An entry delivered out of order stays until every older entry is delivered. Until then the state
+lists it by its distance from the oldest entry.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Entry:
     """One item of the source, and the source's ``state`` after it.
 
     Args:
-        value: What needs no worker: a mark, or the source's error.
-        job: What a worker does. Neither: the item was delivered before the state was saved.
+        value: A mark or the source's error; these need no worker.
+        job: The job of a worker. If both are None, the item was delivered before the state was saved.
     """
 
     __slots__ = ("delivered", "job", "state", "value")
@@ -37,7 +37,7 @@ class Entry:
         self.delivered = value is None and job is None
 
     def raise_value(self) -> NoReturn:
-        """Raise the error, and keep it no longer: it knows every frame on its way, and so the graph that this entry is in."""
+        """Raise the error and drop it. Its traceback refers to every frame on its way, and so to the graph that holds this entry."""
         error, self.value = self.value, None
         try:
             raise error
@@ -47,18 +47,18 @@ class Entry:
 
 @final
 class DeliveryWindow:
-    """Entries in the order of the source, and which of them is handed out next.
+    """Entries in the order of the source; decides which one is delivered next.
 
     Args:
-        in_order: Hand out the oldest only. If False, whichever is done first, but nothing from behind a mark or an error before it.
+        in_order: Deliver only the oldest entry. If False, deliver whichever is done first, but never pass a mark or an error.
 
     Attributes:
-        base: The source's state before the oldest entry that is not delivered.
-        ahead: Which entries from there on are delivered already, as distances; always empty in order.
-        under_way: Jobs that are not delivered.
-        comes_delivered: Whether the next item was handed out before the state was saved, so that it needs no job.
+        base: The source's state before the oldest undelivered entry.
+        ahead: The later entries that are already delivered, as distances from the oldest; always empty in order.
+        under_way: Number of jobs not yet delivered.
+        comes_delivered: Whether the next item was delivered before the state was saved, so that it needs no job.
         unsettled: An entry has failed since the last `settle`.
-        torn: A change was begun and not finished, because an exception (Ctrl-C) came out of the middle of it.
+        torn: A change was begun and not finished, because an exception (Ctrl-C) interrupted it.
     """
 
     def __init__(self, in_order: bool) -> None:
@@ -66,11 +66,11 @@ class DeliveryWindow:
         self.restart({})
 
     def restart(self, base: Any, delivered: Iterable[int] = ()) -> None:
-        """Begin at the source's state ``base``, from which the items at the distances ``delivered`` have been handed out already."""
+        """Start over at the source's state ``base``. The items at the distances ``delivered`` from there have been delivered already."""
         self.torn = True
         self._entries: deque[Entry] = deque()
         self._pulled = 0  # entries pushed so far
-        self._skip = frozenset(delivered)  # which of them come delivered
+        self._skip = frozenset(delivered)  # those among them that were delivered before the state was saved
         self._exhausted = False
         self.under_way = 0
         self.comes_delivered = 0 in self._skip
@@ -84,8 +84,8 @@ class DeliveryWindow:
         """Whether one more item may be pulled.
 
         Args:
-            most: Jobs that may be under way. Out of order, four times as many entries may wait for an older one.
-            run_ahead: Whether the next epoch may be pulled before the mark of this one is delivered.
+            most: Bound on the jobs under way. Out of order, four times as many entries may wait for an older one.
+            run_ahead: Whether items of the next epoch may be pulled before the mark of this one is delivered.
         """
         if self._exhausted or self.under_way >= most or len(self._entries) >= 4 * most + 4:
             return False
@@ -93,14 +93,14 @@ class DeliveryWindow:
             return True
         last = self._entries[-1]
         if isinstance(last.value, BaseException):
-            return False  # whether the source goes on behind it shows when it has been raised
+            return False  # whether the source can go on after this error is known only once it has been raised
         if not is_mark(last.value):
             return True
-        empty_epoch = len(self._entries) > 1 and is_mark(self._entries[-2].value)  # else a source without items would be pulled without end
+        empty_epoch = len(self._entries) > 1 and is_mark(self._entries[-2].value)  # stop here, or a source without items is pulled forever
         return run_ahead and not empty_epoch
 
     def push(self, entry: Entry) -> None:
-        """Take in the item that was pulled last."""
+        """Add the item that was just pulled."""
         self.torn = True
         self._entries.append(entry)
         if entry.job is not None:
@@ -109,19 +109,19 @@ class DeliveryWindow:
         if self._skip:
             self.comes_delivered = self._pulled in self._skip
         if self._entries[0].delivered:
-            self.settle()  # else what a run with a wider window had delivered would fill this one
+            self.settle()  # otherwise the items that a run with a wider window delivered could fill this one
         self.torn = False
 
     def exhaust(self) -> None:
-        """The source has ended."""
+        """Note that the source has ended."""
         self._exhausted = True
         self.torn = False
 
     def candidates(self) -> list[Entry]:
-        """The entries of which the first that is ready is handed out next; none where the source has ended and everything is delivered."""
+        """The entries that may be delivered next; the first one that is ready is. Empty if the source has ended and all is delivered."""
         entries = self._entries
         if self.in_order or not entries:
-            return [entries[0]] if entries else []  # it is never a delivered one: those are dropped as soon as they are the oldest
+            return [entries[0]] if entries else []  # never a delivered one: those are dropped as soon as they are the oldest
         found: list[Entry] = []
         for entry in entries:
             if entry.delivered:
@@ -132,14 +132,14 @@ class DeliveryWindow:
         return found
 
     def deliver(self, entry: Entry) -> None:
-        """``entry`` is handed out, and the state says so."""
+        """Record that ``entry`` is handed out, and move the state past it."""
         self.torn = entry.delivered = True
         if entry.job is not None:
             self.under_way -= 1
         self.settle()
 
     def fail(self, entry: Entry) -> None:
-        """``entry`` has raised. The state says so after the next `settle`: until then it is that of the item before, from which one may try again."""
+        """Record that ``entry`` has raised. The state moves past it at the next `settle`; until then, a state loaded again retries the item."""
         self.torn = entry.delivered = self.unsettled = True
         if entry.job is not None:
             self.under_way -= 1
@@ -147,7 +147,7 @@ class DeliveryWindow:
         self.torn = False
 
     def settle(self) -> None:
-        """Let the state follow what was delivered."""
+        """Drop delivered entries from the front, and update the state."""
         self.torn = True
         entries = self._entries
         while entries and entries[0].delivered:

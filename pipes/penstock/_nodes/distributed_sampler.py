@@ -53,18 +53,18 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
         refuse_sharded(inner)
     if getattr(inner, "next_yielded", None) is not None:
         raise GraphError(
-            f"{type(inner).__name__} has loaded a state of its own, which nobody reads here. Load the loader's: loader.load_state_dict(...), saved by "
-            f"loader.state_dict(); or give a new sampler."
+            f"{type(inner).__name__} has loaded a state of its own, which the loader does not use. Load the loader's state instead: "
+            f"loader.load_state_dict(...), saved by loader.state_dict(). Or pass a new sampler."
         )
     if batches is not None and sampler is not None:
         raise GraphError(
-            "a DistributedSampler deals out the indices to the ranks, and the Sharder deals out the batches of sampler=BatchSampler(...), each as "
-            "one index. For batches of samples give it as batch_sampler=, which takes it over; for dataset[[0, 1]] give BatchSampler the "
-            "sampler that it shards."
+            "a DistributedSampler deals out the indices to the ranks, and the Sharder would deal out the batches of sampler=BatchSampler(...) again, "
+            "each as one index. For batches of samples, pass it as batch_sampler=, which takes it over. For dataset[[0, 1]], build the BatchSampler "
+            "on the sampler that it shards."
         )
     if inner.epoch != 0:
         warnings.warn(
-            f"the DistributedSampler stands at epoch {inner.epoch} by its own set_epoch, and is taken over at epoch 0. Call loader.set_epoch({inner.epoch}).",
+            f"the DistributedSampler is at epoch {inner.epoch} (its own set_epoch), but the loader starts at epoch 0. Call loader.set_epoch({inner.epoch}).",
             stacklevel=4,
         )
     n = len(inner.dataset)  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ def refuse_sharded(sampler: Any) -> None:
         if any(hasattr(one, name) for name in ("rank", "num_replicas", "process_index")):
             name = type(one).__name__
             if _walks_as(one, DistributedSampler):
-                remedy = "Give it to from_dataset, which takes it over, or use Sampler(TorchOrder(n, seed))"
+                remedy = "Pass it to from_dataset, which takes it over, or use Sampler(TorchOrder(n, seed))"
             else:
-                remedy = "Give the sampler that it shards, or one whose __iter__ yields the indices of all ranks"
-            raise GraphError(f"{name} deals out the indices to the ranks, and the Sharder would deal each share out again. {remedy}.")
+                remedy = "Pass the sampler that it shards, or one whose __iter__ yields the indices of all ranks"
+            raise GraphError(f"{name} deals out the indices to the ranks, and the Sharder would deal out each share again. {remedy}.")

@@ -1,7 +1,7 @@
-"""The states of other people's objects as JSON, and back, bit for bit.
+"""Encode the states of user objects as JSON, and decode them bit for bit.
 
-What JSON has a word for stays as it is: dicts with string keys, lists, strings, ints, finite floats, booleans, None. Anything else becomes a dict
-with the key `TAG`, which says what it was; a dict that has that key already is tagged itself.
+Values that JSON can express stay as they are: dicts with string keys, lists, strings, ints, finite floats, booleans, None. Any other value becomes
+a dict with the key `TAG`, which names its type. A dict that already has that key is tagged too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AS_IT_IS = frozenset({type(None), bool, int, str})
 
 
 class _NoWord(Exception):
-    """There is no JSON for what lies at ``path``, innermost key first."""
+    """The value at ``path`` (innermost key first) has no JSON form."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()
@@ -39,27 +39,27 @@ def encoded(value: Any, where: str) -> Any:
     """``value`` as JSON, in new dicts and lists.
 
     Args:
-        value: None, booleans, numbers, strings, bytes, tensors and NumPy arrays, and dicts, lists, tuples and sets of them. Not their subclasses,
-            except ``OrderedDict``: those would come back as something else.
-        where: What it is, for the error.
+        value: None, booleans, numbers, strings, bytes, tensors and NumPy arrays, and dicts, lists, tuples and sets of them. Subclasses are
+            refused, except ``OrderedDict``, because they would come back as another type.
+        where: What the value is, for the error.
 
     Raises:
-        StateError: Something in it has no JSON; names the place.
+        StateError: Part of the value has no JSON form; the message names the place.
     """
     try:
         return _encoded(value)
     except _NoWord as exc:
         kind = type(exc.value)
         raise StateError(
-            f"{where}{''.join(reversed(exc.path))} is of the type {kind.__module__}.{kind.__qualname__}, which cannot be saved and come back the same. "
+            f"{where}{''.join(reversed(exc.path))} is of type {kind.__module__}.{kind.__qualname__}, which cannot be saved and restored exactly. "
             f"Let the state_dict hold numbers, strings, bytes, tensors and NumPy arrays, in plain dicts, lists, tuples and sets."
         ) from None
     except RecursionError:
-        raise StateError(f"{where} is nested too deeply to be saved, or holds itself. Make it flatter.") from None
+        raise StateError(f"{where} is nested too deeply to be saved, or contains itself. Make it flatter.") from None
 
 
 def decoded(value: Any) -> Any:
-    """What `encoded` was given, made anew. Tensors lie on the CPU.
+    """The inverse of `encoded`: a new object each time. Tensors are on the CPU.
 
     Raises:
         StateError: ``value`` does not come from `encoded`.
@@ -67,7 +67,9 @@ def decoded(value: Any) -> Any:
     try:
         return _decoded(value)
     except Exception as exc:
-        raise StateError(f"a value of this state cannot be read ({type(exc).__name__}: {exc}): it is damaged; load an older one.") from exc
+        raise StateError(
+            f"a value in this state cannot be read ({type(exc).__name__}: {exc}). The state is damaged; load an older one."
+        ) from exc
 
 
 def _encoded(value: Any) -> Any:
@@ -103,11 +105,11 @@ def _encoded(value: Any) -> Any:
 
 
 def _all(values: Iterable[Any], names: list[Any] | None = None) -> list[Any]:
-    """Each of ``values`` encoded; ``names`` are their keys, for the error."""
+    """Encode each of ``values``. ``names`` are their keys, for errors."""
     made: list[Any] = []
     try:
         for value in values:
-            made.append(value if type(value) in _AS_IT_IS else _encoded(value))  # noqa: PERF401  (the length says where it failed)
+            made.append(value if type(value) in _AS_IT_IS else _encoded(value))  # noqa: PERF401  (after an error, its length is the index of the failed value)
     except _NoWord as exc:
         exc.path.append(f"[{len(made) if names is None else names[len(made)]!r}]")
         raise

@@ -1,4 +1,4 @@
-"""What an epoch's plan is: the indices that a sampler gave, in order, and a checksum by which a resumed run knows them again."""
+"""The plan of an epoch: the indices that a sampler yielded, in order, and a checksum by which a resumed run recognizes them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[np.int64] | list[Any]
-"""The samples of a plan: a list where they are not all integers."""
+"""The samples of a plan: a list if they are not all integers."""
 
 
 class PlanRequest(NamedTuple):
-    """What to plan: ``epoch``, or the block of it that holds ``position``.
+    """A request to plan ``epoch``, or the block of it that contains ``position``.
 
     Attributes:
         epoch: From 0.
-        position: How many of its items are done with.
-        checksum: That of the samples in them.
+        position: Items of the epoch that are already done.
+        checksum: Checksum of the samples in those items.
     """
 
     epoch: int
@@ -30,15 +30,15 @@ class PlanRequest(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sampler gave in one epoch; or in a block of it, where the sampler has no length and did not end soon.
+    """The output of a sampler for one epoch, or for a block of the epoch if the sampler has no length and did not end soon.
 
     Attributes:
-        values: Its samples in order: int64, shape ``(samples,)``, or a list.
-        starts: Where each batch begins in them, and the end: int64, shape ``(batches + 1,)``; None where items are samples.
-        drew: Whether a global generator was drawn from.
-        begin: The position in the epoch of the first item.
-        samples: How many samples the epoch has before it.
-        before: The checksum of those.
+        values: The samples in order: int64, shape ``(samples,)``, or a list.
+        starts: Where each batch begins in ``values``, and the end: int64, shape ``(batches + 1,)``; None if items are single samples.
+        drew: Whether the sampler drew from a global generator.
+        begin: The position of the first item in the epoch.
+        samples: Number of samples before it in the epoch.
+        before: The checksum of those samples.
         more: Whether another block follows, which may be empty.
     """
 
@@ -55,22 +55,22 @@ class Plan:
 
     @property
     def end(self) -> int:
-        """The position in the epoch behind the last item."""
+        """The position in the epoch after the last item."""
         return self.begin + len(self)
 
     @property
     def is_block(self) -> bool:
-        """Whether this is a part of an epoch, so that nobody knows how many items the epoch has."""
+        """Whether this is part of an epoch, so that the number of items in the epoch is unknown."""
         return self.more or self.begin > 0
 
     def next_request(self, epoch: int) -> PlanRequest:
-        """What follows this plan of ``epoch``: its next block, or else the epoch after it."""
+        """The request that follows this plan of ``epoch``: its next block, or the next epoch."""
         if self.more:
             return PlanRequest(epoch, self.end, self.checksum(self.begin, self.end, self.before))
         return PlanRequest(epoch + 1)
 
     def checksum(self, begin: int, end: int, checksum: int = 0) -> int:
-        """CRC-32 (ISO 3309) of the samples in the items at positions ``begin`` to ``end``, going on from ``checksum``."""
+        """CRC-32 (ISO 3309) of the samples in the items at positions ``begin`` to ``end``, continuing from ``checksum``."""
         begin, end = begin - self.begin, end - self.begin
         if self.starts is not None:
             begin, end = int(self.starts[begin]), int(self.starts[end])
@@ -81,10 +81,10 @@ class Plan:
         return zlib.crc32(self.values[begin:end].astype("<i8", copy=False).tobytes(), checksum)
 
     def fits(self, position: int, checksum: int) -> bool:
-        """Whether ``position`` lies in this plan, and ``checksum`` is that of the samples before it."""
+        """Whether ``position`` is in this plan and ``checksum`` matches the samples before it."""
         return self.begin <= position <= self.end and self.checksum(self.begin, position, self.before) == checksum
 
     def same_as(self, other: Plan) -> bool:
-        """Whether both name the same samples in the same batches."""
+        """Whether both plans have the same samples in the same batches."""
         bounds, others = (plan.starts if plan.starts is not None else np.array(len(plan)) for plan in (self, other))
         return np.array_equal(bounds, others) and self.checksum(self.begin, self.end) == other.checksum(other.begin, other.end)

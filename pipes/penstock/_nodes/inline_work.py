@@ -1,4 +1,4 @@
-"""Samples that are loaded in the thread that reads the node, whichever that is."""
+"""Load samples in the thread that reads the node: the consumer's, or a reader thread."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _logger = logging.getLogger("penstock")
 
 @final
 class InlineWork:
-    """Does tasks in the caller's thread, whose global generators are left as they were.
+    """Does tasks in the caller's thread, and leaves the global generators as they were.
 
-    In the consumer's own thread they are seeded for each sample, and put back; see `GlobalSeeding`. In a reader thread that would take back what the
-    consumer draws meanwhile. So there it is first found out whether samples draw from them at all, over some batches, and then:
+    In the consumer's thread, the generators are seeded for each sample and restored afterwards; see `GlobalSeeding`. In a reader thread, restoring
+    would undo what the consumer draws at the same time. So a reader thread watches the first batches to see whether samples draw at all:
 
-    - They do not: nothing is seeded.
-    - They do: they are seeded, and every batch is loaded only while the consumer waits for it (`in_step`), so that nobody else draws.
+    - If they do not, nothing is seeded.
+    - If they do, they are seeded, and each batch is loaded only while the consumer waits for it (`in_step`), so that no other code draws.
 
     Args:
-        map_fn: What is applied to each item.
-        seed: Of the random numbers of samples.
+        map_fn: Applied to each item.
+        seed: Seed of the samples' random numbers.
         seed_samples: See `ParallelMapper`.
         on_error: See `ParallelMapper`.
     """
@@ -43,12 +43,12 @@ class InlineWork:
         self.seeded: FetchTask | FunctionTask = work_of(map_fn, seed, seed_samples, on_error)
         self._unseeded = work_of(map_fn, seed, False, on_error)
         self._what = type(self.seeded.dataset if isinstance(self.seeded, FetchTask) else map_fn).__name__
-        self._calm = CALM if seed_samples is False else 0  # batches in a row that drew nothing
+        self._calm = CALM if seed_samples is False else 0  # consecutive batches that drew nothing
         self._draws = seed_samples == "always"
         self._watch = GlobalRngSnapshot()
 
     def __call__(self, task: Any, allocate: Allocate) -> Any:
-        """The value of ``task``."""
+        """Do ``task`` and return its value."""
         if self._draws or not reads_ahead():
             return self.seeded.inline(task, allocate)
         if self._calm >= CALM:
@@ -57,15 +57,15 @@ class InlineWork:
 
     @property
     def in_step(self) -> bool:
-        """Whether a reader thread must load nothing unless the consumer waits for it."""
+        """Whether a reader thread may load a batch only while the consumer waits for it."""
         return self._draws or self._calm < CALM
 
     def _found_out(self, task: Any, allocate: Allocate) -> Any:
-        """Unseeded; and if that draws, once more seeded."""
+        """Load ``task`` unseeded. If that draws, load it again, seeded."""
         error: Exception | None = None
         value = None
         with global_rngs_kept():
-            seed_globals(0, 0, 0)  # Where the consumer has left them, NumPy may keep a deviate, and then nothing can be said.
+            seed_globals(0, 0, 0)  # The consumer's draws may have left a spare normal deviate in NumPy, and then `look` cannot tell.
             before = self._watch.look()
             try:
                 value = self._unseeded.inline(task, allocate)
@@ -74,8 +74,8 @@ class InlineWork:
             self._draws = before is None or self._watch.look() != before
         if self._draws:
             _logger.warning(
-                "%s draws from the global random numbers, and is loaded in a background thread: so that it does not disturb what you draw, it is loaded only "
-                "while a batch is waited for, and not ahead. To load ahead, use workers (num_workers), or let it draw from penstock.sample().rng.",
+                "%s draws from the global random numbers, and is loaded in a background thread. So that it does not disturb your own draws, it is loaded only "
+                "while you wait for a batch, not ahead. To load ahead, use workers (num_workers), or let it draw from penstock.sample().rng.",
                 self._what,
             )
             del error
@@ -86,4 +86,4 @@ class InlineWork:
         try:
             raise error
         finally:
-            del error  # which knows this frame: neither should keep the other
+            del error  # its traceback refers to this frame: break the cycle

@@ -1,4 +1,16 @@
-"""IterableSource: a dataset that can only be read from its beginning, in the sampler's place."""
+"""IterableSource: a dataset that can only be read from its beginning, in place of a sampler.
+
+The difficult part is to begin epoch e without the epochs before it, for an iterable that we know nothing about. `_begin` tries, in this order:
+
+1. The iterable has no state between passes, or its next pass is epoch e by itself (`_follows`): just start that pass.
+2. It has a ``set_epoch``, or e is 0: load its *pristine* state, the one before anything was read, and start.
+3. Its state has at most one epoch count: load the pristine state with that count moved to e. This is accepted only if the rest of the state shows that it
+   is certain to be the start of an epoch (`tells_its_epoch`).
+4. Otherwise read all earlier epochs again. The log says so once.
+
+Another loader, or the user, may have moved the same iterable in between. So `_used` remembers for each iterable its pristine state and the state
+in which we left it. If an iterable is in another state when a new source begins to read, its owner moved it, and that state counts as pristine.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +44,13 @@ log = logging.getLogger("penstock")
 
 @dataclass
 class _Used:
-    """What is known of an iterable, or of a node, that a source has begun to read: another source may read it next, in the same process.
+    """Facts about an iterable or node that a source in this process has begun to read, for the next source that reads it.
 
     Attributes:
-        pristine: Its state before anything was read.
-        left: That in which it was left; what stands elsewhere was moved by its owner, and begins where it stands.
-        reading: It is being read, or somebody was interrupted in that: where it stands says nothing.
-        reader: The source that has begun to read it last.
+        pristine: The state before anything was read.
+        left: The state in which we left it. If it is in another state, its owner has moved it, and it begins there.
+        reading: A source is reading it, or was interrupted while reading, so its position means nothing.
+        reader: The source that began to read it last.
     """
 
     pristine: Any
@@ -47,42 +59,41 @@ class _Used:
     reader: weakref.ref[Any] | None = None
 
 
-_used: dict[int, _Used] = {}  # by the iterable's id, as long as that lives: two that are equal are still two
+_used: dict[int, _Used] = {}  # by id, while the iterable lives: two iterables that compare equal are still two
 
 
 @final
 class IterableSource(Node[Indices]):
-    """Read an iterable, or a torchdata node, once an epoch, in the consumer's process; under a `Sharder`, on every rank.
+    """Read an iterable, or a torchdata node, once per epoch, in the consumer's process. Upstream of a `Sharder`, every rank reads it.
 
-    **Epochs.** Where the iterable has ``set_epoch``, that is called before each epoch. One that counts its epochs itself is put at the start of the
-    right one by the ``epoch`` in its state. Where its state holds something else that may differ from epoch to epoch, it is made to read the epochs
-    before again, which the log says once.
+    **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch. If it counts its epochs itself, the ``epoch`` in its state is set
+    to move it to the start of the right one. If its state holds anything else that may differ from epoch to epoch, the earlier epochs are read again,
+    and the log says so once.
 
-    **State.** Where it has ``state_dict`` and ``load_state_dict`` (a torchdata node always has), they are used to resume; elsewhere resuming reads it
-    again up to where it was, and says so in a warning. The state may hold numbers, strings, bytes, tensors and NumPy arrays, in dicts, lists, tuples
+    **State.** If it has ``state_dict`` and ``load_state_dict`` (a torchdata node always does), they are used to resume. Otherwise resuming reads it
+    again up to the saved position, with a warning. The state may hold numbers, strings, bytes, tensors and NumPy arrays, in dicts, lists, tuples
     and sets; anything else is refused at the first batch.
 
-    **Ranks.** Under a `Sharder` of several ranks, ``split`` has to say who deals. With ``"own"`` nothing is dealt, so ``tail`` means nothing, and ranks
-    may have epochs of different lengths. Without a ``state_dict`` the state is then the number of items read, and loads on any rank of the same world
-    size (a rank with a shorter epoch is then at its end); with one it is of this rank only, so every rank has to save its own.
+    **Ranks.** Upstream of a `Sharder` with several ranks, ``split`` must say who deals. With ``"own"`` the Sharder deals nothing, so ``tail`` has no
+    effect, and epochs may differ in length between ranks. Without a ``state_dict``, the state is then the number of items read, and loads on any rank
+    at the same world size (a rank with a shorter epoch is then at its end). With one, the state belongs to this rank, so every rank must save its own.
 
     **Random numbers.** Each item is read with the global generators of ``random``, ``numpy.random`` and torch's CPU seeded from (seed, epoch, position),
-    and ``set_epoch`` and ``iter`` with a seed of their own, so that what is drawn does not depend on the number of workers, nor on where a run
-    was resumed. Afterwards the caller's generators are as they were, to the bit. It costs 7 us an item and 80 us a block. Nothing of
-    this holds in the thread of a `Prefetcher`, `PinMemory` or `ToDevice` downstream: seeding there would disturb what the consumer draws meanwhile, so
-    the generators are left alone, and the log says so where the first block is seen to draw. Nor does it reach threads and processes of
-    a torchdata node's own.
+    and ``set_epoch`` and ``iter`` get a seed of their own. So the iterable's draws do not depend on the number of workers, nor on where a run was
+    resumed. Afterwards the caller's generators are restored to the bit. This costs 7 us per item and 80 us per block. None of this holds in the
+    thread of a `Prefetcher`, `PinMemory` or `ToDevice` downstream: seeding there would disturb the consumer's own draws, so the generators are left
+    alone, and the log says so if the first block draws. Nor does it reach the threads and processes of a torchdata node.
 
     Args:
         iterable: An ``IterableDataset``, any iterable that can be read more than once, or a finite torchdata node.
-        split: ``"items"``: every rank reads all of it, and the Sharder deals each its share. ``"own"``: it splits itself by rank. None: nobody
-            has said, which several ranks refuse.
-        seed: Of what it draws.
+        split: ``"items"``: every rank reads all of it, and the Sharder deals each rank its share. ``"own"``: it splits itself by rank. None: not
+            decided, which is an error with several ranks.
+        seed: Seed of its random numbers.
         seed_samples: False leaves the global generators alone.
 
     Raises:
-        GraphError: ``iterable`` can be read only once, is a node of penstock's, or is known to split itself and ``split="items"``.
-        StateError: On reading: its state holds something that cannot be saved.
+        GraphError: ``iterable`` can be read only once, is one of penstock's nodes, or is known to split itself although ``split="items"``.
+        StateError: On reading: its state holds a value that cannot be saved.
     """
 
     def __init__(
@@ -95,27 +106,29 @@ class IterableSource(Node[Indices]):
     ) -> None:
         super().__init__()
         if split not in (None, "items", "own"):
-            raise ValueError(f"split={split!r} is neither 'items' (dealt by the Sharder) nor 'own' (it splits itself by rank), nor None.")
+            raise ValueError(
+                f"split={split!r} is neither 'items' (the Sharder deals) nor 'own' (the iterable splits itself by rank), nor None."
+            )
         if isinstance(iterable, Node):
-            raise GraphError(f"{type(iterable).__name__} is a node of penstock's already. Leave the IterableSource out.")
+            raise GraphError(f"{type(iterable).__name__} is already a penstock node. Leave the IterableSource out.")
         if split == "items" and (how := splits_itself(iterable)) is not None:
             raise GraphError(
-                f"split='items' would deal every rank a share of its share: {how}. Say split='own', or give it unsplit, the same on every rank."
+                f"split='items' would give every rank a share of its share: {how}. Use split='own', or pass it unsplit, the same on every rank."
             )
         self.iterable = iterable
         self.split = split
         self.seed_samples = seed_samples
         self._reader: Reader = NodeReader(iterable) if isinstance(iterable, BaseNode) else IterableReader(iterable)
-        self._key = mixed(checked_seed(seed) + 5 * GAMMA)  # not the samples' own: a map_fn under the same seed must draw other numbers
-        self._seeds = False  # now
+        self._key = mixed(checked_seed(seed) + 5 * GAMMA)  # not the samples' key: a map_fn with the same seed must draw other numbers
+        self._seeds = False  # whether this call seeds the global generators
         self._watched = not seed_samples
-        self._pristine: list[Any] = []  # its state before anything was read, once that is known
+        self._pristine: list[Any] = []  # its state before anything was read, once known
         self._used = _Used(None, None)
-        self._follows: int | None = 0  # the epoch that it begins by itself, when it is read anew
-        self._resumed = False  # this epoch, by its state
+        self._follows: int | None = 0  # the epoch that its next pass is by itself; None if unknown
+        self._resumed = False  # this epoch was resumed from a state of the iterable
         self._said = False
-        self._mislead = False  # its __len__ did not say what came, and that was told
-        self._inner: Any = None  # its state, behind the block read last
+        self._mislead = False  # we have warned that its __len__ is wrong
+        self._inner: Any = None  # its state after the block read last
         self._epoch = 0
         self._position = 0
         self._ended = False
@@ -165,7 +178,7 @@ class IterableSource(Node[Indices]):
             except StopIteration:
                 self._end()
                 self._compare_length()
-            self._inner = self._state_of(self._reader.state())  # Now, so that what cannot be saved is an error of this block.
+            self._inner = self._state_of(self._reader.state())  # now, so that a state that cannot be saved fails at this block
             used.left, used.reading = self._inner, False
         return taken
 
@@ -178,7 +191,7 @@ class IterableSource(Node[Indices]):
         return 0 if (self._ended if state is None else state["ended"]) else None
 
     def items_per_epoch(self) -> int | None:
-        """What the ``__len__`` of the iterable says, if it has one: nobody but ``len(loader)`` goes by that."""
+        """The ``__len__`` of the iterable, if it has one. Only ``len(loader)`` relies on it."""
         return length(self.iterable)
 
     def settings(self) -> dict[str, Any]:
@@ -204,7 +217,7 @@ class IterableSource(Node[Indices]):
     def check(self, state: Any) -> None:
         inner = fields(state, epoch=int, position=int, ended=bool, **{self._reader.KEY: object})[self._reader.KEY]
         if inner is not None and not isinstance(inner, dict):
-            raise StateError(f"the state of {type(self.iterable).__name__} must be a dict or null, and {inner!r:.80} came.")
+            raise StateError(f"the state of {type(self.iterable).__name__} must be a dict or null, not {inner!r:.80}.")
         decoded(inner)
 
     def origin(self) -> BaseNode[Any]:
@@ -225,7 +238,7 @@ class IterableSource(Node[Indices]):
 
     def _end(self) -> None:
         self._ended = True
-        # After a resume torchdata's samplers within one node count on only where they are read again, so that they get out of step.
+        # After a resume, only those samplers in a torchdata node that are read again count this epoch. With several, their counts then differ.
         self._follows = None if self._resumed and counts(self._pristine[0]) > 1 else self._epoch + 1
 
     def _compare_length(self) -> None:
@@ -233,18 +246,22 @@ class IterableSource(Node[Indices]):
         if items not in (None, self._position) and not self._mislead:
             self._mislead = True
             warnings.warn(
-                f"{type(self.iterable).__name__} has a length of {items}, and epoch {self._epoch} had {self._position} items, so that len(loader) is wrong, "
-                f"although every item was delivered. Let __len__ say what __iter__ gives, or leave it out.",
+                f"{type(self.iterable).__name__} has a length of {items}, but epoch {self._epoch} had {self._position} items. Every item was delivered, but "
+                f"len(loader) is wrong. Make __len__ agree with __iter__, or remove it.",
                 stacklevel=2,
             )
 
     def _checked_reader(self) -> _Used:
-        """What is known of the iterable, unless another source reads it now, and has moved it."""
+        """The record of the iterable.
+
+        Raises:
+            GraphError: Another source has begun to read it, and so has moved it.
+        """
         reader = self._used.reader
         if self._reader.exclusive and reader is not None and reader() not in (self, None):
             raise GraphError(
-                f"another loader has begun to read this {type(self.iterable).__name__}, which has one place to stand at: they would take each other's items. "
-                f"Give each loader one of its own, or begin an epoch of this loader when the other has ended its own."
+                f"another loader has begun to read this {type(self.iterable).__name__}, which has only one position: the two would take each other's items. "
+                f"Give each loader its own, or start an epoch of this loader only after the other has finished its epoch."
             )
         return self._used
 
@@ -253,13 +270,13 @@ class IterableSource(Node[Indices]):
         return self._reader.resume(self._epoch, decoded(inner), ended)
 
     def _take_pristine(self) -> bool:
-        """Find out its state before anything was read; whether that was another source's reading, which has left it elsewhere."""
+        """Find the iterable's pristine state. Return whether another source has read it since, so that the epoch of its next pass is unknown."""
         now = self._state_of(self._reader.pristine())
         used = _used.get(id(self.iterable))
         again = used is not None and (self._reader.IS_NODE or used.reading or used.left == now)
         if used is None:
             used = _Used(now, now)
-            with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+            with contextlib.suppress(TypeError):  # it does not support weak references
                 weakref.finalize(self.iterable, _used.pop, id(self.iterable), None)
                 _used[id(self.iterable)] = used
         elif not again:
@@ -268,7 +285,7 @@ class IterableSource(Node[Indices]):
         return again
 
     def _begin(self, epoch: int, follows: int | None) -> None:
-        """Stand at the start of ``epoch``, whatever was read before."""
+        """Move to the start of ``epoch``, whatever was read before; see the top of this file. ``follows`` is the epoch of the next pass, if known."""
         reader = self._reader
         if not reader.stateful or follows == epoch:
             self._start(epoch)
@@ -278,13 +295,13 @@ class IterableSource(Node[Indices]):
             self._replay(epoch)
 
     def _moved_to(self, epoch: int) -> bool:
-        """Stand at the start of ``epoch`` by its state; whether that is known to be it."""
+        """Try to move to the start of ``epoch`` by the epoch count in the state. Return whether that has certainly worked."""
         pristine = self._pristine[0]
         if counts(pristine) > 1 or not self._reader.plain:
             return False
         expected = moved(pristine, epoch)
         rebuilds = self._reader.IS_NODE and counts(pristine) == 1
-        for too_far in (0, 1) if rebuilds else (0,):  # one that reads ahead has begun a pass by the reset, and counts the next one
+        for too_far in (0, 1) if rebuilds else (0,):  # a node that reads ahead begins a pass at the reset, so its count may be one too far
             self._start(epoch, moved(pristine, epoch - too_far))
             if rebuilds:
                 self._start(epoch)
@@ -294,12 +311,12 @@ class IterableSource(Node[Indices]):
         return False
 
     def _replay(self, epoch: int) -> None:
-        """Read all the epochs before ``epoch``, of which nothing is used."""
+        """Read all epochs before ``epoch``, and drop their items."""
         if not self._said:
             self._said = True
             log.warning(
-                "%s does not say in its state how its epochs differ, so it reads %d of them again to stand at the start of epoch %d. "
-                "Give it a set_epoch, or one 'epoch' in its state_dict that everything follows from.",
+                "the state of %s does not show how its epochs differ, so it reads %d of them again to get to the start of epoch %d. "
+                "Give it a set_epoch, or a single 'epoch' in its state_dict that determines everything else.",
                 type(self.iterable).__name__,
                 epoch,
                 epoch,
@@ -310,7 +327,7 @@ class IterableSource(Node[Indices]):
             self._read_to_its_end(past)
             self._start(past + 1)
             if self._state_of(self._reader.state()) == first:
-                return  # It remembers nothing, so that all epochs begin alike.
+                return  # its state is back at the first one, so all epochs begin alike
 
     def _start(self, epoch: int, state: Any = None) -> None:
         self._seed(epoch, ~0)
@@ -335,20 +352,19 @@ class IterableSource(Node[Indices]):
             try:
                 self._item(self._epoch, self._position)
             except StopIteration:
-                if self.split == "own":  # The state may come from a rank with a longer epoch.
+                if self.split == "own":  # the state may come from a rank with a longer epoch
                     self._ended = True
                     return
                 raise StateError(
-                    f"the state stands behind item {position} of epoch {self._epoch}, and {type(self.iterable).__name__} ended after {self._position}: it has changed."
+                    f"the state was saved after {position} items of epoch {self._epoch}, but {type(self.iterable).__name__} now ends after {self._position}: it has changed."
                 ) from None
             self._position += 1
 
-    # What an item is read with.
+    # Random numbers.
 
     def _item(self, epoch: int, position: int) -> Any:
-        self._seed(
-            epoch, ~0 if position == 0 and self._reader.IS_NODE else position
-        )  # A sampler in it may draw its order when it starts, or now.
+        # A sampler in a node may draw its order when the pass starts, or only at the first item, so both get the same seed.
+        self._seed(epoch, ~0 if position == 0 and self._reader.IS_NODE else position)
         return self._reader.next()
 
     def _seed(self, epoch: int, position: int) -> None:
@@ -356,13 +372,13 @@ class IterableSource(Node[Indices]):
             seed_globals(self._key, epoch, position)
 
     def _kept(self) -> contextlib.AbstractContextManager[None]:
-        """Leave the caller's generators as they were; where they are somebody else's, too, they are not touched."""
+        """Restore the caller's generators afterwards. In a reader thread, do not seed at all, because the consumer draws at the same time."""
         self._seeds = self.seed_samples and not reads_ahead()
         return global_rngs_kept() if self._seeds else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _watch(self) -> Iterator[None]:
-        """Say so where the first block draws from generators that cannot be seeded. The consumer is waiting for it, so nobody else draws."""
+        """Log it if the first block draws from generators that cannot be seeded. The consumer waits for this block, so no other code draws."""
         if self._watched or self._seeds:
             yield
             return
@@ -372,8 +388,8 @@ class IterableSource(Node[Indices]):
         yield
         if before is not None and watch.look() != before:
             log.warning(
-                "%s draws from the global random numbers and is read in a background thread, where they cannot be seeded without disturbing yours: what it "
-                "draws depends on timing. Give it a generator of its own, or leave out the Prefetcher, PinMemory or ToDevice downstream.",
+                "%s draws from the global random numbers and is read in a background thread, where seeding them would disturb your own draws. So its draws "
+                "depend on timing. Give it its own generator, or leave out the Prefetcher, PinMemory or ToDevice downstream.",
                 type(self.iterable).__name__,
             )
 

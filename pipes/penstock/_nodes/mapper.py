@@ -1,4 +1,8 @@
-"""Mapper: the data level in the caller's thread."""
+"""Mapper: turns items into data in the caller's thread.
+
+It is a class of its own, and not a `ParallelMapper` without workers, because its items can be batched and dealt: a `Batcher` or a `Sharder`
+downstream may take several at once. A `ParallelMapper` has items in flight and refuses that.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +25,16 @@ T = TypeVar("T", covariant=True)
 
 @final
 class Mapper(Node[T]):
-    """Apply ``map_fn`` to each item of ``source``, in the caller's thread, and to blocks of them for a `Batcher` or a `Sharder` downstream.
+    """Apply ``map_fn`` to each item of ``source`` in the caller's thread. A `Batcher` or a `Sharder` may stand downstream.
 
-    Ctrl-C loses the item that it interrupts; a `ParallelMapper` without workers does it again.
+    If Ctrl-C interrupts an item, that item is lost; a `ParallelMapper` without workers does it again.
 
     Args:
         source: The items.
-        map_fn: A `Fetch`, or any callable of one value; never called for a mark.
-        seed: Of the random numbers of samples; default: that of the order.
-        seed_samples: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample; the caller's are restored. See
-            `ParallelMapper`.
+        map_fn: A `Fetch`, or any callable of one value. Never called for a mark.
+        seed: Seed of the samples' random numbers; default: the seed of the order.
+        seed_samples: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, and restore the caller's
+            afterwards. See `ParallelMapper`.
     """
 
     def __init__(

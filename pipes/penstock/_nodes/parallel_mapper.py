@@ -1,7 +1,13 @@
-"""Mapper and ParallelMapper: the data level, where items become data.
+"""ParallelMapper: turns items into data in parallel workers.
 
-The parallel one pulls items ahead into a `DeliveryWindow`, each with the source's state after the pull, so the state of the item handed out is
-simply its entry's: no snapshots, no polling, nothing to reorder.
+It pulls items ahead into a `DeliveryWindow`. Each entry holds a job and the source's state right after its item was pulled. So the state after
+a delivered item is simply the state in its entry: there is nothing to snapshot, poll or reorder.
+
+Why `next` fills the window twice, before it waits and before it returns: jobs submitted only by the next call would leave the workers idle
+while the caller trains.
+
+Ctrl-C may interrupt any line. If it comes before `DeliveryWindow.deliver`, the last step, the caller has not got the item, and the state does
+not say so. If it comes between a pull and the entry for it, the source has moved and the window has not. ``torn`` records that, and `failure` reports it.
 """
 
 from __future__ import annotations
@@ -48,39 +54,39 @@ class ParallelMapper(Node[T]):
 
     Args:
         source: The items; read in the thread that calls ``next``.
-        map_fn: A `Fetch`, or any callable of one value (for an index-level item: the index, or the list of them). Worker
+        map_fn: A `Fetch`, or any callable of one value (for an index-level item: the index, or the list of indices). Worker
             processes get it once.
-        num_workers: How many threads or processes; 0 applies ``map_fn`` in the caller's thread.
-        in_order: Hand items out in the order of ``source``. If False, as they are done, but never one epoch before the end of
-            the other; such a state then belongs to this rank and this world size.
+        num_workers: Number of threads or processes; 0 applies ``map_fn`` in the caller's thread.
+        in_order: Deliver items in the order of ``source``. If False, deliver them as they are done, but never an item of the next epoch
+            before the end of this one. A state with ``in_order=False`` belongs to this rank and this world size.
         method: ``"thread"`` or ``"process"``.
         multiprocessing_context: A start method or context; default: multiprocessing's.
-        max_concurrent: Items in work at once, at most; default ``num_workers * prefetch_factor``.
-        prefetch_factor: Items in work for each worker; default 2, and 8 where the first item turns out to be small (64 KiB).
-        timeout: Seconds that ``next`` waits for an item before ``TimeoutError``; None waits for ever, and inline there is nothing to
-            wait for. The item is lost, and the next one comes next. A worker process that was in the middle of it is killed and
-            replaced (which counts for ``max_restarts``); a thread cannot be stopped, and is left to itself.
+        max_concurrent: Bound on the items in progress; default ``num_workers * prefetch_factor``.
+        prefetch_factor: Items in progress per worker; default 2, or 8 if the first item turns out to be small (up to 64 KiB).
+        timeout: Seconds that ``next`` waits for an item before ``TimeoutError``; None waits forever. It has no effect without workers.
+            The item is lost, and the next call returns the one after it. A worker process that was in the middle of it is killed and
+            replaced, which counts towards ``max_restarts``; a thread cannot be stopped, and is abandoned.
         worker_init_fn: Called with the worker's number in each worker process as it starts.
-        seed: Of the random numbers of samples; default: that of the order.
+        seed: Seed of the samples' random numbers; default: the seed of the order.
         seed_samples: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
             inline; in threads they are never touched. After four batches that drew nothing, seeding stops; if a later batch draws,
             it is loaded a second time, seeded. Use ``"always"`` if samples only inspect a generator (``torch.initial_seed()``) or restore
-            it themselves (``torch.random.fork_rng``): that cannot be detected. Inline under a `Prefetcher`, `PinMemory` or `ToDevice`
-            samples that draw are loaded only while the consumer waits for them, so that it never draws beside them; the log says so.
-            A batch there that is the first to draw, after four that did not, is not noticed either.
-        pin_memory: Where there is an accelerator, make batches in page-locked memory at once; not in worker processes.
-        run_ahead: Work on the next epoch before it is asked for.
-        max_restarts: How many worker processes may die and be replaced before `WorkerDied`, all of them together; default 8, or
-            twice the number of workers where that is more.
-        on_error: What becomes of a sample whose loading raises an ``Exception``; ``map_fn`` must be a `Fetch` for all but the first.
-            ``"raise"``: the batch is lost, and ``next`` raises it. ``"skip"``: it is left out, and its batch is shorter. A function
-            ``(exception, index, epoch, position)``, called where the sample was loaded: what it returns takes the sample's place, or
-            leaves it out if that is `SKIP`. A batch of which nothing is left raises `SampleError`.
-        max_errors: How many samples may fail before ``next`` raises `SampleError`: an ``int`` in all, a ``float`` that share of any
-            1000 samples in a row; None: any number.
+            it themselves (``torch.random.fork_rng``): that cannot be detected. Without workers and upstream of a `Prefetcher`, `PinMemory`
+            or `ToDevice`, samples that draw are loaded only while the consumer waits for them, so that the two never draw at the same
+            time; the log says so. There, a batch that is the first to draw after four that did not goes unnoticed.
+        pin_memory: If there is an accelerator, make batches in page-locked memory right away. No effect with worker processes.
+        run_ahead: Work on the next epoch before the consumer asks for it.
+        max_restarts: Worker processes that may die and be replaced before `WorkerDied`, in total; default 8, or twice the number of
+            workers if that is more.
+        on_error: How to handle an ``Exception`` from loading a sample; all but ``"raise"`` need a `Fetch` as ``map_fn``.
+            ``"raise"``: the batch is lost, and ``next`` raises the exception. ``"skip"``: the sample is left out, and its batch is
+            shorter. A function ``(exception, index, epoch, position)`` is called where the sample was loaded; its result takes the
+            sample's place, or leaves it out if it is `SKIP`. A batch with no samples left raises `SampleError`.
+        max_errors: Samples that may fail before ``next`` raises `SampleError`: an ``int`` is a total, a ``float`` is a share of any
+            1000 consecutive samples; None: no bound.
 
     Raises:
-        ValueError: An argument makes no sense; or the dataset has a ``set_epoch``, which threads would call under one another.
+        ValueError: An argument makes no sense; or the dataset has a ``set_epoch``, which several threads would call concurrently.
     """
 
     def __init__(
@@ -106,7 +112,7 @@ class ParallelMapper(Node[T]):
     ) -> None:
         super().__init__(source)
         if not callable(map_fn):
-            raise ValueError(f"map_fn must be callable, and {map_fn!r} is not. For a dataset write Fetch(dataset).")
+            raise ValueError(f"map_fn must be callable, and {map_fn!r} is not. For a dataset, pass Fetch(dataset).")
         num_workers, timeout = whole_number("num_workers", num_workers, 0), seconds("timeout", timeout)
         if prefetch_factor is not None:
             prefetch_factor = whole_number("prefetch_factor", prefetch_factor, 1)
@@ -119,7 +125,7 @@ class ParallelMapper(Node[T]):
         check_policy(on_error, max_errors)
         if on_error != "raise" and not isinstance(map_fn, Fetch):
             raise ValueError(
-                "on_error looks at each sample of a batch, and only a Fetch(dataset) loads them one by one; your own function can catch what it raises. Leave on_error out."
+                "on_error handles single samples of a batch, and only Fetch(dataset) loads them one by one. Leave on_error out, and let your function catch its own errors."
             )
         seed = self.source.settings().get("seed", 0) if seed is None else checked_seed(seed)
         self.map_fn = map_fn
@@ -149,7 +155,7 @@ class ParallelMapper(Node[T]):
             "multiprocessing_context": multiprocessing_context,
             "worker_init_fn": worker_init_fn,
         }
-        # None of these is there before the first reset, so that a graph can be forked and pickled until then.
+        # These are made at the first reset, so that a graph can be forked and pickled until then.
         self._allocate: Allocate | None = None
         self._pool: Pool | None = None
         self._closed = False
@@ -177,7 +183,7 @@ class ParallelMapper(Node[T]):
     def next(self) -> T:
         window = self._window
         if window.unsettled:
-            window.settle()  # An item that raised counts as delivered from the next call on.
+            window.settle()  # The last call raised. Its item counts as delivered only now: a state saved in between retries it.
         self._fill(self._in_work)
         entry = self._awaited()
         job = entry.job
@@ -194,13 +200,13 @@ class ParallelMapper(Node[T]):
             if nbytes(value) <= _SMALL:
                 self._in_work = self.num_workers * _MANY
         if self.num_workers:
-            self._fill(self._in_work + 1)  # Now, and not when the next batch is asked for: the workers go on while the caller trains.
-        window.deliver(entry)  # The last step: if Ctrl-C comes before it, nobody has got this item, and the state does not say so.
+            self._fill(self._in_work + 1)  # now, so that the workers are busy while the caller trains; + 1 because this entry still counts
+        window.deliver(entry)  # the last step: see the top of this file
         return value
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Any:
         raise GraphError(
-            "a ParallelMapper cannot be dealt or batched, because its items are done already. Put Sharder and Batcher upstream of it."
+            "the items of a ParallelMapper cannot be sharded or batched, because they are already processed. Put Sharder and Batcher upstream of it."
         )
 
     def get_state(self) -> State:
@@ -230,7 +236,7 @@ class ParallelMapper(Node[T]):
         if not all(isinstance(k, int) and not isinstance(k, bool) and 0 <= k <= _FARTHEST for k in delivered) or delivered != sorted(
             set(delivered)
         ):
-            raise StateError(f"'delivered' of a state must be rising whole numbers from 0 to {_FARTHEST}, and {delivered!r:.80} came.")
+            raise StateError(f"'delivered' in a state must be increasing whole numbers from 0 to {_FARTHEST}, not {delivered!r:.80}.")
         self.source.check(state["source"])
 
     def failure(self) -> BaseException | None:
@@ -259,12 +265,12 @@ class ParallelMapper(Node[T]):
         return not self.num_workers and self._inline.in_step
 
     def refresh(self) -> None:
-        """Hand the dataset to new workers at the next `reset`: for what was changed in it, in this process. Starts nothing by itself."""
+        """Replace the workers at the next `reset`, so that they get the dataset as it is now in this process. Starts nothing by itself."""
         self._stale = True
         super().refresh()
 
     def _staff(self) -> Pool:
-        """The workers, with memory for what they make; new ones, if the dataset was changed."""
+        """The pool of workers, with memory for their results. A new pool after `refresh`."""
         if self._closed and self.num_workers:
             raise ClosedError("these workers have ended; build a new loader.")
         if self._stale and self._pool is not None:
@@ -282,7 +288,7 @@ class ParallelMapper(Node[T]):
         return self._pool
 
     def _fill(self, most: int) -> None:
-        """Pull from the source and hand to the workers, until ``most`` jobs are under way."""
+        """Pull items and submit them until ``most`` jobs are under way."""
         window = self._window
         while window.under_way < most and window.has_room(most, self._run_ahead):
             window.torn = True  # from the pull until the entry is there
@@ -296,14 +302,14 @@ class ParallelMapper(Node[T]):
             except StopIteration:
                 window.exhaust()
                 return
-            except Exception as exc:  # of the source, or of an item that cannot be handed over: an error in its own place
+            except Exception as exc:  # from the source, or from submitting the item; `next` raises it when its turn comes
                 if item is not None:
                     annotate(exc, f"while handing over {self._work.name(item, IDLE)}")
                 entry = Entry(exc, None, self.source.get_state())
             window.push(entry)
 
     def _submitted(self, item: Any) -> Job | SplitJob:
-        """``item`` handed to the workers; to all of them at once where they have nothing else, so that it does not take one its whole time."""
+        """Submit ``item``. If the pipeline is empty, split it among all workers, so that the first batch takes the time of a few samples."""
         pool: Any = self._pool
         if self.num_workers > 1 and not self._window.under_way and isinstance(self._work, FetchTask):
             parts = self._work.parts(item, self.num_workers, here=self._method == "thread")
@@ -314,7 +320,7 @@ class ParallelMapper(Node[T]):
         return job
 
     def _awaited(self) -> Entry:
-        """The entry to hand out next, once it is ready."""
+        """Wait for the entry to deliver next."""
         candidates = self._window.candidates()
         if not candidates:
             raise StopIteration
@@ -326,7 +332,7 @@ class ParallelMapper(Node[T]):
             pool.wait(_under_way(candidates), self._timeout)
 
     def _value(self, job: Job | SplitJob) -> T:
-        """What came of it, or its error."""
+        """The value of ``job``; raises its error, or the error of an exhausted error budget."""
         value: T = job.result()
         if self._tolerance is not None:
             samples = len(job.task) if job.task.is_batch else 1
@@ -337,8 +343,8 @@ class ParallelMapper(Node[T]):
         saved, now = (state["rank"], state["world_size"]), self.ranks()
         if saved != now:
             raise StateMismatch(
-                f"this state was taken with in_order=False by rank {saved[0]} of {saved[1]}, and says what that rank had delivered; "
-                f"this is rank {now[0]} of {now[1]}. Load that rank's own state at the same world size, or train with in_order=True."
+                f"rank {saved[0]} of {saved[1]} saved this state with in_order=False, so it lists the items that rank had delivered; "
+                f"this is rank {now[0]} of {now[1]}. Load this rank's own state at the same world size, or train with in_order=True."
             )
 
 
@@ -350,10 +356,10 @@ def _under_way(entries: list[Entry]) -> list[Job]:
 
 
 _FEW, _MANY = 2, 8
-"""Items in work for each worker: for what is large, and for what is small, of which waking a worker is most of the cost."""
+"""Items in progress per worker: for large items, and for small ones, for which waking a worker is most of the cost."""
 _SMALL = 2**16
 """Bytes."""
 _FARTHEST = 2**16
-"""How far ahead of the oldest item out-of-order delivery may be; the window bounds it, and states come from files."""
+"""Largest distance from the oldest item that a state may list. The window keeps it smaller, but states come from files."""
 _IDLE = {"inline": None, "thread": ThreadStatistics(0, 0, 0, 0), "process": ProcessStatistics(0, 0, 0, 0, 0, 0, 0)}
-"""Before there are any workers."""
+"""The statistics before there are any workers."""

@@ -1,4 +1,4 @@
-"""PinMemory: batches in page-locked memory, from where a copy to the device needs no detour."""
+"""PinMemory: batches in page-locked memory, which a device can copy from directly."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ T = TypeVar("T", covariant=True)
 class PinMemory(ReaderNode[T]):
     """Copy batches into page-locked ("pinned") memory in one background thread, as ``DataLoader(pin_memory=True)`` does.
 
-    Without an accelerator that has such memory there is nothing to pin for: items pass through unchanged, with one warning and no thread.
+    Without an accelerator that uses such memory, items pass through unchanged, with one warning and no thread.
 
-    Batches that lie in pinned memory already, as those of a `ParallelMapper` with ``pin_memory=True``, or on a device, are handed on as they
-    are.
+    Batches that are already in pinned memory (from a `ParallelMapper` with ``pin_memory=True``) or on a device are passed on as they are.
 
     Args:
         source: Batches: tensors, containers of them, and objects with a ``pin_memory()`` method.
         prefetch_factor: Batches kept ready.
-        run_ahead: Read into the next epoch before it is asked for.
+        run_ahead: Read into the next epoch before the consumer asks for it.
     """
 
     def __init__(self, source: BaseNode[T], prefetch_factor: int = 1, *, run_ahead: bool = True) -> None:
@@ -59,7 +58,7 @@ class PinMemory(ReaderNode[T]):
 
 
 class _Pin:
-    """Pins batches, on the device that the consumer had chosen when it was made."""
+    """Pins batches for the device that was current in the consumer's thread when this object was made."""
 
     def __init__(self) -> None:
         self.device = torch.accelerator.current_device_index()

@@ -1,4 +1,4 @@
-"""Prefetcher: items ready before they are asked for."""
+"""Prefetcher: items ready before the consumer asks for them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ T = TypeVar("T", covariant=True)
 class Prefetcher(ReaderNode[T]):
     """Read ahead of the consumer in one background thread.
 
-    Behind a `ParallelMapper` with workers it does little, since that keeps items in work by itself; behind anything that works in the
-    caller's thread it takes that work away from there, unless that seeds the global generators: see ``seed_samples`` of `ParallelMapper`.
+    Downstream of a `ParallelMapper` with workers it adds little, because that mapper reads ahead by itself. Downstream of nodes that work in
+    the caller's thread, it moves their work to the background, unless they seed the global generators: see ``seed_samples`` of
+    `ParallelMapper`.
 
     Args:
         source: After the first ``next`` only the background thread reads it.
         prefetch_factor: Items kept ready; memory is bounded by ``prefetch_factor + 1`` items.
-        timeout: Seconds to wait for one item before ``TimeoutError``; None waits for ever.
-        run_ahead: Read into the next epoch before it is asked for.
+        timeout: Seconds to wait for one item before ``TimeoutError``; None waits forever.
+        run_ahead: Read into the next epoch before the consumer asks for it.
     """
 
     def __init__(self, source: BaseNode[T], prefetch_factor: int = 2, *, timeout: float | None = None, run_ahead: bool = True) -> None:

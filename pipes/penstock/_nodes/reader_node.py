@@ -1,4 +1,4 @@
-"""What nodes that read their source in a thread of their own have in common."""
+"""The base class of nodes that read their source in a background thread."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ T = TypeVar("T", covariant=True)
 
 
 class ReaderNode(Node[T]):
-    """Hand out what a `ReaderThread` has read of ``source``. The state is the source's, as of the item handed out last.
+    """Deliver items that a `ReaderThread` reads from ``source``. The state is the source's, after the item delivered last.
 
     Args:
-        source: After the first ``next`` only the pump's thread reads it.
+        source: After the first ``next`` only the reader thread reads it.
         prefetch_factor: Items kept ready.
         name: The thread's name.
-        run_ahead: Read into the next epoch before it is asked for.
-        timeout: Seconds to wait for one item; None waits for ever.
-        threaded: If False there is no thread, and the source is read when an item is asked for.
+        run_ahead: Read into the next epoch before the consumer asks for it.
+        timeout: Seconds to wait for one item; None waits forever.
+        threaded: If False, there is no thread, and `next` reads the source.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ReaderNode(Node[T]):
         self._name = name
         self._run_ahead = run_ahead and self.may_run_ahead
         self._threaded = threaded
-        self._pump: ReaderThread | None = None  # from the first reset on, if there is to be one
+        self._pump: ReaderThread | None = None  # made at the first reset
         self._closed = False
 
     def reset(self, initial_state: State | None = None) -> None:
@@ -64,7 +64,9 @@ class ReaderNode(Node[T]):
         return item
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Any:
-        raise TypeError(f"a {type(self).__name__} stands downstream of the data level; put Sharder and Batcher upstream of it.")
+        raise TypeError(
+            f"a {type(self).__name__} delivers finished batches, which cannot be sharded or batched. Put Sharder and Batcher upstream of it."
+        )
 
     def get_state(self) -> State:
         return self.source.get_state() if self._pump is None else self._pump.state
@@ -93,11 +95,11 @@ class ReaderNode(Node[T]):
         return (ReaderStatistics(self._name, self._depth, 0, 0, 0.0) if self._pump is None else self._pump.statistics(),)
 
     def _converter(self) -> Callable[[Any], Any] | None:
-        """What the thread applies to each item, marks too; asked for in the consumer's thread, at the first `reset`."""
+        """The function that the thread applies to each item and mark. Called in the consumer's thread, at the first `reset`."""
         return None
 
     def _holds(self) -> Callable[[Any], bool] | None:
-        """Where the thread stops until the consumer asks for more. Knows nothing of this node, which the thread must not keep."""
+        """A function that says after which items the reader waits for the consumer. It must not refer to this node, or the thread keeps it alive."""
         in_step = [node for node in self.source.chain() if hasattr(node, "in_step")]
         if self._run_ahead:
             return (lambda item: any(node.in_step for node in in_step)) if in_step else None

@@ -1,7 +1,7 @@
-"""What an `IterableSource` reads, pass by pass: an iterable, or a torchdata node; and what their saved states say of passes.
+"""Read an iterable or a torchdata node pass by pass, for `IterableSource`; and look for the number of the pass in their saved states.
 
-A *pass* is one reading from the beginning to the end. Some count their passes and give another one each time, so `moved` and `tells_its_epoch`
-look into the state for a count.
+A *pass* is one reading from beginning to end. Some sources count their passes and yield other items in each. So `moved` and `tells_its_epoch`
+look for such a count in the state.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class Reader(Protocol):
-    """Something that is read from its beginning.
+    """Reads a source that can be read only from its beginning.
 
     Attributes:
-        KEY: Under which its state is saved.
-        IS_NODE: Whether it is a torchdata node: `start`, where nothing was read since `start` at a state, makes that pass anew, with all that
-            follows from its epoch; and `resume` reads as far as the state.
-        stateful: Whether it has a state of its own between two passes.
-        plain: Whether its ``epoch`` in a state, if it has one, is one more each time.
-        told: Whether it is told the epoch.
-        exclusive: Whether two that read it at the same time would move each other.
+        KEY: The key of its state in the saved state.
+        IS_NODE: Whether the source is a torchdata node. For a node, a `start` right after a `start` at a state builds that pass anew, with
+            everything that depends on its epoch; and `resume` reads up to the position of the state.
+        stateful: Whether the source keeps a state from one pass to the next.
+        plain: Whether the ``epoch`` in its state, if there is one, grows by one with each pass.
+        told: Whether the source has a ``set_epoch``.
+        exclusive: Whether two readers of the source would move each other.
     """
 
     KEY: str
@@ -43,23 +43,23 @@ class Reader(Protocol):
     def exclusive(self) -> bool: ...
 
     def pristine(self) -> Any:
-        """Its state before anything was read."""
+        """The state before anything was read."""
 
     def start(self, epoch: int, state: Any = None) -> None:
-        """Begin the next pass, which is ``epoch``; or that of ``state``, which stands at the start of one."""
+        """Begin the next pass, for ``epoch``. If ``state`` is given, which is the start of a pass, begin that pass."""
 
     def resume(self, epoch: int, state: Any, ended: bool) -> bool:
-        """Stand in the middle of a pass, or at its end; whether it could."""
+        """Move to a state in the middle of a pass, or at its end. Return whether that was possible."""
         ...
 
     def next(self) -> Any:
         """The next item; ``StopIteration`` at the end of the pass."""
 
     def state(self) -> Any:
-        """Where it stands in this pass; None where it has no state."""
+        """The position in this pass; None if the source has no state."""
 
     def shutdown(self) -> None:
-        """End its threads and processes."""
+        """End the threads and processes of the source."""
 
 
 def _is_stateful(thing: Any) -> bool:
@@ -68,16 +68,17 @@ def _is_stateful(thing: Any) -> bool:
 
 @final
 class IterableReader:
-    """Reads an iterable. The state is the iterable's; or, where only what its ``__iter__`` gives has one, that of the pass."""
+    """Reads an iterable. The state is the iterable's own, or that of its iterator if only the iterator has one."""
 
     KEY = "iterable"
     IS_NODE = False
     plain = True
 
     def __init__(self, iterable: Iterable[Any]) -> None:
-        if isinstance(iterable, Iterator) and not isinstance(iterable, IterableDataset):  # whose __iter__ begins anew, and returns self
+        # An IterableDataset may be its own iterator and still begin anew in __iter__.
+        if isinstance(iterable, Iterator) and not isinstance(iterable, IterableDataset):
             raise GraphError(
-                f"{type(iterable).__name__} is an iterator, which can be read only once; an epoch needs an iterable that can be read again."
+                f"{type(iterable).__name__} is an iterator, which can be read only once, but every epoch reads it from the beginning. Pass the iterable that it came from."
             )
         self._iterable: Any = iterable
         self._iterator: Any = iter(())
@@ -93,7 +94,7 @@ class IterableReader:
             return None
         try:
             return self._iterable.state_dict()
-        except Exception:  # what it looks at is made by its __iter__, and then by each anew
+        except Exception:  # its state is made by __iter__, and made anew by each one, so it keeps none between passes
             self.stateful = False
             return None
 
@@ -105,14 +106,14 @@ class IterableReader:
 
     def resume(self, epoch: int, state: Any, ended: bool) -> bool:
         self._tell(epoch)
-        saved = encoded(state, "state")  # what is loaded may be changed
+        saved = encoded(state, "state")  # a copy, because the iterable may change the state that it loads
         if self.stateful and state is not None:
             self._iterable.load_state_dict(state)
         if ended:
             self._iterator = iter(())
             return True
         self._iterator = iter(self._iterable)
-        if state is not None and not self._stands_at(saved):  # it has begun anew
+        if state is not None and not self._stands_at(saved):  # its __iter__ began anew, so the state was lost: load it once more
             (self._iterator if _is_stateful(self._iterator) else self._iterable).load_state_dict(decoded(saved))
         return self.stateful or _is_stateful(self._iterator)
 
@@ -140,7 +141,7 @@ class IterableReader:
 
 @final
 class NodeReader:
-    """Reads a torchdata node, which is never asked again behind its end: not all of them then say the same."""
+    """Reads a torchdata node. It never calls a node again after its end, because nodes differ in what they do then."""
 
     KEY = "node"
     IS_NODE = True
@@ -153,7 +154,7 @@ class NodeReader:
         if upstream is not None:
             _check_downstream(node, upstream)
         self._node: Any = node
-        self._at_start = False  # it was reset, and nothing else: one that reads ahead would count a second reset as a pass
+        self._at_start = False  # just reset: a node that reads ahead would count a second reset as another pass
         self.stateful = True
         self.told = False
         updaters = [one.epoch_updater for one in wrapped(node) if hasattr(one, "epoch_updater")]
@@ -174,17 +175,17 @@ class NodeReader:
         self._node.reset(state)
         if ended:
             try:
-                next(self._node)  # One that counts its passes must see the end of this one again.
+                next(self._node)  # a node that counts its passes must see the end of this one again
             except StopIteration:
                 return True
-            self._node.reset(state)  # What it reads stood at the beginning again already.
+            self._node.reset(state)  # its own source had already started over, so there was an item: undo that read
         return True
 
     def next(self) -> Any:
         item = next(self._node)
         if isinstance(item, EndOfEpoch):
             raise GraphError(
-                f"{type(self._node).__name__} handed on {item}: it stands downstream of a Cycler. Put it upstream, or write a penstock.Node."
+                f"{type(self._node).__name__} passed on {item}, because it is downstream of a Cycler. Put it upstream, or write a penstock.Node."
             )
         return item
 
@@ -198,17 +199,17 @@ class NodeReader:
 
 
 def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:
-    """Refuse a torchdata node that reads a node of ours and would not know what comes."""
+    """Refuse a torchdata node that reads one of our nodes and cannot handle its items."""
     name = f"{type(node).__module__}.{type(node).__name__}"
     if ours.endless:
         raise GraphError(
-            f"{name} stands downstream of a Cycler and would be handed EndOfEpoch marks, which it does not know. "
+            f"{name} is downstream of a Cycler and would get EndOfEpoch marks, which it cannot handle. "
             f"Put it upstream of the Cycler, or write a penstock.Node."
         )
     if not any(hasattr(one, "map_fn") for one in ours.chain()):
         raise GraphError(
-            f"{name} stands downstream of a {type(ours).__name__} and would be handed Indices, which it does not know. Put it upstream, use the node of "
-            f"penstock that does the same, or write a penstock.Node."
+            f"{name} is downstream of a {type(ours).__name__} and would get Indices, which it cannot handle. Put it upstream, use the penstock node "
+            f"that does the same, or write a penstock.Node."
         )
 
 
@@ -217,7 +218,7 @@ _SETTINGS = {"seed", "rank", "world_size", "num_replicas", "num_workers", "batch
 
 
 def moved(state: Any, epochs: int) -> Any:
-    """``state``, as `encoded` made it, with every count of epochs in it ``epochs`` further."""
+    """Return ``state`` (encoded, see `encoded`) with ``epochs`` added to every epoch count in it."""
     if isinstance(state, list):
         return [moved(item, epochs) for item in state]
     if not isinstance(state, dict) or TAG in state:
@@ -226,10 +227,11 @@ def moved(state: Any, epochs: int) -> Any:
 
 
 def tells_its_epoch(start: Any, now: Any, expected: Any) -> bool:
-    """Whether ``now`` is known to be the start of an epoch, from the state at the ``start`` of epoch 0.
+    """Whether ``now`` is certain to be the start of an epoch, given the state at the ``start`` of epoch 0.
 
-    Its counts must be those of ``expected``. Anything else must be what nothing has happened to yet (zeros, words, settings), or be made anew, as
-    numbers drawn by (seed, epoch) are: what stands as at the start of epoch 0 and is neither may be what the epochs before have left behind.
+    The epoch counts in ``now`` must equal those in ``expected``. Any other value must be blank (zeros, words, settings), or differ from ``start``,
+    as a value made from (seed, epoch) does. A value that is neither blank nor different might depend on the earlier epochs, and in epoch 0 there
+    were none.
     """
     first, found, asked = (dict(_leaves(state)) for state in (start, now, expected))
     return all(
@@ -239,7 +241,7 @@ def tells_its_epoch(start: Any, now: Any, expected: Any) -> bool:
 
 
 def counts(state: Any) -> int:
-    """How many counts of epochs are in ``state``. Several may run at different speeds."""
+    """The number of epoch counts in ``state``. If there are several, they may advance at different rates."""
     return sum(_counts(path[-1], value) for path, value in _leaves(state))
 
 
@@ -259,5 +261,5 @@ def _blank(path: tuple[Any, ...], value: Any) -> bool:
     if any(isinstance(key, str) and key.strip("_") in _SETTINGS for key in path):
         return True
     if isinstance(value, dict):
-        return not value["items"] if "items" in value else set(value.get("data", "x")) <= set("A=")  # bytes that are all zero
+        return not value["items"] if "items" in value else set(value.get("data", "x")) <= set("A=")  # base64 of bytes that are all zero
     return not value or isinstance(value, bool | str)

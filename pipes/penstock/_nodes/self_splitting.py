@@ -1,4 +1,4 @@
-"""Whether an iterable gives each rank its own share, as far as that can be seen from outside. None of the libraries is imported."""
+"""Detect iterables that give each rank its own share, as far as their attributes show it. Imports none of the libraries in question."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _INSIDE = ("dataset", "source_datapipe", "source", "source_nodes", "iterable", "sampler", "batch_sampler")
-"""Attributes by which datasets, data pipes, samplers and torchdata's nodes hold what they read."""
+"""Attributes in which datasets, data pipes, samplers and torchdata's nodes hold their source."""
 
 
 def splits_itself(iterable: Any) -> str | None:
-    """By what ``iterable``, or something that it wraps, is known to split itself by rank, in words; None where nothing is known."""
+    """Say in words why ``iterable``, or an object inside it, is known to split itself by rank. None if there is no sign of it."""
     for one in wrapped(iterable):
         name = type(one).__name__
         if getattr(one, "_distributed", None) is not None:
@@ -29,7 +29,7 @@ def splits_itself(iterable: Any) -> str | None:
 
 
 def wrapped(iterable: Any) -> Iterator[Any]:
-    """``iterable`` and what it wraps, outermost first, each once."""
+    """``iterable`` and the objects it wraps, outermost first, each once."""
     found: dict[int, Any] = {}
     waiting = [iterable]
     while waiting:
@@ -44,7 +44,7 @@ def wrapped(iterable: Any) -> Iterator[Any]:
 
 
 def _nodesplitter(pipeline: Any) -> str | None:
-    """The name of webdataset's stage that splits by rank."""
+    """The name of the webdataset stage that splits by rank; None if there is none."""
     given = getattr(pipeline, "nodesplitter", getattr(getattr(pipeline, "args", None), "nodesplitter", None))
     if callable(given) and _named(given) != "single_node_only":
         return _named(given)

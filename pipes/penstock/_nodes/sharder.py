@@ -27,9 +27,9 @@ T = TypeVar("T", covariant=True)
 log = logging.getLogger("penstock")
 
 _WHO_DEALS = (
-    "{source} can only be read from its beginning, so {world_size} ranks have to be told who deals. split='items': every rank reads all of it and is "
-    "dealt its share. split='own': it gives each rank a share of its own, so nothing is dealt. Say it to from_dataset, or to the source: "
-    "IterableSource(..., split=...)."
+    "{source} can only be read from its beginning, so {world_size} ranks need to know who splits it. split='items': every rank reads all of it and "
+    "gets its share. split='own': it gives each rank its own share, and nothing else is split. Pass split to from_dataset, or to the "
+    "source: IterableSource(..., split=...)."
 )
 
 
@@ -37,29 +37,30 @@ _WHO_DEALS = (
 class Sharder(Node[T]):
     """Deal the items of ``source`` to the ranks, round by round.
 
-    Its state is its source's at the end of a round, so it is the same on every rank and loads on any number of them. Only under
-    ``tail="exact"`` a rank that ran out before others stands at the epoch's end before them; rank 0 is never early.
+    Its state is the source's state at the end of a round, so it is the same on every rank and loads on any number of ranks. There is one
+    exception: with ``tail="exact"``, a rank without an item in the last round reports the end of the epoch before the others do. Rank 0 is never
+    early.
 
-    A source that can only be read from its beginning (`IterableSource`, or a torchdata node) has to say by its ``split`` who deals. One that
-    splits itself (``"own"``) is handed on whole: ``tail`` then means nothing. Such a state names its world size, and its rank, too, where the source
-    has a ``state_dict`` of its own; it loads nowhere else, except at the start of an epoch.
+    If a source can only be read from its beginning (`IterableSource`, or a torchdata node), its ``split`` must say who deals. If it splits itself
+    (``"own"``), all of its items are passed on, and ``tail`` has no effect. Its states then hold the world size, and also the rank if the source
+    has its own ``state_dict``. They load only there, except at the start of an epoch.
 
     Args:
         source: The global sequence, the same on every rank: samples, or whole batches of a batch sampler.
-        rank: This process's number, from 0. Where it is None, rank and world size are looked up when the first item is asked
-            for: in ``mesh``, else in ``torch.distributed``, else in the environment's ``RANK`` and ``WORLD_SIZE``, else 0 of 1.
-        world_size: How many ranks share the sequence.
+        rank: This process's number, from 0. If None, rank and world size are looked up at the first item: in ``mesh``, else in
+            ``torch.distributed``, else in the environment variables ``RANK`` and ``WORLD_SIZE``, else rank 0 of 1.
+        world_size: The number of ranks that share the sequence.
         mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``: ranks with the same place in it get the same items.
         split: ``"items"`` deals whole items; ``"within"`` deals the places of each batch, place j to rank j mod world_size.
-        tail: What becomes of the last round of an epoch, if it is short. ``"pad"`` fills it up from the epoch's start, as
-            ``DistributedSampler`` does; ``"drop"`` leaves it out; ``"exact"`` deals it as it is, so that ranks may differ by one.
+        tail: How to handle a short last round of an epoch. ``"pad"`` fills it with items from the epoch's start, like
+            ``DistributedSampler``; ``"drop"`` drops it; ``"exact"`` deals it as it is, so that ranks may differ by one item.
 
     Raises:
-        ValueError: On construction or at the first item: numbers that make no sense. On every rank alike.
-        GraphError: On construction: ``split="within"`` over a source that splits itself. At the first item, on every rank alike:
+        ValueError: On construction or at the first item, on all ranks alike: numbers that make no sense.
+        GraphError: On construction: ``split="within"`` over a source that splits itself. At the first item, on all ranks alike:
             ``tail="pad"`` over a source that cannot be read by position or does not know its length; several ranks, and a source
-            that does not say who deals. At any item: a process group that does not agree with the rank found before it existed.
-        StateMismatch: At the first item: the state is of another rank or world size, and the source splits itself.
+            that does not say who deals. At any item: a process group that disagrees with the rank found before it existed.
+        StateMismatch: At the first item: the source splits itself, and the state belongs to another rank or world size.
     """
 
     def __init__(
@@ -77,10 +78,10 @@ class Sharder(Node[T]):
         if split not in ("items", "within"):
             raise ValueError(f"split={split!r} is neither 'items' nor 'within'.")
         if (rank is None) != (world_size is None):
-            raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together: give both, or neither to have them looked up.")
+            raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together: pass both, or neither to have them looked up.")
         if mesh is not None and (rank is not None or mesh.ndim != 1):
             raise ValueError(
-                f"mesh must be one dimension, such as mesh['dp'], and excludes rank: it has {mesh.ndim} dimensions, rank={rank!r}."
+                f"mesh must be one dimension, such as mesh['dp'], and cannot be combined with rank: it has {mesh.ndim} dimensions, rank={rank!r}."
             )
         if rank is not None and world_size is not None:
             rank, world_size = _checked_rank(rank, world_size, "the arguments")
@@ -88,14 +89,14 @@ class Sharder(Node[T]):
         self._own = self._dealer == "own"
         if split == "within" and self._own:
             raise GraphError(
-                "split='within' would deal the places of batches that are one rank's already. Leave it out, where the source has split='own'."
+                "split='within' would split batches that already belong to one rank, because the source has split='own'. Leave it out."
             )
         self.split = split
         self.tail = tail
         self._given = None if rank is None or world_size is None else (rank, world_size)
         self._mesh = mesh
         self._pinned: tuple[int, int] | None = None
-        self._opened = False  # in this epoch: what _open looks at was found good
+        self._opened = False  # whether `_open` has checked this epoch
         self._said = False
 
     def reset(self, initial_state: State | None = None) -> None:
@@ -109,7 +110,9 @@ class Sharder(Node[T]):
             self._say_own(self._pinned[1])
             return
         if self.split == "items" and self.tail == "exact" and self._pinned[1] > 1:
-            log.info("tail='exact' on several ranks: a rank that ran out says in its state that the epoch is over. Save rank 0's.")
+            log.info(
+                "tail='exact' on several ranks: the state of a rank that has no more items says that the epoch is over. Save the state of rank 0."
+            )
 
     def next(self) -> T:
         block = self.take(1)
@@ -121,7 +124,7 @@ class Sharder(Node[T]):
 
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
         if every != 1:
-            raise GraphError("a Sharder under a Sharder would share out the same items twice. Remove one of them.")
+            raise GraphError("two Sharders in one graph would split the items twice. Remove one of them.")
         rank, world_size = self._agreed()
         if world_size == 1 or self._own:
             return self.source.take(n)
@@ -134,10 +137,14 @@ class Sharder(Node[T]):
         left = self.source.remaining()
         if left is None:
             return self._dealt_by_reading(n)
+        # Every rank asks for as many rounds as rank 0, whose share is the largest. So the source moves by the same number of items on each rank,
+        # and all ranks have the same state. With ``every`` and ``first`` the source computes this rank's items only.
         block = self.source.take(min(n, share(left, 0, world_size, self.tail)), every=world_size, first=rank)
         rest = self.source.remaining()
         if rest and share(rest, rank, world_size, self.tail) == 0:
-            self.source.take(1, every=rest, first=rest)  # Passed over: here the epoch is over. Under "drop" on all ranks alike.
+            # This rank gets none of the rest: skip it, so that the state after this block says that the epoch is over. With "drop" that is so on
+            # every rank; with "exact" only on those that the short round does not reach.
+            self.source.take(1, every=rest, first=rest)
         if self.tail == "pad" and len(block) < min(n, share(left, rank, world_size, "pad")):
             block = self._padded(block, left)
         return block
@@ -172,7 +179,7 @@ class Sharder(Node[T]):
         return {**super().choices(), "split": self._word, "tail": self.tail}
 
     def ranks(self) -> tuple[int, int]:
-        """The rank and the world size: what was pinned, or what would be now."""
+        """The rank and the world size: those pinned at the reset, or those that a reset would find now."""
         if self._pinned is not None:
             return self._pinned
         if self._given is not None:
@@ -189,7 +196,7 @@ class Sharder(Node[T]):
         except ValueError:
             came = f"RANK={os.environ['RANK']!r} and WORLD_SIZE={os.environ['WORLD_SIZE']!r}"
             raise ValueError(
-                f"{came} in the environment must be whole numbers. Set both, or neither, or give rank and world_size."
+                f"{came} in the environment must be whole numbers. Set both, or neither, or pass rank and world_size."
             ) from None
         return _checked_rank(rank, world_size, "the environment")
 
@@ -198,39 +205,43 @@ class Sharder(Node[T]):
         return "own" if self._own else self.split
 
     def _anyones(self, state: State) -> bool:
-        """Whether ``state`` is the start or the end of an epoch, which is the same on every rank."""
+        """Whether ``state`` is the start or the end of an epoch, so that any rank may load it."""
         return state in (self.source.start_of(epoch_of(state)), self.source.end_of(epoch_of(state)))
 
     def _check_owner(self, state: State) -> None:
-        """Refuse what was read of the share of another rank, or of a share of another size."""
+        """Refuse a state that counts what another rank has read of its own share, or what was read at another world size."""
         rank, world_size = self.ranks()
         saved = state.get("rank", rank), state.get("world_size", 1)
         owned = "world_size" in state or (self._own and not self._anyones(state))
         if not owned or (self._own and saved == (rank, world_size)):
             return
-        whose = f"rank {saved[0]} of {saved[1]}" if "rank" in state else f"a world size of {saved[1]}"
+        whose = f"by rank {saved[0]} of {saved[1]}" if "rank" in state else f"at a world size of {saved[1]}"
         raise StateMismatch(
-            f"this state was taken by {whose}, and says how much was read of what the source had split for itself; this is rank {rank} of {world_size}. "
-            f"Load {'the state that this rank saved' if 'rank' in state else 'it'} at the same world size, or load none, and begin another epoch with loader.set_epoch."
+            f"this state was saved {whose}, and counts the items of a share that the source made itself; this is rank {rank} of {world_size}. "
+            f"Load {'the state that this rank saved' if 'rank' in state else 'it'} at the same world size, or load none, and start another epoch with loader.set_epoch."
         )
 
     def _say_own(self, world_size: int) -> None:
         if world_size > 1 and self.source.rank_bound() and not self._said:
             self._said = True
             log.warning(
-                "split='own' and a source with a state_dict of its own: each rank's state is its own and loads on that rank only, at this world size. Save "
-                "every rank's."
+                "split='own', and the source has its own state_dict: each rank's state is its own, and loads only on that rank and at this world size. Save "
+                "the states of all ranks."
             )
 
     def _agreed(self) -> tuple[int, int]:
-        """The pinned numbers, unless a process group that came up later says otherwise."""
+        """The pinned rank and world size.
+
+        Raises:
+            GraphError: A process group that came up later disagrees.
+        """
         assert self._pinned is not None
         if self._given is None and self._mesh is None:
-            group = _process_group()  # Asked each time: it may come, go and come again. 2 us.
+            group = _process_group()  # each time, because a group may come and go; costs 2 us
             if group is not None and group != self._pinned:
                 raise GraphError(
                     f"this loader began as rank {self._pinned[0]} of {self._pinned[1]}, and torch.distributed now says rank {group[0]} of {group[1]}. "
-                    f"Call init_process_group before the first batch, or give rank and world_size."
+                    f"Call init_process_group before the first batch, or pass rank and world_size."
                 )
         return self._pinned
 
@@ -240,16 +251,20 @@ class Sharder(Node[T]):
         return share(items, *self.ranks(), self.tail)
 
     def _open(self) -> None:
-        """What has to be known before an epoch is dealt, so that no rank alone runs into it at the epoch's end."""
-        self.source.take(0)  # A sampler makes its plan now, and knows its length from then on.
+        """Check before each epoch that its items can be dealt, so that all ranks fail here, and not a single rank at the end of the epoch."""
+        self.source.take(0)  # makes a sampler plan the epoch, so that it knows its length
         if self.tail == "pad":
-            self.source.at(np.arange(0))  # Refuses by itself where it cannot be read by position.
+            self.source.at(np.arange(0))  # raises if the source cannot be read by position
             if self.source.items_per_epoch() is None:
                 raise GraphError("tail='pad' needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'.")
         self._opened = True
 
     def _padded(self, block: Sequence[T], left: int) -> Sequence[T]:
-        """``block`` and the one item that this rank lacks to a full last round, from the epoch's start."""
+        """``block`` plus one item from the epoch's start, because the short last round has none for this rank.
+
+        The last round has ``left % world_size`` items, so the first rank without one gets item 0 of the epoch, the next rank item 1, and so on.
+        ``at`` wraps around at the end of the epoch, which makes these positions ``total``, ``total + 1``, ….
+        """
         rank, world_size = self._agreed()
         total = self.source.items_per_epoch()
         assert total is not None
@@ -265,7 +280,7 @@ class Sharder(Node[T]):
         return [*block, *more]
 
     def _dealt_by_reading(self, n: int) -> Sequence[T]:
-        """This rank's part of the next ``n`` rounds, where every rank has to read all of them."""
+        """This rank's part of the next ``n`` rounds, for a source that does not know its length: every rank reads all items of each round."""
         rank, world_size = self._agreed()
         block = self.source.take(n * world_size)
         return block[rank::world_size][: share(len(block), rank, world_size, self.tail)]
@@ -274,11 +289,11 @@ class Sharder(Node[T]):
         rank, world_size = self._agreed()
         if isinstance(batch, Indices) and not batch.is_batch:
             raise GraphError(
-                "split='within' deals the places of a batch, and single items came. Give a batch_sampler, or put the Batcher upstream of the Sharder."
+                "split='within' splits each batch, but the source yields single items. Pass a batch_sampler, or put the Batcher upstream of the Sharder."
             )
         if len(batch) % world_size:
             raise ValueError(
-                f"split='within' needs batches that divide: one of {len(batch)} places came for {world_size} ranks. Use split='items'."
+                f"split='within' needs batches that divide evenly: {len(batch)} places do not divide among {world_size} ranks. Use split='items'."
             )
         return batch[rank::world_size]
 
@@ -298,5 +313,5 @@ def _process_group() -> tuple[int, int] | None:
 def _checked_rank(rank: int, world_size: int, where: str) -> tuple[int, int]:
     rank, world_size = whole_number("rank", rank, 0), whole_number("world_size", world_size, 1)
     if rank >= world_size:
-        raise ValueError(f"rank={rank} and world_size={world_size} of {where} do not fit: a rank is below the world size.")
+        raise ValueError(f"rank={rank} and world_size={world_size} from {where} do not fit: the rank must be below the world size.")
     return rank, world_size

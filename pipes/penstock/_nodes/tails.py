@@ -1,7 +1,7 @@
-"""Dealing, like cards: the k-th item after where a run of the epoch began goes to rank k mod world_size. Pure arithmetic.
+"""Deal items to ranks like cards: item k goes to rank k mod world_size. Pure arithmetic.
 
-A run of an epoch begins at its start, or where a state was loaded. A *round* is one item for each rank; states are only ever
-taken at the end of a round, so they are the same on all ranks. The last round may be short: `Tail` says what becomes of it.
+Counting starts at the start of the epoch, or at the position of the state that was loaded. A *round* is one item for each rank. States are
+taken only at the end of a round, so they are the same on all ranks. The last round may be short; `Tail` says how to handle it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ Tail = Literal["pad", "drop", "exact"]
 
 
 def check_tail(tail: str) -> None:
-    """Refuse what is not a `Tail`."""
+    """Refuse a value that is not a `Tail`."""
     if tail not in get_args(Tail):
         raise ValueError(
-            f"tail={tail!r} is none of {get_args(Tail)}: pad the last round from the epoch's start, drop it, or deal it out as it is."
+            f"tail={tail!r} is none of {get_args(Tail)}: pad the last round from the epoch's start, drop it, or deal it as it is."
         )
 
 
 def share(items: int, rank: int, world_size: int, tail: Tail) -> int:
-    """How many of the next ``items`` are dealt to ``rank``."""
+    """The number of the next ``items`` that ``rank`` gets."""
     rounds, left = divmod(items, world_size)
     if tail == "drop" or left == 0:
         return rounds
@@ -28,5 +28,5 @@ def share(items: int, rank: int, world_size: int, tail: Tail) -> int:
 
 
 def batches(items: int, batch_size: int, drop_last: bool) -> int:
-    """How many batches ``items`` make."""
+    """The number of batches in ``items``."""
     return items // batch_size if drop_last else -(-items // batch_size)

@@ -1,4 +1,4 @@
-"""ToDevice: batches on the device before they are asked for."""
+"""ToDevice: batches on the device before the consumer asks for them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ T = TypeVar("T", covariant=True)
 
 @final
 class ToDevice(ReaderNode[T]):
-    """Copy batches to ``device`` ahead of the consumer, on a stream of their own, so that the copy goes on while the device computes.
+    """Copy batches to ``device`` ahead of the consumer, on a separate stream, so that copies overlap with computing on the device.
 
-    Each batch is pinned (unless it is already), copied without blocking, and handed out at once: the consumer's current stream waits
-    for the copy, the consumer does not. Its memory is not used again before that stream has done with it. A batch on its way counts
-    as not delivered. On a device without streams of its own (MPS) copies are plain; on the CPU nothing is done at all.
+    Each batch is pinned (unless it already is), copied without blocking, and delivered at once: the consumer's current stream waits for
+    the copy, but the consumer does not. The batch's memory is not reused before that stream is done with it. A batch in transit counts
+    as not delivered. On a device without streams (MPS), copies are plain; on the CPU, nothing is done at all.
 
     Args:
-        source: Batches: tensors, dicts, lists, tuples, dataclasses of them, and objects whose class has a ``to(device)``, such as a
-            ``PackedSequence``: that moves all of the object, whatever else it is. All else stays as it is.
-        device: Such as ``"cuda"``, ``"cuda:1"``, ``"xpu"``, ``"mps"``, ``"cpu"``; without an index, the current one of the thread that
-            asks for the first batch.
+        source: Batches: tensors, dicts, lists, tuples and dataclasses of them, and objects whose class has a ``to(device)`` method, such
+            as ``PackedSequence``; that method moves the whole object. Anything else stays as it is.
+        device: For example ``"cuda"``, ``"cuda:1"``, ``"xpu"``, ``"mps"``, ``"cpu"``. Without an index, the current device of the thread
+            that asks for the first batch.
         prefetch_factor: Batches ready on the device; its memory holds up to ``prefetch_factor + 2`` of them.
-        run_ahead: Read into the next epoch before it is asked for.
+        run_ahead: Read into the next epoch before the consumer asks for it.
 
     Raises:
         ValueError: This machine has no such device.
@@ -51,12 +51,12 @@ class ToDevice(ReaderNode[T]):
         return item.arrived() if isinstance(item, _Moved) else item  # type: ignore[no-any-return]
 
     def _converter(self) -> Callable[[Any], Any]:
-        self.device = resolve_device(self._given)  # in the process, and on the device, that the batches are for
+        self.device = resolve_device(self._given)  # again, because this may be another process, or another device may be current
         return _Mover(self.device)
 
 
 class _Moved(NamedTuple):
-    """A batch on its way to ``device``: once the ``events`` have happened, ``tensors`` have arrived. Without streams there are neither."""
+    """A batch in transit to ``device``. Once the ``events`` have happened, the ``tensors`` are there. Without streams both are empty."""
 
     batch: Any
     device: torch.device
@@ -64,9 +64,9 @@ class _Moved(NamedTuple):
     events: list[Any]
 
     def arrived(self) -> Any:
-        """The batch, for use on the current stream: that waits for the copy, and its memory for that.
+        """Return the batch for use on the current stream. The stream waits for the copy, and the memory is not reused before the stream is done.
 
-        Objects with a ``to`` of their own are moved only now, because nobody else can say which tensors are in them.
+        Objects with their own ``to`` are moved only now, in the consumer's thread, because we cannot see which tensors are in them.
         """
         if self.events:
             stream = torch.get_device_module(self.device).current_stream(self.device)
@@ -82,7 +82,7 @@ class _Moved(NamedTuple):
 
 
 class _Mover:
-    """Starts the copy of a batch; in the pump's thread."""
+    """Starts the copy of a batch, in the reader thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -103,12 +103,12 @@ class _Mover:
             batch = mapped(pinned, self._moved, "to")
             events = [self._stream.record_event()]
         if self._there(item):
-            events.append(self._streams.current_stream(self._device).record_event())  # it was made there, in this thread
+            events.append(self._streams.current_stream(self._device).record_event())  # tensors made on the device, by this thread's stream
         return _Moved(batch, self._device, self._there(batch), events)
 
     def _moved(self, leaf: Any) -> Any:
         return leaf.to(self._device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
 
     def _there(self, batch: Any) -> list[torch.Tensor]:
-        """The tensors that lie on the device; not those of an object that is still to be moved whole."""
+        """The tensors that are on the device, except inside objects that `arrived` moves as a whole."""
         return [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.device == self._device]
