@@ -9,6 +9,7 @@ from itertools import groupby
 import numpy as np
 import pytest
 import torch
+from pairwise import pairwise
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler, TensorDataset
 
 from penstock import Batcher, Cycler, Fetch, GraphError, Indices, Loader, ParallelMapper, SamplerWrapper
@@ -17,7 +18,7 @@ from penstock._fetch.task import FetchTask
 from penstock._workers.pool import IDLE
 from penstock.testing import assert_resumes_everywhere
 
-WORKERS = [0, pytest.param(("thread", 2), id="threads"), pytest.param(("process", 2), id="processes")]
+WORKERS = [0, ("thread", 2), ("process", 2)]
 
 
 class Keys(Dataset):
@@ -89,9 +90,7 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("batch_size", [None, 2])
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize(("name", "batch_size", "workers"), pairwise(SAMPLERS, [None, 2], WORKERS))
 def test_an_item_of_a_sampler_is_one_index(name, batch_size, workers):
     """Seen to fail: lists, tuples, arrays and tensors were taken for batches, so the key ``(0, 32)`` loaded the samples 0 and 32."""
     theirs = list(DataLoader(Keys(), batch_size=batch_size, sampler=SAMPLERS[name]()))
@@ -119,9 +118,7 @@ BATCH_SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-@pytest.mark.parametrize("dataset", [Keys, Gathering])
-@pytest.mark.parametrize("name", BATCH_SAMPLERS)
+@pytest.mark.parametrize(("name", "dataset", "workers"), pairwise(BATCH_SAMPLERS, [Keys, Gathering], WORKERS))
 def test_an_item_of_a_batch_sampler_is_a_batch(name, dataset, workers):
     """``collate_fn`` gets a list. Seen to fail: a range, a deque, a set, an iterator and a word were taken for one index each."""
     theirs = list(DataLoader(Keys(), batch_sampler=BATCH_SAMPLERS[name](), collate_fn=seen))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from pairwise import pairwise
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -24,10 +25,8 @@ def dealt(n, rank, world_size, tail, take=1):
     return values, positions
 
 
-@pytest.mark.parametrize("take", [1, 2, 5, 100])
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 12])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_the_union_over_ranks_is_the_dataset_with_the_documented_tail(take, n, world_size):
+@pytest.mark.parametrize(("world_size", "n", "take"), pairwise([1, 2, 3, 5], [1, 2, 3, 7, 8, 12], [1, 2, 5, 100]))
+def test_the_union_over_ranks_is_the_dataset_with_the_documented_tail(world_size, n, take):
     """Seen to fail when the padding began at the epoch's end instead of its start, and when take(100) padded more than one round."""
     rounds = -(-n // world_size)
     for tail, expected in {
