@@ -391,7 +391,7 @@ def test_policies_that_make_no_sense_are_refused(options):
 
 
 def test_a_function_of_ones_own_has_no_samples():
-    with pytest.raises(ValueError, match=r"only a Fetch\(dataset\)"):
+    with pytest.raises(ValueError, match=r"only Fetch\(dataset\)"):
         penstock.ParallelMapper(penstock.Cycler(penstock.Sampler(penstock.SequentialOrder(3))), abs, 0, on_error="skip")
 
 

@@ -344,7 +344,7 @@ def test_a_node_that_reads_by_next_is_not_padded_behind_its_back():
 
     node = Own(Cycler(Sampler(SequentialOrder(3))))
     node.reset()
-    with pytest.raises(penstock.GraphError, match="needs its own at"):
+    with pytest.raises(penstock.GraphError, match="it must also override at"):
         node.at(np.arange(2))
     assert next(node).values == 0
 
