@@ -12,7 +12,7 @@ Each package is one room. A room imports only from the rooms listed below it::
 
     testing        the laws, as tests that users run on their own graphs
     integrations   one file per trainer
-    _datasets      datasets that are read once: Cached, Resident
+    _datasets      our own datasets: Cached and Resident are read once, Mix mixes several
     _loader        the roof: Loader, where an iterator starts, the saved state, the graph of from_dataset
     _nodes         the node contract, and one file per node
     _fetch         one task: indices in, batch out; knows no threads and no processes
@@ -25,6 +25,7 @@ A batch passes through ``_loader > _nodes > _workers > _fetch (> _random, _memor
 """
 
 from penstock._datasets.cached import Cached
+from penstock._datasets.mix import Mix
 from penstock._datasets.resident import Resident
 from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, SourceError, StateError, StateMismatch, WorkerDied
 from penstock._fetch.error_policy import SKIP
@@ -46,7 +47,11 @@ from penstock._nodes.sampler_wrapper import SamplerWrapper
 from penstock._nodes.sharder import Sharder
 from penstock._nodes.to_device import ToDevice
 from penstock._random.batch_rng import BatchRng
+from penstock._random.mix_order import MixOrder
+from penstock._random.order import Order
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
+from penstock._random.shard_order import ShardOrder
+from penstock._random.sliding_order import SlidingOrder
 
 __version__ = "0.1.0"
 
@@ -64,7 +69,10 @@ __all__ = [
     "IterableSource",
     "Loader",
     "Mapper",
+    "Mix",
+    "MixOrder",
     "Node",
+    "Order",
     "ParallelMapper",
     "PenstockError",
     "PinMemory",
@@ -76,8 +84,10 @@ __all__ = [
     "SamplerWrapper",
     "SequentialOrder",
     "Sharder",
+    "ShardOrder",
     "ShuffledOrder",
     "SKIP",
+    "SlidingOrder",
     "SourceError",
     "StateError",
     "StateMismatch",

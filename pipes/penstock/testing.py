@@ -1,23 +1,25 @@
 """Test tools for your own graphs and nodes; ours are tested with the same ones.
 
-`assert_resumes_everywhere` is the resume law; `Tagged` is a dataset whose samples carry their own address.
+`assert_resumes_everywhere` is the resume law and `assert_order_is_pure` the law of orders; `Tagged` is a dataset whose samples carry their own address.
 """
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from penstock import EndOfEpoch, Indices, Loader, Node
+from penstock import EndOfEpoch, Indices, Loader, Node, Order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
-__all__ = ["Tagged", "assert_resumes_everywhere", "plain"]
+__all__ = ["Tagged", "assert_order_is_pure", "assert_resumes_everywhere", "plain"]
 
 
 class Tagged:
@@ -91,6 +93,78 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
                 )
         finally:
             resumed.close()
+
+
+def assert_order_is_pure(order: Order, *, items: int | None = None, epochs: int = 3, again: Order | None = None) -> None:
+    """Check that the indices of an order depend on its settings, the epoch and the position, and on nothing else.
+
+    Reads the order whole, backwards, in pieces, every third position, and one by one, with other epochs in between; then from a copy, and with the global
+    generators seeded differently. The indices must be the same each time.
+
+    Args:
+        order: The order to check.
+        items: Length of the dataset, which every index must be below. Default: the length of the order.
+        epochs: How many epochs to look at, from 0.
+        again: The same order, built again, to see whether anything was drawn when it was built.
+
+    Raises:
+        AssertionError: Says how the order was read, and at which position it differed.
+    """
+    n, settings = len(order), order.settings()
+    assert json.loads(json.dumps(settings)) == settings, f"settings() must return JSON, but returned {settings}"
+    positions = np.arange(n)
+    whole = [order.indices(epoch, positions) for epoch in range(epochs)]
+    for epoch, indices in enumerate(whole):
+        assert isinstance(indices, np.ndarray), f"indices() must return an int64 array, but returned a {type(indices).__name__}"
+        assert _is_int64s(indices, n), f"{n} positions gave {indices.dtype} of shape {indices.shape}"
+        assert not np.shares_memory(indices, positions), "indices() must return a new array, but returned the positions"
+        within = (indices >= 0) & (indices < (n if items is None else items))
+        assert within.all(), f"epoch {epoch}, position {np.argmin(within)}: {indices[np.argmin(within)]} is not an index of the dataset"
+    assert np.array_equal(positions, np.arange(n)), "indices() wrote to the positions"
+    copied = copy.deepcopy(order)
+    for epoch, indices in reversed(list(enumerate(whole))):
+        for how, chosen in _ways(n):
+            order.indices((epoch + 1) % epochs, positions)
+            _assert_same(order, epoch, chosen, indices, f"read {how}")
+        for how, other in (("a copy of it", copied), ("built again, it", again)):
+            if other is not None:
+                _assert_same(other, epoch, positions, indices, how)
+    for how, other in (("a copy of it", copied), ("built again, it", again), ("having been read, it", order)):
+        assert other is None or other.settings() == settings, f"{how} has the settings {other.settings()}, and it had {settings}"
+    generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        for seed in (1, 2):
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.manual_seed(seed)
+            _assert_same(order, 0, positions, whole[0], "with the global generators moved, it")
+    finally:
+        random.setstate(generators[0])
+        np.random.set_state(generators[1])
+        torch.set_rng_state(generators[2])
+
+
+def _ways(n: int) -> Iterator[tuple[str, Any]]:
+    positions = np.arange(n)
+    yield "backwards", positions[::-1].copy()
+    yield "by every third position", positions[::3]
+    yield "at no position", positions[:0]
+    for begin in range(0, n, max(1, n // 7)):
+        yield "in pieces", positions[begin : begin + max(1, n // 7)]
+    for position in {0, n // 3, n - 1} & set(range(n)):
+        yield "one by one", np.array([position])
+
+
+def _assert_same(order: Order, epoch: int, positions: Any, whole: Any, how: str) -> None:
+    came, expected = order.indices(epoch, positions), whole[positions]
+    assert _is_int64s(came, len(positions)), f"{how}, {len(positions)} positions gave {came.dtype} of shape {came.shape}"
+    if not np.array_equal(came, expected):
+        at = int(np.flatnonzero(came != expected)[0])
+        raise AssertionError(f"{how} gave {came[at]} at position {positions[at]} of epoch {epoch}, and not {expected[at]} as before")
+
+
+def _is_int64s(indices: Any, n: int) -> bool:
+    return bool(indices.dtype == np.int64) and indices.shape == (n,)
 
 
 class _Stepper:

@@ -13,11 +13,26 @@ import pytest
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 from torchdata.nodes import IterableWrapper
 
-from penstock import Batcher, Cycler, IterableSource, Loader, ParallelMapper, SequentialOrder, Sharder, TorchOrder, WeightedOrder
+from penstock import (
+    Batcher,
+    Cycler,
+    IterableSource,
+    Loader,
+    Mix,
+    ParallelMapper,
+    SequentialOrder,
+    Sharder,
+    ShardOrder,
+    SlidingOrder,
+    TorchOrder,
+    WeightedOrder,
+)
 from penstock.testing import Tagged
 
 FILE = Path(__file__).with_name("saved_states.json")
 N = 23
+SOURCES = {"a": range(5), "b": range(100, 190), "c": range(200, 211)}
+STAGES = [(0, {"a": 0.5, "b": 0.5}), (20, {"b": 0.9, "c": 0.1})]
 BUILDS = {
     "sequential": lambda: Loader.from_dataset(Tagged(N), batch_size=4, order=SequentialOrder(N)),
     "shuffled": lambda: Loader.from_dataset(Tagged(N), batch_size=4, shuffle=True, seed=5),
@@ -39,6 +54,10 @@ BUILDS = {
     "taken over": lambda: Loader.from_dataset(
         Tagged(N), batch_size=4, sampler=DistributedSampler(range(N), num_replicas=2, rank=1, seed=5)
     ),
+    "mix": lambda: Loader.from_dataset(Mix(SOURCES, {"a": 0.7, "b": 0.2, "c": 0.1}, epoch_size=N), batch_size=4, shuffle=True, seed=5),
+    "mix in stages": lambda: Loader.from_dataset(Mix(SOURCES, STAGES, epoch_size=24, run=4), batch_size=4, seed=5),
+    "sliding": lambda: Loader.from_dataset(Tagged(N), batch_size=4, order=SlidingOrder(N, 6, 5)),
+    "shards": lambda: Loader.from_dataset(Tagged(N), batch_size=4, order=ShardOrder([5, 0, 7, 3, 8], 3, 4, 5)),
     "threads": lambda: Loader.from_dataset(Tagged(N), batch_size=4, shuffle=True, seed=5, num_workers=2, method="thread"),
 }
 

@@ -1,6 +1,6 @@
 """One link of an elastic chain: go on from a checkpoint for some steps, on as many ranks as torchrun started, and leave another.
 
-chain.py SAVE-TO STEPS LOAD-FROM [LOOK-AT …]     ("-": begin anew; what is only looked at is loaded first, and read for a step)
+chain.py DATA SAVE-TO STEPS LOAD-FROM [LOOK-AT …]     ("-": begin anew; what is only looked at is loaded first, and read for a step)
 
 The checkpoints are torch.distributed.checkpoint's. The global sequence is written to SAVE-TO/sequence.json.
 """
@@ -14,21 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ranks import RANK, WORLD_SIZE, gathered, in_order
 
-from penstock import Loader
+from penstock import Loader, Mix
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-N, GLOBAL_BATCH = 62, 12  # 5 batches and 2 samples that are left over
+GLOBAL_BATCH = 12
+STAGES = [(0, {"a": 0.7, "b": 0.2, "c": 0.1}), (90, {"b": 0.5, "c": 0.5}), (150, {"a": 1})]
+DATA = {  # an epoch of each has 5 batches, and 2 samples that are left over
+    "tagged": lambda: Tagged(62),
+    "mix": lambda: Mix({"a": range(40), "b": range(1000, 1900), "c": range(2000, 2007)}, STAGES, epoch_size=62),
+}
 
 
-def new_loader() -> Loader[Any]:
-    return Loader.from_dataset(
-        Tagged(N), batch_size=GLOBAL_BATCH // WORLD_SIZE, shuffle=True, seed=5, drop_last=True, num_workers=1, method="thread"
-    )
+def new_loader(data: str, world_size: int = 1, **options: Any) -> Loader[Any]:
+    return Loader.from_dataset(DATA[data](), batch_size=GLOBAL_BATCH // world_size, shuffle=True, seed=5, drop_last=True, **options)
 
 
 def endless(loader: Loader[Any]) -> Iterator[list[int]]:
@@ -37,9 +39,11 @@ def endless(loader: Loader[Any]) -> Iterator[list[int]]:
             yield batch.tolist()
 
 
-def main(save_to: Path, steps: int, load_from: str, look_at: list[str]) -> None:
+def main(data: str, save_to: Path, steps: int, load_from: str, look_at: list[str]) -> None:
+    from ranks import RANK, WORLD_SIZE, gathered, in_order  # known under torchrun only
+
     dist.init_process_group("gloo")
-    with new_loader() as loader:
+    with new_loader(data, WORLD_SIZE, num_workers=1, method="thread") as loader:
         for other in look_at:
             dcp.load({"loader": loader}, checkpoint_id=other)
             expected = json.loads((Path(other) / "next.json").read_text())
@@ -60,4 +64,4 @@ def main(save_to: Path, steps: int, load_from: str, look_at: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:])

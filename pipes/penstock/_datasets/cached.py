@@ -17,9 +17,12 @@ from penstock._datasets.cache_record import NotCacheable, record_of, value_at
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._errors import ClosedError
 from penstock._fetch.fetch import Fetch, epoch_aware
+from penstock._random.order import brought_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from penstock._random.order import Order
 
 
 _logger = logging.getLogger("penstock")
@@ -70,6 +73,10 @@ class Cached:
 
     def __len__(self) -> int:
         return self._length
+
+    def order(self, *, shuffle: bool, seed: int) -> Order | None:
+        """The order that the dataset brings; see `OrderedDataset`."""
+        return brought_order(self.dataset, shuffle=shuffle, seed=seed)
 
     def __getitem__(self, index: Any) -> Any:
         """Sample ``index``; a negative index counts from the end.

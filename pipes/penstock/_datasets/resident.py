@@ -17,11 +17,13 @@ from penstock._loader.loader import Loader
 from penstock._memory.devices import resolve_device
 from penstock._memory.modes import in_neutral_modes
 from penstock._memory.tree import leaves, mapped
+from penstock._random.order import brought_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock._random.batch_rng import BatchRng
+    from penstock._random.order import Order
 
 
 _logger = logging.getLogger("penstock")
@@ -75,12 +77,17 @@ class Resident(ArrayDataset):
         start = time.perf_counter()
         fields = _loaded(_Transformed(dataset, transform), where, max_bytes, num_workers, method, progress)
         super().__init__(fields, len(dataset), augment)
+        self._ordered = None if brought_order(dataset, shuffle=False, seed=0) is None else dataset  # kept for its order only
         self.nbytes = sum(field.nbytes for field in leaves(fields))
         took_s = time.perf_counter() - start
         message = f"{len(self)} samples of {type(dataset).__name__} ({_size(self.nbytes)}) are resident on {where} after {took_s:.1f} s"
         _logger.info(message)
         if progress:
             print(f"\r{message}", file=sys.stderr)
+
+    def order(self, *, shuffle: bool, seed: int) -> Order | None:
+        """The order that the dataset brings; see `OrderedDataset`."""
+        return brought_order(self._ordered, shuffle=shuffle, seed=seed)
 
 
 class _Transformed:

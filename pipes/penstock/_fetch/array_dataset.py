@@ -72,7 +72,8 @@ def is_arrays(dataset: Any) -> bool:
         own = kind.__getitem__ is Subset.__getitem__ and kind.__getitems__ is Subset.__getitems__
         return own and is_arrays(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
-        own = kind.__getitem__ is ConcatDataset.__getitem__ and not hasattr(dataset, "__getitems__")
+        own = kind.__getitem__ is ConcatDataset.__getitem__ or getattr(dataset, "only_concatenates", False)
+        own = own and not hasattr(dataset, "__getitems__")
         return own and all(is_arrays(part) for part in dataset.datasets)
     return False
 

@@ -26,13 +26,15 @@ class Sample:
         epoch: Counted from 0.
         position: The sample's position in the epoch's global sequence, before sharding.
         index: Its index in the dataset.
+        source: The name of its source in a `Mix` (``"outer/inner"`` in a mix of mixes), or None.
     """
 
-    def __init__(self, seed: int, epoch: int, position: int, index: Any) -> None:
+    def __init__(self, seed: int, epoch: int, position: int, index: Any, source: str | None = None) -> None:
         self.seed = seed
         self.epoch = epoch
         self.position = position
         self.index = index
+        self.source = source
 
     @cached_property
     def rng(self) -> np.random.Generator:
@@ -57,7 +59,7 @@ class SampleCursor:
         cell: Holds the row being loaded; `IDLE` counts as the first.
     """
 
-    __slots__ = ("_cell", "_indices", "_made", "_made_for", "_positions", "epoch", "seed")
+    __slots__ = ("_cell", "_indices", "_made", "_made_for", "_positions", "_source", "epoch", "seed")
 
     def __init__(self, seed: int, epoch: int, positions: Sequence[int], indices: Sequence[Any], cell: Sequence[int]) -> None:
         self.seed = seed
@@ -67,13 +69,26 @@ class SampleCursor:
         self._cell = cell
         self._made: Sample | None = None
         self._made_for = 0
+        self._source: str | None = None
 
     def sample(self) -> Sample:
         """The sample being loaded; the same object until the next row."""
         row = max(0, self._cell[0])
         if self._made is None or self._made_for != row:
-            self._made, self._made_for = Sample(self.seed, self.epoch, self._positions[row], self._indices[row]), row
+            self._made, self._made_for = Sample(self.seed, self.epoch, self._positions[row], self._indices[row], self._source), row
         return self._made
+
+    def enter_source(self, name: str) -> str | None:
+        """The sample now loads from the source ``name``. Returns what to pass to `leave_source`."""
+        outer = self._source
+        self.leave_source(name if outer is None else f"{outer}/{name}")
+        return outer
+
+    def leave_source(self, outer: str | None) -> None:
+        """The sample has left the source it entered."""
+        self._source = outer
+        if self._made is not None:
+            self._made.source = outer
 
     def restart(self) -> None:
         """Reset the random numbers of the current sample."""

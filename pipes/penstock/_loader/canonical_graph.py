@@ -23,7 +23,8 @@ from penstock._nodes.sampler import Sampler
 from penstock._nodes.sampler_wrapper import SamplerWrapper
 from penstock._nodes.sharder import Sharder
 from penstock._nodes.to_device import ToDevice
-from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
+from penstock._random.order import brought_order
+from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from penstock._fetch.error_policy import OnError
     from penstock._nodes.tails import Tail
-    from penstock._random.orders import Order
+    from penstock._random.order import Order
     from penstock._workers.pool import StartMethod
 
 
@@ -110,7 +111,8 @@ class FromDataset(DataLoaderWords):
             persistent_workers: Means nothing, and False is told so once: workers always live as long as the loader.
             pin_memory_device: Means nothing, and is told so once: memory is pinned for the accelerator that there is.
             in_order: False hands batches out as they are done; see `ParallelMapper`.
-            order: A `SequentialOrder`, `ShuffledOrder`, `TorchOrder` or `WeightedOrder`; excludes ``shuffle`` and ``sampler``.
+            order: An `Order`; excludes ``shuffle`` and ``sampler``. Default: what the dataset's method ``order(*, shuffle, seed)`` returns, if it has one, as
+                `Mix` does; otherwise as ``shuffle`` says.
             seed: Of everything random; default 0, on every rank and in every run, whatever ``torch.manual_seed`` says. Two loaders that shuffle by the
                 default seed and have the same length are in step, which a warning tells.
             method: ``"process"`` or ``"thread"``.
@@ -158,7 +160,7 @@ class FromDataset(DataLoaderWords):
             )
         _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, endless)
         map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn)
-        by_default_order = False
+        made_for = None  # the length of the dataset
         if isinstance(dataset, IterableDataset | BaseNode):
             source, map_fn = _read(dataset, split, seed, bool(seed_samples)), _collate_only(collate_fn, batch_size)
         elif (sharded := taken_over(sampler, batch_sampler)) is not None:
@@ -171,9 +173,11 @@ class FromDataset(DataLoaderWords):
             source = SamplerWrapper(sampler, seed, plan_ahead=plan_ahead, batches=False)
         elif batch_sampler is not None:
             source, batch_size = SamplerWrapper(batch_sampler, seed, plan_ahead=plan_ahead, batches=True), None
+        elif order is not None:
+            source = Sampler(_checked_order(order, dataset))
         else:
-            by_default_order = order is None
-            source = Sampler(_default_order(dataset, shuffle, seed) if order is None else _checked_order(order, dataset))
+            made_for = _length(dataset)
+            source = Sampler(order_of(dataset, shuffle=shuffle, seed=seed))
 
         node: Node[Any] = Sharder(Cycler(source), rank, world_size, mesh=mesh, split="within" if split == "within" else "items", tail=tail)
         if batch_size is not None:
@@ -202,7 +206,7 @@ class FromDataset(DataLoaderWords):
             node = PinMemory(node, run_ahead=run_ahead)
         loader = cls(node, endless=endless, restart_on_stop_iteration=restart_on_stop_iteration)
         loader._words = words
-        loader._built_for = len(dataset) if by_default_order else None
+        loader._built_for = made_for
         if unseeded:
             given = sampler if sampler is not None else batch_sampler
             loader._unseeded = unseeded_length(len(dataset) if shuffle else None, given)
@@ -240,11 +244,6 @@ def _checked_order(order: Order, dataset: Any) -> Order:
             f"{type(order).__name__} visits {len(order)} places, and {type(dataset).__name__} has {items} samples. Make it of len(dataset)."
         )
     return order
-
-
-def _default_order(dataset: Any, shuffle: bool, seed: int) -> Order:
-    n = _length(dataset)
-    return ShuffledOrder(n, seed) if shuffle else SequentialOrder(n)
 
 
 def _length(dataset: Any) -> int:
@@ -303,6 +302,8 @@ def _check_together(
             f"a dataset has __getitem__ (and __len__), or is an IterableDataset, and {type(dataset).__name__} is neither. "
             + ("Wrap it: Loader.from_dataset(IterableSource(data), ...)." if iterable else "Give it a __getitem__ and a __len__.")
         )
+    if sampler is not None or batch_sampler is not None:
+        _check_replaceable(dataset)
     if len(orders) > 1:
         raise ValueError(f"{' and '.join(orders)} exclude each other: each decides the order. Keep one of them.")
     if batch_sampler is not None and (batch_size != 1 or drop_last):
@@ -318,4 +319,13 @@ def _check_together(
     if split == "within" and batch_sampler is None:
         raise ValueError(
             "split='within' deals the places of a batch sampler's batches, and there is no batch_sampler. Give one, or leave split out."
+        )
+
+
+def _check_replaceable(dataset: Any) -> None:
+    """Refuse a sampler for a dataset that brings its order: a `DistributedSampler` over a `Mix` would silently drop the weights."""
+    if brought_order(dataset, shuffle=False, seed=0) is not None:
+        raise ValueError(
+            f"{type(dataset).__name__} brings its own order, and a sampler would replace it. Leave the sampler out, because the loader deals the samples to the "
+            f"ranks itself; or pass another order as order=."
         )

@@ -30,7 +30,7 @@ from penstock._loader.dataloader_words import refuse_assignment
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, differences, epoch_in, parsed, warn_of_start
 from penstock._nodes.cycler import Cycler
-from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of
+from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of, place_of
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
 
@@ -72,6 +72,7 @@ class Loader(FromDataset, Generic[T]):
         _check_root(root, dataset_words)
         node = root if isinstance(root, Node) else Cycler(root)
         self.root: Node[T] = node if node.endless else Cycler(node)
+        *_, self._first = self.root.chain()
         self._reader = object()  # stands for this loader; the graph must not keep the loader itself alive
         self._endless = endless
         self._settings: dict[str, Any] | None = None
@@ -205,7 +206,7 @@ class Loader(FromDataset, Generic[T]):
             _, _, cursor, commits = self._unfinished
             state = cursor["state"] if commits is None else commits[0]
         try:
-            return {KEY: json.dumps({"format": FORMAT, "settings": self._own_settings(), "state": state}, allow_nan=False)}
+            return {KEY: json.dumps({"format": FORMAT, "settings": self._settings_at(state), "state": state}, allow_nan=False)}
         except (TypeError, ValueError) as exc:
             raise StateError(
                 f"the state of this graph is not JSON ({exc}): one of its nodes returns a state of types other than dict, list, str, int, None."
@@ -227,7 +228,7 @@ class Loader(FromDataset, Generic[T]):
         self._check_open()
         self._mend()
         state = parsed(state_dict)
-        changed = differences(state["settings"], self._own_settings())
+        changed = differences(state["settings"], self._settings_at(state["state"]))
         if changed and strict:
             raise StateMismatch(
                 "this state was saved under other settings: " + "; ".join(changed) + ". Load it with the settings it was saved under, "
@@ -433,10 +434,12 @@ class Loader(FromDataset, Generic[T]):
         """Batches in the whole current epoch; the number may change from epoch to epoch."""
         return self.root.remaining(self._cursor.epochs.start_of(self.epoch))
 
-    def _own_settings(self) -> dict[str, Any]:
+    def _settings_at(self, state: Any) -> dict[str, Any]:
+        """The settings that ``state`` depends on. Stages of a mix that lie ahead of it may change."""
         if self._settings is None:
             self._settings = json.loads(json.dumps(self.root.settings()))
-        return self._settings
+        place = place_of(state)
+        return self._settings if place is None else {**self._settings, **self._first.settings_at(*place)}
 
     def _check_length(self) -> None:
         items = self._built_for if self._built_for is None else len(self.dataset)

@@ -7,7 +7,7 @@ batches. `EndOfEpoch` travels in the stream, through every node, in order. This 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeGuard, TypeVar, cast, final
 
 from torchdata.nodes import BaseNode as BaseNode  # type: ignore[import-untyped]
 
@@ -143,6 +143,10 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
         """The settings that must be the same when a state is loaded: names and JSON values."""
         return self.source.settings() if self._source is not None else {}
 
+    def settings_at(self, epoch: int, position: int | None) -> dict[str, Any]:
+        """Entries of `settings` that depend on how far a state is: those of a `StagedOrder`. ``position`` None is the end of ``epoch``."""
+        return {}
+
     def choices(self) -> dict[str, Any]:
         """The arguments that must be equal on every rank, although no state holds them: names and JSON values."""
         return self.source.choices() if self._source is not None else {}
@@ -264,3 +268,19 @@ def epoch_of(state: State) -> int:
     while "epoch" not in state:
         state = state["source"]
     return cast("int", state["epoch"])
+
+
+def place_of(state: Any) -> tuple[int, int | None] | None:
+    """Epoch and position of the graph's first node, if it has a position; the position is None at the end of an epoch. Takes unchecked states, too."""
+    epoch = None
+    while isinstance(state, dict):
+        epoch = state.get("epoch", epoch)
+        if "source" not in state:
+            position = state.get("position")
+            return (epoch, position) if _is_count(epoch) and _is_count(position) else None
+        state = state["source"]
+    return (epoch, None) if state is None and _is_count(epoch) else None
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63

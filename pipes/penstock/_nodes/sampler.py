@@ -11,10 +11,10 @@ from penstock._fetch.indices import Indices
 from penstock._nodes.epoch_plan import PlanRequest
 from penstock._nodes.node import Node, State, fields
 from penstock._nodes.plan_source import Place, PlanSource
-from penstock._random.orders import Order, PlannedOrder
+from penstock._random.order import Order, PlannedOrder, StagedOrder
 
 BLOCK = 4096
-"""Indices computed at once, at most."""
+"""Indices computed at once, at most. An order may want more at once, and says so by an attribute ``read_ahead``."""
 _NOTHING = Indices(-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -26,7 +26,7 @@ class Sampler(Node[Indices]):
     epoch if part of this one has been read, and else this one.
 
     Args:
-        order: What stands at which position: `SequentialOrder`, `ShuffledOrder`, `WeightedOrder`, `TorchOrder`, or one's own.
+        order: What stands at which position: `SequentialOrder`, `ShuffledOrder`, `WeightedOrder`, `TorchOrder`, or your own `Order`.
 
     Raises:
         GraphError: ``order`` is not an order.
@@ -34,12 +34,13 @@ class Sampler(Node[Indices]):
 
     def __init__(self, order: Order) -> None:
         super().__init__()
-        if not (hasattr(order, "indices") and hasattr(order, "settings") and hasattr(order, "__len__")):
+        if not isinstance(order, Order):
             raise GraphError(
                 f"an order has __len__, indices and settings, and {type(order).__name__} has not. Wrap a torch sampler in SamplerWrapper."
             )
         self.order = order
         self._n = len(order)
+        self._block: int = getattr(order, "read_ahead", BLOCK)
         self._epoch = 0
         self._position = 0
         self._ahead = _NOTHING  # indices computed ahead: their first position, and their stride
@@ -72,7 +73,7 @@ class Sampler(Node[Indices]):
         place, misfit = divmod(start - self._ahead_from, every)
         if misfit or every != self._ahead_every or not 0 <= place <= len(self._ahead) - count or self._ahead.epoch != self._epoch:
             reads_on = place == len(self._ahead) and every == self._ahead_every
-            ahead = max(count, min(BLOCK, 2 * len(self._ahead)) if reads_on else 0)
+            ahead = max(count, min(self._block, 2 * len(self._ahead)) if reads_on else 0)
             self._ahead = self._indices(np.arange(start, min(start + ahead * every, self._n), every))
             self._ahead_from, self._ahead_every, place = start, every, 0
         return self._ahead if count == len(self._ahead) else self._ahead[place : place + count]
@@ -88,6 +89,14 @@ class Sampler(Node[Indices]):
 
     def settings(self) -> dict[str, Any]:
         return self.order.settings()
+
+    def settings_at(self, epoch: int, position: int | None) -> dict[str, Any]:
+        if not isinstance(self.order, StagedOrder):
+            return {}
+        return self.order.settings_at(epoch, self._n if position is None else min(position, self._n))
+
+    def choices(self) -> dict[str, Any]:
+        return {"all stages": self.order.settings()} if isinstance(self.order, StagedOrder) else {}
 
     def interrupt(self) -> None:
         self._plans.interrupt()

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from typing import Any, Final, Protocol, final, runtime_checkable
+from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from penstock._arguments import whole_number
+from penstock._random.order import Order, brought_order
 from penstock._random.permutation import SORTED, WEIGHTED, FeistelPermutation, Int64s, SortedPermutation, philox_words, splitmix64_stream
 
 Permutation = npt.NDArray[np.signedinteger[Any]]
@@ -23,33 +24,12 @@ Permutation = npt.NDArray[np.signedinteger[Any]]
 LONGEST: Final = 2**56
 
 
-class Order(Protocol):
-    """What a `Sampler` walks through."""
-
-    def __len__(self) -> int: ...
-
-    def indices(self, epoch: int, positions: Int64s) -> Int64s:
-        """Dataset indices, shape ``(n,)``, of ``epoch`` at ``positions``: int64, shape ``(n,)``, in any order, from 0 to ``len - 1``."""
-        ...
-
-    def settings(self) -> dict[str, Any]:
-        """What makes two orders the same: names and JSON values."""
-        ...
-
-
-@runtime_checkable
-class PlannedOrder(Order, Protocol):
-    """An order that is computed an epoch at a time, so that whoever walks through it can have the next epoch made ahead."""
-
-    def plan(self, epoch: int) -> Any:
-        """All of ``epoch``. Pure: any thread may make it."""
-
-    def keep(self, epoch: int, plan: Any) -> None:
-        """Keep the ``plan`` of ``epoch``, in the place of the one kept before."""
-
-    def keeps(self, epoch: int) -> bool:
-        """Whether `Order.indices` of ``epoch`` will find its plan made."""
-        ...
+def order_of(dataset: Any, *, shuffle: bool, seed: int) -> Order:
+    """The order that ``dataset`` brings, or the usual one of its length."""
+    brought = brought_order(dataset, shuffle=shuffle, seed=seed)
+    if brought is not None:
+        return brought
+    return ShuffledOrder(len(dataset), seed) if shuffle else SequentialOrder(len(dataset))
 
 
 @final
@@ -61,14 +41,14 @@ class SequentialOrder:
     """
 
     def __init__(self, n: int) -> None:
-        self._n = _length(n)
+        self._n = checked_length(n)
 
     def __len__(self) -> int:
         return self._n
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """The positions themselves."""
-        _check_positions(positions, self._n)
+        check_positions(positions, self._n)
         return positions.copy()
 
     def settings(self) -> dict[str, Any]:
@@ -97,7 +77,7 @@ class ShuffledOrder:
     """
 
     def __init__(self, n: int, seed: int = 0) -> None:
-        self._n = _length(n)
+        self._n = checked_length(n)
         self._seed = checked_seed(seed)
         self._keyed = self._under(0)
 
@@ -106,7 +86,7 @@ class ShuffledOrder:
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
-        _check_positions(positions, self._n)
+        check_positions(positions, self._n)
         keyed = self._keyed  # one reference, so that threads which ask for different epochs only cost each other the key
         if keyed.epoch != epoch:
             keyed = self._keyed = self._under(epoch)
@@ -134,7 +114,7 @@ class TorchOrder:
     """
 
     def __init__(self, n: int, seed: int = 0) -> None:
-        self._n = _length(n)
+        self._n = checked_length(n)
         self._seed = checked_seed(seed, least=-(2**63))
         self._kept: tuple[int, Permutation] | None = None
         if n > 10**7:
@@ -164,7 +144,7 @@ class TorchOrder:
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
-        _check_positions(positions, self._n)
+        check_positions(positions, self._n)
         kept = self._kept  # one reference: another thread may ask for another epoch meanwhile
         if kept is None or kept[0] != epoch:
             kept = self._kept = epoch, self.plan(epoch)
@@ -189,7 +169,7 @@ class WeightedOrder:
     """
 
     def __init__(self, weights: npt.ArrayLike, num_samples: int, seed: int = 0) -> None:
-        self._n = _length(num_samples, "num_samples")
+        self._n = checked_length(num_samples, "num_samples")
         self._seed = checked_seed(seed)
         checked = _weights(weights)
         self._checksum = hashlib.blake2b(checked.astype("<f8").tobytes(), digest_size=8).hexdigest()
@@ -206,7 +186,7 @@ class WeightedOrder:
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
-        _check_positions(positions, self._n)
+        check_positions(positions, self._n)
         words = splitmix64_stream(positions.astype(np.uint64), *philox_words(self._seed, epoch, WEIGHTED, 2))
         uniform = (words >> np.uint64(11)) * 2.0**-53  # [0, 1): the upper 53 bits, which a double holds exactly
         # The largest uniform number times the total still rounds to less than the total, so there is always a bound above it.
@@ -218,7 +198,7 @@ class WeightedOrder:
         return {"order": "weighted", "length": self._n, "seed": self._seed, "weights": self._checksum}
 
 
-def _length(n: int, name: str = "n") -> int:
+def checked_length(n: int, name: str = "n") -> int:
     return whole_number(name, n, 0, LONGEST + 1, "Pass the number of items, as len(dataset).")
 
 
@@ -242,7 +222,7 @@ def _weights(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return checked
 
 
-def _check_positions(positions: Int64s, n: int) -> None:
+def check_positions(positions: Int64s, n: int) -> None:
     # A negative position is huge as an unsigned number, so one comparison finds both.
     if positions.size and positions.view(np.uint64).max() >= n:
         wrong = positions[(positions < 0) | (positions >= n)]

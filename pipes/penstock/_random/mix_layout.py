@@ -1,0 +1,79 @@
+"""Where the items of a mix go inside their block: spread evenly, with jitter, and without resonance. Pure, and vectorised over blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._random.mix_stages import MOST
+from penstock._random.permutation import Int64s, UInt64s, splitmix64_stream
+
+if TYPE_CHECKING:
+    from penstock._random.mix_stages import Stage
+
+_RUN = 64
+"""Places of a block that are permuted among themselves at the end; see `_unaligned`."""
+
+
+class Blocks(NamedTuple):
+    """Consecutive blocks of a stage, laid out. The *slots* of a block are its items sorted by source; its *places* are where they end up.
+
+    Attributes:
+        before: How many items of each source come before each block, counted from the first block. Shape ``(blocks, sources)``.
+        firsts: The first slot of each source. Shape ``(blocks, sources)``.
+        sources: The source of each slot. Shape ``(blocks, block)``.
+        slots: The slot at each place. Shape ``(blocks, block)``.
+    """
+
+    before: Int64s
+    firsts: Int64s
+    sources: npt.NDArray[np.uint16]
+    slots: Int64s
+
+
+def laid_out(stage: Stage, block: int, n: int, keys: UInt64s) -> Blocks:
+    """Lay out ``n`` blocks of ``stage`` from ``block`` on, by six random words."""
+    size, count = stage.block, len(stage.shares)
+    totals = [stage.before(block + k) for k in range(n + 1)]
+    before = np.array([[then - now for then, now in zip(row, totals[0], strict=True)] for row in totals])
+    quotas = np.diff(before, axis=0)
+    firsts = np.cumsum(quotas, axis=1) - quotas
+    sources = np.repeat(np.tile(np.arange(count, dtype=np.uint16), n), quotas.ravel()).reshape(n, size)
+    slots = np.arange(size)
+    counter = (np.arange(n, dtype=np.uint64)[:, None] + np.uint64(block % 2**64)) * np.uint64(size) + slots.astype(np.uint64)
+    of_sources = (counter[:, :1] * np.uint64(MOST) + np.arange(count, dtype=np.uint64)).astype(np.uint64, copy=False)
+    phases = _uniform(splitmix64_stream(of_sources, keys[2], keys[3]))
+    per_item = 1 / np.maximum(quotas, 1)
+    row = np.arange(n)[:, None]
+    times = _uniform(splitmix64_stream(counter, keys[0], keys[1]))
+    times += slots - firsts[row, sources]
+    times *= per_item[row, sources]
+    times += phases[row, sources]
+    # Sort by the fraction of the time (the shift drops whole ones), then by slot: no two keys are equal, so every sorting algorithm agrees.
+    keyed = ((times * 2.0**44).astype(np.uint64) << np.uint64(20)) | slots.astype(np.uint64)
+    keyed.sort(axis=1)
+    placed = sources[row, (keyed & np.uint64(MOST - 1)).astype(np.intp)]
+    placed = _unaligned(placed, splitmix64_stream(counter, keys[4], keys[5]))
+    # Each source has its places now, and fills them in order.
+    at = np.empty((n, size), np.int64)
+    np.put_along_axis(at, np.argsort(placed, axis=1, kind="stable"), np.broadcast_to(slots, (n, size)), axis=1)
+    return Blocks(before[:-1], firsts, sources, at)
+
+
+def _unaligned(placed: npt.NDArray[np.uint16], words: UInt64s) -> npt.NDArray[np.uint16]:
+    """Permute each `_RUN` neighbours by ``words``.
+
+    The phases of two sources keep their distance all over a block, so two equal sources nearly alternate, and a rank's share would be off by
+    18 standard deviations.
+    """
+    shape = (len(placed), -1, _RUN)
+    keyed = ((words & ~np.uint64(_RUN - 1)).reshape(shape)) | np.arange(_RUN, dtype=np.uint64)
+    keyed.sort(axis=2)
+    permuted = np.take_along_axis(placed.reshape(shape), (keyed & np.uint64(_RUN - 1)).astype(np.intp), axis=2)
+    return permuted.reshape(placed.shape)
+
+
+def _uniform(words: UInt64s) -> npt.NDArray[np.float64]:
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53  # the upper 53 bits, which a double holds exactly

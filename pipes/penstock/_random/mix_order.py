@@ -1,0 +1,262 @@
+"""The order of a weighted mix: exact shares, no resonance with ranks, and random access."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_left, bisect_right
+from fractions import Fraction
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import numpy as np
+
+from penstock._arguments import whole_number
+from penstock._random.mix_layout import Blocks, laid_out
+from penstock._random.mix_stages import stages_of
+from penstock._random.orders import LONGEST, check_positions, checked_seed
+from penstock._random.permutation import MIXED, Int64s, philox_words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock._random.mix_stages import Weights
+    from penstock._random.order import Order
+
+_AT_ONCE = 2**16
+"""Items laid out at once: few enough for the processor's cache."""
+
+
+@final
+class MixOrder:
+    """Mix several orders by weight: an endless sequence, cut into epochs of ``epoch_size`` items.
+
+    Each source is endless too: one pass over its order after another. A new epoch continues every source where the last one left it.
+
+    *Shares.* Items come in blocks of 1024 (more if a weight is below 1/1024, up to 2**20). Each block holds as many items of each source as keep the total
+    within 1 of the exact share; see `Stage`. *Inside a block* the items of a source are spread evenly, with jitter: item i of q gets the time
+    ``(i + u) / q + phi`` modulo 1, with u and phi uniform, and the block is sorted by time. Then each 64 neighbours are permuted, because otherwise two
+    equal sources would nearly alternate, and one rank of two would get little but the first. So a source's count is never more than about a dozen
+    items off, and a rank's share is as random as with independent draws.
+
+    Args:
+        orders: The order of each source, by name.
+        weights: The weight of each source, with any sum: ``{"web": 7, "code": 3}``. Or stages, each with the item that it starts at, counted from the
+            start of training: ``[(0, {…}), (80_000_000, {…})]``. A weight of 0, or none, leaves the source out of that stage.
+        epoch_size: Items in an epoch. ``"first"`` ends the first epoch before any source would repeat an item, ``"all"`` before the last one would.
+            Default: the sum of the orders' lengths.
+        seed: From 0 to 2**63 - 1.
+        run: How many items in a row come from the same source. It must divide ``epoch_size`` and the starts of the stages.
+        sizes: The length of each source's dataset, if its order has another length. The index of a source's sample i is i plus the lengths of the
+            datasets before it, sorted by name.
+
+    Raises:
+        ValueError: Weights that make no sense or match no source; an empty source; an ``epoch_size`` that ``run`` does not divide.
+    """
+
+    def __init__(
+        self,
+        orders: Mapping[str, Order],
+        weights: Weights | Sequence[tuple[int, Weights]],
+        epoch_size: int | Literal["first", "all"] | None = None,
+        seed: int = 0,
+        run: int = 1,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        self.names = sorted(orders)
+        self._seed = checked_seed(seed)
+        self.run = whole_number("run", run, 1, LONGEST)
+        if not self.names:
+            raise ValueError("a mix needs at least one source, and there is none.")
+        self.stages = stages_of(weights, self.names, self.run)
+        self._orders = [orders[name] for name in self.names]
+        self.lengths = [len(order) for order in self._orders]
+        if 0 in self.lengths:
+            raise ValueError(f"the source {self.names[self.lengths.index(0)]!r} has a weight but no items. Leave it out.")
+        sized = self.lengths if sizes is None else [sizes[name] for name in self.names]
+        self._offsets = np.cumsum([0, *sized[:-1]])
+        self._keys = [philox_words(self._seed, number, MIXED, 6) for number in range(len(self.stages))]
+        self.read_ahead = min(
+            _AT_ONCE, max(4096, 1024 * len(self.names))
+        )  # one call to each source's order costs 50 us, so it had better be for many items
+        self._kept: tuple[int, int, Blocks] | None = None
+        self._counts = [[0] * len(self.names)]  # runs of each source before each stage
+        for number, stage in enumerate(self.stages[1:]):
+            self._counts.append(self._runs_before(number, stage.start))
+        self._n = self._epoch_size(epoch_size)
+        said = [[name, size, order.settings()] for name, size, order in zip(self.names, sized, self._orders, strict=True)]
+        self._said = {"order": "mix", "length": self._n, "seed": self._seed, "run": self.run, "sources": _checksum(said)}
+        self._said_stages: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return self._n
+
+    def indices(self, epoch: int, positions: Int64s) -> Int64s:
+        """See `Order.indices`."""
+        check_positions(positions, self._n)
+        out = np.empty(len(positions), np.int64)
+        runs = positions if self.run == 1 else positions // self.run
+        first = epoch * (self._n // self.run)  # the epoch's first run: a Python int, because it may exceed 64 bits
+        for number, stage in enumerate(self.stages):
+            chosen: Any = slice(None)
+            if len(self.stages) > 1:
+                end = self.stages[number + 1].start - first if number + 1 < len(self.stages) else LONGEST
+                chosen = np.flatnonzero((runs >= max(0, stage.start - first)) & (runs < max(0, min(end, LONGEST))))
+            if (those := runs[chosen]).size:
+                within = 0 if self.run == 1 else positions[chosen] % self.run
+                out[chosen] = self._indices(number, first + int(those.min()) - stage.start, those - those.min(), within)
+        return out
+
+    def settings(self) -> dict[str, Any]:
+        """See `Order.settings`."""
+        return {**self._said, "stages": self._stages(len(self.stages))}
+
+    def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """See `StagedOrder.settings_at`."""
+        run = -(-(epoch * self._n + position) // self.run)
+        return {"stages": self._stages(bisect_left(self.stages, run, key=lambda stage: stage.start))}
+
+    def items_before(self, item: int) -> dict[str, int]:
+        """How many items of each source come before ``item``, which is counted from the start of the mix."""
+        run, within = divmod(whole_number("item", item, 0), self.run)
+        counts = [self.run * count for count in self._runs_at(run)]
+        for source, (count, following) in enumerate(zip(self._runs_at(run), self._runs_at(run + 1), strict=True)):
+            counts[source] += within * (following - count)
+        return dict(zip(self.names, counts, strict=True))
+
+    def expected(self, begin: int, end: int) -> dict[str, Fraction]:
+        """The exact shares of the sources in the items from ``begin`` to ``end - 1``."""
+        starts = [stage.start * self.run for stage in self.stages] + [max(end, self.stages[-1].start * self.run)]
+        items = [max(0, min(end, until) - max(begin, start)) for start, until in pairwise(starts)]
+        taken = [list(zip(items, (stage.shares[source] for stage in self.stages), strict=True)) for source in range(len(self.names))]
+        return {name: sum((n * share for n, share in of), Fraction(0)) for name, of in zip(self.names, taken, strict=True)}
+
+    def _indices(self, number: int, start: int, runs: Int64s, within: Int64s | int) -> Int64s:
+        """Dataset indices of ``runs``, counted from run ``start`` of a stage; ``within``: places in their runs."""
+        stage = self.stages[number]
+        block, place = divmod(start, stage.block)
+        at = runs + place
+        sources, numbers = np.empty(len(at), np.uint16), np.empty(len(at), np.int64)
+        row_of = at // stage.block
+        rows = np.unique(row_of)
+        counts = stage.before(block)
+        for low, high in _together(rows, max(1, _AT_ONCE // stage.block)):
+            blocks = self._laid_out(number, block + low, high - low)
+            chosen: Any = slice(None) if rows[0] == low and rows[-1] < high else np.flatnonzero((row_of >= low) & (row_of < high))
+            row, column = row_of[chosen] - low, at[chosen] % stage.block
+            slot = blocks.slots[row, column]
+            source = sources[chosen] = blocks.sources[row, slot]
+            since = np.array([then - now for then, now in zip(stage.before(block + low), counts, strict=True)])
+            numbers[chosen] = since[source] + blocks.before[row, source] + slot - blocks.firsts[row, source]
+        numbers *= self.run
+        numbers += within
+        out = np.empty(len(at), np.int64)
+        by_source = np.argsort(sources, kind="stable")
+        ends = np.cumsum(np.bincount(sources, minlength=len(self.names)))
+        for source, (begin, end) in enumerate(zip(np.append(0, ends[:-1]), ends, strict=True)):
+            if begin < end:
+                chosen = by_source[begin:end]
+                base = self.run * (self._counts[number][source] + counts[source])
+                out[chosen] = self._offsets[source] + self._of_source(source, base, numbers[chosen])
+        return out
+
+    def _of_source(self, source: int, base: int, numbers: Int64s) -> Int64s:
+        """The items ``base + numbers`` of the endless sequence of ``source``."""
+        order, length = self._orders[source], self.lengths[source]
+        first, place = divmod(base, length)
+        at = numbers + place
+        passes = at // length
+        if (one := int(passes.min())) == passes.max():
+            return order.indices((first + one) % 2**63, at - one * length)
+        out = np.empty(len(at), np.int64)
+        for one in np.unique(passes).tolist():
+            chosen = np.flatnonzero(passes == one)
+            out[chosen] = order.indices((first + one) % 2**63, at[chosen] - one * length)
+        return out
+
+    def _laid_out(self, number: int, block: int, n: int) -> Blocks:
+        """``n`` blocks of a stage. The last one is kept, because the next call usually starts in the middle of it."""
+        kept = self._kept
+        if n == 1 and kept is not None and kept[:2] == (number, block):
+            return kept[2]
+        blocks = laid_out(self.stages[number], block, n, self._keys[number])
+        last = Blocks(np.zeros_like(blocks.before[-1:]), blocks.firsts[-1:], blocks.sources[-1:], blocks.slots[-1:])
+        self._kept = number, block + n - 1, last
+        return blocks
+
+    def _runs_before(self, number: int, run: int) -> list[int]:
+        """How many runs of each source come before ``run``, which lies in a stage or at its end."""
+        stage = self.stages[number]
+        block, place = divmod(run - stage.start, stage.block)
+        counts = [whole + count for whole, count in zip(self._counts[number], stage.before(block), strict=True)]
+        if place:
+            blocks = self._laid_out(number, block, 1)
+            partial = np.bincount(blocks.sources[0, blocks.slots[0, :place]], minlength=len(counts)).tolist()
+            counts = [count + more for count, more in zip(counts, partial, strict=True)]
+        return counts
+
+    def _runs_at(self, run: int) -> list[int]:
+        return self._runs_before(max(0, bisect_left(self.stages, run, key=lambda stage: stage.start) - 1), run)
+
+    def _epoch_size(self, asked: int | Literal["first", "all"] | None) -> int:
+        if asked is None:
+            return max(1, sum(self.lengths) // self.run) * self.run
+        if asked in ("first", "all"):
+            up = asked == "all"
+            places = [self._place_of(source, length // self.run) for source, length in enumerate(self.lengths)]
+            if up and None in places:
+                raise ValueError(
+                    f"stop='all': the source {self.names[places.index(None)]!r} has no weight in the last stage and is not finished before it. Use epoch_size."
+                )
+            # The first run with a repeated item is left out; for "all" it is kept if some of its items are new.
+            found = [
+                place + (up and length % self.run > 0) for place, length in zip(places, self.lengths, strict=True) if place is not None
+            ]
+            n = (max(found) if up else min(found)) * self.run
+            if not n:
+                raise ValueError(f"stop='first': run={self.run} is longer than a source. Use epoch_size.")
+            return n
+        n = whole_number("epoch_size", asked, 1, LONGEST + 1, "Or pass stop='first' or stop='all' to Mix.")
+        if n % self.run:
+            raise ValueError(f"epoch_size={n} is not a multiple of run={self.run}. Make it {n // self.run * self.run or self.run}.")
+        return n
+
+    def _place_of(self, source: int, count: int) -> int | None:
+        """The run that is number ``count`` of ``source``; None if there is none."""
+        number = bisect_right(self._counts, count, key=lambda counts: counts[source]) - 1
+        stage, rest = self.stages[number], count - self._counts[number][source]
+        if not (share := stage.shares[source]):
+            return None
+        block = int(rest / (share * stage.block))  # within 1: a source is never off by more at a block's end
+        while stage.before(block)[source] > rest:
+            block -= 1
+        while stage.before(block + 1)[source] <= rest:
+            block += 1
+        blocks = self._laid_out(number, block, 1)
+        slot = blocks.firsts[0, source] + rest - stage.before(block)[source]
+        return stage.start + block * stage.block + int(np.flatnonzero(blocks.slots[0] == slot)[0])
+
+    def _stages(self, begun: int) -> str:
+        """A checksum of the first ``begun`` stages."""
+        if begun not in self._said_stages:
+            self._said_stages[begun] = _checksum([[stage.start, [str(share) for share in stage.shares]] for stage in self.stages[:begun]])
+        return self._said_stages[begun]
+
+
+def _together(rows: Int64s, most: int) -> list[tuple[int, int]]:
+    """The sorted ``rows`` as ranges of consecutive ones, at most ``most`` long."""
+    cuts = np.flatnonzero(np.diff(rows) > 1) + 1
+    return [
+        (low, min(low + most, int(piece[-1]) + 1))
+        for piece in np.split(rows, cuts)
+        for low in range(int(piece[0]), int(piece[-1]) + 1, most)
+    ]
+
+
+def _checksum(said: Any) -> str:
+    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def source_seed(seed: int, name: str) -> int:
+    """The seed of one source of a mix. With one seed for all, sources of equal length would be shuffled alike."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1

@@ -1,0 +1,128 @@
+"""The order for data in shards of known lengths: the shards are shuffled, and read front to back in several lanes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._arguments import whole_number
+from penstock._random.orders import LONGEST, SequentialOrder, ShuffledOrder, check_positions, checked_seed
+from penstock._random.permutation import LANES, Int64s, philox_words
+from penstock._random.sliding_order import SlidingPermutation, checked_window
+
+LANE_NUMBERS: Final = (1, 2, 4, 8, 24, 48, 96)
+"""The defaults. 12 is not among them, because eight ranks would read every lane twice."""
+
+
+@final
+class ShardOrder:
+    """A new order of the shards in every epoch; their records are read front to back, in several lanes that take turns.
+
+    The records of all shards, in the epoch's order, are cut into ``lanes`` pieces of equal length (within 1), through the middle of a shard if need be.
+    Position p of the epoch is record ``p div lanes`` of lane ``p mod lanes``. So every record comes exactly once, each lane only moves forward, and
+    neighbours come from different shards. If the world size W divides ``lanes``, rank r reads the lanes r, r + W, …; otherwise ``W / gcd(W, lanes)``
+    ranks read each lane, which is as exact but reads more.
+
+    Args:
+        counts: Records in each shard, shape ``(shards,)``. Record i of a shard has the index i plus the counts of the shards given before it. Takes 8 bytes
+            a shard, and 16 more for the current epoch.
+        lanes: From 1 to 65536. Default: the largest of 1, 2, 4, 8, 24, 48 and 96 that leaves at least 4 shards to each lane. For a large job choose a
+            multiple of the ranks.
+        window: Shuffle the records of a lane within this window; see `SlidingOrder`. 0 leaves them in order.
+        seed: From 0 to 2**63 - 1.
+        shuffle: False keeps the shards in the order given, in every epoch, and excludes ``window``. With more than one lane that is still not the order
+            of the indices.
+
+    Raises:
+        ValueError: A count is negative or not a whole number, or an argument is out of bounds.
+    """
+
+    def __init__(self, counts: npt.ArrayLike, lanes: int | None = None, window: int = 0, seed: int = 0, *, shuffle: bool = True) -> None:
+        self._counts = _checked_counts(counts)
+        self._n = int(self._counts.sum())
+        self._starts = np.cumsum(self._counts) - self._counts
+        default = max((number for number in LANE_NUMBERS if 4 * number <= len(self._counts)), default=1)
+        self.lanes = default if lanes is None else whole_number("lanes", lanes, 1, 2**16 + 1)
+        self._window = checked_window(window)
+        self._seed = checked_seed(seed)
+        if self._window and not shuffle:
+            raise ValueError(f"window={window} shuffles the records, and shuffle=False keeps them in order. Drop one of them.")
+        self._shards = ShuffledOrder(len(self._counts), self._seed) if shuffle else SequentialOrder(len(self._counts))
+        self._laid: _Epoch | None = None
+        self._said = {
+            "order": "shards" if shuffle else "shards in order",
+            "length": self._n,
+            "counts": hashlib.blake2b(self._counts.astype("<i8").tobytes(), digest_size=8).hexdigest(),
+            "lanes": self.lanes,
+            "window": self._window,
+            "seed": self._seed,
+        }
+
+    def __len__(self) -> int:
+        return self._n
+
+    def indices(self, epoch: int, positions: Int64s) -> Int64s:
+        """See `Order.indices`."""
+        check_positions(positions, self._n)
+        laid = self._laid  # one reference, as in `ShuffledOrder`
+        if laid is None or laid.epoch != epoch:
+            laid = self._laid = _Epoch(epoch, self)
+        place = laid.placed(positions)
+        shard = np.searchsorted(laid.ends, place, side="right")
+        return place + laid.moved[shard]
+
+    def settings(self) -> dict[str, Any]:
+        """See `Order.settings`."""
+        return dict(self._said)
+
+
+class _Epoch:
+    """The shards in the order of one epoch: where each ends in the concatenation, and how far its records are from their indices."""
+
+    def __init__(self, epoch: int, order: ShardOrder) -> None:
+        self.epoch = epoch
+        shards = order._shards.indices(epoch, np.arange(len(order._counts)))
+        counts = order._counts[shards]
+        self.ends = np.cumsum(counts)
+        self.moved = order._starts[shards] - (self.ends - counts)
+        self._lanes = order.lanes
+        self._length, self._longer = divmod(order._n, order.lanes)
+        self._windows: dict[int, SlidingPermutation] = {}
+        self._window = order._window
+        self._keys = philox_words(order._seed, epoch, LANES, 2 * order.lanes) if order._window > 1 else None
+
+    def placed(self, positions: Int64s) -> Int64s:
+        """The places of ``positions`` in the concatenation."""
+        item, lane = np.divmod(positions, self._lanes)
+        if self._keys is not None:
+            by_lane = np.argsort(lane.astype(np.uint16), kind="stable")
+            ends = np.cumsum(np.bincount(lane, minlength=self._lanes)).tolist()
+            for one, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+                if begin < end:
+                    chosen = by_lane[begin:end]
+                    item[chosen] = self._within(one)(item[chosen])
+        return lane * self._length + np.minimum(lane, self._longer) + item
+
+    def _within(self, lane: int) -> SlidingPermutation:
+        assert self._keys is not None
+        if lane not in self._windows:
+            n = self._length + (lane < self._longer)
+            self._windows[lane] = SlidingPermutation(self.epoch, n, self._window, self._keys[2 * lane : 2 * lane + 2])
+        return self._windows[lane]
+
+
+def _checked_counts(counts: npt.ArrayLike) -> Int64s:
+    given = np.asarray(counts)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise ValueError(f"counts must be whole numbers, one for each shard, but came as {given.dtype} of shape {given.shape}.")
+    wrong = np.flatnonzero((given < 0) | (given > LONGEST))
+    if wrong.size:
+        raise ValueError(
+            f"counts[{wrong[0]}] is {given[wrong[0]]}, but a shard has at least 0 records. Leave out shards that cannot be read."
+        )
+    if sum(given.tolist()) > LONGEST:
+        raise ValueError(f"the counts add up to {sum(given.tolist())}, but an epoch has at most {LONGEST} items.")
+    return given.astype(np.int64)

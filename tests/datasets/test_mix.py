@@ -1,0 +1,416 @@
+"""Mix, through the loader: what comes of each source, who knows where it came from, what is saved, what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DistributedSampler, IterableDataset, Subset, TensorDataset
+
+import penstock
+from penstock import Loader, Mix, ShuffledOrder
+
+WEIGHTS = {"a": 0.7, "b": 0.2, "c": 0.1}
+
+
+class Named:
+    """Sample i of the source ``name`` is ``(name, i)``, as a dict of numbers or in words."""
+
+    def __init__(self, name, n, first=0):
+        self.name = name
+        self.n = n
+        self.first = first
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.n:
+            raise IndexError(index)
+        assert penstock.sample().source.split("/")[-1] == self.name
+        return self.first + index
+
+
+def three(lengths=(50, 990, 300)):
+    return {name: Named(name, n, 10_000 * k) for k, (name, n) in enumerate(zip("abc", lengths, strict=True))}
+
+
+def mix(**rest):
+    return Mix(three(), rest.pop("weights", WEIGHTS), **{"epoch_size": 600, **rest})
+
+
+def read(dataset, epochs=1, **words):
+    """The samples of each epoch."""
+    with Loader.from_dataset(dataset, **{"batch_size": 20, "seed": 1, **words}) as loader:
+        return [[value for batch in loader for value in batch.tolist()] for _ in range(epochs)]
+
+
+class TestWhatComes:
+    def test_is_by_weight_and_goes_on_over_epochs(self):
+        epochs = read(mix(), 12)
+        assert {len(epoch) for epoch in epochs} == {600}
+        stream = [value for epoch in epochs for value in epoch]
+        for k, (n, share) in enumerate(zip((50, 990, 300), WEIGHTS.values(), strict=True)):
+            mine = [value - 10_000 * k for value in stream if value // 10_000 == k]
+            assert abs(len(mine) - 7200 * share) < 16
+            assert mine == [j % n for j in range(len(mine))], "without shuffle each source is read in its order, pass after pass"
+
+    def test_is_shuffled_anew_for_each_pass_of_a_source(self):
+        stream = [value for epoch in read(mix(), 4, shuffle=True) for value in epoch if value < 10_000]
+        passes = [stream[k : k + 50] for k in range(0, len(stream) - 50, 50)]
+        assert len(passes) > 30
+        assert all(sorted(one) == list(range(50)) for one in passes)
+        assert len(set(map(tuple, passes))) == len(passes)
+
+    def test_sources_of_one_length_are_not_shuffled_alike(self):
+        two = {name: Named(name, 500, 10_000 * k) for k, name in enumerate("ab")}
+        stream = read(Mix(two, {"a": 1, "b": 1}), shuffle=True)[0]
+        first, second = ([value % 10_000 for value in stream if value // 10_000 == k][:400] for k in (0, 1))
+        assert first != second
+
+    def test_does_not_depend_on_the_order_of_the_sources(self):
+        backwards = dict(reversed(three().items()))
+        assert read(Mix(backwards, WEIGHTS, epoch_size=600), shuffle=True) == read(mix(), shuffle=True)
+
+    def test_is_of_one_source_a_batch_with_a_run_of_that_length(self):
+        with Loader.from_dataset(mix(run=20), batch_size=20, shuffle=True) as loader:
+            assert all(len({value // 10_000 for value in batch.tolist()}) == 1 for batch in loader)
+
+    @pytest.mark.parametrize("words", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 1}], ids=str)
+    def test_is_the_same_with_any_workers(self, words):
+        assert read(mix(), 2, shuffle=True, **words) == read(mix(), 2, shuffle=True, batch_size=1)
+
+    def test_ranks_share_it(self):
+        """4 ranks and 3 read one global sequence, and each gets its share of a source."""
+        expected = read(mix(), 2, shuffle=True)
+        for world_size in (3, 4):
+            ranks = [read(mix(), 2, shuffle=True, rank=rank, world_size=world_size) for rank in range(world_size)]
+            for epoch in range(2):
+                assert [value for hands in zip(*(rank[epoch] for rank in ranks), strict=True) for value in hands] == expected[epoch]
+
+    def test_a_source_that_brings_its_order_keeps_it(self):
+        class Backwards(Named):
+            def order(self, *, shuffle, seed):
+                return Reversed(self.n)
+
+        class Reversed:
+            def __init__(self, n):
+                self.n = n
+
+            def __len__(self):
+                return self.n // 2
+
+            def indices(self, epoch, positions):
+                return self.n - 1 - positions
+
+            def settings(self):
+                return {"order": "reversed", "length": self.n}
+
+        sources = {"a": Backwards("a", 10), "b": Named("b", 30, 10_000)}
+        stream = read(Mix(sources, {"a": 1, "b": 1}, epoch_size=200))[0]
+        mine = [value for value in stream if value < 10_000]
+        assert mine == [9 - k % 5 for k in range(len(mine))]
+        assert {value for value in stream if value >= 10_000} == set(range(10_000, 10_030))
+
+    def test_a_mix_may_be_a_source(self):
+        inner = Mix({"x": Named("x", 40), "y": Named("y", 40, 1000)}, {"x": 3, "y": 1}, epoch_size=80)
+        outer = Mix({"inner": inner, "z": Named("z", 500, 2000)}, {"inner": 1, "z": 1}, epoch_size=4000)
+        counts = Counter(value // 1000 for value in read(outer, shuffle=True)[0])
+        assert abs(counts[0] - 1500) < 30
+        assert abs(counts[1] - 500) < 30
+
+
+class TestWhoKnowsTheSource:
+    def test_the_sample(self):
+        """Named asserts it; a mix of mixes gives a path, and a sample that was asked for before the source is known learns of it."""
+
+        class Asking:
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                return index, penstock.sample().source
+
+        class Around:
+            def __init__(self, dataset):
+                self.dataset = dataset
+
+            def __len__(self):
+                return len(self.dataset)
+
+            def __getitem__(self, index):
+                before = penstock.sample()
+                inside = self.dataset[index]
+                return before.source, inside, penstock.sample().source, before is penstock.sample()
+
+        outer = Mix({"in": Mix({"x": Asking()}, {"x": 1})}, {"in": 1})
+        with Loader.from_dataset(Around(outer), batch_size=None) as loader:
+            assert list(loader) == [[None, [k, "in/x"], None, True] for k in range(4)]
+        with pytest.raises(RuntimeError, match="only while a sample is being loaded"):
+            outer[0]
+
+    @pytest.mark.parametrize("words", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 1}], ids=str)
+    def test_a_tag(self, words):
+        class Dicts(Named):
+            def __getitem__(self, index):
+                return {"x": super().__getitem__(index)}
+
+        sources = {name: Dicts(name, 100, 10_000 * k) for k, name in enumerate("abc")}
+        with Loader.from_dataset(Mix(sources, WEIGHTS, tag="of"), batch_size=30, **words) as loader:
+            for batch in loader:
+                assert ["abc"[value // 10_000] for value in batch["x"].tolist()] == batch["of"]
+
+    @pytest.mark.parametrize(("sample", "what"), [(3, "is of type int"), ({"of": 1}, "has it already")])
+    def test_a_tag_has_no_place_elsewhere(self, sample, what):
+        with (
+            Loader.from_dataset(Mix({"a": [sample]}, {"a": 1}, tag="of")) as loader,
+            pytest.raises(TypeError, match=f"one of the source 'a' {what}"),
+        ):
+            next(iter(loader))
+
+    def test_an_error(self):
+        class Broken(Named):
+            def __getitem__(self, index):
+                raise ValueError("broken")
+
+        dataset = Mix({"good": Named("good", 30), "worse": Broken("worse", 30)}, {"good": 1, "worse": 1})
+        with Loader.from_dataset(dataset, batch_size=10) as loader, pytest.raises(ValueError, match="broken") as caught:
+            next(iter(loader))
+        assert "in the source 'worse' of a mix, at its index 0" in caught.value.__notes__
+
+    def test_nobody_after_an_error(self):
+        """A sample that is put in the place of a failed one is of no source."""
+        seen = []
+
+        class Broken(Named):
+            def __getitem__(self, index):
+                raise ValueError("broken")
+
+        def instead(exc, index, epoch, position):
+            seen.append(penstock.sample().source)
+            return 7
+
+        with Loader.from_dataset(Mix({"a": Broken("a", 3)}, {"a": 1}), batch_size=3, on_error=instead) as loader:
+            assert next(iter(loader)).tolist() == [7, 7, 7]
+        assert seen == [None] * 3
+
+
+class TestAsADataset:
+    def test_is_the_concatenation_by_name(self):
+        dataset = Mix({"b": [3, 4], "a": [0, 1, 2]}, {"a": 1, "b": 1})
+        assert [dataset[k] for k in range(-5, 5)] == [*range(5), *range(5)]
+        assert isinstance(dataset, ConcatDataset)
+        for outside in (5, -6):
+            with pytest.raises(IndexError, match=f"index {outside} is out of bounds for 5 samples"):
+                dataset[outside]
+
+    def test_can_be_pickled_and_is_small(self):
+        dataset = Mix({name: range(10**9) for name in "abc"}, WEIGHTS)
+        assert len(pickle.dumps(dataset)) < 1000
+        assert pickle.loads(pickle.dumps(dataset)).report() == dataset.report()
+
+    def test_keeps_the_weights_that_it_was_given(self):
+        weights = dict(WEIGHTS)
+        dataset = mix(weights=weights)
+        weights["a"] = 100
+        assert dataset.report()["a"].items == pytest.approx(420)
+
+    def test_sources_that_are_arrays_are_read_as_arrays(self):
+        tables = {name: TensorDataset(torch.arange(n) + 10_000 * k) for k, (name, n) in enumerate((("a", 50), ("b", 990), ("c", 300)))}
+        fast = Mix(tables, WEIGHTS, epoch_size=600)
+        assert penstock.Fetch(fast).is_arrays
+        with Loader.from_dataset(fast, batch_size=20, shuffle=True, seed=1) as loader:
+            assert [[value for batch in loader for value in batch[0].tolist()]] == read(mix(), shuffle=True)
+        assert not penstock.Fetch(Mix(tables, WEIGHTS, tag="of")).is_arrays
+        assert not penstock.Fetch(mix()).is_arrays
+
+    def test_its_sources_are_told_the_epoch(self):
+        class Aware(Named):
+            epoch = None
+
+            def set_epoch(self, epoch):
+                self.epoch = epoch
+
+            def __getitem__(self, index):
+                return self.epoch
+
+        with Loader.from_dataset(Mix({"a": Aware("a", 4), "b": Named("b", 4)}, {"a": 1, "b": 0.001}, epoch_size=4), batch_size=4) as loader:
+            assert [batch.tolist() for _ in range(3) for batch in loader] == [[0] * 4, [1] * 4, [2] * 4]
+
+    @pytest.mark.parametrize(
+        "held", [penstock.Cached, lambda dataset: penstock.Resident(dataset, progress=False)], ids=["Cached", "Resident"]
+    )
+    def test_is_still_one_when_it_is_cached_or_resident(self, held):
+        """And what has no order still takes a sampler."""
+        kept = held(mix())
+        assert read(kept, 2, shuffle=True) == read(mix(), 2, shuffle=True)
+        plain = held(range(6))
+        assert read(plain, sampler=[3, 1, 2], batch_size=3) == [[3, 1, 2]]
+
+    def test_a_part_of_it_is_no_mix(self):
+        assert read(Subset(mix(), [0, 1, 60]), batch_size=3) == [[0, 1, 10_010]]
+
+
+class TestReport:
+    def test_tells_the_passes(self):
+        report = mix().report()
+        assert report == {
+            "a": (pytest.approx(420), pytest.approx(8.4)),
+            "b": (pytest.approx(120), pytest.approx(120 / 990)),
+            "c": (pytest.approx(60), pytest.approx(0.2)),
+        }
+        assert report["b"].passes == pytest.approx(120 / 990)
+        assert mix().report(10**6)["c"].items == pytest.approx(10**5)
+
+    def test_counts_stages(self):
+        staged = mix(weights=[(0, WEIGHTS), (1000, {"b": 1})])
+        assert {name: share.items for name, share in staged.report(3000).items()} == pytest.approx({"a": 700, "b": 2200, "c": 100})
+        assert {name: share.items for name, share in staged.report(500).items()} == pytest.approx({"a": 350, "b": 100, "c": 50})
+
+    def test_may_be_bounded(self):
+        assert len(mix(max_passes=8.5)) == 1340
+        with pytest.raises(ValueError, match="max_passes=8: epoch 0 would repeat the source 'a' 8.4 times. Lower its weight"):
+            mix(max_passes=8)
+        with pytest.raises(ValueError, match="max_passes=9: epoch 3 would repeat the source 'a' 12 times"):
+            mix(max_passes=9, weights=[(0, WEIGHTS), (1800, {"a": 1})])
+        with pytest.raises(ValueError, match="max_passes=11.5: epoch 4 would repeat the source 'a' 12 times"):
+            mix(max_passes=11.5, weights=[(0, WEIGHTS), (1900, {"a": 1})])
+
+
+class TestState:
+    def state(self, loader):
+        return json.loads(loader.state_dict()["penstock"])
+
+    def test_is_small_with_35_sources(self):
+        names = [f"a long name of source number {k}" for k in range(35)]
+        dataset = Mix({name: range(10**12) for name in names}, dict.fromkeys(names, 1))
+        with Loader.from_dataset(dataset, batch_size=20, shuffle=True) as loader:
+            loader.load_state_dict(loader.state_dict())
+            next(iter(loader))
+            assert len(loader.state_dict()["penstock"]) < 400
+            assert self.state(loader)["state"] == {"epoch": 0, "source": {"epoch": 0, "position": 20}}
+
+    def test_goes_on_with_other_stages_from_where_it_was_taken(self):
+        """Nothing of what was before is lost or comes twice. Seen red with the settings of all stages in the state."""
+        plan = [(0, WEIGHTS), (700, {"b": 1})]
+        longer = [*plan, (1260, {"a": 1, "c": 1}), (1500, {"c": 1})]
+        expected = [value for epoch in read(mix(weights=longer), 4, shuffle=True) for value in epoch]
+        with Loader.from_dataset(mix(weights=plan), batch_size=20, shuffle=True, seed=1) as loader:
+            read_so_far = [value for _ in range(2) for batch in loader for value in batch.tolist()]
+            batches = iter(loader)
+            read_so_far += [value for _ in range(3) for value in next(batches).tolist()]
+            state = loader.state_dict()
+        assert len(read_so_far) == 1260
+        with Loader.from_dataset(mix(weights=longer), batch_size=20, shuffle=True, seed=1) as loader:
+            loader.load_state_dict(state)
+            rest = [value for _ in range(2) for batch in loader for value in batch.tolist()]
+            later = loader.state_dict()
+        assert read_so_far + rest == expected
+        with pytest.raises(penstock.StateMismatch, match="stages was"):
+            Loader.from_dataset(mix(weights=plan), batch_size=20, shuffle=True, seed=1).load_state_dict(later)
+
+    def test_does_not_go_on_with_another_past(self):
+        with Loader.from_dataset(mix(weights=[(0, WEIGHTS), (40, {"b": 1})]), batch_size=20) as loader:
+            batches = iter(loader)
+            next(batches)
+            next(batches)
+            at_40 = loader.state_dict()
+            next(batches)
+            at_60 = loader.state_dict()
+        for plan, fits in (
+            ([(0, WEIGHTS)], [True, False]),
+            ([(0, WEIGHTS), (39, {"b": 1})], [False, False]),
+            ([(0, WEIGHTS), (40, {"b": 1})], [True, True]),
+        ):
+            loader = Loader.from_dataset(mix(weights=plan), batch_size=20)
+            for state, good in zip((at_40, at_60), fits, strict=True):
+                if good:
+                    loader.load_state_dict(state)
+                else:
+                    with pytest.raises(penstock.StateMismatch, match="stages was '[0-9a-f]{16}' and is"):
+                        loader.load_state_dict(state)
+
+    @pytest.mark.parametrize(
+        "inner",
+        [
+            7,
+            [],
+            {},
+            {"position": "x"},
+            {"epoch": "x", "position": 1},
+            {"epoch": 0, "position": -1},
+            {"epoch": 0, "position": 10**30},
+            {"source": {"source": 3}},
+        ],
+    )
+    def test_that_is_damaged_is_refused(self, inner):
+        loader = Loader.from_dataset(mix(weights=[(0, WEIGHTS), (40, {"b": 1})]))
+        state = self.state(loader)
+        state["state"]["source"] = inner
+        with pytest.raises(penstock.StateError):
+            loader.load_state_dict({"penstock": json.dumps(state)})
+
+    def test_of_other_sources_is_refused(self):
+        state = Loader.from_dataset(mix()).state_dict()
+        sources = three((50, 991, 299))
+        with pytest.raises(penstock.StateMismatch, match="sources was"):
+            Loader.from_dataset(Mix(sources, WEIGHTS, epoch_size=600)).load_state_dict(state)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "why"),
+    [
+        (lambda: Mix({}, {}), TypeError, "a mix takes a dict of datasets by name"),
+        (lambda: Mix([[1], [2]], {0: 1}), TypeError, r"a mix takes a dict of datasets by name, .* but \[\[1\], \[2\]\] came"),
+        (lambda: Mix({1: [1]}, {1: 1}), TypeError, "a mix takes a dict of datasets by name"),
+        (lambda: Mix({"a": Stream()}, {"a": 1}), TypeError, "the source 'a' is a Stream, which cannot be read by index"),
+        (lambda: Mix({"a": iter([])}, {"a": 1}), TypeError, "the source 'a' is a list_iterator"),
+        (lambda: Mix({"a": [1], "b": []}, {"a": 1, "b": 1}), ValueError, "the source 'b' has a weight but no items"),
+        (lambda: Mix(three(), {"a": 1, "b": 1}), ValueError, "the source 'c' has no weight above 0"),
+        (lambda: mix(weights={**WEIGHTS, "d": 1}), ValueError, "there are weights for 'd'"),
+        (lambda: mix(weights={**WEIGHTS, "c": -1}), ValueError, "the weight of 'c' is -1"),
+        (lambda: mix(stop="never"), ValueError, "stop='never' is neither 'first' nor 'all'"),
+        (lambda: mix(stop="all"), ValueError, "stop='all' and epoch_size=600 exclude each other"),
+        (lambda: mix(run=7), ValueError, "epoch_size=600 is not a multiple of run=7"),
+        (
+            lambda: Loader.from_dataset(mix(), sampler=DistributedSampler(mix(), 2, 0)),
+            ValueError,
+            "Mix brings its own order, and a sampler would replace it",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_when_it_is_built(make, error, why):
+    with pytest.raises(error, match=why):
+        make()
+
+
+def test_stop():
+    for stop, sizes in (("first", {"a": 50, "b": 990, "c": 300}), ("all", {"a": 50, "b": 990, "c": 300})):
+        epoch = read(Mix(three(), WEIGHTS, stop=stop), shuffle=True)[0]
+        counts = Counter(Counter(epoch).values())
+        if stop == "first":
+            assert set(counts) == {1}
+            assert 60 <= len(epoch) <= 80
+        else:
+            assert len(set(epoch)) == sum(sizes.values())
+
+
+def test_another_order_makes_it_a_plain_concatenation():
+    dataset = mix()
+    assert sorted(read(dataset, order=ShuffledOrder(len(dataset), 1))[0]) == [
+        10_000 * k + i for k, n in enumerate((50, 990, 300)) for i in range(n)
+    ]
+
+
+def test_shares_hold_from_the_first_batch_on():
+    first = np.array(read(mix(), batch_size=100)[0][:100]) // 10_000
+    assert np.abs(np.bincount(first, minlength=3) - [70, 20, 10]).max() <= 10

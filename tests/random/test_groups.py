@@ -1,0 +1,139 @@
+"""Packs and buckets of a block: every item once, no group too large, little waste, and similar batches for all ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock._random.groups import bucketed, packed, pieces_of
+from penstock._random.permutation import philox_words
+
+LENGTHS = st.lists(st.integers(0, 60), max_size=80).map(lambda lengths: np.array(lengths, np.int64))
+
+
+def documents(n, seed=0):
+    """Lognormal lengths, of a mean of 645 tokens."""
+    return np.maximum(1, np.random.default_rng(seed).lognormal(5.8, 1.16, n)).astype(np.int64)
+
+
+def words(n=1000, seed=1):
+    return philox_words(seed, 0, 9, n)
+
+
+class TestPacks:
+    @given(lengths=LENGTHS, capacity=st.integers(60, 100))
+    @settings(max_examples=100, deadline=None)
+    def test_hold_every_item_once_and_never_too_much(self, lengths, capacity):
+        """Seen red with `bisect_left(rooms, (length - 1, -1))`: a group then takes one too many."""
+        groups = packed(lengths, capacity).lists()
+        assert sorted(item for group in groups for item in group) == list(range(len(lengths)))
+        assert all(len(group) > 0 for group in groups)
+        assert all(lengths[group].sum() <= capacity for group in groups)
+
+    @given(lengths=LENGTHS, capacity=st.integers(60, 100))
+    @settings(max_examples=50, deadline=None)
+    def test_leave_no_two_groups_that_would_go_into_one(self, lengths, capacity):
+        """Seen red with a search that takes the first group of all instead of the first with room."""
+        totals = sorted(int(lengths[group].sum()) for group in packed(lengths, capacity).lists())
+        assert len(totals) < 2 or totals[0] + totals[1] > capacity
+
+    def test_follow_the_order_of_the_block(self):
+        groups = packed(documents(500) % 4096, 4096).lists()
+        assert [group[0] for group in groups] == sorted(group[0] for group in groups)
+        assert all(group == sorted(group) for group in groups)
+
+    def test_fill_a_block_of_1024_by_99_per_cent(self):
+        filled = []
+        for seed in range(5):
+            pieces = pieces_of(documents(1024, seed), 4096, "split")
+            groups = packed(pieces.lengths, 4096)
+            filled.append(pieces.lengths.sum() / (4096 * (len(groups.splits) - 1)))
+        assert np.mean(filled) > 0.99
+
+    def test_are_those_that_one_would_write(self):
+        assert packed(np.array([5, 7, 3, 4, 6, 5]), 10).lists() == [[0, 5], [1, 2], [3, 4]]
+        assert packed(np.array([], np.int64), 10).lists() == []
+
+
+class TestPieces:
+    @given(lengths=st.lists(st.integers(0, 100), max_size=30).map(lambda lengths: np.array(lengths, np.int64)), capacity=st.integers(1, 40))
+    @settings(max_examples=100, deadline=None)
+    def test_of_split_items_are_all_of_them(self, lengths, capacity):
+        pieces = pieces_of(lengths, capacity, "split")
+        assert pieces.lengths.max(initial=0) <= capacity
+        parts = [[] for _ in lengths]
+        for item, start, length in zip(*map(np.ndarray.tolist, pieces), strict=True):
+            parts[item] += range(start, start + length)
+        assert parts == [list(range(length)) for length in lengths.tolist()]
+
+    def test_of_truncated_items_are_their_beginnings(self):
+        pieces = pieces_of(np.array([3, 12, 0]), 5, "truncate")
+        assert [field.tolist() for field in pieces] == [[0, 1, 2], [0, 0, 0], [3, 5, 0]]
+
+    def test_are_refused_where_that_was_asked_for(self):
+        assert pieces_of(np.array([3, 5]), 5, "error").lengths.tolist() == [3, 5]
+        with pytest.raises(ValueError, match="item 1 has the length 12, but the capacity is 5"):
+            pieces_of(np.array([3, 12]), 5, "error")
+
+
+def padded(lengths, groups):
+    return np.array([lengths[group].max() * len(group) for group in groups])
+
+
+class TestBuckets:
+    @given(
+        lengths=st.lists(st.integers(1, 50), max_size=120).map(lambda lengths: np.array(lengths, np.int64)),
+        budget=st.integers(50, 300),
+        most=st.integers(1, 20),
+        alike=st.integers(1, 9),
+    )
+    @settings(max_examples=150, deadline=None)
+    def test_hold_every_item_once_within_the_budget(self, lengths, budget, most, alike):
+        """And in whole runs, wherever there are items enough. Seen red without the cutting anew."""
+        groups = bucketed(lengths, budget, most, alike, words()).lists()
+        assert sorted(item for group in groups for item in group) == list(range(len(lengths)))
+        assert all(0 < len(group) <= most for group in groups)
+        assert (padded(lengths, groups) <= budget).all()
+        assert len(groups) % alike == 0 or -(-len(groups) // alike) * alike > len(lengths)
+
+    @pytest.mark.parametrize(("n", "most", "batches"), [(5, 1, 5), (8, 1, 8), (9, 8, 4), (3, 8, 1), (17, 4, 8), (4, 4, 4), (9, 2, 8)])
+    def test_are_whole_runs_if_there_are_items_enough(self, n, most, batches):
+        groups = bucketed(np.ones(n, np.int64), 100, most, 4, words()).lists()
+        assert len(groups) == batches
+        assert min(map(len, groups)) > 0
+
+    def test_pad_little_and_keep_ranks_busy_alike(self):
+        """8 ranks, speech-like lengths in seconds: runs of 8, aligned, against batches that are shuffled one by one."""
+        lengths = (np.random.default_rng(3).lognormal(1.9, 0.7, 8192).clip(0.5, 35) * 100).astype(np.int64)
+        waits = {}
+        for alike in (1, 8):
+            groups = bucketed(lengths, 20_000, 64, alike, words(4000)).lists()
+            sizes = padded(lengths, groups)
+            assert 1 - lengths.sum() / sizes.sum() < 0.01
+            longest = np.array([lengths[group].max() for group in groups])
+            cost = (sizes * (1 + longest / 2000))[: len(groups) // 8 * 8].reshape(-1, 8)
+            waits[alike] = 1 - cost.mean() / cost.max(axis=1).mean()
+        assert waits[8] < 0.04
+        assert waits[1] > 0.15
+
+    def test_come_in_another_order_by_other_words(self):
+        lengths = documents(600) % 3000 + 1
+        one, other, again = (bucketed(lengths, 9000, 64, 4, words(seed=seed)).lists() for seed in (1, 2, 1))
+        assert one == again != other
+        assert sorted(map(tuple, one)) == sorted(map(tuple, other))
+
+    def test_refuse_an_item_beyond_the_budget(self):
+        with pytest.raises(ValueError, match=r"item 2 has the length 31, but the budget of a batch is 30"):
+            bucketed(np.array([3, 30, 31]), 30, 8, 1, words())
+
+    def test_of_nothing_are_none(self):
+        assert bucketed(np.array([], np.int64), 30, 8, 4, words()).lists() == []
+
+
+def test_are_frozen():
+    """A release that changes one of these changes every user's groups: never edit them."""
+    lengths = documents(40) % 900 + 1
+    assert packed(lengths, 1000).lists()[:6] == [[0, 6], [1, 11, 25], [2, 37], [3, 33], [4, 38], [5, 23]]
+    assert bucketed(lengths, 4000, 16, 2, words()).lists()[:4] == [[21], [38], [25, 3, 0, 34, 29, 23, 35], [5, 18, 6, 33, 2]]

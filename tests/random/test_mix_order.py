@@ -1,0 +1,439 @@
+"""Weighted mixing: exact shares, no resonance with ranks, sources that go on, stages. All seeds are fixed.
+
+The orders of the sources are ``Told``: item i of pass p is ``1000 * p + i``, so that what comes names where it came from; source s begins at ``10**9 * s``.
+"""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import MixOrder, SequentialOrder, ShuffledOrder
+from penstock._random import mix_layout
+from penstock._random.mix_stages import MOST, Stage
+from penstock.testing import assert_order_is_pure
+
+FAR = 10**9
+
+
+class Told:
+    """An order of ``n`` positions that says pass and place."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def indices(self, epoch, positions):
+        assert positions.size == 0 or (positions.min() >= 0 and positions.max() < self.n)
+        return 1000 * epoch + positions
+
+    def settings(self):
+        return {"order": "told", "length": self.n}
+
+
+def mixed(weights, n=FAR // 1000, **rest):
+    names = weights if isinstance(weights, dict) else {name for _, of in weights for name in of}
+    lengths = n if isinstance(n, dict) else dict.fromkeys(names, n)
+    return MixOrder({name: Told(lengths[name]) for name in names}, weights, sizes=dict.fromkeys(names, FAR), **rest)
+
+
+def plain(weights, epoch_size, seed=1, **rest):
+    """Sources of ``epoch_size`` items in order: only the pattern of the mix is looked at."""
+    return MixOrder({name: SequentialOrder(FAR) for name in weights}, weights, epoch_size, seed, **rest)
+
+
+def sources_of(order, epoch=0, positions=None):
+    positions = np.arange(len(order)) if positions is None else positions
+    return order.indices(epoch, positions) // FAR
+
+
+def whole(order, epoch=0):
+    return order.indices(epoch, np.arange(len(order)))
+
+
+def named(shares):
+    return {f"s{k:02}": share for k, share in enumerate(shares)}
+
+
+WEIGHT_SETS = [
+    (0.7, 0.2, 0.1),
+    (0.5, 0.5),
+    (0.75, 0.25),
+    (0.3, 0.3, 0.4),
+    (1,),
+    (0.35, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05),
+    (1,) * 35,
+    (0.9, *(0.1 / 34,) * 34),
+    (1, 1, 1),
+    (1, 2, 3, 4),
+    (0.99, 0.01),
+    (0.999, 0.001),
+    (0.9999, 0.0001),
+    (7, 5, 3, 2),
+    (2**-k for k in range(1, 13)),
+    (0.1234567, 0.2345678, 0.3456789),
+    (Fraction(1, 3), Fraction(2, 3)),
+    (1, 0.5, 0.25, 0.001),
+    range(1, 21),
+    (3.14159, 2.71828, 1.41421, 1.61803),
+]
+WEIGHT_SETS = [tuple(shares) for shares in WEIGHT_SETS]
+PREFIX = 10**6
+
+
+def in_short(shares):
+    return f"{len(shares)} of {' '.join(f'{float(share):.4g}' for share in shares[:4])}"
+
+
+class TestShares:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("shares", WEIGHT_SETS, ids=in_short)
+    def test_are_within_one_at_the_end_of_every_block_and_within_a_few_anywhere(self, shares):
+        """Over a million items. Seen red with quotas rounded block by block instead of cumulatively, and with a block's items in random order."""
+        order = plain(named(shares), PREFIX)
+        sources, block = sources_of(order), order.stages[0].block
+        anywhere = 0.0
+        for source, share in enumerate(order.stages[0].shares):
+            counts = np.cumsum(sources == source)
+            errors = [int(count) - (k + 1) * block * share for k, count in enumerate(counts[block - 1 :: block])]
+            assert max(map(abs, errors)) < 1
+            anywhere = max(anywhere, np.abs(counts - np.arange(1, PREFIX + 1) * float(share)).max())
+        assert anywhere < 16
+
+    def test_are_exact_at_a_trillion_items(self):
+        """Where no double is: floor(b M W) in floating point is off by 100 there."""
+        stage = Stage(0, [Fraction(1, 3), Fraction(2, 3)])
+        blocks = 10**18
+        assert stage.before(blocks) == [blocks * 1024 // 3, blocks * 1024 - blocks * 1024 // 3]
+
+    @given(weights=st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any), block=st.integers(0, 10**15))
+    @settings(max_examples=60, deadline=None)
+    def test_add_up_and_never_go_back(self, weights, block):
+        stage = Stage(0, [Fraction(weight, sum(weights)) for weight in weights])
+        before, after = stage.before(block), stage.before(block + 1)
+        assert sum(before) == block * stage.block
+        assert all(now <= then for now, then in zip(before, after, strict=True))
+        assert all(now == then for now, then, weight in zip(before, after, weights, strict=True) if not weight)
+        assert all(abs(n - block * stage.block * share) < 1 for n, share in zip(before, stage.shares, strict=True))
+
+    def test_mean_what_is_written(self):
+        """.7 is 7/10, also as a string of 32 bits, and the sum does not matter."""
+        said = plain({"a": 0.7, "b": 0.2, "c": 0.1}, 5000).settings()
+        for same in (
+            {"a": 7, "b": 2, "c": 1},
+            {"c": 0.1, "a": 0.7, "b": 0.2},
+            {"a": np.float32(0.7), "b": np.float64(0.2), "c": Fraction(1, 10)},
+        ):
+            assert plain(same, 5000).settings() == said
+        assert plain({"a": 0.7, "b": 0.2, "c": 0.10000000000000002}, 5000).settings() != said
+
+
+def rank_shares(order, world_size):
+    """How many standard deviations of independent draws the share of any rank in any source is off."""
+    sources, worst = sources_of(order), 0.0
+    for source, share in enumerate(map(float, order.stages[0].shares)):
+        for rank in range(world_size):
+            mine = sources[rank::world_size]
+            sigma = np.sqrt(len(mine) * share * (1 - share))
+            worst = max(worst, abs((mine == source).sum() - len(mine) * share) / sigma if sigma else 0.0)
+    return worst
+
+
+RANK_SETS = [(0.7, 0.2, 0.1), (0.5, 0.5), (0.75, 0.25), (1,) * 8, (1, 1, 1), (0.9, *(0.1 / 34,) * 34)]
+
+
+class TestRanks:
+    @pytest.mark.slow
+    @pytest.mark.parametrize("shares", RANK_SETS, ids=in_short)
+    def test_each_gets_its_share_of_every_source(self, shares):
+        """2 to 16 ranks. The negative control is the next test."""
+        order = plain(named(shares), 2**17)
+        assert {world_size: off for world_size in range(2, 17) if (off := rank_shares(order, world_size)) > 4.5} == {}
+
+    def test_would_not_without_the_runs_of_64(self, monkeypatch):
+        """The negative control: how far the phases of two equal sources are apart stays the same all over a block."""
+
+        def worst():
+            return max(rank_shares(plain(named((0.5, 0.5)), 2**16, seed=seed), 2) for seed in range(8))
+
+        assert worst() < 4.5
+        monkeypatch.setattr(mix_layout, "_unaligned", lambda placed, words: placed)
+        assert worst() > 10
+
+    def test_two_of_them_both_get_both_of_two_equal_sources(self):
+        """Where A B A B is dealt to two ranks, one gets nothing but A. At .75 / .25 and four ranks, three would."""
+        for shares, world_size in (((0.5, 0.5), 2), ((0.75, 0.25), 4)):
+            sources = sources_of(plain(named(shares), 4096))
+            for rank in range(world_size):
+                assert abs((sources[rank::world_size] == 0).mean() - shares[0]) < 0.06
+
+
+class TestSources:
+    def test_come_in_order_and_go_on_over_epochs(self):
+        """Pass after pass, and not from their start in each epoch. Seen red with the counts of the epoch alone."""
+        order = mixed({"a": 0.7, "b": 0.3}, {"a": 50, "b": 990}, epoch_size=300)
+        stream = np.concatenate([whole(order, epoch) for epoch in range(40)])
+        for source, n in ((0, 50), (1, 990)):
+            mine = stream[stream // FAR == source] - FAR * source
+            assert mine.tolist() == [1000 * (k // n) + k % n for k in range(len(mine))]
+
+    @pytest.mark.parametrize("run", [1, 4, 32])
+    def test_come_in_runs(self, run):
+        order = mixed({"a": 0.7, "b": 0.2, "c": 0.1}, 999, epoch_size=32 * 300, run=run)
+        stream = np.concatenate([whole(order, epoch) for epoch in range(3)])
+        sources = stream // FAR
+        assert (sources.reshape(-1, run) == sources[::run, None]).all()
+        for source in range(3):
+            mine = stream[sources == source] - FAR * source
+            assert mine.tolist() == [1000 * (k // 999) + k % 999 for k in range(len(mine))]
+        assert abs((sources == 0).mean() - 0.7) < 0.7 * run * 5 / len(sources)
+
+    def test_are_counted_before_any_item(self):
+        stages = [(0, {"a": 1, "b": 3}), (1500, {"b": 1}), (1533, {"a": 1, "c": 0.2})]
+        for run in (1, 3):
+            order = mixed(stages, epoch_size=2700, run=run)
+            stream = np.concatenate([whole(order, epoch) for epoch in range(2)]) // FAR
+            for item in (0, 1, 2, 1024, 1499, 1500, 1501, 1532, 1533, 1534, 2557, 2699, 2700, 5400):
+                assert order.items_before(item) == {name: int((stream[:item] == k).sum()) for k, name in enumerate("abc")}
+
+    def test_may_be_huge_and_far_on(self):
+        """The pass, the item and the block are beyond 64 bits, and what comes is an index."""
+        order = MixOrder({name: ShuffledOrder(2**54, 1) for name in "ab"}, {"a": 1, "b": 2}, 2**55)
+        indices = order.indices(2**61, np.array([0, 2**55 - 1]))
+        assert ((indices >= 0) & (indices < 2**55)).all()
+
+    def test_of_few_items_come_often(self):
+        order = mixed({"a": 1, "b": 1}, {"a": 1, "b": 3}, epoch_size=5000)
+        mine = whole(order)
+        assert (mine[mine < FAR] // 1000).tolist() == list(range((mine < FAR).sum()))
+
+
+class TestStages:
+    FIRST = (0, {"a": 0.9, "b": 0.1})
+
+    def test_begin_where_they_say(self):
+        order = mixed([self.FIRST, (5000, {"b": 1}), (7001, {"a": 0.5, "c": 0.5})], epoch_size=20_000)
+        sources = sources_of(order)
+        assert abs((sources[:5000] == 0).mean() - 0.9) < 0.01
+        assert (sources[5000:7001] == 1).all()
+        assert abs((sources[7001:] == 2).mean() - 0.5) < 0.01
+        assert not (sources[7001:] == 1).any()
+        mine = whole(order)
+        for source in range(3):
+            assert (np.diff(mine[sources == source]) == 1).all()
+
+    @pytest.mark.parametrize("start", [3000, 5000, 5120, 7003, 20_000])
+    def test_appended_change_nothing_before_them(self, start):
+        """Also where they begin in the middle of a block, or of an epoch. Seen red with the number of stages in the keys."""
+        without, appended = (mixed([self.FIRST, *more], epoch_size=4000) for more in ([], [(start, {"a": 0.1, "b": 0.9})]))
+        stream, other = (np.concatenate([whole(order, epoch) for epoch in range(6)]) for order in (without, appended))
+        assert np.array_equal(stream[:start], other[:start])
+        assert not np.array_equal(stream[start:], other[start:])
+        for source in (0, 1):
+            mine = other[other // FAR == source] - FAR * source
+            assert mine.tolist() == [1000 * (k // (FAR // 1000)) + k % (FAR // 1000) for k in range(len(mine))]
+
+    def test_that_lie_ahead_are_not_in_the_settings(self):
+        """A stage that begins at the item where a state was taken has given nothing yet."""
+        plan = [self.FIRST, (5000, {"b": 1})]
+        one, other = mixed(plan, epoch_size=4000), mixed([*plan, (9000, {"a": 1})], epoch_size=4000)
+        assert one.settings() != other.settings()
+        for epoch, position, same in (
+            (0, 0, True),
+            (0, 1, True),
+            (1, 1000, True),
+            (1, 1001, True),
+            (2, 1000, True),
+            (2, 1001, False),
+            (9, 0, False),
+        ):
+            assert (one.settings_at(epoch, position) == other.settings_at(epoch, position)) is same
+        assert {**one.settings(), **one.settings_at(9, 0)} == one.settings()
+
+    def test_that_lie_behind_are(self):
+        one, other = (mixed([self.FIRST, (start, {"b": 1})], epoch_size=4000) for start in (1000, 1001))
+        assert one.settings_at(0, 1000) == other.settings_at(0, 1000)
+        assert one.settings_at(0, 1001) != other.settings_at(0, 1001)
+
+    def test_count_items_and_not_runs(self):
+        order = mixed([self.FIRST, (500, {"b": 1})], epoch_size=1000, run=10)
+        assert order.settings_at(0, 500) != order.settings_at(0, 501)
+        assert (sources_of(order)[500:] == 1).all()
+
+
+class TestStop:
+    LENGTHS: ClassVar = {"a": 700, "b": 2100, "c": 500}
+
+    def repeated(self, order, epoch_size):
+        """Whether any source is shown a second time, and whether all were shown whole, in the first ``epoch_size`` items."""
+        stream = whole(order)[:epoch_size]
+        counts = np.bincount(stream // FAR, minlength=3)
+        return [bool(count > n) for count, n in zip(counts, self.LENGTHS.values(), strict=True)], [
+            bool(count >= n) for count, n in zip(counts, self.LENGTHS.values(), strict=True)
+        ]
+
+    @pytest.mark.parametrize("weights", [{"a": 0.7, "b": 0.2, "c": 0.1}, {"a": 1, "b": 1, "c": 1}, {"a": 7, "b": 21, "c": 5}], ids=str)
+    def test_before_any_item_would_come_again_or_once_all_have_come(self, weights):
+        full = mixed(weights, self.LENGTHS, epoch_size=50_000, seed=4)
+        first, every = (len(mixed(weights, self.LENGTHS, epoch_size=stop, seed=4)) for stop in ("first", "all"))
+        assert not any(self.repeated(full, first)[0])
+        assert any(self.repeated(full, first + 1)[0])
+        assert all(self.repeated(full, every)[1])
+        # The next item would be the first item again of the source that was the last to be whole.
+        assert sum(self.repeated(full, every + 1)[0]) == 1 + sum(self.repeated(full, every)[0])
+
+    def test_holds_whole_runs(self):
+        for stop in ("first", "all"):
+            order = mixed({"a": 1, "b": 1, "c": 1}, self.LENGTHS, epoch_size=stop, run=16)
+            assert len(order) % 16 == 0
+        full = mixed({"a": 1, "b": 1, "c": 1}, self.LENGTHS, epoch_size=16 * 1000, run=16)
+        first, every = (len(mixed({"a": 1, "b": 1, "c": 1}, self.LENGTHS, epoch_size=stop, run=16)) for stop in ("first", "all"))
+        assert not any(self.repeated(full, first)[0])
+        assert all(self.repeated(full, every)[1])
+        assert (sum(self.repeated(full, every - 16)[0]), sum(self.repeated(full, every)[0])) == (2, 3), "2100 is no multiple of 16"
+
+    def test_goes_over_stages(self):
+        plan = [(0, {"a": 1}), (400, {"b": 1}), (1000, {"c": 1})]
+        assert len(mixed(plan, self.LENGTHS, epoch_size="first")) == 1500
+        with pytest.raises(ValueError, match="the source 'a' has no weight in the last stage"):
+            mixed(plan, self.LENGTHS, epoch_size="all")
+
+
+PLAN = [(0, {"a": 0.7, "b": 0.2, "c": 0.1}), (5000, {"b": 0.999, "c": 0.001}), (11_000, {"a": 1, "b": 1, "c": 1})]
+FROZEN = [
+    (0, 1, 0, [5863, 4618, 5603, 5791, 9729, 5851, 5362, 8573, 14125, 12557]),
+    (0, 1, 3, [18826, 3627, 2956, 2832, 21316, 1718, 4405, 25510, 18688, 4596]),
+    (7, 1, 0, [5863, 4618, 5603, 5791, 9729, 16156, 4633, 14125, 18565, 15436]),
+    (7, 8, 1, [13980, 11852, 12557, 16489, 11719, 10744, 8069, 4305, 19120, 17485]),
+    (2**63 - 1, 1, 10**12, [24459, 22728, 7074, 2279, 27264, 10321, 16799, 1574, 25298, 12706]),
+]
+
+
+@pytest.mark.parametrize(("seed", "run", "epoch", "values"), FROZEN)
+def test_is_frozen(seed, run, epoch, values):
+    """A release that changes one of these changes every user's mix: never edit them. Positions on both sides of a block's and a stage's border."""
+    order = MixOrder({name: ShuffledOrder(10**4, k) for k, name in enumerate("abc")}, PLAN, 8000, seed, run)
+    assert order.indices(epoch, np.array([0, 1, 2, 1023, 1024, 2999, 3000, 4999, 5000, 7999])).tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        ({"a": 1, "d": 1, "b": 1, "c": 1}, r"there are weights for 'd', but the sources are 'a', 'b', 'c'"),
+        ({"a": 1, "b": 1}, r"the source 'c' has no weight above 0. Give it one, or leave the source out"),
+        ({"a": 1, "b": 1, "c": 0}, r"the source 'c' has no weight above 0"),
+        ({"a": 1, "b": -0.5, "c": 1}, r"the weight of 'b' is -0.5. A weight must be a finite number, and not negative"),
+        ({"a": 1, "b": float("nan"), "c": 1}, "the weight of 'b' is nan"),
+        ({"a": 1, "b": float("inf"), "c": 1}, "the weight of 'b' is inf"),
+        ({"a": 1, "b": None, "c": 1}, "the weight of 'b' is None"),
+        ({"a": 1, "b": True, "c": 1}, "the weight of 'b' is True"),
+        ({"a": 1, "b": "many", "c": 1}, "the weight of 'b' is 'many'"),
+        ({"a": 0, "b": 0, "c": 0}, "all weights are 0, so nothing can be drawn"),
+        ({"a": 1, "b": 1e-9, "c": 1}, r"the weight of 'b' is 1e-09, which is 1 item in 2e\+09. The smallest share is 1 in 1048576"),
+        ([(0, {"a": 1, "b": 1, "c": 1}), (0, {"a": 1})], r"the stages start at the items \[0, 0\]"),
+        ([(5, {"a": 1, "b": 1, "c": 1})], "The first must start at 0"),
+        ([], "The first must start at 0"),
+        ([(0, {"a": 1, "b": 1}), (10, {"a": 1})], "the source 'c' has no weight above 0 in any stage"),
+        ([(0, {"a": 1, "b": 1, "c": 1}), (10, {"a": 0})], "all weights of the stage at 10 are 0"),
+        ([(0, {"a": 1, "b": 1, "c": 1}), (-1, {"a": 1})], "a stage starts at the item -1"),
+        ([(0, {"a": 1, "b": 1, "c": 1}), (0.5, {"a": 1})], "a stage starts at the item 0.5"),
+        ([(0, [1, 1, 1])], "the weights are a list. Pass a dict with a weight for each source, such as {'a': 1.0}"),
+    ],
+    ids=str,
+)
+def test_weights_that_make_no_sense_are_refused(weights, why):
+    with pytest.raises(ValueError, match=why):
+        MixOrder({name: SequentialOrder(5) for name in "abc"}, weights)
+
+
+@pytest.mark.parametrize(
+    ("rest", "why"),
+    [
+        ({"epoch_size": 0}, "epoch_size=0 must be a whole number of at least 1"),
+        ({"epoch_size": "last"}, "epoch_size='last', a str, must be a whole number"),
+        ({"epoch_size": 10, "run": 4}, "epoch_size=10 is not a multiple of run=4. Make it 8"),
+        ({"epoch_size": 2, "run": 4}, "not a multiple of run=4. Make it 4"),
+        ({"run": 0}, "run=0 must be a whole number of at least 1"),
+        ({"seed": -1}, "seed=-1"),
+        ({"epoch_size": "first", "run": 8}, "run=8 is longer than a source"),
+        (
+            {"weights": [(0, {"a": 1, "b": 1}), (6, {"a": 1})], "run": 4},
+            "a stage starts at the item 6, which must be a whole number of at least 0 and a multiple of run=4",
+        ),
+    ],
+    ids=str,
+)
+def test_other_arguments_too(rest, why):
+    with pytest.raises(ValueError, match=why):
+        MixOrder({name: SequentialOrder(5) for name in "ab"}, **{"weights": {"a": 1, "b": 1}, **rest})
+
+
+def test_an_empty_source_is_refused():
+    with pytest.raises(ValueError, match="the source 'b' has a weight but no items"):
+        MixOrder({"a": SequentialOrder(5), "b": SequentialOrder(0)}, {"a": 1, "b": 1})
+    with pytest.raises(ValueError, match="a mix needs at least one source"):
+        MixOrder({}, {})
+
+
+def test_an_epoch_is_as_long_as_the_sources_unless_told():
+    orders = {"a": SequentialOrder(5), "b": SequentialOrder(8)}
+    assert len(MixOrder(orders, {"a": 1, "b": 1})) == 13
+    assert len(MixOrder(orders, {"a": 1, "b": 1}, run=4)) == 12
+    assert len(MixOrder(orders, {"a": 1, "b": 1}, run=100)) == 100
+    with pytest.raises(IndexError, match="position 13 is outside of an epoch of 13 items"):
+        MixOrder(orders, {"a": 1, "b": 1}).indices(0, np.array([13]))
+
+
+@pytest.mark.slow
+def test_least_weights_have_a_block_of_their_own():
+    order = plain({"a": 1, "b": MOST - 1}, 2**21)
+    assert order.stages[0].block == MOST
+    assert [(sources_of(order)[half] == 0).sum() for half in (slice(None, MOST), slice(MOST, None))] == [1, 1]
+
+
+def test_settings_are_short_and_tell_mixes_apart():
+    weights = named((1,) * 35)
+    said = plain(weights, 10**6).settings()
+    assert len(json.dumps(said)) < 200
+    others = [
+        plain(weights, 10**6, seed=2),
+        plain(weights, 10**6 + 1),
+        plain(weights, 10**6, run=2),
+        plain({**weights, "s00": 2}, 10**6),
+        plain({("s99" if name == "s00" else name): weight for name, weight in weights.items()}, 10**6),
+        MixOrder({name: SequentialOrder(FAR + (name == "s07")) for name in weights}, weights, 10**6, 1),
+    ]
+    assert said not in [other.settings() for other in others]
+
+
+def test_is_pure():
+    def build():
+        orders = {"a": ShuffledOrder(40, 1), "b": ShuffledOrder(7000, 2), "c": SequentialOrder(300)}
+        return MixOrder(orders, [(0, {"a": 1, "b": 2, "c": 3}), (3000, {"a": 1, "c": 9}), (8000, {"b": 1})], 5000, seed=3)
+
+    assert_order_is_pure(build(), items=7340, again=build())
+
+
+def test_reads_the_same_in_blocks_of_any_size_and_stride():
+    """What is kept between two calls is the last block."""
+    order, other = (plain({"a": 3, "b": 2}, 40_000) for _ in range(2))
+    expected = whole(order)
+    for size, every in ((1, 1), (100, 1), (1024, 1), (1500, 1), (100, 7), (64, 1024)):
+        for begin in range(0, min(5000, 60 * size * every), size * every):
+            positions = np.arange(begin, min(begin + size * every, 40_000), every)
+            assert np.array_equal(other.indices(0, positions), expected[positions])
+
+
+@pytest.mark.slow
+def test_time_between_two_items_of_a_source_is_bounded():
+    """A source of a tenth is never away for long, as it is in independent draws: there the longest of 10**5 gaps is about 110."""
+    gaps = np.diff(np.flatnonzero(sources_of(plain({"a": 0.1, "b": 0.9}, 10**6)) == 0))
+    assert gaps.max() < 80

@@ -1,0 +1,248 @@
+"""The contract of orders: what `assert_order_is_pure` sees of those that break it, and what a dataset may bring."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import SubsetRandomSampler
+
+import penstock
+from penstock import Loader, SequentialOrder, ShuffledOrder
+from penstock.testing import assert_order_is_pure
+
+
+class Rotated:
+    """The smallest order there is."""
+
+    def __init__(self, n: int = 20) -> None:
+        self.n = n
+        self.calls = 0
+
+    def __len__(self) -> int:
+        return self.n
+
+    def indices(self, epoch: int, positions: Any) -> Any:
+        return (positions + epoch) % self.n
+
+    def settings(self) -> dict[str, Any]:
+        return {"order": "rotated", "length": self.n}
+
+
+class Counting(Rotated):
+    def indices(self, epoch, positions):
+        self.calls += 1
+        return (positions + self.calls) % self.n
+
+
+class Stale(Rotated):
+    """What it keeps is of the epoch of the last call that was not for a single position."""
+
+    def indices(self, epoch, positions):
+        if len(positions) != 1:
+            self.kept = epoch
+        return (positions + self.kept) % self.n
+
+
+class ByPlace(Rotated):
+    """Goes by the place in the call, and not by the position."""
+
+    def indices(self, epoch, positions):
+        return (np.arange(len(positions)) + epoch) % self.n
+
+
+class Drawing(Rotated):
+    def indices(self, epoch, positions):
+        return (positions + random.randrange(self.n)) % self.n
+
+
+class DrawsWhenBuilt(Rotated):
+    def __init__(self):
+        super().__init__()
+        self.offset = DrawsWhenBuilt.drawn = getattr(DrawsWhenBuilt, "drawn", 0) + 1
+
+    def indices(self, epoch, positions):
+        return (positions + self.offset) % self.n
+
+
+class Beyond(Rotated):
+    def indices(self, epoch, positions):
+        return positions + epoch
+
+
+class Halves(Rotated):
+    def indices(self, epoch, positions):
+        return positions / 2
+
+
+class Lists(Rotated):
+    def indices(self, epoch, positions):
+        return positions.tolist()
+
+
+class Same(Rotated):
+    def indices(self, epoch, positions):
+        return positions
+
+
+class Writing(Rotated):
+    def indices(self, epoch, positions):
+        out = positions.copy()
+        positions[:] = 0
+        return out
+
+
+class NoJson(Rotated):
+    def settings(self):
+        return {1: (2, 3)}
+
+
+class Telling(Rotated):
+    def settings(self):
+        return {"calls": self.calls}
+
+    def indices(self, epoch, positions):
+        self.calls += 1
+        return super().indices(epoch, positions)
+
+
+def test_a_pure_order_passes():
+    assert_order_is_pure(Rotated(), again=Rotated())
+    assert_order_is_pure(Rotated(1))
+    assert_order_is_pure(Rotated(0))
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        (Counting(), "read backwards gave"),
+        (Stale(), "read one by one gave 0 at position 0 of epoch 2, and not 2 as before"),
+        (ByPlace(), "read backwards gave 2 at position 19 of epoch 2, and not 1 as before"),
+        (Drawing(), "read backwards gave"),
+        (Beyond(), "epoch 1, position 19: 20 is not an index of the dataset"),
+        (Halves(), "20 positions gave float64 of shape"),
+        (Lists(), "but returned a list"),
+        (Same(), "must return a new array"),
+        (Writing(), "wrote to the positions"),
+        (NoJson(), "must return JSON"),
+        (Telling(), "has the settings"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Rotated) else "",
+)
+def test_one_that_is_not_is_named(order, why):
+    with pytest.raises(AssertionError, match=why):
+        assert_order_is_pure(order)
+
+
+def test_what_is_drawn_when_built_is_seen_by_building_again():
+    assert_order_is_pure(DrawsWhenBuilt())
+    with pytest.raises(AssertionError, match="built again, it gave"):
+        assert_order_is_pure(DrawsWhenBuilt(), again=DrawsWhenBuilt())
+
+
+def test_the_global_generators_are_left_alone():
+    random.seed(1)
+    first = random.random()
+    random.seed(1)
+    assert_order_is_pure(ShuffledOrder(50, 1))
+    assert random.random() == first
+
+
+class Bringing:
+    """A dataset with an order of its own."""
+
+    def __init__(self, n=20):
+        self.n = n
+        self.asked = []
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        return index
+
+    def order(self, *, shuffle, seed):
+        self.asked.append((shuffle, seed))
+        return Rotated(self.n)
+
+
+def batches(loader, epochs=2):
+    with loader:
+        return [batch.tolist() for _ in range(epochs) for batch in loader]
+
+
+class TestADatasetThatBringsItsOrder:
+    def test_is_read_in_that_order(self):
+        dataset = Bringing()
+        assert batches(Loader.from_dataset(dataset, batch_size=10, shuffle=True, seed=7)) == [
+            list(range(10)),
+            list(range(10, 20)),
+            list(range(1, 11)),
+            [*range(11, 20), 0],
+        ]
+        assert dataset.asked == [(True, 7)]
+
+    def test_is_part_of_the_state(self):
+        loader, other = (Loader.from_dataset(dataset, batch_size=10) for dataset in (Bringing(), range(20)))
+        with pytest.raises(penstock.StateMismatch, match="order was 'sequential' and is 'rotated'"):
+            loader.load_state_dict(other.state_dict())
+
+    def test_may_be_given_another(self):
+        assert batches(Loader.from_dataset(Bringing(), batch_size=20, order=SequentialOrder(20)), 1) == [list(range(20))]
+
+    @pytest.mark.parametrize("word", ["sampler", "batch_sampler"])
+    def test_refuses_a_sampler(self, word):
+        with pytest.raises(ValueError, match="Bringing brings its own order, and a sampler would replace it"):
+            Loader.from_dataset(Bringing(), **{word: SubsetRandomSampler(range(20))})
+
+    def test_must_bring_one(self):
+        class Wrong(Bringing):
+            def order(self, *, shuffle, seed):
+                return list(range(20))
+
+        with pytest.raises(
+            TypeError, match=r"Wrong.order\(shuffle=, seed=\) returned a list, but an order has __len__, indices and settings"
+        ):
+            Loader.from_dataset(Wrong())
+
+    def test_may_bring_none_for_once(self):
+        class Usual(Bringing):
+            def order(self, *, shuffle, seed):
+                return None
+
+        usual = Loader.from_dataset(Usual(), batch_size=20, shuffle=True, seed=3)
+        assert batches(usual) == batches(Loader.from_dataset(range(20), batch_size=20, shuffle=True, seed=3))
+        assert batches(Loader.from_dataset(Usual(), batch_size=3, sampler=[5, 6, 7]), 1) == [[5, 6, 7]]
+
+    def test_may_bring_an_empty_one(self, caplog):
+        assert batches(Loader.from_dataset(Bringing(0))) == []
+
+    def test_is_asked_for_it_by_its_length_at_that_time(self):
+        dataset = Bringing()
+        with Loader.from_dataset(dataset, batch_size=10) as loader:
+            dataset.n = 30
+            with pytest.raises(penstock.GraphError, match="had 20 samples when this loader was built, and has 30 now"):
+                next(iter(loader))
+
+
+def orders_of_others():
+    class Attribute(Bringing):
+        order = "C"
+
+    class OfAnIndex(Bringing):
+        def order(self, index):
+            return index
+
+    class Property(Bringing):
+        @property
+        def order(self):
+            raise AssertionError("nobody looks at it")
+
+    return [Attribute(), OfAnIndex(), Property()]
+
+
+@pytest.mark.parametrize("dataset", orders_of_others(), ids=lambda dataset: type(dataset).__name__)
+def test_an_order_that_is_something_else_is_the_users_own(dataset):
+    assert batches(Loader.from_dataset(dataset, batch_size=20), 1) == [list(range(20))]

@@ -1,0 +1,143 @@
+"""Shards of known lengths: every record once, lanes that only move forward, a lane's shards in the epoch's order."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import ShardOrder, ShuffledOrder
+from penstock.testing import assert_order_is_pure
+
+COUNTS = st.lists(st.integers(0, 40), max_size=40)
+
+
+def whole(order, epoch=0):
+    return order.indices(epoch, np.arange(len(order)))
+
+
+def shards_of(counts, indices):
+    return np.searchsorted(np.cumsum(counts), indices, side="right")
+
+
+@given(counts=COUNTS, lanes=st.integers(1, 50), window=st.sampled_from([0, 5, 3000]), epoch=st.integers(0, 2**40))
+@settings(max_examples=100, deadline=None)
+def test_every_record_comes_once(counts, lanes, window, epoch):
+    """Also with more lanes than records, and empty shards at any place. Seen red with `searchsorted(side="left")`: an empty shard then takes what is its neighbour's."""
+    order = ShardOrder(counts, lanes, window, 3)
+    assert np.array_equal(np.sort(whole(order, epoch)), np.arange(sum(counts)))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_each_lane_reads_its_shards_forward(shuffle):
+    """A lane's records are a stretch of the concatenation; so a shard is opened once, unless a border of two lanes lies in it."""
+    rng = np.random.default_rng(0)
+    counts, lanes = rng.integers(0, 200, 300), 24
+    order = ShardOrder(counts, lanes, seed=4, shuffle=shuffle)
+    for epoch in (0, 1):
+        indices = whole(order, epoch)
+        shards = ShuffledOrder(300, 4).indices(epoch, np.arange(300)) if shuffle else np.arange(300)
+        starts = np.cumsum(counts) - counts
+        concatenated = np.concatenate([np.arange(starts[shard], starts[shard] + counts[shard]) for shard in shards])
+        assert np.array_equal(np.concatenate([indices[lane::lanes] for lane in range(lanes)]), concatenated)
+        opened = sum(1 + (np.diff(shards_of(counts, indices[lane::lanes])) != 0).sum() for lane in range(lanes))
+        assert opened <= (counts > 0).sum() + lanes
+
+
+def test_a_window_moves_records_within_their_lane():
+    counts, lanes, window = [100] * 100, 8, 50
+    inside, shuffled = (whole(ShardOrder(counts, lanes, one, 4)) for one in (0, window))
+    place = np.empty(10_000, np.int64)
+    place[inside] = np.arange(10_000)
+    assert np.array_equal(place[shuffled] % lanes, np.arange(10_000) % lanes)
+    moved = place[shuffled] // lanes - np.arange(10_000) // lanes
+    assert 25 <= np.abs(moved).max() < window
+    # and the lanes are not shuffled alike
+    assert not np.array_equal(moved[0::lanes], moved[1::lanes])
+
+
+def test_neighbours_come_from_as_many_shards_as_there_are_lanes():
+    indices = whole(ShardOrder([1000] * 400, 96, seed=1))
+    assert min(len(np.unique(shards_of([1000] * 400, indices[k : k + 96]))) for k in range(0, 300_000, 960)) >= 95
+
+
+@pytest.mark.parametrize(
+    ("shards", "lanes"), [(0, 1), (1, 1), (7, 1), (8, 2), (16, 4), (47, 8), (95, 8), (96, 24), (383, 48), (384, 96), (10**5, 96)]
+)
+def test_lanes_leave_four_shards_to_each(shards, lanes):
+    assert ShardOrder([1] * shards).lanes == lanes
+
+
+def test_epochs_seeds_and_every_argument_differ():
+    counts = [30] * 100
+    orders = [
+        ShardOrder(counts, 8, 20, 1),
+        ShardOrder(counts, 8, 20, 2),
+        ShardOrder(counts, 4, 20, 1),
+        ShardOrder(counts, 8, 21, 1),
+        ShardOrder(counts, 8, 0, 1),
+    ]
+    orders += [ShardOrder(counts, 8, 0, 1, shuffle=False), ShardOrder([*counts[1:], 29, 1], 8, 20, 1)]
+    assert len({json.dumps(order.settings()) for order in orders}) == len(orders)
+    assert len({tuple(whole(order)) for order in orders}) == len(orders)
+    assert not np.array_equal(whole(orders[0], 0), whole(orders[0], 1))
+    assert np.array_equal(whole(orders[5], 0), whole(orders[5], 1))
+
+
+@pytest.mark.parametrize("window", [0, 60])
+def test_is_pure(window):
+    counts = [0, 7, 500, 0, 3, 90, 1, 200]
+    assert_order_is_pure(ShardOrder(counts, 3, window, 1), again=ShardOrder(np.array(counts), 3, window, 1))
+
+
+@pytest.mark.slow
+def test_a_million_shards_are_a_small_state():
+    order = ShardOrder(np.full(10**6, 10**4, np.int64), seed=1)
+    assert len(json.dumps(order.settings())) < 200
+    assert len(order) == 10**10
+    positions = np.arange(10**9, 10**9 + 4096)
+    order.indices(3, positions)
+    begin = time.perf_counter()
+    order.indices(3, positions + 4096)
+    assert time.perf_counter() - begin < 0.1, "the epoch's shards are laid out once"
+
+
+FROZEN = [
+    ([3, 0, 5, 2], 2, 0, 0, 0, [3, 0, 4, 2, 7, 9]),
+    ([40] * 50, None, 0, 7, 3, [1240, 770, 20, 445, 1589, 559]),
+    ([40] * 50, 5, 30, 7, 3, [1241, 1849, 1160, 645, 999, 552]),
+]
+
+
+@pytest.mark.parametrize(("counts", "lanes", "window", "seed", "epoch", "values"), FROZEN)
+def test_is_frozen(counts, lanes, window, seed, epoch, values):
+    """A release that changes one of these changes every user's order: never edit them."""
+    order, n = ShardOrder(counts, lanes, window, seed), sum(counts)
+    assert order.indices(epoch, np.array([0, 1, 2, n // 2, n - 2, n - 1])).tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (([3, -1],), r"counts\[1\] is -1, but a shard has at least 0 records"),
+        (([3, 1.5],), "counts must be whole numbers, one for each shard, but came as float64"),
+        (([[3]],), r"of shape \(1, 1\)"),
+        (([2**56, 1],), "the counts add up to 72057594037927937"),
+        (([3], 0), "lanes=0 must be a whole number of at least 1"),
+        (([3], 2**17), "lanes=131072 must be a whole number below"),
+        (([3], 1, -1), "window=-1"),
+        (([3], 1, 0, -1), "seed=-1"),
+    ],
+)
+def test_arguments_are_refused_when_it_is_built(arguments, why):
+    with pytest.raises(ValueError, match=why):
+        ShardOrder(*arguments)
+
+
+def test_a_window_without_a_shuffle_is_refused():
+    with pytest.raises(ValueError, match="window=5 shuffles the records, and shuffle=False keeps them in order"):
+        ShardOrder([3], window=5, shuffle=False)

@@ -1,0 +1,107 @@
+"""The sliding shuffle: a permutation, within its window, the same as a heap over a stream makes, and the same wherever the data ends."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import SlidingOrder
+from penstock._random.orders import LONGEST
+from penstock._random.permutation import SLID, philox_words, splitmix64_stream
+from penstock.testing import assert_order_is_pure
+
+
+def whole(order, epoch=0):
+    return order.indices(epoch, np.arange(len(order)))
+
+
+@given(n=st.integers(0, 6000), window=st.integers(0, 3000), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 2**40))
+@settings(max_examples=60, deadline=None)
+def test_is_a_permutation_within_its_window(n, window, seed, epoch):
+    """Seen red with candidates from half a window around the block: items come twice at its edges."""
+    items = whole(SlidingOrder(n, window, seed), epoch)
+    assert np.array_equal(np.sort(items), np.arange(n))
+    assert n == 0 or np.abs(items - np.arange(n)).max() <= max(0, window - 1)
+
+
+@pytest.mark.parametrize("window", [2, 10, 500, 5000])
+def test_is_what_a_heap_makes_of_a_stream(window):
+    """An item leaves the heap once no item to come can have a smaller key: an item's key is not below its number."""
+    n, seed, epoch = 9000, 5, 3
+    words = splitmix64_stream(np.arange(n, dtype=np.uint64), *philox_words(seed, epoch, SLID, 2))
+    heap, out = [], []
+    for item, word in enumerate(words.tolist()):
+        while heap and heap[0] < (item << 32, 0):
+            out.append(heapq.heappop(heap)[1])
+        heapq.heappush(heap, ((item << 32) + window * (word >> 32), item))
+    out += [heapq.heappop(heap)[1] for _ in range(len(heap))]
+    assert whole(SlidingOrder(n, window, seed), epoch).tolist() == out
+
+
+def test_does_not_depend_on_where_the_data_ends():
+    short, long = whole(SlidingOrder(5000, 300, 1)), whole(SlidingOrder(50_000, 300, 1))
+    assert np.array_equal(short[:4700], long[:4700])
+
+
+def test_reaches_far_and_has_no_edges():
+    """An item moves evenly by up to half the window and hardly more; no place is a border that no item crosses."""
+    items = whole(SlidingOrder(200_000, 1000, 2))
+    moved = items - np.arange(200_000)
+    assert abs(moved.std() / (1000 / np.sqrt(12)) - 1) < 0.02
+    assert 500 < np.abs(moved).max() < 600
+    crossings = [np.abs(moved[border - 1000 : border + 1000]).mean() for border in range(4000, 196_000, 4000)]
+    assert min(crossings) > 230
+
+
+def test_epochs_and_seeds_differ():
+    orders = [whole(SlidingOrder(1000, 100, seed), epoch).tolist() for seed in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(order) for order in orders}) == 4
+
+
+@pytest.mark.parametrize("window", [0, 1])
+def test_without_a_window_stays_in_order(window):
+    assert whole(SlidingOrder(100, window)).tolist() == list(range(100))
+
+
+def test_reads_at_the_far_end_of_the_longest():
+    order = SlidingOrder(LONGEST, 2**16, 1)
+    positions = LONGEST - 1 - np.arange(1000)
+    items = order.indices(5, positions)
+    assert np.unique(items).size == 1000
+    assert np.abs(items - positions).max() < 2**16
+
+
+@pytest.mark.parametrize("n", [0, 1, 100, 5000])
+def test_is_pure(n):
+    assert_order_is_pure(SlidingOrder(n, 60, 1), again=SlidingOrder(n, 60, 1))
+
+
+FROZEN = [
+    (10, 4, 0, 0, [0, 2, 1, 4, 8, 9]),
+    (5000, 100, 7, 2, [9, 5, 19, 2463, 4984, 4994]),
+    (10**9, 1000, 1, 10**12, [26, 30, 59, 500000039, 999999999, 999999953]),
+]
+
+
+@pytest.mark.parametrize(("n", "window", "seed", "epoch", "values"), FROZEN)
+def test_is_frozen(n, window, seed, epoch, values):
+    """A release that changes one of these changes every user's order: never edit them."""
+    assert SlidingOrder(n, window, seed).indices(epoch, np.array([0, 1, 2, n // 2, n - 2, n - 1])).tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((5, -1), "window=-1 must be a whole number of at least 0"),
+        ((5, 2**31), "window=2147483648 must be a whole number below"),
+        ((-1, 5), "n=-1"),
+        ((5, 5, -1), "seed=-1"),
+    ],
+)
+def test_arguments_are_refused_when_it_is_built(arguments, why):
+    with pytest.raises(ValueError, match=why):
+        SlidingOrder(*arguments)
