@@ -131,6 +131,7 @@ class TestShares:
             {"a": 7, "b": 2, "c": 1},
             {"c": 0.1, "a": 0.7, "b": 0.2},
             {"a": np.float32(0.7), "b": np.float64(0.2), "c": Fraction(1, 10)},
+            {"a": np.int8(70), "b": np.int64(20), "c": np.uint8(10)},
         ):
             assert plain(same, 5000).settings() == said
         assert plain({"a": 0.7, "b": 0.2, "c": 0.10000000000000002}, 5000).settings() != said
@@ -343,8 +344,10 @@ def test_is_frozen(seed, run, epoch, values):
         ([], "The first must start at 0"),
         ([(0, {"a": 1, "b": 1}), (10, {"a": 1})], "the source 'c' has no weight above 0 in any stage"),
         ([(0, {"a": 1, "b": 1, "c": 1}), (10, {"a": 0})], "all weights of the stage at 10 are 0"),
-        ([(0, {"a": 1, "b": 1, "c": 1}), (-1, {"a": 1})], "a stage starts at the item -1"),
-        ([(0, {"a": 1, "b": 1, "c": 1}), (0.5, {"a": 1})], "a stage starts at the item 0.5"),
+        ([(0, {"a": 1, "b": 1, "c": 1}), (-1, {"a": 1})], "start=-1 must be a whole number of at least 0. A stage starts at an item"),
+        ([(0, {"a": 1, "b": 1, "c": 1}), (0.5, {"a": 1})], "start=0.5, a float, must be a whole number"),
+        (5, "weights are a dict, or a list of pairs of a start and a dict, but 5 came"),
+        ([(0, {"a": 1, "b": 1, "c": 1}), {"a": 1}], "a list of pairs of a start and a dict"),
         ([(0, [1, 1, 1])], "the weights are a list. Pass a dict with a weight for each source, such as {'a': 1.0}"),
     ],
     ids=str,
@@ -366,7 +369,7 @@ def test_weights_that_make_no_sense_are_refused(weights, why):
         ({"epoch_size": "first", "run": 8}, "run=8 is longer than a source"),
         (
             {"weights": [(0, {"a": 1, "b": 1}), (6, {"a": 1})], "run": 4},
-            "a stage starts at the item 6, which must be a whole number of at least 0 and a multiple of run=4",
+            "a stage starts at the item 6, which is not a multiple of run=4. Make it 4",
         ),
     ],
     ids=str,

@@ -10,6 +10,8 @@ from itertools import pairwise
 from numbers import Rational
 from typing import Any, Final
 
+from penstock._arguments import whole_number
+
 Weights = Mapping[str, Any]
 
 BLOCK: Final = 1024
@@ -56,7 +58,9 @@ def stages_of(weights: Weights | Sequence[tuple[int, Weights]], names: Sequence[
         ValueError: A name is not a source; a weight is negative, not a number or too small; all are 0; a source has no weight in any stage; the
             starts do not rise from 0, or are not multiples of ``run``.
     """
-    given = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
+    given: Any = [(0, weights)] if isinstance(weights, Mapping) else weights
+    if not isinstance(given, Sequence) or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in given):
+        raise ValueError(f"weights are a dict, or a list of pairs of a start and a dict, but {weights!r:.80} came.")
     starts = [_start(start, run) for start, _ in given]
     if starts[:1] != [0] or any(following <= start for start, following in pairwise(starts)):
         raise ValueError(f"the stages start at the items {starts}. The first must start at 0, and each later one after the one before it.")
@@ -70,10 +74,10 @@ def stages_of(weights: Weights | Sequence[tuple[int, Weights]], names: Sequence[
 
 
 def _start(start: Any, run: int) -> int:
-    if isinstance(start, bool) or not isinstance(start, int) or start < 0 or start % run:
-        multiple = f" and a multiple of run={run}" if run > 1 else ""
-        raise ValueError(f"a stage starts at the item {start!r}, which must be a whole number of at least 0{multiple}.")
-    return start
+    number = whole_number("start", start, 0, remedy="A stage starts at an item, counted from the start of training.")
+    if number % run:
+        raise ValueError(f"a stage starts at the item {number}, which is not a multiple of run={run}. Make it {number // run * run}.")
+    return number
 
 
 def _shares(weights: Weights, names: Sequence[str], start: int) -> list[Fraction]:
@@ -101,7 +105,11 @@ def _shares(weights: Weights, names: Sequence[str], start: int) -> list[Fraction
 
 def _exact(weight: Any, name: str, where: str) -> Fraction:
     try:
-        exact = Fraction(weight) if isinstance(weight, Rational) and not isinstance(weight, bool) else Fraction(Decimal(str(weight)))
+        exact = (
+            Fraction(int(weight.numerator), int(weight.denominator))
+            if isinstance(weight, Rational) and not isinstance(weight, bool)
+            else Fraction(Decimal(str(weight)))
+        )
     except (ArithmeticError, ValueError):
         exact = Fraction(-1)
     if exact < 0:
