@@ -354,6 +354,13 @@ class TestState:
         with pytest.raises(penstock.StateError):
             loader.load_state_dict({"penstock": json.dumps(state)})
 
+    def test_leaves_out_what_check_ranks_compares(self):
+        """Ranks must agree on the stages that lie ahead, too."""
+        one, other = (Loader.from_dataset(mix(weights=[(0, WEIGHTS), (start, {"b": 1})])) for start in (4000, 5000))
+        assert one.state_dict() == other.state_dict()
+        assert one.root.choices() != other.root.choices()
+        assert one.root.choices() == Loader.from_dataset(mix(weights=[(0, WEIGHTS), (4000, {"b": 1})])).root.choices()
+
     def test_of_other_sources_is_refused(self):
         state = Loader.from_dataset(mix()).state_dict()
         sources = three((50, 991, 299))

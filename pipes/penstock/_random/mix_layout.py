@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +18,15 @@ _RUN = 64
 
 
 class Blocks(NamedTuple):
-    """Consecutive blocks of a stage, laid out. The *slots* of a block are its items sorted by source; its *places* are where they end up.
+    """Consecutive blocks of a stage, laid out.
 
     Attributes:
-        before: How many items of each source come before each block, counted from the first block. Shape ``(blocks, sources)``.
-        firsts: The first slot of each source. Shape ``(blocks, sources)``.
-        sources: The source of each slot. Shape ``(blocks, block)``.
-        slots: The slot at each place. Shape ``(blocks, block)``.
+        sources: The source at each place, shape ``(blocks, block)``.
+        numbers: Which item of its source it is, counted from the start of the first block, shape ``(blocks, block)``.
     """
 
-    before: Int64s
-    firsts: Int64s
     sources: npt.NDArray[np.uint16]
-    slots: Int64s
+    numbers: Int64s
 
 
 def laid_out(stage: Stage, block: int, n: int, keys: UInt64s) -> Blocks:
@@ -39,27 +35,29 @@ def laid_out(stage: Stage, block: int, n: int, keys: UInt64s) -> Blocks:
     totals = [stage.before(block + k) for k in range(n + 1)]
     before = np.array([[then - now for then, now in zip(row, totals[0], strict=True)] for row in totals])
     quotas = np.diff(before, axis=0)
-    firsts = np.cumsum(quotas, axis=1) - quotas
-    sources = np.repeat(np.tile(np.arange(count, dtype=np.uint16), n), quotas.ravel()).reshape(n, size)
+
+    def spread(of_sources: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A value of each block and source, for each of its items: the items of a block stand source by source now."""
+        return np.repeat(of_sources.ravel(), quotas.ravel()).reshape(n, size)
+
     slots = np.arange(size)
+    items = slots - spread(np.cumsum(quotas, axis=1) - quotas)
     counter = (np.arange(n, dtype=np.uint64)[:, None] + np.uint64(block % 2**64)) * np.uint64(size) + slots.astype(np.uint64)
     of_sources = (counter[:, :1] * np.uint64(MOST) + np.arange(count, dtype=np.uint64)).astype(np.uint64, copy=False)
-    phases = _uniform(splitmix64_stream(of_sources, keys[2], keys[3]))
-    per_item = 1 / np.maximum(quotas, 1)
-    row = np.arange(n)[:, None]
     times = _uniform(splitmix64_stream(counter, keys[0], keys[1]))
-    times += slots - firsts[row, sources]
-    times *= per_item[row, sources]
-    times += phases[row, sources]
+    times += items
+    times *= spread(1 / np.maximum(quotas, 1))
+    times += spread(_uniform(splitmix64_stream(of_sources, keys[2], keys[3])))
     # Sort by the fraction of the time (the shift drops whole ones), then by slot: no two keys are equal, so every sorting algorithm agrees.
     keyed = ((times * 2.0**44).astype(np.uint64) << np.uint64(20)) | slots.astype(np.uint64)
     keyed.sort(axis=1)
-    placed = sources[row, (keyed & np.uint64(MOST - 1)).astype(np.intp)]
+    sources = spread(np.tile(np.arange(count, dtype=np.uint16), n))
+    placed = np.take_along_axis(sources, (keyed & np.uint64(MOST - 1)).astype(np.intp), axis=1)
     placed = _unaligned(placed, splitmix64_stream(counter, keys[4], keys[5]))
     # Each source has its places now, and fills them in order.
-    at = np.empty((n, size), np.int64)
-    np.put_along_axis(at, np.argsort(placed, axis=1, kind="stable"), np.broadcast_to(slots, (n, size)), axis=1)
-    return Blocks(before[:-1], firsts, sources, at)
+    numbers = np.empty((n, size), np.int64)
+    np.put_along_axis(numbers, np.argsort(placed, axis=1, kind="stable"), items + spread(before[:-1]), axis=1)
+    return Blocks(placed, numbers)
 
 
 def _unaligned(placed: npt.NDArray[np.uint16], words: UInt64s) -> npt.NDArray[np.uint16]:

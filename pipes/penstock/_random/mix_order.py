@@ -143,11 +143,12 @@ class MixOrder:
         for low, high in _together(rows, max(1, _AT_ONCE // stage.block)):
             blocks = self._laid_out(number, block + low, high - low)
             chosen: Any = slice(None) if rows[0] == low and rows[-1] < high else np.flatnonzero((row_of >= low) & (row_of < high))
-            row, column = row_of[chosen] - low, at[chosen] % stage.block
-            slot = blocks.slots[row, column]
-            source = sources[chosen] = blocks.sources[row, slot]
-            since = np.array([then - now for then, now in zip(stage.before(block + low), counts, strict=True)])
-            numbers[chosen] = since[source] + blocks.before[row, source] + slot - blocks.firsts[row, source]
+            place_in = at[chosen] - low * stage.block
+            source = sources[chosen] = blocks.sources.ravel()[place_in]
+            numbers[chosen] = blocks.numbers.ravel()[place_in]
+            if low:
+                since = [then - now for then, now in zip(stage.before(block + low), counts, strict=True)]
+                numbers[chosen] += np.array(since)[source]
         numbers *= self.run
         numbers += within
         out = np.empty(len(at), np.int64)
@@ -180,7 +181,8 @@ class MixOrder:
         if n == 1 and kept is not None and kept[:2] == (number, block):
             return kept[2]
         blocks = laid_out(self.stages[number], block, n, self._keys[number])
-        last = Blocks(np.zeros_like(blocks.before[-1:]), blocks.firsts[-1:], blocks.sources[-1:], blocks.slots[-1:])
+        since = [then - now for then, now in zip(self.stages[number].before(block + n - 1), self.stages[number].before(block), strict=True)]
+        last = Blocks(blocks.sources[-1:], blocks.numbers[-1:] - np.array(since)[blocks.sources[-1:]])
         self._kept = number, block + n - 1, last
         return blocks
 
@@ -191,7 +193,7 @@ class MixOrder:
         counts = [whole + count for whole, count in zip(self._counts[number], stage.before(block), strict=True)]
         if place:
             blocks = self._laid_out(number, block, 1)
-            partial = np.bincount(blocks.sources[0, blocks.slots[0, :place]], minlength=len(counts)).tolist()
+            partial = np.bincount(blocks.sources[0, :place], minlength=len(counts)).tolist()
             counts = [count + more for count, more in zip(counts, partial, strict=True)]
         return counts
 
@@ -232,9 +234,8 @@ class MixOrder:
             block -= 1
         while stage.before(block + 1)[source] <= rest:
             block += 1
-        blocks = self._laid_out(number, block, 1)
-        slot = blocks.firsts[0, source] + rest - stage.before(block)[source]
-        return stage.start + block * stage.block + int(np.flatnonzero(blocks.slots[0] == slot)[0])
+        places = np.flatnonzero(self._laid_out(number, block, 1).sources[0] == source)
+        return stage.start + block * stage.block + int(places[rest - stage.before(block)[source]])
 
     def _stages(self, begun: int) -> str:
         """A checksum of the first ``begun`` stages."""
