@@ -1,4 +1,4 @@
-"""Run a training script several times, one life after another, some of which end by SIGKILL.
+"""Run a training script several times, one life after another; some lives end with SIGKILL.
 
     python lives.py SCRIPT RANKS MODULES LIVES
 
@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 
 def live(script: str, arguments: list[str], environment: dict[str, str]) -> NoReturn:
-    """What a fork does: be the script, and end."""
+    """In a fork: run the script, and exit."""
     code = 1
     try:
         os.environ.update(environment)
@@ -64,7 +64,7 @@ def ends(script: str, ranks: int, life: int, arguments: list[str]) -> list[int]:
 
 
 def main(script: str, ranks: int, modules: str, lives: list[list[str]]) -> None:
-    for module in ("torch._dynamo", *modules.split(",")):  # which every optimizer imports, in a second
+    for module in ("torch._dynamo", *modules.split(",")):  # every optimizer imports it, which takes a second
         importlib.import_module(module)
     for life, arguments in enumerate(lives):
         expected = [-signal.SIGKILL if "--die-after" in arguments else 0] * ranks

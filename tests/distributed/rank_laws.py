@@ -1,4 +1,4 @@
-"""The laws of many ranks, on as many as torchrun started. Data carries its address: item i of epoch e is 1000 * e + i."""
+"""The laws of many ranks, run on as many ranks as torchrun started. Data carries its address: item i of epoch e is 1000 * e + i."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loader(n: int = N, batch_size: int = 4, **options) -> Loader:
 
 
 def numbers_of_another_world() -> Loader:
-    """A loader that has begun as the only rank there is."""
+    """A loader that began as the only rank."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
     alone = loader()
     assert next(iter(alone)).tolist() == [0, 1, 2, 3]
@@ -43,7 +43,7 @@ def numbers_of_another_world() -> Loader:
 
 
 def no_numbers() -> Loader:
-    """A loader that was built, and asked for its length, when nothing told its rank."""
+    """A loader that was built, and asked for its length, before its rank was known."""
     del os.environ["RANK"], os.environ["WORLD_SIZE"]
     early = loader(24)
     assert len(early) == 6
@@ -91,7 +91,7 @@ def the_union_over_ranks_is_the_dataset_with_the_documented_tail():
 
 
 def torch_order_is_what_a_dataloader_with_a_distributed_sampler_gives():
-    """Rank by rank, batch by batch, over three epochs; by our own order, and by taking theirs over."""
+    """Rank by rank, batch by batch, over three epochs; with our own order, and with their sampler taken over."""
     for drop_last in (False, True):
         sampler = DistributedSampler(range(N), shuffle=True, seed=7, drop_last=drop_last)
         theirs = DataLoader(range(N), batch_size=4, sampler=sampler)
@@ -121,7 +121,7 @@ def all_ranks_have_the_same_state_at_every_step():
 
 
 def at_the_end_of_an_exact_epoch_all_ranks_have_the_same_state():
-    """And before it the first rank's is right. Seen to fail when a rank that ran out stood before the items of the others."""
+    """And before the end, the first rank's state is right. Seen to fail when the state of a rank without items stood before the items of the others."""
     for n, batch_size in ((7, 1), (7, 2), (1, 1), (2, 2), (N, 4)):
         with loader(n, batch_size, tail="exact") as batches:
             for _ in range(2):
@@ -153,7 +153,7 @@ def whole_batches_of_a_batch_sampler_are_dealt():
 
 
 def a_batch_sampler_without_a_length_is_padded_too():
-    """Seen to fail: without a length the last round was left short, and a rank alone had a batch more."""
+    """Seen to fail: without a length, the last round stayed short, and a single rank had one more batch."""
     with Loader.from_dataset(Tagged(N), batch_sampler=WithoutLength(), tail="pad") as batches:
         for epoch in range(2):
             dealt = gathered([batch.tolist() for batch in batches])
@@ -176,13 +176,13 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def confusion(images: torch.Tensor, labels: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    """How often each digit was taken for which, by the nearest centre; in whole numbers, so that sums do not depend on their order."""
+    """The confusion matrix of a nearest-center classifier, in whole numbers, so that sums do not depend on their order."""
     guesses = ((images[:, None, :] - centres) ** 2).sum(dim=2).argmin(dim=1)
     return torch.bincount(labels * 10 + guesses, minlength=100)
 
 
 def an_exact_evaluation_equals_that_of_one_process():
-    """Accuracy over scikit-learn's 1797 digits; a ``DistributedSampler`` counts some twice, unless the ranks divide them."""
+    """Accuracy over scikit-learn's 1797 digits; a ``DistributedSampler`` counts some of them twice, unless their number divides evenly among the ranks."""
     images, labels = digits()
     centres = torch.stack([images[labels == digit].sum(dim=0) // int((labels == digit).sum()) for digit in range(10)])
     for n in (1797, 1795):
@@ -203,7 +203,7 @@ def an_exact_evaluation_equals_that_of_one_process():
 
 
 def in_step(batches):
-    """The pattern of docs/distributed.md: as many rounds on every rank; None where this rank has no batch left."""
+    """The pattern of docs/distributed.md: the same number of rounds on every rank; None if this rank has no batch left."""
     iterator = iter(batches)
     while True:
         batch = next(iterator, None)
@@ -223,7 +223,7 @@ def ranks_that_run_out_first_or_get_nothing_stay_in_step():
                 mine = torch.zeros(n, dtype=torch.int64)
                 if batch is not None:
                     mine[batch] = 1
-                dist.all_reduce(mine)  # a collective inside of the loop
+                dist.all_reduce(mine)  # a collective inside the loop
                 seen += mine
                 rounds += 1
         assert seen.tolist() == [1] * n
@@ -231,7 +231,7 @@ def ranks_that_run_out_first_or_get_nothing_stay_in_step():
 
 
 def uneven_training_joins():
-    """DistributedDataParallel over ``tail="exact"``, by torch's own ``Join``."""
+    """DistributedDataParallel over ``tail="exact"``, with torch's own ``Join``."""
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     steps = 0
     with loader(7, 1, tail="exact") as batches, Join([model]):
@@ -245,7 +245,7 @@ def uneven_training_joins():
 
 
 def on_every_rank(action, text: str, *more: str) -> None:
-    """That ``action`` ends on all ranks in one and the same error, which begins with ``text`` and holds ``more``."""
+    """Check that ``action`` raises the same error on all ranks, which begins with ``text`` and contains ``more``."""
     said = gathered(error(action))
     assert said == [said[0]] * WORLD_SIZE, said
     assert said[0].startswith(text), said
@@ -261,7 +261,7 @@ def first(root_or_loader):
 
 
 def nothing_of(root_or_loader):
-    """What two epochs without an item give."""
+    """The result of two epochs without items."""
     batches = root_or_loader if isinstance(root_or_loader, Loader) else Loader(root_or_loader)
     with batches:
         return list(batches), list(batches), batches.epoch
@@ -271,7 +271,7 @@ NOTHING = [], [], 2
 
 
 def more_ranks_than_items_under_drop_is_an_empty_epoch():
-    """On every rank alike: the count of all of them decides."""
+    """The same on every rank, because the total count decides."""
     few = WORLD_SIZE - 1
     assert gathered(nothing_of(loader(few, 1, tail="drop"))) == [NOTHING] * WORLD_SIZE
     for source in (IterableSource(range(few), split="items"), SamplerWrapper(range(few))):
@@ -289,7 +289,7 @@ def a_source_without_positions_cannot_be_padded():
 
 
 def a_length_that_lies_gives_no_rank_more_than_its_share():
-    """Seen to fail when the length was believed until the sampler had been read: some ranks got a batch, and others none."""
+    """Seen to fail when the length was trusted until the sampler had been read: some ranks got a batch, and others none."""
 
     class Lying(WithoutLength):
         def __len__(self):
@@ -307,7 +307,7 @@ def a_length_that_lies_gives_no_rank_more_than_its_share():
 def an_empty_epoch_yields_nothing():
     assert gathered(nothing_of(Sharder(Cycler(IterableSource([], split="items")), tail="exact"))) == [NOTHING] * WORLD_SIZE
     with loader(1, 1, tail="exact") as batches:
-        assert sum(gathered(len(list(batches)))) == 1  # Not empty over all, so that no rank raises.
+        assert sum(gathered(len(list(batches)))) == 1  # not empty on all ranks together, so no rank raises
 
 
 def a_rank_beyond_the_world_is_refused():
@@ -366,7 +366,7 @@ def ranks_that_disagree_are_told_so():
 
 
 def one_rank_of_16384_reads_its_own_share_only():
-    """Each process here plays single ranks of a large world, and counts what its source was asked for; no clock is read."""
+    """Each process here plays single ranks of a large world, and counts the requests to its source; it uses no clock."""
     asked = []
 
     class Watched:
@@ -390,10 +390,10 @@ def one_rank_of_16384_reads_its_own_share_only():
                 assert next(iterator)[0] == rank + 16384 * 32 * step
             state = batches.state_dict()
             read = sum(asked)
-            batches.load_state_dict(state)  # Also a jump costs no more.
+            batches.load_state_dict(state)  # a jump costs no more either
             next(iter(batches))
             assert sum(asked) - read <= 32 * 3
-    assert sum(asked) <= 2 * 3 * 32 * 24  # a sampler computes ahead as much as was read, at most
+    assert sum(asked) <= 2 * 3 * 32 * 24  # a sampler computes at most as much ahead as was read
 
 
 def a_loader_is_stateful():

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share. They run under torchrun; one check is one function, run on all ranks together."""
+"""Helpers of the scripts in this folder. They run under torchrun; each check is a function that runs on all ranks together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def gathered(mine: Any) -> list[Any]:
-    """What each rank said, in the order of the ranks."""
+    """The value of each rank, in the order of the ranks."""
     everyones: list[Any] = [None] * WORLD_SIZE
     dist.all_gather_object(everyones, mine)
     return everyones
@@ -26,12 +26,12 @@ def flat(batches: Iterable[torch.Tensor]) -> list[int]:
 
 
 def in_order(hands: list[list[int]]) -> list[int]:
-    """The global sequence, from what each rank was dealt: place k of it lies at place ``k // world_size`` of rank ``k % world_size``."""
+    """The global sequence, from the share of each rank: item k is item ``k // world_size`` of rank ``k % world_size``."""
     return [hands[k % len(hands)][k // len(hands)] for k in range(sum(map(len, hands)))]
 
 
 def error(action: Callable[[], Any]) -> str:
-    """The error that ``action`` ends with, in words; to be compared over the ranks."""
+    """The error of ``action`` as text, to compare across ranks."""
     try:
         action()
     except Exception as exc:
@@ -40,7 +40,7 @@ def error(action: Callable[[], Any]) -> str:
 
 
 def run(checks: Iterable[Callable[[], None]]) -> None:
-    """Every check, on all ranks at once; rank 0 says which were good."""
+    """Run every check on all ranks at once. Rank 0 prints which passed."""
     for check in checks:
         try:
             check()

@@ -1,4 +1,4 @@
-"""Any chain of world sizes and batch sizes goes on with one global sequence.
+"""Any chain of world sizes and batch sizes continues one global sequence.
 
 Ranks are played by graphs of one process here, so that many chains can be tried; test_distributed has real ones.
 """
@@ -54,9 +54,9 @@ def test_nothing_is_lost_doubled_or_moved_by_any_chain(n: int, links: list[tuple
                 assert batch.plain() == ShuffledOrder(n, 3).indices(epoch, batch.positions % n).tolist()
             due = min(due + len(positions), n)
             if tail == "drop" and n - due < world_size:
-                due = n  # Passed over: behind its last batch an epoch is over.
+                due = n  # skipped, because the epoch is over after its last batch
             if len(batches) < world_size:
-                break  # Some ranks have read their mark: no state of all of them is to be had before the others have.
+                break  # some ranks have read their mark; there is no common state before the others have too
         states = [node.get_state() for node in ranks]
         if tail != "exact":
             assert states == [states[0]] * world_size

@@ -39,7 +39,7 @@ class Host:
 
 
 def ip(*words: str) -> None:
-    """Run ``ip``, or skip the test: what may not be made here cannot be tested here."""
+    """Run ``ip``, or skip the test if this machine does not permit it."""
     made = subprocess.run(["ip", *words], capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"no network namespaces here: `ip {' '.join(words)}` says {made.stderr.strip()}")
@@ -54,7 +54,7 @@ def hosts() -> Iterator[list[Host]]:
     with ExitStack() as stack:
         for host in both:
             ip("netns", "add", host.name)
-            stack.callback(subprocess.run, ["ip", "netns", "delete", host.name], check=True)  # The cable goes with it.
+            stack.callback(subprocess.run, ["ip", "netns", "delete", host.name], check=True)  # this removes the cable too
         a, b = both
         ip("link", "add", a.interface, "netns", a.name, "type", "veth", "peer", "name", b.interface, "netns", b.name)
         for host in both:
@@ -80,4 +80,4 @@ def test_the_laws_hold_over_two_hosts(hosts: list[Host], ranks_of_each: int, tmp
         for node in nodes:
             node.wait(120)
     assert len(re.findall(r"^good: \w+$", nodes[0].said(), re.MULTILINE)) == {1: 19, 2: 20}[ranks_of_each]
-    assert all(host.received() - before > 100_000 for host, before in zip(hosts, idle, strict=True))  # It went over the cable.
+    assert all(host.received() - before > 100_000 for host, before in zip(hosts, idle, strict=True))  # the data went over the cable

@@ -1,4 +1,4 @@
-"""The examples that were ported from DataLoader are killed at the places that matter, and end with the records of a run that nobody killed.
+"""The examples ported from DataLoader are killed at the critical places, and end with the same records as an undisturbed run.
 
 A record is a line of JSON, of one step or of the work behind one epoch; it bears its place, such as ``step-12`` or ``epoch-1``.
 """
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 Records = list[dict[str, Any]]
 
 PLACES = ["step-14", "step-16", "epoch-1"]
-"""In mid-epoch; on an epoch's last batch, behind its checkpoint and before the scheduler's step; behind the validation. Of 24 steps, 8 in an epoch."""
+"""In mid-epoch; on the last batch of an epoch, after its checkpoint and before the scheduler's step; after validation. 24 steps, 8 per epoch."""
 
 
 def records(folder: Path, rank: int = 0) -> Records:
@@ -32,7 +32,7 @@ def records(folder: Path, rank: int = 0) -> Records:
 
 
 def check_lives(folder: Path, ranks: int, resumed: list[str]) -> None:
-    """Each life in ``killed`` wrote what ``whole`` has behind the place where it began, to the last bit, and the last life wrote it to the end."""
+    """Each life in ``killed`` wrote bit for bit the records of ``whole`` from the place where it began, and the last life wrote them to the end."""
     for rank in range(ranks):
         whole, killed = records(folder / "whole", rank), records(folder / "killed", rank)
         assert [record["at"] for record in whole] == [
@@ -64,7 +64,7 @@ def lives(
 
 
 def test_imagenet_under_torchrun_is_killed_on_the_last_batch_and_goes_on(tmp_path: Path) -> None:
-    """Each life with another number of workers."""
+    """Each life has a different number of workers."""
     script = EXAMPLES / "port_imagenet.py"
     torchrun(tmp_path, 2, script, "--folder", "whole")
     with pytest.raises(AssertionError, match=r"Signal 9 \(SIGKILL\)"):
@@ -75,7 +75,7 @@ def test_imagenet_under_torchrun_is_killed_on_the_last_batch_and_goes_on(tmp_pat
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_imagenet_is_killed_and_goes_on(ranks: int, tmp_path: Path, run_script: Callable[..., str]) -> None:
-    """Seen to fail when a state of the last batch began the next epoch: the scheduler's step and the validation behind the loop were left out."""
+    """Seen to fail when a state of the last batch began the next epoch: the scheduler's step and the validation after the loop were skipped."""
     lives(run_script, "port_imagenet.py", tmp_path, ranks=ranks)
     check_lives(tmp_path, ranks, ["step-12", "step-16", "epoch-1"])
 
@@ -91,14 +91,14 @@ def test_iterable_datasets_on_two_ranks_are_killed_and_go_on(
 
 
 def test_the_hugging_face_trainer_is_killed_and_goes_on(tmp_path: Path, run_script: Callable[..., str]) -> None:
-    """It evaluates before it saves, so the kill behind the evaluation costs four steps, and the one behind the checkpoint none."""
+    """It evaluates before it saves, so a kill after the evaluation costs four steps, and a kill after the checkpoint costs none."""
     places = ["step-14", "epoch-1", "step-16"]
     lives(run_script, "port_hf.py", tmp_path, modules="transformers,transformers.trainer,penstock", places=places)
     check_lives(tmp_path, 1, ["step-12", "step-12", "epoch-1"])
 
 
 def test_lightning_is_killed_and_goes_on(tmp_path: Path, run_script: Callable[..., str]) -> None:
-    """The place between the last batch's checkpoint and the epoch's end is the next test's."""
+    """The next test covers the place between the last batch's checkpoint and the end of the epoch."""
     lives(run_script, "port_lightning.py", tmp_path, modules="lightning.pytorch,penstock", places=["step-14", "epoch-1", "step-18"])
     check_lives(tmp_path, 1, ["step-12", "epoch-1", "epoch-1"])
 
@@ -111,7 +111,7 @@ def test_lightning_is_killed_and_goes_on(tmp_path: Path, run_script: Callable[..
 def test_a_trainer_leaves_out_the_validation_behind_a_checkpoint_of_the_last_batch(
     script: str, arguments: list[str], modules: str, tmp_path: Path, run_script: Callable[..., str]
 ) -> None:
-    """They do so with a DataLoader, too: they begin the next epoch. Nothing else is lost."""
+    """So it is with a DataLoader, too: they begin the next epoch. Nothing else is lost."""
     lives(run_script, script, tmp_path, *arguments, modules=modules, places=["step-16"])
     whole, killed = records(tmp_path / "whole"), records(tmp_path / "killed")
     assert killed[17] == {"resumed": "step-16"}

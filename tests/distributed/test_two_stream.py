@@ -1,4 +1,4 @@
-"""The batch samplers of examples/two_stream.py in one process: what they yield, and that a loader of them can be stopped anywhere."""
+"""The batch samplers of examples/two_stream.py in one process: what they yield, and that a loader over them can be stopped anywhere."""
 
 from __future__ import annotations
 

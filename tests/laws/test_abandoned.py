@@ -60,7 +60,7 @@ class FaultySampler:
 
 
 class Converting(ReaderNode):
-    """What `PinMemory` and `ToDevice` are where there is an accelerator."""
+    """`PinMemory` and `ToDevice` as they are on a machine with an accelerator."""
 
     def __init__(self, source: Any) -> None:
         super().__init__(source, 1, "penstock-convert")
@@ -100,7 +100,7 @@ def resources() -> tuple[int, int, int]:
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """Nothing that is garbage goes by itself."""
+    """Garbage is not collected automatically here."""
     gc.collect()
     gc.disable()
     yield
@@ -117,9 +117,9 @@ def read_until_it_raises(batches: Loader[Any]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("roof", ROOFS)
 def test_a_loader_that_raised_and_is_dropped_goes_at_once(roof, kind):
-    """Seen to fail: an entry or a job that keeps its error, which knows the frames that know the loader. Under a `Prefetcher` the reader's thread
-    kept all of that forever: a thread and two processes a loader; elsewhere it waited for the garbage collector."""
-    read_until_it_raises(loader(roof, kind))  # what lives as long as the program (multiprocessing's helpers) is there from now on
+    """Seen to fail: an entry or a job that keeps its error, whose traceback leads to the loader. Under a `Prefetcher` the reader thread
+    kept all of that forever: a thread and two processes per loader. Elsewhere it stayed until the garbage collector ran."""
+    read_until_it_raises(loader(roof, kind))  # starts helpers that live as long as the program (multiprocessing's)
     before = resources()
     for _ in range(3):
         batches = loader(roof, kind)
@@ -140,7 +140,7 @@ def test_one_whose_batch_was_loaded_by_several_workers_goes_at_once(roof):
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_an_exception_that_is_kept_does_not_keep_the_loader(kind):
-    """Seen to fail: a traceback with the frames of the loader itself, which know it."""
+    """Seen to fail: a traceback that contains the loader's own frames, which refer to it."""
     before = resources()
     batches = loader(Prefetcher, kind)
     with pytest.raises(ValueError, match="three") as kept:
@@ -177,7 +177,7 @@ def test_a_mapper_under_a_reader_goes_at_once(roof):
 @pytest.mark.parametrize("roof", ROOFS[:4])
 @pytest.mark.parametrize("again", [False, True], ids=["once", "asked again"])
 def test_a_source_that_raised_is_collected(roof, again):
-    """The graph remembers that, so this takes the garbage collector. Seen to fail: a reader's thread that holds the graph while it waits."""
+    """The graph keeps the error, so this needs the garbage collector. Seen to fail: a reader thread that holds the graph while it waits."""
     before = resources()
     batches = Loader(roof(ParallelMapper(Batcher(Cycler(SamplerWrapper(FaultySampler(), plan_ahead=False)), 2), Fetch(range(N)), 2)))
     read_until_it_raises(batches)
@@ -218,7 +218,7 @@ def test_one_that_is_dropped_in_the_middle_of_a_read_goes_at_once():
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_fork_that_drops_the_loader_touches_nothing_of_it():
-    """The worker that held a lock when this process forked will never give it back there. Seen to hang: finalizers that do not know their process."""
+    """A thread that held a lock when this process forked never releases it in the child. Seen to hang: finalizers that do not check their process."""
     batches = loader(Prefetcher, (2, "thread", None))
     iterator = iter(batches)
     next(iterator)

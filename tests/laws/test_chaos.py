@@ -1,4 +1,4 @@
-"""A training process is killed at random moments, and goes on from its last saved state."""
+"""A training process is killed at random moments, and continues from its last saved state."""
 
 from __future__ import annotations
 

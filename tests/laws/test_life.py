@@ -20,7 +20,7 @@ from penstock.testing import Tagged
 
 
 class Who(Tagged):
-    """Says who loaded each sample: process and thread."""
+    """Returns the process and thread that loaded each sample."""
 
     def __getitem__(self, index):
         return torch.tensor([super().__getitem__(index), os.getpid(), threading.get_ident()])
@@ -68,7 +68,7 @@ def test_the_same_workers_across_epochs_jumps_and_loads(options):
 
 @pytest.mark.parametrize("options", METHODS)
 def test_an_abandoned_loader_leaves_nothing(options):
-    """Without close(); the leak fixture looks after the test."""
+    """Without close(). The leak fixture checks after the test."""
     loader = Loader.from_dataset(Who(6), batch_size=1, num_workers=2, **options)
     next(iter(loader))
     del loader

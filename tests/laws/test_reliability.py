@@ -1,4 +1,4 @@
-"""The table of faults: what happens to a run, for each fault and each kind of worker, and how soon.
+"""The table of faults: what happens to a run, and how soon, for each fault and each kind of worker.
 
 With ``PENSTOCK_WRITE_DOCS=1`` the run also puts the same faults to the peers and writes docs/reliability.md; without, it only
 checks. Each peer runs in a process of its own, with a hard limit: this file is also the program for that.
@@ -99,7 +99,7 @@ def segfault(folder: Path) -> None:
 
 
 RELEASED = threading.Event()
-"""For threads, which must end with the test; no process hears of it."""
+"""For threads, which must end with the test. Processes do not see it."""
 
 
 def stuck(folder: Path) -> None:
@@ -111,7 +111,7 @@ def raises(folder: Path) -> None:
 
 
 def leaks_descriptors(folder: Path) -> Any:
-    """All that there are, in a worker process; where that is the user's own, only what it asks for next is refused."""
+    """All of it in a worker process. In the user's own process, only the next request is refused."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if os.getpid() == int((folder / "pid").read_text()):
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
@@ -136,7 +136,7 @@ def returns_a_trap(folder: Path) -> Any:
 
 @dataclass(frozen=True)
 class Fault:
-    """``happens``: in the worker; None: the reader kills workers. ``raises``: what stands for the batch, where it is lost."""
+    """``happens``: runs in the worker; None: the reader kills workers. ``raises``: the error in place of a lost batch."""
 
     label: str
     happens: Callable[[Path], Any] | None
@@ -164,7 +164,7 @@ FAULTS = {
 
 
 class Faulty:
-    """Sample i is ``(i, a tensor)``. Meets with its fault once; ``folder`` remembers that, and when."""
+    """Sample i is ``(i, a tensor)``. Its fault happens once; a file in ``folder`` records that, and when."""
 
     def __init__(self, folder: Path, fault: str) -> None:
         self.folder = folder
@@ -211,7 +211,7 @@ def same(samples: list[Any]) -> list[Any]:
     return samples
 
 
-# A run, and what was seen of it.
+# A run, and its record.
 
 
 @dataclass
@@ -231,7 +231,7 @@ def read(
     started: Callable[[], None] = lambda: None,
     note: Callable[[Seen], None] | None = None,
 ) -> Seen:
-    """Read an epoch, and go on after errors; kill workers where that is the fault. Calls ``started`` behind the first batch."""
+    """Read an epoch, and continue after errors. Kills workers if that is the fault. Calls ``started`` after the first batch."""
     seen = Seen([], [])
     came: list[tuple[float, list[int]]] = []
     while True:
@@ -260,7 +260,7 @@ def read(
 
 
 def summed(came: list[tuple[float, list[int]]], sofar: Seen, folder: Path) -> Seen:
-    """What was seen so far."""
+    """The record so far."""
     seen = Seen([], sofar.errors)
     began = float((folder / "fault").read_text() or 0) if (folder / "fault").exists() else 0.0
     seen.samples = [index for _, batch in came for index in batch]
@@ -289,7 +289,7 @@ RESULTS: dict[tuple[str, str], str] = {}
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_sample_comes_once_and_in_order_or_the_error_says_why(fault: str, method: str, tmp_path: Path) -> None:
-    """Seen to fail for each fault that kills when `_replace` did not take up the tasks again (it hangs)."""
+    """Seen to fail for each fault that kills, when `_replace` did not requeue the tasks (it hangs)."""
     about = FAULTS[fault]
     if method == "thread" and about.raises_in_thread is None:
         RESULTS[fault, method] = "n/a: it kills the process itself"
@@ -371,7 +371,7 @@ def test_a_soak_of_200_epochs_with_a_kill_every_few_batches(caplog: pytest.LogCa
                 batches += 1
                 if batches % 5 == 0:
                     pid = loader.root._pool.pids[batches % 2]  # type: ignore[attr-defined]
-                    if pid not in killed:  # or nobody has needed that worker since its last death
+                    if pid not in killed:  # otherwise the worker was not needed since its last death
                         os.kill(pid, signal.SIGKILL)
                         killed.add(pid)
             if epoch % 50 == 49:
@@ -383,7 +383,7 @@ def test_a_soak_of_200_epochs_with_a_kill_every_few_batches(caplog: pytest.LogCa
         assert len(killed) - 2 <= loader.statistics()[-1].restarts <= len(killed)
     first_, last = sizes[0], sizes[-1]
     assert last[1] <= first_[1] + 2, sizes
-    assert last[3] <= first_[3] + 2 * 3, sizes  # it collects the dead when it forks the next: two at most, with three descriptors each
+    assert last[3] <= first_[3] + 2 * 3, sizes  # it reaps dead workers when it forks the next one: at most two, with three descriptors each
     assert last[0] < first_[0] + 10 * 2**20, sizes
     assert last[2] < first_[2] + 10 * 2**20, sizes
 
@@ -418,7 +418,7 @@ def test_a_result_that_was_written_by_half_is_never_seen(tmp_path: Path) -> None
 
 
 class Noise(Tagged):
-    """Draws from everything there is to draw from."""
+    """Draws from every generator."""
 
     def __getitem__(self, index: int) -> Any:
         numbers = [random.random(), np.random.random(), torch.rand(()).item(), penstock.sample().rng.random()]
@@ -427,7 +427,7 @@ class Noise(Tagged):
 
 @pytest.mark.parametrize("method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("forkserver", "spawn"))])
 def test_augmentation_is_the_same_after_deaths_and_resumes(method: str) -> None:
-    """To the bit, as inline and undisturbed. Seen to fail: without `rekey_globals`."""
+    """Bit for bit the same as inline and undisturbed. Seen to fail: without `rekey_globals`."""
 
     def build(**options: Any) -> Any:
         return Loader.from_dataset(Noise(12), batch_size=2, shuffle=True, seed=6, **options)
@@ -565,7 +565,7 @@ print("well", end="")
 
 @pytest.mark.slow
 def test_it_imports_and_runs_threads_where_linux_is_not() -> None:
-    """Without what Windows has not. Seen to fail: `import fcntl` at the top, `signal.SIGBUS` in a table."""
+    """Without the modules and signals that Windows lacks. Seen to fail: `import fcntl` at the top, `signal.SIGBUS` in a table."""
     done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=50, check=False)
     assert (done.stdout, done.stderr) == ("well", "")
 
@@ -612,7 +612,7 @@ OUTSIDE = "outside of next()"
 
 
 def peer_cell(peer: str, fault: str, folder: Path) -> str:
-    """What a peer did, in words; it is killed with its whole session after LIMIT_S."""
+    """Describe what a peer did. It is killed with its whole session after LIMIT_S."""
     nowhere = subprocess.DEVNULL
     process = subprocess.Popen(
         [sys.executable, __file__, peer, fault, str(folder)], stdout=nowhere, stderr=nowhere, stdin=nowhere, start_new_session=True
@@ -642,7 +642,7 @@ def peer_cell(peer: str, fault: str, folder: Path) -> str:
 
 
 class Mapped:
-    """What torchdata's ParallelMapper is given."""
+    """The map function for torchdata's ParallelMapper."""
 
     def __init__(self, dataset: Faulty, dies: Dies) -> None:
         self.dataset = dataset

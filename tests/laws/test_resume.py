@@ -47,14 +47,14 @@ ORDERS = {
 
 
 class Doubled(Node):
-    """What a user writes: a transform and nothing else."""
+    """A user's node: a transform and nothing else."""
 
     def transform(self, item):
         return item * 2
 
 
 class Counting(Node):
-    """What a user writes who needs a state: here, how many items came by, which changes what is handed out."""
+    """A user's node with a state: it counts the items, and the count changes what it delivers."""
 
     def __init__(self, source) -> None:
         super().__init__(source)
@@ -85,7 +85,7 @@ class Counting(Node):
 
 
 class Countdown(IterableDataset):
-    """Stateful in torchdata's sense: an iterable with a state_dict of its own."""
+    """Stateful in torchdata's sense: an iterable with its own state_dict."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -121,7 +121,7 @@ def test_cycler_resumes_everywhere():
 @pytest.mark.parametrize("tail", ["pad", "drop", "exact"])
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_sharder_resumes_everywhere(tail, rank):
-    """Seen to fail when the state was taken in mid-round, and when "drop" left its remainder standing."""
+    """Seen to fail when the state was taken in mid-round, and when "drop" did not skip the remainder."""
     assert_resumes_everywhere(lambda: graph(rank=rank, world_size=3, tail=tail), steps=12)
 
 
@@ -243,7 +243,7 @@ def test_reading_again_is_said():
 
 
 class Planted(Node):
-    """Adds its own count to items, with a fault of choice."""
+    """Adds its own count to items, with a selectable fault."""
 
     fault = ""
 
@@ -355,7 +355,7 @@ def test_all_ranks_have_the_same_state_at_every_step(tail, world_size, drop_last
 
 @pytest.mark.parametrize("chain", [[1, 2, 4, 3, 1], [4, 1, 3], [3, 2]])
 def test_a_change_of_world_size_goes_on_with_the_same_sequence(chain):
-    """The same global batch of 12, dealt to other numbers of ranks, over an epoch's end: the global batches are the same, in order."""
+    """The same global batch of 12, dealt to different numbers of ranks, across the end of an epoch: the global batches are the same, in order."""
     n, steps = 60, 3
 
     def run(world_size, state, steps):

@@ -1,4 +1,4 @@
-"""What a sampler yields is one index under ``sampler=``, and one batch under ``batch_sampler=``, whatever it is: as `DataLoader` has it, by value."""
+"""Each item of a sampler is one index under ``sampler=``, and one batch under ``batch_sampler=``, whatever its type: as in `DataLoader`, by value."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ WORKERS = [0, ("thread", 2), ("process", 2)]
 
 
 class Keys(Dataset):
-    """Gives back what it was asked for, with its type; whoever takes a key for a batch is found out."""
+    """Returns the key it got, with its type, so that a key mistaken for a batch is detected."""
 
     def __len__(self):
         return 99
 
     def __getitem__(self, key):
         if isinstance(key, np.generic) or (isinstance(key, torch.Tensor) and key.numel() == 1):
-            key = key.item()  # `DataLoader` hands it on as it came
+            key = key.item()  # `DataLoader` passes it on unchanged
         return f"{type(key).__name__} {key}"
 
 
 class Gathering(Keys):
-    """Also takes a whole batch at once, and says so."""
+    """Also accepts a whole batch at once, and records that."""
 
     def __getitems__(self, keys):
         return [f"together {self[key]}" for key in keys]
 
 
 class Yields:
-    """A sampler that yields what ``make`` makes, anew for each epoch."""
+    """A sampler that yields the items of a fresh ``make()`` in each epoch."""
 
     def __init__(self, make):
         self.make = make
@@ -51,7 +51,7 @@ class Yields:
 
 
 def grouped():
-    """Each group is an iterator, which the next group ends."""
+    """Each group is an iterator that becomes empty when the next group begins."""
     return (group for _, group in groupby(range(9), lambda i: i // 4))
 
 
@@ -128,7 +128,7 @@ def test_an_item_of_a_batch_sampler_is_a_batch(name, dataset, workers):
 
 
 def test_a_dataset_of_arrays_is_indexed_once_by_a_list():
-    """As the documentation of torch has it for bulk reading. Seen to fail: the batch was collated of single samples, in which nothing shows."""
+    """As torch documents bulk reading. Seen to fail: the batch was collated from single samples, which gives the same values."""
 
     asked = []
 
@@ -256,7 +256,7 @@ def test_what_is_no_batch_is_refused(wrap):
 
 
 def test_an_error_inside_a_batch_is_its_own(wrap):
-    """Not "is not a batch". Seen to fail: with the batch read where its ``iter`` is tried."""
+    """Not "is not a batch". Seen to fail: with the batch read inside the ``try`` around its ``iter``."""
 
     def broken():
         yield 1
@@ -295,7 +295,7 @@ def test_shares_in_batches_are_no_indices(batch_size):
 
 
 def test_a_sampler_that_has_every_attribute_is_read():
-    """A proxy, say. Seen to fail: its ``.sampler.sampler.sampler…`` was followed without end."""
+    """For example a proxy. Seen to fail: its ``.sampler.sampler.sampler…`` was followed forever."""
 
     class Proxy:
         def __getattr__(self, name):

@@ -1,4 +1,4 @@
-"""Batcher: what a batch is, and what is left over."""
+"""Batcher: which items are in a batch, and what happens to the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_last_batch_is_short_or_dropped():
 
 
 def test_what_drop_last_leaves_over_is_passed_with_the_last_batch():
-    """So that the state behind the last batch is that of a finished epoch. Seen to fail without it: position 4 of 5."""
+    """So the state after the last batch is the state of a finished epoch. Seen to fail without it: position 4 of 5."""
     node = Batcher(Cycler(Sampler(SequentialOrder(5))), 2, drop_last=True)
     next(node), next(node)
     assert node.get_state()["source"]["position"] == 5

@@ -34,7 +34,7 @@ def test_each_epoch_has_its_own_order():
     "source", [lambda: torchdata.nodes.IterableWrapper([]), lambda: IterableSource([]), lambda: Sampler(SequentialOrder(0))]
 )
 def test_an_empty_epoch_is_a_mark_and_an_endless_loader_does_not_spin(source):
-    """Seen to hang, endless, without the loader's check."""
+    """Seen to loop forever without the loader's check."""
     for node in (Cycler(source()), Batcher(Cycler(source()), 2)):
         assert list(islice(node, 3)) == [EndOfEpoch(0), EndOfEpoch(1), EndOfEpoch(2)]
     with pytest.raises(ValueError, match="epoch 0 has no batch on this rank, so an endless loader would spin"):

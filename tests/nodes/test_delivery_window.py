@@ -58,7 +58,7 @@ def test_out_of_order_four_times_as_many_may_wait_for_the_oldest() -> None:
 
 
 class Against(RuleBasedStateMachine):
-    """The script is what the source gives, place by place; its state behind place k is k + 1. The model knows which places were handed out."""
+    """The script lists the items of the source; its state after item k is k + 1. The model knows which items were delivered."""
 
     @initialize(
         script=st.lists(st.sampled_from([ITEM, ITEM, ITEM, MARK, ERROR]), min_size=5, max_size=30),
@@ -70,13 +70,13 @@ class Against(RuleBasedStateMachine):
     def begin(self, script: list[str], in_order: bool, most: int, run_ahead: bool, delivered: set[int]) -> None:
         self.script, self.most, self.run_ahead = script, most, run_ahead
         self.out = [place for place in sorted(delivered) if script[place] == ITEM]
-        self.raised: int | None = None  # handed out as an error by the last step, so the state is still that before it
+        self.raised: int | None = None  # the last step raised this item, so the state is still the one before it
         self.begin_at(0, self.out, in_order)
 
     @precondition(lambda self: self.window.ahead or self.raised is not None)
     @rule(in_order=st.booleans(), most=st.integers(1, 4))
     def resume(self, in_order: bool, most: int) -> None:
-        """Save the state, and go on from it in a new window, which may be narrower or wider."""
+        """Save the state, and continue from it in a new window, which may be narrower or wider."""
         self.most = most
         if self.raised is not None:
             self.out.remove(self.raised)
@@ -139,7 +139,7 @@ class Against(RuleBasedStateMachine):
 
     @invariant()
     def the_state_says_what_was_handed_out(self) -> None:
-        """Seen to fail: `settle` that goes on past an entry that waits; distances from the newest entry; a failure that is settled at once."""
+        """Seen to fail: `settle` that passes a waiting entry; distances from the newest entry; a failure that is settled at once."""
         if not hasattr(self, "window"):
             return
         settled = set(self.out) - {self.raised}

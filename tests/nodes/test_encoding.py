@@ -1,4 +1,4 @@
-"""States of other people's objects: whatever goes in comes back the same, through JSON, to the bit."""
+"""States of user objects: every value comes back the same through JSON, bit for bit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def same(a, b):
 
 
 def named(item):
-    """As ``repr``, but whatever the order of a set is today."""
+    """Like ``repr``, but independent of the order of sets."""
     if isinstance(item, set | frozenset | tuple):
         names = list(map(named, item))
         return f"{type(item).__name__}{names if isinstance(item, tuple) else sorted(names)}"
@@ -211,7 +211,7 @@ def test_a_damaged_tag_is_a_state_error(tagged):
 
 
 class Numbers(IterableDataset):
-    """Counts to six, and keeps its place the way that ``keep`` says."""
+    """Counts to six, and stores its position as ``keep`` says."""
 
     def __init__(self, keep=lambda at: {"at": {0: at}}, place=lambda state: state["at"].get(0, 0)) -> None:
         self.at = 0
@@ -231,7 +231,7 @@ class Numbers(IterableDataset):
 
 
 def resumed(build, steps):
-    """All that is delivered, in two runs: the second one begins with a state through JSON."""
+    """All items of two runs; the second starts from a state that went through JSON."""
     with Loader(build()) as loader:
         items = list(islice(loader, steps))
         state = json.loads(json.dumps(loader.state_dict()))
@@ -271,7 +271,7 @@ def test_a_node_of_torchdata_with_a_tensor_in_its_state_resumes():
 @pytest.mark.parametrize("late", [0, 3])
 @pytest.mark.parametrize("wrap", [lambda node: node, lambda node: Batcher(node, 1), lambda node: Prefetcher(Batcher(node, 1))])
 def test_a_state_that_cannot_be_saved_is_an_error_of_the_batch(late, wrap):
-    """And not only of ``state_dict()``; also where it becomes so later. Seen to fail: five batches came, and the first checkpoint raised."""
+    """Not only by ``state_dict()``, and also if the state becomes unsavable later. Seen to fail: five batches came, and the first checkpoint raised."""
     source = Numbers(lambda at: {"at": at, "f": [Mine() if at > late else 0]})
     source.at = 1 if late == 0 else 0
     with Loader(wrap(Cycler(IterableSource(source)))) as loader:

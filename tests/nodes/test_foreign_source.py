@@ -1,4 +1,4 @@
-"""torchdata's nodes as sources: the samples of an epoch are the same however it was reached."""
+"""torchdata's nodes as sources: the samples of an epoch do not depend on how it was reached."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sharded(**options):
 
 
 class Walks(IterableDataset):
-    """Has a generator of its own that goes on from epoch to epoch, and no count of them."""
+    """Has its own generator, which continues from epoch to epoch, and no epoch count."""
 
     def __init__(self) -> None:
         self.rng, self.at, self.read = random.Random(3), 0, 0
@@ -44,7 +44,7 @@ class Walks(IterableDataset):
 
 
 class Passes(IterableDataset):
-    """Counts what it has read to its end."""
+    """Counts the passes that it has read to the end."""
 
     def __init__(self) -> None:
         self.epoch = self.at = 0
@@ -177,7 +177,7 @@ def test_foreign_sources_resume_everywhere(name):
 
 @pytest.mark.parametrize("name", ["sampler", "mapper", "unbatcher", "plain", "passes", "weighted"])
 def test_a_jump_to_a_node_that_counts_reads_nothing(name, caplog):
-    """It is put there by its own count of epochs."""
+    """Its own epoch count moves it there."""
     read = []
     node = tn.Mapper(CHAINS[name](), lambda item: read.append(item) or item)
     want = epochs(CHAINS[name], 4)
@@ -202,7 +202,7 @@ def test_reading_epochs_again_is_said_once(caplog):
 
 
 def test_running_on_reads_each_item_once_and_says_nothing(caplog):
-    """The ordinary way costs what it did."""
+    """The ordinary case costs no more than before."""
     dataset = Walks()
     with Loader.from_dataset(tn.IterableWrapper(dataset), batch_size=None) as loader:
         for _ in range(5):
@@ -246,7 +246,7 @@ def test_one_that_is_handed_data_reads_a_node_of_ours():
         assert [list(loader) for _ in range(2)] == [[[0, 2], [4, 6], [8]]] * 2
 
 
-# One that was read before.
+# A node that was read before.
 
 
 class CountsItsPasses(IterableDataset):

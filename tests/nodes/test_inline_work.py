@@ -1,4 +1,4 @@
-"""Samples that a reader's thread loads inline: the user's generators are never disturbed, and samples draw what they draw without the thread."""
+"""Samples that a reader thread loads inline: the user's generators are never disturbed, and samples draw the same numbers as without the thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ N, B = 60, 3
 
 
 class Consumer:
-    """Whether it is waiting for an item now, as a dataset can see it."""
+    """Whether the consumer is waiting for an item now, visible to the dataset."""
 
     def __init__(self) -> None:
         self.waits = False
@@ -37,7 +37,7 @@ class Consumer:
 
 
 class Samples:
-    """Says for each sample whether the consumer was waiting while it was loaded."""
+    """Records for each sample whether the consumer was waiting while it was loaded."""
 
     def __init__(self, consumer: Consumer, draw: Callable[[int], Any]) -> None:
         self.consumer, self.draw = consumer, draw
@@ -61,7 +61,7 @@ def of_all(index: int) -> float:
 
 DRAWS: dict[str, Callable[[int], float]] = {
     "random": lambda index: random.random(),
-    "numpy": lambda index: float(np.random.normal()),  # of which NumPy keeps every other one
+    "numpy": lambda index: float(np.random.normal()),  # NumPy draws these in pairs, and keeps the second one
     "torch": lambda index: torch.rand(()).item(),
     "all": of_all,
 }
@@ -91,7 +91,7 @@ def generators() -> tuple[Any, ...]:
 @pytest.mark.parametrize("mapper", MAPPERS)
 @pytest.mark.parametrize("draw", DRAWS)
 def test_samples_that_draw_are_loaded_only_while_the_consumer_waits(draw, mapper, reader, caplog):
-    """And are what they are without a reader. Seen to fail: a reader that goes on while the user draws, whose numbers were then taken back."""
+    """And they are the same as without a reader. Seen to fail: a reader that goes on while the user draws, and then undoes those draws."""
     consumer = Consumer()
     expected = values(Loader(graph(Samples(consumer, DRAWS[draw]), mapper)))
     dataset = Samples(consumer, DRAWS[draw])
@@ -110,7 +110,7 @@ def test_samples_that_draw_are_loaded_only_while_the_consumer_waits(draw, mapper
 @pytest.mark.parametrize("mapper", MAPPERS)
 @pytest.mark.parametrize("draw", [lambda index: 1.0, lambda index: float(sample().rng.random())], ids=["nothing", "sample().rng"])
 def test_samples_that_draw_nothing_are_read_ahead(draw, mapper, caplog):
-    """As soon as that is known. Seen to fail: a reader that is held for good."""
+    """As soon as that is known. Seen to fail: a reader that is held forever."""
     consumer = Consumer()
     expected = values(Loader(graph(Samples(consumer, draw), mapper)))
     dataset = Samples(consumer, draw)
@@ -128,7 +128,7 @@ def test_samples_that_draw_nothing_are_read_ahead(draw, mapper, caplog):
 
 @pytest.mark.parametrize("reader", READERS)
 def test_nothing_is_seeded_where_that_was_not_wanted(reader, caplog):
-    """So the reader goes on by itself from the beginning, and what samples draw is the user's business."""
+    """So the reader reads ahead from the beginning, and the samples' draws are the user's business."""
     dataset = Samples(Consumer(), DRAWS["torch"])
     node = READERS[reader](graph(dataset, seed_samples=False))
     node.reset()
@@ -139,7 +139,7 @@ def test_nothing_is_seeded_where_that_was_not_wanted(reader, caplog):
 
 
 def test_always_means_always():
-    """Where samples only look at a generator, which nobody sees."""
+    """For samples that only look at a generator, which cannot be detected."""
 
     def look(index: int) -> int:
         return torch.initial_seed()

@@ -1,4 +1,4 @@
-"""An iterable that draws from the global generators: what it draws is its own, and what the user draws is the user's."""
+"""An iterable that draws from the global generators: its draws and the user's draws do not affect each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw():
 
 
 def generators():
-    """Where they stand, in values that compare."""
+    """The states of the generators, as values that compare."""
     name, words, *rest = np.random.get_state()
     return random.getstate(), (name, words.tolist(), *rest), torch.get_rng_state().tolist()
 
@@ -50,7 +50,7 @@ class Draws(IterableDataset):
 
 
 class DrawsAtOnce(IterableDataset):
-    """Draws as it is told its epoch, as it begins, and for each item."""
+    """Draws in ``set_epoch``, in ``__iter__``, and for each item."""
 
     def set_epoch(self, epoch):
         self.told = (epoch, *draw())
@@ -61,7 +61,7 @@ class DrawsAtOnce(IterableDataset):
 
 
 class KeepsItsPlace(IterableDataset):
-    """Draws for each item, and resumes by a state."""
+    """Draws for each item, and resumes from a state."""
 
     at = 0
 
@@ -79,7 +79,7 @@ class KeepsItsPlace(IterableDataset):
 
 
 def loaded(dataset, epochs=2, **options):
-    """The data of some epochs, and what the user draws behind each batch."""
+    """The data of some epochs, and the user's draws after each batch."""
     seeded()
     data, mine = [], []
     with Loader.from_dataset(dataset, batch_size=2, collate_fn=list, **options) as loader:
@@ -130,7 +130,7 @@ def test_the_data_do_not_depend_on_the_batch_size(make, size):
 @every_dataset
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_resuming_draws_the_same(make, steps):
-    """By reading again, and by its own state. Seen to fail: the rest of the epoch was drawn anew."""
+    """By reading again, and from its own state. Seen to fail: the rest of the epoch was drawn anew."""
     want = loaded(make())[0]
     with Loader.from_dataset(make(), batch_size=2, collate_fn=list) as loader:
         got = [item for batch in islice(loader, steps) for item in batch]
@@ -203,7 +203,7 @@ def test_seeding_may_be_switched_off():
 
 
 def test_the_generators_are_kept_once_a_block(monkeypatch):
-    """Not once an item, which takes ten times as long."""
+    """Not once per item, which takes ten times as long."""
     kept = []
     keep = iterable_source.global_rngs_kept
     monkeypatch.setattr(iterable_source, "global_rngs_kept", lambda: kept.append(1) or keep())
@@ -218,7 +218,7 @@ def test_the_generators_are_kept_once_a_block(monkeypatch):
 
 
 class Looks(IterableDataset):
-    """Yields where the generators stand, and draws nothing."""
+    """Yields the states of the generators, and draws nothing."""
 
     def __iter__(self):
         for _ in range(N):
@@ -227,7 +227,7 @@ class Looks(IterableDataset):
 
 @pytest.mark.parametrize("wrap", [Prefetcher, lambda node: Prefetcher(Batcher(node, 2))])
 def test_in_a_background_thread_the_generators_are_left_alone(wrap, caplog):
-    """Where seeding would disturb what the consumer draws meanwhile. Seen to fail without `reads_ahead`."""
+    """Because seeding would disturb the consumer's own draws. Seen to fail without `reads_ahead`."""
     seeded()
     before = generators()
     with Loader(wrap(Cycler(IterableSource(Looks())))) as loader:

@@ -66,7 +66,7 @@ def test_a_node_that_reads_by_next_cannot_be_dealt_above_the_cycler():
 
 
 class Plus(torchdata.nodes.BaseNode):
-    """What a user of torchdata has."""
+    """A node that a torchdata user might write."""
 
     def __init__(self, source) -> None:
         super().__init__()

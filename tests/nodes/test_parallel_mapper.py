@@ -65,7 +65,7 @@ def test_a_function_gets_values_and_lists_without_their_address():
 
 
 def test_a_mapper_may_stand_below_a_batcher():
-    """As where texts are made tokens and then batched. Seen to fail: `Mapper` as a `ParallelMapper` without workers, which cannot be dealt."""
+    """For example, texts are tokenized and then batched. Seen to fail: `Mapper` as a `ParallelMapper` without workers, which cannot be dealt."""
     node = Batcher(Sharder(Cycler(Mapper(Sampler(SequentialOrder(7)), lambda value: 10 * value)), 1, 2), 2)
     assert list(islice(node, 4)) == [[10, 30], [50, 0], EndOfEpoch(0), [10, 30]]
     loader = Loader(Batcher(Mapper(torchdata.nodes.IterableWrapper(range(7)), lambda value: 2 * value), 3))
@@ -73,7 +73,7 @@ def test_a_mapper_may_stand_below_a_batcher():
 
 
 def test_ctrl_c_loses_no_item_inline():
-    """It is no fault of the item, which is done again. Seen to fail: `_at_once` without an entry for it."""
+    """The interrupt is not the item's error, so the item is done again. Seen to fail: `_at_once` without an entry for it."""
     calls = []
 
     def pressed(value):
@@ -140,7 +140,7 @@ def test_run_ahead_false_idles_at_the_mark():
 
 
 def test_out_of_order_delivers_what_is_done_and_no_epoch_early():
-    """Seen to fail when the choice went on behind the mark."""
+    """Seen to fail when `candidates` looked past the mark."""
     gates = Gates(3)
     node = ParallelMapper(source(3), gates, 3, in_order=False, prefetch_factor=3)
     gates.open(1)
@@ -204,7 +204,7 @@ def test_states_of_a_rank_are_said_to_be_so_once(caplog):
 
 
 class Sulky(Node):
-    """Raises in the middle, and goes on."""
+    """Raises in the middle, and then continues."""
 
     def transform(self, item):
         if item == 2:
@@ -328,7 +328,7 @@ def test_a_loader_out_of_order_delivers_every_sample_once():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_reads_no_further_than_two_ends_of_empty_epochs(workers):
-    """A sampler is told of each epoch as it begins. Seen to fail: a dozen of them were begun ahead."""
+    """A sampler learns of each epoch when it begins. Seen to fail: a dozen epochs were begun ahead."""
     cycler = Cycler(Sampler(SequentialOrder(0)))
     node = ParallelMapper(cycler, abs, workers)
     node.reset()

@@ -21,7 +21,7 @@ def source(n=5):
 
 
 class Gated(Node):
-    """Hands on an item only once its gate is opened, and says when it is asked."""
+    """Delivers an item only once its gate is open, and signals each request."""
 
     def __init__(self, source, gate, asked) -> None:
         super().__init__(source)
@@ -41,7 +41,7 @@ def test_it_reads_ahead_but_no_further_than_its_depth():
     for _ in range(2):
         assert asked.acquire(timeout=20)
         gate.release()
-    assert not asked.acquire(timeout=0.05)  # two are ready, and a third is not asked for
+    assert not asked.acquire(timeout=0.05)  # two are ready, and the reader does not ask for a third
     assert next(node).values == 0
     assert asked.acquire(timeout=20)
     gate.release()
@@ -49,7 +49,7 @@ def test_it_reads_ahead_but_no_further_than_its_depth():
 
 
 def test_a_stuck_reader_is_left_behind_by_name(caplog):
-    """Within the time that `close` was given. Seen to fail: `shutdown` that waits 2 s whatever was said; `join` that says nothing."""
+    """Within the timeout of `close`. Seen to fail: `shutdown` that always waits 2 s; `join` that logs nothing."""
     gate, asked = threading.Semaphore(0), threading.Semaphore(0)
     loader = Loader(Prefetcher(Gated(source(9), gate, asked), 2))
     gate.release()
@@ -126,7 +126,7 @@ def test_stop_iteration_of_a_finite_source_stays():
 
 
 def test_run_ahead_false_stops_at_the_mark():
-    """Seen to fail without the hold: epoch 1 was asked for while nobody wanted it."""
+    """Seen to fail without the hold: the reader asked for epoch 1 before the consumer did."""
     loaded = []
 
     def note(value):
@@ -164,7 +164,7 @@ def test_shutdown_ends_and_is_final():
 
 
 def test_an_abandoned_one_is_collected_with_its_thread():
-    """Seen to fail when the thread held the pump."""
+    """Seen to fail when the thread held the `ReaderThread`."""
     node = Prefetcher(Prefetcher(source(), 2), 2)
     next(node)
     threads = [thread for thread in threading.enumerate() if thread.name == "penstock-prefetch"]

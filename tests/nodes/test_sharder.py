@@ -79,7 +79,7 @@ def test_one_rank_of_many_costs_its_own_share_only():
         node = Batcher(Sharder(Cycler(Sampler(Watched())), rank, 16384), 32)
         assert next(node).plain() == [rank + 16384 * k for k in range(32)]
         assert next(node).positions[0] == rank + 16384 * 32
-    assert [n for n in asked if n] == [32, 64] * 4  # the second time twice as many, because it goes on
+    assert [n for n in asked if n] == [32, 64] * 4  # twice as many the second time, because the read continues
 
 
 def test_whole_batches_are_dealt():
@@ -117,7 +117,7 @@ def test_an_epoch_smaller_than_a_round_is_empty_under_drop(rank):
     assert [next(node), next(node)] == [EndOfEpoch(0), EndOfEpoch(1)]
 
 
-# Where rank and world size come from.
+# The sources of rank and world size.
 
 
 def test_arguments_come_first(monkeypatch):
@@ -164,9 +164,9 @@ def test_a_group_that_comes_later_with_other_numbers_is_an_error(monkeypatch, gr
             next(iterator)
 
 
-@pytest.fixture(scope="session")  # so it comes before what counts the open files of a test
+@pytest.fixture(scope="session")  # so that it runs before the fixture that counts the open files of a test
 def sockets_of_a_mesh(tmp_path_factory):
-    """What torch 2.15 keeps open for the life of the process, once a dimension of a mesh was asked for: the sockets of gloo."""
+    """Open gloo's sockets now: torch 2.15 keeps them open for the life of the process once a dimension of a mesh was requested."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('mesh')}/rendezvous", rank=0, world_size=1)
     init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))["dp"]
     dist.destroy_process_group()

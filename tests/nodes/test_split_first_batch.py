@@ -1,4 +1,4 @@
-"""The first batch of an empty pipeline is loaded by all workers at once; whatever is in it, it is the batch that one would have made.
+"""The first batch of an empty pipeline is loaded by all workers at once; whatever is in it, the result is the batch that one worker would have made.
 
 Gates, not sleeps: a sample that begins a worker's part says so through a pipe, and waits at another until all have.
 """
@@ -40,7 +40,7 @@ def loading(dataset, method, workers=3, **options):
 
 
 class Gates:
-    """Through which a thread or a forked process can say that it has begun, and wait."""
+    """A gate where a thread or a forked process reports that it has begun, and waits."""
 
     def __init__(self):
         self.begun, self.begin = os.pipe()
@@ -51,7 +51,7 @@ class Gates:
         os.read(self.wait, 1)
 
     def seen(self, n, within=3.0):
-        """What the first ``n`` have said; fewer where no more came in time."""
+        """The reports of the first ``n``; fewer if no more came in time."""
         words = b""
         while len(words) < n and select.select([self.begun], [], [], within)[0]:
             words += os.read(self.begun, n - len(words))
@@ -73,7 +73,7 @@ def gates():
 
 
 class Gated(Tagged):
-    """Says at each of some samples that it has come there, and waits."""
+    """Reports at some of its samples, and waits at the gate."""
 
     def __init__(self, n, gates, at):
         super().__init__(n)
@@ -88,7 +88,7 @@ class Gated(Tagged):
 
 @contextlib.contextmanager
 def opened(gates, n):
-    """Gates that let all through once ``n`` are there, and tell who they were: a list that is filled at the end."""
+    """Gates that open once ``n`` workers are there, and a list that holds their reports at the end."""
     words = []
 
     def guard():
@@ -101,7 +101,7 @@ def opened(gates, n):
     thread.join()
 
 
-# That it is so.
+# The batch is split.
 
 
 @by_method_at_once
@@ -109,7 +109,7 @@ def opened(gates, n):
     ("batch_size", "workers", "firsts"), [(12, 3, [0, 4, 8]), (12, 2, [0, 6]), (10, 3, [0, 4, 8]), (5, 4, [0, 2, 4]), (2, 3, [0, 1])]
 )
 def test_all_workers_load_the_first_batch(gates, method, batch_size, workers, firsts):
-    """None goes on before all of them have begun. Seen to fail: `parts` that answers nothing (only one comes to the gate in three seconds)."""
+    """No worker continues before all have begun. Seen to fail: `parts` that returns nothing (only one worker reaches the gate in three seconds)."""
     with loading(Gated(N, gates, firsts), method, workers, batch_size=batch_size) as loader:
         with opened(gates, len(firsts)) as words:
             batches = list(loader)
@@ -132,7 +132,7 @@ def test_also_after_a_jump(gates, method):
 
 @by_method_at_once
 def test_also_at_an_epoch_that_had_to_be_waited_for(gates, method):
-    """With ``run_ahead=False`` the pipeline is empty then."""
+    """With ``run_ahead=False`` the pipeline is empty at each epoch's start."""
     with loading(Gated(N, gates, [1000, 1004, 1008]), method, run_ahead=False) as loader:
         assert torch.cat(list(loader)).tolist() == list(range(N))
         with opened(gates, 3) as words:
@@ -142,7 +142,7 @@ def test_also_at_an_epoch_that_had_to_be_waited_for(gates, method):
 
 @by_method_at_once
 def test_the_batches_behind_it_are_loaded_meanwhile(gates, method):
-    """By those who have done their part."""
+    """By the workers that have finished their part."""
     with loading(Gated(N, gates, [0, 12, 24]), method, 2) as loader:
         with opened(gates, 2) as words:
             assert torch.cat(list(loader)).tolist() == list(range(N))
@@ -171,7 +171,7 @@ def test_parts_are_the_batch():
 
 
 class Rich:
-    """Everything that a batch can be made of, and random numbers."""
+    """Every type that a batch can contain, and random numbers."""
 
     def __len__(self):
         return N
@@ -246,7 +246,7 @@ def test_a_collate_fn_is_called_once_with_all_samples(method):
 
 
 def test_samples_that_cannot_be_pickled():
-    """A collate_fn makes something of them that can: what is said to a worker about one batch must hold for the first one too."""
+    """A collate_fn turns them into something that can be: the rules for what a worker may return apply to the first batch too."""
     with loading(Unpicklable(), "process", collate_fn=lambda samples: [one() for one in samples]) as loader:
         assert [value for batch in loader for value in batch] == list(range(N))
 
@@ -260,7 +260,7 @@ class Unpicklable:
 
 
 def test_a_collate_fn_knows_its_worker():
-    """And finds there what ``worker_init_fn`` has made."""
+    """And finds there what ``worker_init_fn`` set up."""
     with loading(Tagged(N), "process", 2, collate_fn=lambda samples: get_worker_info().id) as loader:
         assert set(loader) <= {0, 1}
 
@@ -299,7 +299,7 @@ def test_out_of_order(method):
 @by_method
 @pytest.mark.slow
 def test_the_resume_law(method):
-    """Every resumed loader begins with parts."""
+    """Every resumed loader begins with a split batch."""
     assert_resumes_everywhere(lambda: loading(Tagged(14), method, 2, batch_size=4, shuffle=True), steps=9)
 
 
@@ -340,7 +340,7 @@ def test_an_error_names_its_sample(method, bad):
 
 @by_method
 def test_several_errors_are_one(method):
-    """The first one's. What comes of the other parts is nobody's batch."""
+    """It raises the error of the first one. The results of the other parts are dropped."""
     with loading(Bad(N, set(range(0, 12, 2))), method) as loader:
         iterator = iter(loader)
         with pytest.raises(ValueError, match="is bad"):
@@ -351,7 +351,7 @@ def test_several_errors_are_one(method):
 @by_method
 @pytest.mark.parametrize("bad", [{0}, {3, 4}, {4, 5, 6, 7}, {0, 11}, set(range(1, 12)), {5, 17, 30}], ids=str)
 def test_skipping(method, bad, caplog):
-    """Also a whole part. Seen to fail: `together` that gives no faults on."""
+    """Also if a whole part fails. Seen to fail: `together` that drops the faults."""
     with loading(Bad(N, bad), method, on_error="skip") as loader:
         batches = [batch.tolist() for batch in loader]
         skipped = loader.root.statistics()[-1].skipped
@@ -366,7 +366,7 @@ def test_skipping(method, bad, caplog):
 
 @by_method
 def test_skipping_a_whole_part_before_a_collate_fn(method, caplog):
-    """Seen to fail: `together` that takes ``None`` for samples."""
+    """Seen to fail: `together` that mistakes ``None`` for samples."""
     with loading(Bad(N, {4, 5, 6, 7}), method, on_error="skip", collate_fn=sum) as loader:
         assert list(loader) == [sum(range(4)) + sum(range(8, 12)), sum(range(12, 24)), sum(range(24, 36))]
 
@@ -414,7 +414,7 @@ def test_the_rows_of_faults():
 
 @by_method
 def test_samples_that_do_not_go_together(method):
-    """Though those of each part do. The error names the batch."""
+    """Although the samples of each part do. The error names the batch."""
 
     class Ragged(Tagged):
         def __getitem__(self, index):
@@ -489,7 +489,7 @@ class Dying(Tagged):
 
 @pytest.mark.parametrize("at", [0, 5, 11])
 def test_a_worker_that_dies_in_its_part(tmp_path, caplog, at):
-    """Its part is done again, by another."""
+    """Another worker does its part again."""
     with loading(Dying(N, at, tmp_path / "flag"), "process") as loader:
         assert torch.cat(list(loader)).tolist() == list(range(N))
         assert loader.root._pool.statistics().restarts == 1
@@ -529,7 +529,7 @@ def test_closing_in_the_middle(gates, method):
 
 @by_method
 def test_jumping_in_the_middle(method):
-    """Parts that nobody wants any more come to nothing."""
+    """Parts that are no longer needed are dropped."""
     with loading(Tagged(N), method) as loader:
         start = loader.state_dict()
         next(iter(loader))

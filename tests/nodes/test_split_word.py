@@ -35,7 +35,7 @@ class Own(IterableDataset):
 
 
 class Stateful(IterableDataset):
-    """Splits itself, and keeps its own place."""
+    """Splits itself, and stores its own position."""
 
     def __init__(self, r):
         self.r, self.at = r, 0
@@ -81,7 +81,7 @@ def test_several_ranks_have_to_be_told_who_deals(build):
     """Seen to fail: each rank was dealt a share of its share, so that half of the items were never seen."""
     said = []
     for rank in range(2):
-        with build(Own(rank), rank, tail="drop") as loader:  # built without an error: nobody knows the ranks yet
+        with build(Own(rank), rank, tail="drop") as loader:  # building raises nothing, because the ranks are not known yet
             with pytest.raises(GraphError) as raised:
                 next(iter(loader))
             said.append(str(raised.value))
@@ -157,7 +157,7 @@ def test_sources_that_are_indexed_need_no_word():
             assert loader.root.settings()["split"] == "items"
 
 
-# What is known to split itself.
+# Iterables that are known to split themselves.
 
 
 class DistributedHF(IterableDataset):
@@ -257,7 +257,7 @@ def test_what_does_not_split_itself_may_be_dealt(dataset):
 
 
 def test_an_own_split_without_a_state_counts_items_on_any_rank():
-    """Rank 0's checkpoint serves. Seen to fail: each rank was dealt a share of its share."""
+    """Rank 0's checkpoint is enough. Seen to fail: each rank was dealt a share of its share."""
     with canonical(Own(0), 0, split="own") as loader:
         assert list(islice(loader, 2)) == [0, 1]
         saved = loader.state_dict()

@@ -1,4 +1,4 @@
-"""torchdata's samplers, which only count what they gave: taken over as torch's own are."""
+"""torchdata's samplers, which only count what they yielded, are taken over like torch's own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sharded(rank, **options):
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"drop_last": True}])
 def test_is_taken_over_with_its_order_in_each_epoch(batches, rank, options):
-    """Seen to fail: refused, with the advice to give it to from_dataset, to which it was given."""
+    """Seen to fail: from_dataset refused it, with the advice to pass it to from_dataset."""
     words = (
         {"sampler": sharded(rank, **options), "batch_size": 2}
         if batches is None
@@ -36,7 +36,7 @@ def test_is_taken_over_with_its_order_in_each_epoch(batches, rank, options):
 
 
 def test_with_a_loaded_state_is_refused():
-    """Nobody would read that state here, and what it says would be loaded again."""
+    """The loader would ignore that state, and load the same samples again."""
     sampler = sharded(0)
     sampler.load_state_dict({"yielded": 2})
     with pytest.raises(GraphError, match="has loaded a state of its own.*Load the loader's"):

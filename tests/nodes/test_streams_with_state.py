@@ -1,4 +1,4 @@
-"""Streams with a state, in the forms in which people write them: resumed at every step, read by several loaders, interrupted."""
+"""Streams with a state, written in the usual ways: resumed at every step, read by several loaders, interrupted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ N = 6
 
 
 class WithFlag(IterableDataset):
-    """Its own iterator, which begins anew unless a state was loaded."""
+    """Its own iterator, which starts over unless a state was loaded."""
 
     def __init__(self):
         self.i, self.loaded = 0, False
@@ -58,7 +58,7 @@ class Pass:
 
 
 class StateOfTheLastPass(IterableDataset):
-    """Has the state of what its ``__iter__`` has made last, and loads into one of its own."""
+    """Its state is that of its last iterator; a state is loaded into a new one."""
 
     def __iter__(self):
         self.it = Pass()
@@ -73,7 +73,7 @@ class StateOfTheLastPass(IterableDataset):
 
 
 class GoesOn(IterableDataset):
-    """A generator that goes on from where the dataset stands."""
+    """A generator that continues from the dataset's position."""
 
     fails_at = None
 
@@ -141,7 +141,7 @@ def test_into_the_same_loader(kind):
 
 
 def test_what_an_interrupt_has_left_in_the_middle_begins_anew_in_another_loader():
-    """Seen to fail: where it stood passed for the place to which its owner had moved it."""
+    """Seen to fail: its position was mistaken for one that its owner had moved it to."""
     stream = GoesOn()
     stream.fails_at = 3
     with loading(stream) as loader, pytest.raises(KeyboardInterrupt):
@@ -153,7 +153,7 @@ def test_what_an_interrupt_has_left_in_the_middle_begins_anew_in_another_loader(
 
 @pytest.mark.parametrize("kind", [WithFlag, GoesOn])
 def test_two_loaders_in_turns_over_one_stream_are_refused(kind):
-    """Seen to fail, in silence: each took items that the other missed."""
+    """Seen to fail silently: each took items that the other missed."""
     stream = kind()
     with loading(stream) as one, loading(stream) as other:
         batches = iter(one)
@@ -173,7 +173,7 @@ def test_two_loaders_one_after_the_other_over_one_stream(kind):
 
 
 def test_streams_that_are_equal_are_still_two():
-    """Seen to fail: known by their hash, one began where the other had."""
+    """Seen to fail: with streams identified by their hash, one began where the other had begun."""
 
     class Equal(GoesOn):
         def __eq__(self, other):
@@ -191,7 +191,7 @@ def test_streams_that_are_equal_are_still_two():
 
 
 class Counted(IterableDataset):
-    """Epochs of four items, which say so, or three, or six."""
+    """Epochs of four items, with a ``__len__`` of four, three or six."""
 
     def __init__(self, said):
         self.said, self.at = said, 0
@@ -209,7 +209,7 @@ class Counted(IterableDataset):
 @pytest.mark.parametrize("said", [3, 4, 6])
 @pytest.mark.parametrize("restart", [None, True, False])
 def test_each_epoch_that_the_view_asks_for_comes_once(said, restart):
-    """From a state on the last batch that somebody who counts has seen. Seen to fail: one epoch came twice, or not at all."""
+    """From a state saved at the last batch that a counting training loop sees. Seen to fail: one epoch came twice, or not at all."""
     make = lambda: Loader.from_dataset(Counted(said), batch_size=None, restart_on_stop_iteration=restart)  # noqa: E731
     with warnings.catch_warnings(action="ignore"):
         with make() as loader:

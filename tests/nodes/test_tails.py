@@ -1,4 +1,4 @@
-"""Dealing is arithmetic: compared with cards dealt one by one."""
+"""Dealing is arithmetic: compared with dealing cards one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock._nodes.tails import batches, check_tail, share
 
 
 def dealt(items: int, world_size: int, tail: str) -> list[int]:
-    """How many each rank has when cards are dealt by hand."""
+    """The number of cards of each rank when they are dealt by hand."""
     hands = [0] * world_size
     for k in range(items):
         hands[k % world_size] += 1

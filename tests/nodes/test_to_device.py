@@ -1,4 +1,4 @@
-"""ToDevice, pinned batches and what is resident on a device: on the CPU what can be seen there, and the rest with ``-m gpu``."""
+"""ToDevice, pinned batches and datasets on a device. The CPU tests run everywhere; the others need ``-m gpu``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def accelerator() -> torch.device:
 
 
 def test_the_cpu_changes_nothing():
-    """No thread, no copy: the very object that the source has made."""
+    """No thread, no copy: the same object that the source made."""
     source = loaded()
     made = []
     original = source.next

@@ -29,7 +29,7 @@ N, BATCH, EPOCHS = 24, 2, 2
 
 
 class Who:
-    """Sample i of epoch e is 1000 e + i; and who has loaded it."""
+    """Sample i of epoch e is 1000 e + i, together with the process that loaded it."""
 
     def __len__(self) -> int:
         return N
@@ -49,7 +49,7 @@ class Shuffled(Sampler[int]):
 
 
 class Tell:
-    """A worker writes a byte into a pipe once it has started, and so has its signals set."""
+    """A worker writes a byte into a pipe once it has started, so its signal handlers are set."""
 
     def __init__(self, fifo: Path) -> None:
         self.fifo = fifo
@@ -141,7 +141,7 @@ def alive_or_reaped() -> bool:
 
 
 def helpers() -> list[int]:
-    """The processes that work for this one, also those whose fork server has died; without what `multiprocessing` keeps for itself."""
+    """The processes that work for this one, including those whose fork server has died, but without `multiprocessing`'s own helpers."""
     return sorted(process.pid for process in session(os.getpid()) if process.pid != os.getpid() and works(process))
 
 

@@ -1,4 +1,4 @@
-"""Change: what an exception came out of the middle of is mended before anything builds on it."""
+"""Change: if an exception interrupts a change, it is repaired before other code relies on it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_next_change_finds_what_belongs_together_together(fault: BaseExcepti
 
 
 def test_who_only_looks_settles_first_and_once() -> None:
-    """Seen to fail: `settle` that does not clear what it has mended."""
+    """Seen to fail: `settle` that does not clear the flag after repairing."""
     ledger = Ledger()
     with pytest.raises(KeyboardInterrupt):
         ledger.count(KeyboardInterrupt())

@@ -1,4 +1,4 @@
-"""Forks beside other threads, whose locks nobody gives back in the child: real threads that hold real locks, real children that hang."""
+"""Forks while other threads hold locks that are never released in the child: real threads, real locks, real children that hang."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def numpy_draws() -> None:
 
 
 def use_python() -> None:
-    """What a native thread does when it begins to use Python; called without the interpreter's lock, as there."""
+    """What a native thread does when it begins to use Python. Called without the interpreter's lock, as in such a thread."""
     delete(new(interpreter))
 
 
@@ -62,7 +62,7 @@ delete.restype, delete.argtypes = None, [ctypes.c_void_p]
 
 @contextmanager
 def beside(act: Callable[[], Any]) -> Iterator[None]:
-    """Two other threads that do it without a pause."""
+    """Two other threads that do this without a pause."""
     ended = False
 
     def run() -> None:
@@ -81,7 +81,7 @@ def beside(act: Callable[[], Any]) -> Iterator[None]:
 
 
 def drawn(task: int) -> tuple[int, float, float]:
-    """Drawn in a thread, which need not be let in where a fork's only thread is."""
+    """Drawn in another thread, which may have to wait where the only thread of a fork does not."""
     torch.manual_seed(task)
     np.random.seed(task)
     values: list[float] = []
@@ -92,7 +92,7 @@ def drawn(task: int) -> tuple[int, float, float]:
 
 
 class Drawn:
-    """What a worker does: `drawn`."""
+    """The work of a worker: `drawn`."""
 
     def __call__(self, task: int, cell: Any, allocate: Any) -> tuple[int, float, float]:
         return drawn(task)
@@ -124,7 +124,7 @@ def test_workers_come_up_beside_busy_threads(act: Callable[[], None]) -> None:
 
 
 def test_a_fork_of_others_at_the_same_time_can_draw() -> None:
-    """As a DataLoader's worker that another thread starts. Seen to fail: NumPy's lock held by the parent, which the other child inherits."""
+    """Like a DataLoader worker that another thread starts. Seen to fail: NumPy's lock held by the parent, which the other child inherits."""
 
     def fork() -> tuple[int, int]:
         thread = threading.Thread(target=np.random.rand, daemon=True)
@@ -141,7 +141,7 @@ def test_a_fork_of_others_at_the_same_time_can_draw() -> None:
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
-    """Have the first children hang on a lock before they come up; gives a list of which came up."""
+    """Make the first children hang on a lock before they come up. Returns a list of those that came up."""
 
     def first(n: int) -> list[bool]:
         came: list[bool] = []
@@ -164,7 +164,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
 
 
 def test_a_zygote_that_hangs_is_forked_again(hanging: Callable[[int], list[bool]]) -> None:
-    """Seen to fail: one that hangs taken for one that is up."""
+    """Seen to fail: a child that hangs counted as up."""
     came = hanging(2)
     with Loader.from_dataset(Tagged(8), batch_size=4, num_workers=2, method="process") as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -172,7 +172,7 @@ def test_a_zygote_that_hangs_is_forked_again(hanging: Callable[[int], list[bool]
 
 
 def test_a_zygote_that_dies_at_once_and_is_reaped_by_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: `Zygote.exit_code` without a thought for that (`ChildProcessError`)."""
+    """Seen to fail: `Zygote.exit_code` without handling that (`ChildProcessError`)."""
 
     def until_gone(fork: Callable[[], tuple[int, int]], kill: Callable[[], None]) -> None:
         pid, _ = fork()
@@ -192,7 +192,7 @@ def test_a_zygote_that_dies_at_once_and_is_reaped_by_others_is_told(monkeypatch:
 
 
 def test_none_that_comes_up_is_an_error(hanging: Callable[[int], list[bool]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is left behind (the leak fixture looks). Seen to fail: without killing."""
+    """No child is left behind (the leak fixture checks). Seen to fail: without killing."""
     hanging(2)
     monkeypatch.setattr(fork_module, "ATTEMPTS", 2)
     with (
@@ -203,7 +203,7 @@ def test_none_that_comes_up_is_an_error(hanging: Callable[[int], list[bool]], mo
 
 
 def children(*lives: Callable[[], None]) -> int:
-    """Fork one child after the other until one comes up; how many it took."""
+    """Fork children until one comes up. Returns how many it took."""
     forked: list[tuple[int, int]] = []
     pipes: list[int] = []
 
@@ -218,7 +218,7 @@ def children(*lives: Callable[[], None]) -> int:
             finally:
                 os._exit(0)
         forked.append((pid, said))
-        pipes.extend((said, say))  # both kept, as another fork may do: there is no end-of-file
+        pipes.extend((said, say))  # keep both ends, as another fork may do, so that there is no end-of-file
         return forked[-1]
 
     def kill() -> None:
@@ -257,26 +257,26 @@ def is_stopped() -> None:
 
 
 def sleeps() -> None:
-    """As a hook at the fork may do that has something to wait for."""
+    """Like a fork hook that waits for something."""
     time.sleep(0.5)
 
 
 def hangs() -> None:
-    """On a lock that nobody will release, as one that another thread held at the fork."""
+    """On a lock that is never released, like one that another thread held at the fork."""
     lock = threading.Lock()
     with lock:
         lock.acquire()
 
 
 def waits_for_a_starved_thread() -> None:
-    """As a hook at the fork may do that starts a thread, on a machine with other work."""
+    """Like a fork hook that starts a thread, on a busy machine."""
     thread = threading.Thread(target=starved)
     thread.start()
     thread.join()
 
 
 def starved() -> None:
-    """The kernel lets it run when nobody else on its processor wants to; see `busy`. Until it has taken the processor away twice."""
+    """The kernel lets it run only when nothing else on its CPU wants to (see `busy`). Runs until it has lost the CPU twice."""
     os.sched_setaffinity(0, {PROCESSOR})
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
@@ -299,7 +299,7 @@ def test_only_what_hangs_is_killed(lives: list[Callable[[], None]], forked: int)
 
 
 def test_a_generator_that_another_thread_draws_from_without_a_pause_costs_few_forks() -> None:
-    """It is waited for before the fork, and is free in that moment. Seen to fail: without the wait (`WorkerDied`)."""
+    """We wait for the lock before the fork, so it is free in that moment. Seen to fail: without the wait (`WorkerDied`)."""
     ended = False
 
     def draw() -> None:
@@ -321,7 +321,7 @@ PROCESSOR = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") els
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """Another process that never lets go of `PROCESSOR`."""
+    """Another process that never releases `PROCESSOR`."""
     pid = os.fork()
     if pid == 0:
         os.sched_setaffinity(0, {PROCESSOR})
@@ -336,26 +336,26 @@ def busy() -> Iterator[None]:
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("lives", [starved, waits_for_a_starved_thread])
 def test_one_that_is_starved_of_the_processor_is_slow_and_does_not_hang(lives: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its only thread, or the one that its first thread waits for. Seen to fail: only the first thread looked at."""
+    """Its only thread, or the thread that its first thread waits for. Seen to fail: only the first thread examined."""
     monkeypatch.setattr(fork_module, "_LOOK_MS", 1)  # as if it were slower still
     assert children(lives) == 1
 
 
 def test_one_that_sleeps_without_end_is_killed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no proof that nobody will wake it, so it gets longer. Seen to fail: waiting for proof."""
+    """We cannot prove that it will never wake, so it gets more time. Seen to fail: waiting for proof."""
     monkeypatch.setattr(fork_module, "_LOOK_MS", 10)
     assert children(signal.pause, works) == 2
 
 
 def test_where_the_kernel_does_not_say_what_a_child_waits_for_one_that_hangs_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where ``/proc/PID/syscall`` is forbidden, or on another processor."""
+    """As on machines that forbid ``/proc/PID/syscall``, or on another architecture."""
     monkeypatch.setattr(fork_module, "_FUTEX", "")
     monkeypatch.setattr(fork_module, "_LOOK_MS", 10)
     assert children(hangs, works) == 2
 
 
 def test_one_that_is_gone_without_a_trace_counts_as_up() -> None:
-    """Someone else has reaped it, and holds the other end of its pipe. Seen to hang: an empty status taken for that of one at work."""
+    """Another process has reaped it, and holds the other end of its pipe. Seen to hang: an empty status mistaken for a running child."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     said, say = os.pipe()
 

@@ -1,4 +1,4 @@
-"""A signal's handler that raises an ordinary exception while the consumer waits: nothing is left locked, and no wake-up is lost.
+"""A signal handler raises an ordinary exception while the consumer waits: nothing is left locked, and no wake-up is lost.
 
 The exception is raised at every single line that the wait runs, in the standard library, too, one after another: a trace function is a signal that
 comes when it is told to. Behind it the same object must go on as if nothing had happened.
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(30)
 
 
 class Alarm(ValueError):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 def struck_at(line: int, act: Callable[[], Any]) -> bool:
@@ -37,7 +37,7 @@ def struck_at(line: int, act: Callable[[], Any]) -> bool:
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal lines
-        # Before the clean-up of a with statement over a lock Python looks at no signal; but it calls a trace function.
+        # Python handles no signal before the clean-up of a with statement on a lock, but it does call a trace function.
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         if event == "line" and not text.startswith("with "):
             lines += 1
@@ -66,7 +66,7 @@ def every_line(act: Callable[[], Any], then: Callable[[], None]) -> int:
 
 
 class Slow:
-    """Long enough to be waited for."""
+    """Takes long enough that the consumer waits for it."""
 
     def __call__(self, task, cell, allocate):
         time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""How long the end of a graph may take."""
+"""The time that a graph may take to end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def test_all_that_ends_in_one_body_shares_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: each was given the whole of it, so a graph with three pools took three times as long as `close` was told."""
+    """Seen to fail: each pool got the full timeout, so a graph with three pools took three times as long as `close` allowed."""
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     with closing_within(5.0):

@@ -1,4 +1,4 @@
-"""What new interpreters cannot import from the program, and what is said of it: real programs, each run as a user runs it."""
+"""Programs whose main module a new interpreter cannot import, and the error for each: real programs, run as a user runs them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_remedies_work(how: str, options: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_what_comes_from_a_module_needs_no_file(method: str, tmp_path: Path) -> None:
-    """Although the text ``__main__`` is in it."""
+    """Although it contains the text ``__main__``."""
     dataset = "__import__('torch').utils.data.Subset(['__main__ is a word'] * 4, [0, 1, 2])"
     program = PROGRAM.format(dataset=dataset, options=f"multiprocessing_context={method!r}").replace("batch.tolist()", "batch")
     assert run(program, "python -c", tmp_path) == ("[['__main__ is a word', '__main__ is a word', '__main__ is a word']]\n", "")
@@ -72,7 +72,7 @@ def test_what_comes_from_a_module_needs_no_file(method: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_class_that_the_worker_does_not_find_is_named_with_the_remedy(method: str, tmp_path: Path) -> None:
-    """It stands behind the guard, where no worker comes. Seen to fail: ``Can't get attribute`` and no more."""
+    """It is defined under the guard, which no worker executes. Seen to fail: just ``Can't get attribute``."""
     _, errors = run(BEHIND_THE_GUARD.format(dataset="Squares()", options=f"multiprocessing_context={method!r}"), "file", tmp_path)
     last = errors.splitlines()[-1]
     assert last.startswith("AttributeError: Can't get attribute 'Squares'")

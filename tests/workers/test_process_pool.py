@@ -46,7 +46,7 @@ pytestmark = pytest.mark.timeout(30)
 # A new interpreter imports torch, which takes many seconds on a busy machine.
 METHODS = ["fork", *(pytest.param(method, marks=[pytest.mark.slow, pytest.mark.timeout(120)]) for method in ("forkserver", "spawn"))]
 HEAP = multiprocessing.RawValue("i")  # `multiprocessing` keeps the memory of its first value for the life of the program
-BIG = 100_000  # float32: does not fit a place, so it travels in a slot
+BIG = 100_000  # float32: does not fit the small buffer, so it travels in a slot
 
 
 class Work:
@@ -85,7 +85,7 @@ def result(pool: ProcessPool, job: Job) -> Any:
 
 
 def warm(pool: ProcessPool) -> None:
-    """Until every worker has done a task."""
+    """Wait until every worker has done a task."""
     missing = set(range(len(pool.pids)))
     while missing:
         jobs = [pool.submit((echo, None)) for _ in pool.pids]
@@ -95,7 +95,7 @@ def warm(pool: ProcessPool) -> None:
 
 
 def has_started(fifo: Path) -> None:
-    """Until `stuck` has begun."""
+    """Wait until `stuck` has begun."""
     fifo.read_bytes()
 
 
@@ -105,7 +105,7 @@ def fifo(tmp_path: Path) -> Path:
     return tmp_path / "fifo"
 
 
-# What workers do.
+# Work for the workers.
 
 
 def echo(cell: Any, value: Any) -> Any:
@@ -127,7 +127,7 @@ def stuck(cell: Any, fifo: Path, row: int = IDLE) -> None:
 
 
 def once(cell: Any, flag: Path, fault: Callable[[], Any], value: Any) -> Any:
-    """Meets with ``fault`` the first time, and of two at once only one."""
+    """Runs into ``fault`` the first time only, and if two run at once, only one does."""
     try:
         flag.touch(exist_ok=False)
     except FileExistsError:
@@ -163,12 +163,12 @@ def exit_hard() -> None:
 
 
 def segfault() -> None:
-    faulthandler.disable()  # that of pytest, which would print the stack of this process
+    faulthandler.disable()  # pytest's, which would print this process's stack
     ctypes.string_at(0)
 
 
 def die_with_a_helper(cell: Any, file: Path) -> int:
-    """Fork a process that inherits every pipe, and die; the second time, tell the helper's pid."""
+    """Fork a process that inherits every pipe, and die. The second time, return the pid of that process."""
     if not file.exists():
         helper = os.fork()
         if helper == 0:
@@ -336,7 +336,7 @@ def test_a_slot_is_free_exactly_when_its_last_view_is_gone(pools: Any, monkeypat
 
 
 def test_slots_are_used_again(pools: Any) -> None:
-    """Also those that a small answer had no use for. Seen to fail: `SlotTable.lend` that always answers `NO_SLOT`; `take_answer` that keeps `lent`."""
+    """Also slots that a small answer did not need. Seen to fail: `SlotTable.lend` that always answers `NO_SLOT`; `take_answer` that keeps `lent`."""
     pool = pools(1)
     for value in range(20):
         assert done(pool, echo, value) == value
@@ -361,7 +361,7 @@ def test_a_burst_of_kept_batches_is_given_back(pools: Any) -> None:
 
 
 def test_slots_that_are_too_small_are_replaced(pools: Any) -> None:
-    """Seen to fail: `take_answer` that takes every slot that it gives back for ``useful``."""
+    """Seen to fail: `take_answer` that counts every slot it returns as ``useful``."""
     pool = pools(1)
     for size in range(BIG, 20 * BIG, BIG):
         assert torch.equal(done(pool, full, size, 1.0), torch.ones(size))
@@ -387,7 +387,7 @@ def test_a_shortage_of_memory_is_an_error_that_says_so(pools: Any) -> None:
 
 @contextlib.contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """In this process; the lowest number that is free is that of the limit."""
+    """In this process, such that the lowest free number is the limit."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
@@ -399,7 +399,7 @@ def no_descriptor_left() -> Iterator[None]:
 
 
 def test_a_consumer_without_descriptors_is_told_so_and_goes_on(pools: Any) -> None:
-    """Seen to fail: `WorkerHandle._map` that takes it for granted that a descriptor came (an IndexError, and every worker replaced)."""
+    """Seen to fail: `WorkerHandle._map` that assumes that a descriptor came (an IndexError, and every worker replaced)."""
     pool = pools(1)
     warm(pool)
     pids = pool.pids
@@ -479,7 +479,7 @@ def test_a_worker_that_ends_itself_at_its_start_is_not_replaced(pools: Any, tmp_
 
 
 def test_what_a_worker_had_answered_is_not_done_again(pools: Any, tmp_path: Path, fifo: Path) -> None:
-    """More than one read takes in. Seen to fail: `_replace` that does not read what is still in the channel."""
+    """More than one read can take. Seen to fail: `_replace` that does not read the rest of the channel."""
     pool = pools(1, queue_size=8)
     warm(pool)
     log = tmp_path / "log"
@@ -660,7 +660,7 @@ class Sharing(Work):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_dataset_may_hold_locks_values_and_queues(pools: Any, method: str, tmp_path: Path) -> None:
-    """As with `DataLoader`, and its replaced workers too. Seen to fail: descriptors that are closed behind the first hello."""
+    """As with `DataLoader`, and in replaced workers too. Seen to fail: descriptors closed after the first hello."""
     work = Sharing(method)
     work.flag = (tmp_path / "flag", kill_myself, None)
     pool = pools(2, method=method, work=work)
@@ -702,7 +702,7 @@ def test_a_worker_is_set_up_as_by_dataloader(pools: Any, method: str) -> None:
 def test_a_stuck_worker_is_killed_after_the_timeout(
     pools: Any, fifo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
-    """Its task fails by name, the others are done by its replacement. Seen to fail: `_give_up` without `kill` (the queued one hangs)."""
+    """Its task fails with its name, and its replacement does the others. Seen to fail: `_give_up` without `kill` (the queued one hangs)."""
     pool = pools(1, method=method, queue_size=3)
     warm(pool)
     (pid,) = pool.pids
@@ -742,7 +742,7 @@ def test_a_stuck_worker_counts_for_the_budget(pools: Any, fifo: Path) -> None:
 
 
 def test_a_task_that_no_worker_has_begun_is_still_to_come(pools: Any, fifo: Path) -> None:
-    """Out of order, the one that is stuck is given up; the timeout of what waits behind it loses nothing."""
+    """Out of order, the pool gives up on the stuck task. A timeout of tasks queued behind it loses nothing."""
     pool = pools(1, queue_size=1)
     warm(pool)
     held = pool.submit((noted_then_held, Path("/dev/null"), fifo, 5))
@@ -781,7 +781,7 @@ def test_interrupt_ends_a_wait_and_discard_forgets(pools: Any, fifo: Path, tmp_p
 
 
 def test_an_interrupt_is_not_lost_with_the_byte_of_an_older_one(pools: Any, fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that comes between the look at the flag and the reading of the bytes. Seen to hang: a wait that counts on the byte alone."""
+    """An interrupt between the check of the flag and the read of the bytes. Seen to hang: a wait that relies on the byte alone."""
     pool = pools(1)
     warm(pool)
     job = pool.submit((stuck, fifo))
@@ -794,13 +794,13 @@ def test_an_interrupt_is_not_lost_with_the_byte_of_an_older_one(pools: Any, fifo
         drain(supervisor)
 
     monkeypatch.setattr(Supervisor, "drain_wake", interrupt_and_drain)
-    pool._scheduler._supervisor.wake()  # as of an interrupt that a `discard` has overtaken
+    pool._scheduler._supervisor.wake()  # like an interrupt that a `discard` has overtaken
     with pytest.raises(ClosedError):
         pool.wait([job], None)
 
 
 def test_discarded_results_hold_no_slot(pools: Any) -> None:
-    """Seen to fail: `take_answer` that gives back no slot of a job that is done."""
+    """Seen to fail: `take_answer` that does not return the slot of a finished job."""
     pool = pools(1)
     warm(pool)
     (worker,) = pool._scheduler._supervisor.workers.values()

@@ -60,7 +60,7 @@ class Case:
         (self.folder / "ready").read_text()
 
     def ended(self) -> int:
-        """Its exit code, once it has ended; whoever it leaves behind is an error."""
+        """Its exit code, once it has ended. A process that it leaves behind is an error."""
         self.code = self._said()
         for process in session(self.pid):
             with contextlib.suppress(ProcessLookupError):
@@ -71,7 +71,7 @@ class Case:
         return self.code
 
     def delivered(self) -> dict[str, list[int]]:
-        """What it says in the end: every value in order."""
+        """Its final report: every value in order."""
         result: dict[str, list[int]] = json.loads((self.folder / "result").read_text())
         assert result["values"] == result["expected"]
         return result
@@ -151,7 +151,7 @@ def test_a_signal_to_the_group_is_the_main_processs_to_answer(program: Any, meth
     table(METHODS, [INT, TERM, USR1], fast=[("thread", INT), ("fork", INT), ("fork", TERM), ("plans by fork", USR1)]),
 )
 def test_a_signal_that_ends_the_program_ends_all(program: Any, method: str, number: signal.Signals) -> None:
-    """No process is left, and nothing is said but what Python says of Ctrl-C."""
+    """No process is left, and nothing is printed except Python's traceback of Ctrl-C."""
     case = program(method, number, "default")
     case.until_ready()
     os.killpg(case.pid, number)
@@ -176,7 +176,7 @@ def test_children_that_others_reap_are_replaced_and_closed_all_the_same(program:
     table([signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGXCPU, getattr(signal, "SIGRTMIN", USR1)], fast=[signal.SIGHUP]),
 )
 def test_so_is_every_signal_that_the_program_has_a_handler_for(program: Any, number: signal.Signals) -> None:
-    """But for SIGALRM: that of another process is not sent to a group, and ends a worker, as everywhere."""
+    """Except SIGALRM: another process's alarm is not sent to a group, and ends a worker, as in any program."""
     case = program("fork", number, "raise")
     case.until_ready()
     os.kill(case.pid, number) if number == signal.SIGALRM else os.killpg(case.pid, number)
@@ -207,7 +207,7 @@ EXIT = """
 import weakref
 class Kept: pass
 kept = Kept()
-weakref.finalize(kept, int)  # so what the interpreter does at exit for these comes after what multiprocessing does
+weakref.finalize(kept, int)  # so the interpreter's exit handler for these runs after multiprocessing's
 
 import multiprocessing, random, sys
 sys.path.insert(0, {folder!r})
@@ -227,7 +227,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "children"), [("spawn", 1), ("forkserver", 2), ("plans by fork", 0), ("plans by spawn", 1)])
 def test_a_program_that_ends_with_its_processes_alive_ends(method: str, children: int, run_script: Any, tmp_path: Path) -> None:
-    """At exit `multiprocessing` sends SIGTERM to them and waits. Seen to hang: without a finalizer that is called before that."""
+    """At exit `multiprocessing` sends SIGTERM to them and waits. Seen to hang: without a finalizer that runs before that."""
     program = tmp_path / "program.py"
     program.write_text(EXIT.format(folder=str(Path(__file__).parent), method=method))
     assert run_script(program, timeout_s=40).split() == ["2", str(children)]
@@ -260,7 +260,7 @@ def done(pool: ProcessPool, task: Callable[[], Any]) -> Any:
 
 
 def terminate_what_it_starts() -> list[int]:
-    """A program and a fork, as multiprocessing's: how they end."""
+    """How a program and its fork, made like multiprocessing's, end."""
     program = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     program.terminate()
     fork = os.fork()
@@ -268,7 +268,7 @@ def terminate_what_it_starts() -> list[int]:
         signal.alarm(10)
         signal.pause()
         os._exit(0)
-    os.kill(fork, signal.SIGTERM)  # so soon that it may not have run at all
+    os.kill(fork, signal.SIGTERM)  # so early that the fork may not have run at all
     return [program.wait(), os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])]
 
 
@@ -293,7 +293,7 @@ def test_what_user_code_starts_in_a_worker_can_be_terminated(pool: ProcessPool) 
 
 
 def test_a_handler_of_native_code_stays(tmp_path: Path) -> None:
-    """``kill -USR1`` shows what a worker is at, as it shows it of the main process. Seen to fail: SIGUSR1 ignored in any case."""
+    """``kill -USR1`` shows the stack of a worker, as it does for the main process. Seen to fail: SIGUSR1 always ignored."""
     with (tmp_path / "stacks").open("w") as file:
         faulthandler.register(signal.SIGUSR1, file)
         pool = ProcessPool(Work(), 1, multiprocessing_context="fork")
@@ -311,7 +311,7 @@ def ask_for_its_stack() -> None:
 
 
 def test_the_death_of_the_process_that_forks_workers_is_told_with_its_cause(pool: ProcessPool) -> None:
-    """Seen to fail: it was always said to be out of memory."""
+    """Seen to fail: the error always blamed a lack of memory."""
     zygote = psutil.Process(pool.pids[0]).ppid()
     os.kill(zygote, signal.SIGXCPU)
     os.kill(pool.pids[0], signal.SIGKILL)
@@ -349,7 +349,7 @@ def test_a_worker_that_dies_in_its_start_with_the_fork_server_is_replaced(tmp_pa
 
 
 def test_a_program_that_a_broken_pipe_ends_is_not_ended_by_a_dead_worker() -> None:
-    """As scripts have it that print into ``head``. Seen to fail: the first task for a worker that had just died ended the program."""
+    """As in scripts that print into ``head``. Seen to fail: the first task for a worker that had just died ended the program."""
     program = os.fork()
     if program == 0:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

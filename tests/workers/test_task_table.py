@@ -46,7 +46,7 @@ def numbers(tasks: list[PendingTask]) -> list[int]:
 
 
 def drained(table: TaskTable) -> list[int]:
-    """Take and finish all that is in the backlog, in its order."""
+    """Take and finish all tasks of the backlog, in order."""
     tasks = [table.take() for _ in range(table.waiting)]
     for task in tasks:
         table.finish(task, task.body)
@@ -103,7 +103,7 @@ def test_the_same_row_of_the_same_task_is_to_blame_the_second_time(deaths: list[
 
 
 def test_a_task_is_settled_once() -> None:
-    """Seen to fail: `finish` that looks at no job (a late answer replaced the error of a job that was given up, and was counted)."""
+    """Seen to fail: `finish` that does not check the job (a late answer replaced the error of an abandoned job, and was counted)."""
     table, jobs = table_of(2)
     task = table.take()
     error = TimeoutError("late")
@@ -114,7 +114,7 @@ def test_a_task_is_settled_once() -> None:
 
 
 def test_discard_ends_what_waits_and_what_is_held_but_nothing_to_come() -> None:
-    """Seen to fail: the backlog kept; one error for all, which then carries the traceback of whoever raises it."""
+    """Seen to fail: the backlog kept; one error for all jobs, which then collects every traceback."""
     table, jobs = table_of(4)
     tasks = [table.take(), table.take()]
     table.finish(tasks[1], 1)
@@ -193,7 +193,7 @@ def test_restart_mends_a_change_that_was_interrupted_at_any_line(name: str) -> N
 
 
 class AgainstLists(RuleBasedStateMachine):
-    """Workers that do tasks in order and may die at any time; lists say where every task should be.
+    """Workers do tasks in order and may die at any time; lists say where every task should be.
 
     Seen to fail: `requeue` without `reversed`; `requeue` and `restart` that bring back what was discarded; `discard` that keeps the backlog;
     `restart` without what the workers held; `finish` that settles a job twice.
@@ -203,7 +203,7 @@ class AgainstLists(RuleBasedStateMachine):
     def begin(self) -> None:
         self.table = TaskTable()
         self.jobs: list[CountedJob] = []
-        self.expected: dict[int, Any] = {}  # what has come of each task that has ended
+        self.expected: dict[int, Any] = {}  # the result of each finished task
         self.backlog: list[int] = []
         self.workers: list[list[PendingTask]] = [[], []]
         self.deaths: list[tuple[int, int]] = []
@@ -229,7 +229,7 @@ class AgainstLists(RuleBasedStateMachine):
         self.table.finish(task, value, error)
 
     def busy(self, number: int) -> list[PendingTask]:
-        """What one of the workers holds that hold anything."""
+        """The tasks of one of the workers that hold any."""
         workers = [tasks for tasks in self.workers if tasks]
         return workers[number % len(workers)]
 
@@ -257,7 +257,7 @@ class AgainstLists(RuleBasedStateMachine):
     @precondition(lambda self: any(self.workers))
     @rule(worker=st.integers(0, 1))
     def give_up(self, worker: int) -> None:
-        """The worker goes on holding the task, until it dies or answers after all."""
+        """The worker still holds the task, until it dies or answers after all."""
         self.end(self.busy(worker)[0], error=TimeoutError())
 
     @rule()
@@ -289,7 +289,7 @@ class AgainstLists(RuleBasedStateMachine):
             assert outcome in (job.value, job.error, type(job.error))
 
     def teardown(self) -> None:
-        """Whatever happened, what is left is done, each once."""
+        """Whatever happened, each remaining task is done exactly once."""
         if not hasattr(self, "table"):
             return
         while any(self.workers):

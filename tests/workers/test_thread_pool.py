@@ -50,7 +50,7 @@ def pools():
 
 @pytest.fixture
 def gate():
-    """Opened at the end in any case."""
+    """A gate that is always opened at the end of the test."""
     event = threading.Event()
     yield event
     event.set()
@@ -63,13 +63,13 @@ def result(pool, job):
 
 
 def begun(pool, job):
-    """Until a thread has taken the job; there is nothing to wait for but that thread."""
+    """Wait until a thread has taken the job. Nothing signals that, so this polls."""
     while job.worker == IDLE or pool._core.cells[job.worker][0] == IDLE:
         time.sleep(0)
 
 
 def test_a_signal_that_closes_while_the_lock_is_held_does_not_hang():
-    """As a handler of SIGTERM may do. Seen to hang: `Lock` for `RLock`."""
+    """As a SIGTERM handler may do. Seen to hang: `Lock` instead of `RLock`."""
     pool = ThreadPool(Gated(), 2)
     pool.start()
     with pool._core.lock:
