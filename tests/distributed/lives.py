@@ -2,8 +2,8 @@
 
     python lives.py SCRIPT RANKS MODULES LIVES
 
-It imports what the script needs and forks each life from there, so that a life costs a second and not ten. MODULES are names, with commas between
-them; LIVES is JSON, the arguments of each life. More than one rank finds in the environment what torchrun would put there.
+It imports the script's modules and forks each life from there, so that a life costs one second instead of ten. MODULES are names, separated by
+commas; LIVES is JSON, the arguments of each life. With more than one rank, it sets the environment variables that torchrun would set.
 """
 
 from __future__ import annotations

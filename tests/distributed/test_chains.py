@@ -1,6 +1,6 @@
 """Any chain of world sizes and batch sizes continues one global sequence.
 
-Ranks are played by graphs of one process here, so that many chains can be tried; test_distributed has real ones.
+Here each rank is a graph in a single process, so that many chains can be tried. test_distributed has real ranks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ LINKS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 
 def test_nothing_is_lost_doubled_or_moved_by_any_chain(n: int, links: list[tuple[int, int, int]], tail: Any) -> None:
     """A link is a world size, a batch size, and a number of steps; the state is another rank's each time.
 
-    Every step delivers the positions that follow those before, up to the end of the epoch; behind it stand those of the padding. Only
-    the last round under "drop" is left out. Seen to fail when the state was taken in mid-round, when "drop" left its remainder standing,
+    Every step delivers the positions that follow the previous ones, up to the end of the epoch, and then those of the padding. Only
+    the last round with "drop" is left out. Seen to fail when the state was taken in mid-round, when "drop" left its remainder standing,
     and when the padding began at the epoch's end.
     """
     state, epoch, due = None, 0, 0

@@ -1,6 +1,6 @@
 """The examples ported from DataLoader are killed at the critical places, and end with the same records as an undisturbed run.
 
-A record is a line of JSON, of one step or of the work behind one epoch; it bears its place, such as ``step-12`` or ``epoch-1``.
+A record is a line of JSON, of one step or of the work behind one epoch; it holds its place, such as ``step-12`` or ``epoch-1``.
 """
 
 from __future__ import annotations

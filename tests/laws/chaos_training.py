@@ -21,7 +21,7 @@ STEPS = EPOCHS * -(-N // BATCH)
 
 
 def train(folder: Path, options: dict) -> None:
-    """One life: go on from the checkpoint, if there is one, to the end, if nothing happens."""
+    """One life: continue from the checkpoint, if there is one, to the end unless killed."""
     file = folder / "checkpoint.json"
     with penstock.Loader.from_dataset(Tagged(N), batch_size=BATCH, shuffle=True, seed=1, **options) as loader:
         trained = []
@@ -39,14 +39,14 @@ def train(folder: Path, options: dict) -> None:
 
 
 def save(file: Path, state: dict) -> None:
-    """Whole or not at all."""
+    """Write the file as a whole, or not at all."""
     new = file.with_suffix(".new")
     new.write_text(json.dumps(state))
     os.replace(new, file)
 
 
 def main(folder: Path, options: dict, lives: int) -> None:
-    """Kill ``lives`` lives at random moments, then let one end; again from the start if it ended before."""
+    """Kill ``lives`` lives at random moments, then let one run to the end; start over if one ended early."""
     rng = random.Random(7)
     runs, kills = [], 0
     while kills < lives or not runs:

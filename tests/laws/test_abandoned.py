@@ -1,6 +1,6 @@
 """A loader that raised and is then dropped, without `close`, leaves nothing: no thread, no process, no open file.
 
-Nobody collects garbage in between: where nothing but the reference count is needed, nothing else is used.
+The garbage collector is off: where reference counts are enough, nothing else may be needed.
 """
 
 from __future__ import annotations

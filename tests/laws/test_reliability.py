@@ -1,7 +1,7 @@
 """The table of faults: what happens to a run, and how soon, for each fault and each kind of worker.
 
-With ``PENSTOCK_WRITE_DOCS=1`` the run also puts the same faults to the peers and writes docs/reliability.md; without, it only
-checks. Each peer runs in a process of its own, with a hard limit: this file is also the program for that.
+With ``PENSTOCK_WRITE_DOCS=1`` the run also tries the same faults on the peers and writes docs/reliability.md; otherwise it only
+checks. Each peer runs in its own process, with a hard time limit. This file is also the program for that process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The first batch of an empty pipeline is loaded by all workers at once; whatever is in it, the result is the batch that one worker would have made.
 
-Gates, not sleeps: a sample that begins a worker's part says so through a pipe, and waits at another until all have.
+Gates, not sleeps: a sample that begins a worker's part reports through one pipe, and waits at another until all have reported.
 """
 
 from __future__ import annotations

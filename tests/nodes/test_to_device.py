@@ -109,7 +109,7 @@ def test_a_tree_keeps_its_form(tree):
 
 
 def test_what_lies_on_a_device_needs_no_pinning():
-    """``meta`` stands for one. Seen to fail: `pin` that hands everything to torch ("Cannot access accelerator device")."""
+    """``meta`` stands for such a device. Seen to fail: `pin` that passes everything to torch ("Cannot access accelerator device")."""
 
     class Own:
         def pin_memory(self) -> str:
@@ -122,7 +122,7 @@ def test_what_lies_on_a_device_needs_no_pinning():
 
 
 class Encoding(OrderedDict):
-    """A container of tensors that moves itself, as a ``BatchEncoding``; the device it is on is an attribute."""
+    """A container of tensors that moves itself, like a ``BatchEncoding``; it has an attribute for its device."""
 
     where = "cpu"
 
@@ -147,7 +147,7 @@ class Edge(NamedTuple):
 
 
 class Row:
-    """Answers to any name, as a row of a table; or raises, and not what ``getattr`` expects."""
+    """Answers to any attribute, like a row of a table, or raises an error that ``getattr`` does not expect."""
 
     def __getattr__(self, name: str) -> object:
         raise KeyError(name)
@@ -155,7 +155,7 @@ class Row:
 
 @pytest.fixture
 def mover(monkeypatch):
-    """Moves to ``meta``, which stands for a device without streams."""
+    """Copies to ``meta``, which stands for a device without streams."""
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(is_available=lambda: False))  # torch, too, asks
     return _Mover(torch.device("meta"))
 
@@ -183,7 +183,7 @@ def test_a_field_of_the_name_to_is_no_method_and_a_row_that_raises_is_a_leaf(mov
 
 
 def test_what_is_still_to_be_moved_is_not_recorded_as_being_there(mover):
-    """The stream of a device refuses to record a tensor of the CPU. Seen to fail: every tensor of the batch was taken, whole objects' too."""
+    """A device's stream refuses to record a CPU tensor. Seen to fail: every tensor of the batch was recorded, even those inside whole objects."""
     packed = pack_sequence([torch.ones(2)])
     assert mover._there({"packed": packed, "x": torch.ones(2), "y": (there := torch.empty(2, device="meta"))}) == [there]
 
@@ -244,7 +244,7 @@ def test_a_batch_on_its_way_is_not_delivered():
 @pytest.mark.gpu
 @gpu
 def test_the_copy_waits_for_nobody_and_the_consumer_for_the_copy():
-    """The consumer's stream is held up; batches still arrive whole, whenever it comes to read them."""
+    """The consumer's stream is delayed; batches still arrive complete, whenever it reads them."""
     streams = torch.get_device_module(accelerator())
     with Loader.from_dataset(Images(10, 1500), batch_size=2, device=accelerator(), num_workers=2, method="thread") as loader:
         for _ in range(3):
@@ -252,7 +252,7 @@ def test_the_copy_waits_for_nobody_and_the_consumer_for_the_copy():
             for batch in loader:
                 streams._sleep(20_000_000)  # cycles
                 sums.append((batch["image"].sum(dim=(1, 2)), batch["label"]))
-                del batch  # its memory must not be used again before the sum was taken
+                del batch  # its memory must not be reused before the sum is computed
             for total, label in sums:
                 assert torch.equal(total, label * float(1500 * 1500))
 
@@ -260,7 +260,7 @@ def test_the_copy_waits_for_nobody_and_the_consumer_for_the_copy():
 @pytest.mark.gpu
 @gpu
 def test_pinned_memory_is_not_used_again_before_the_copy_is_over():
-    """The user copies by hand and drops the batch at once, while the stream is held up."""
+    """The user copies by hand and drops the batch at once, while the stream is delayed."""
     streams = torch.get_device_module(accelerator())
     with Loader.from_dataset(Images(40, 700), batch_size=2, pin_memory=True, num_workers=2, method="thread") as loader:
         copies = []
@@ -277,7 +277,7 @@ def test_pinned_memory_is_not_used_again_before_the_copy_is_over():
 @pytest.mark.gpu
 @gpu
 def test_the_naive_way_would_be_seen():
-    """One pinned buffer, written again as soon as the tensor is gone: what the test above must be able to see."""
+    """One pinned buffer, rewritten as soon as the tensor is gone: a fault that the test above must detect."""
     streams = torch.get_device_module(accelerator())
     buffer = torch.empty(2, 700, 700, pin_memory=True)
     copies = []
@@ -299,7 +299,7 @@ def test_pin_memory_has_nothing_to_do_where_batches_are_made_pinned():
 
 
 class Boxed:
-    """A batch of one's own."""
+    """A user-defined batch class."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x

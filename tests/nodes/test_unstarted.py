@@ -1,4 +1,4 @@
-"""A graph that was never started: it can be pickled, copied, sent to another process and forked; one that was started says what to do instead."""
+"""A graph that was never started can be pickled, copied, sent to another process and forked. A started one refuses, and says what to do instead."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ GRAPHS = [
 
 
 def items(node: Node[Any], n: int = 9) -> list[Any]:
-    """The first of them, as plain values; the node is ended."""
+    """The first items, as plain values. Shuts the node down."""
     try:
         return [plain(item) for item in islice(node, n)]
     finally:
@@ -151,7 +151,7 @@ def plain(item: Any) -> Any:
 
 @pytest.mark.parametrize("build", GRAPHS)
 def test_a_copy_of_a_graph_that_was_never_started_gives_the_same_items(build):
-    """Seen to fail for whatever has workers or memory of its own: locks, threads, pools and a device's module cannot be pickled."""
+    """Seen to fail for every node with its own workers or memory: locks, threads, pools and a device's module cannot be pickled."""
     node = build()
     copies = [pickle.loads(pickle.dumps(node)), copy.deepcopy(node)]
     expected = items(node)
@@ -169,7 +169,7 @@ def test_pin_memory_without_an_accelerator_is_copied_too():
 
 @pytest.mark.parametrize("build", GRAPHS)
 def test_a_graph_that_was_started_is_not_copied(build):
-    """Seen to fail: a copy that begins anew, in silence, or an error about a lock. `Cycler`, `Sharder` and `Batcher` are refused by their source."""
+    """Seen to fail: a copy that silently starts over, or an error about a lock. `Cycler`, `Sharder` and `Batcher` are refused by their source."""
     node = build()
     next(node)
     try:
@@ -186,7 +186,7 @@ def test_a_graph_that_was_started_is_not_copied(build):
 
 @pytest.mark.parametrize("build", GRAPHS)
 def test_nothing_exists_before_the_first_reset(build):
-    """Neither a thread nor a process, nor an open file, nor what would clean up after them. Seen to fail: pools made with their node."""
+    """No thread, no process, no open file, and no finalizer for them. Seen to fail: pools made with their node."""
     build().shutdown()
 
     def resources() -> tuple[int, ...]:
@@ -237,7 +237,7 @@ def send(connection: Any, node: Node[Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["threads", "processes", "Prefetcher"])
 def test_a_graph_can_be_sent_to_a_process_that_is_spawned(name):
-    """As Lightning's ``ddp_spawn`` does. Seen to fail: "cannot pickle '_thread.RLock' object"."""
+    """Like Lightning's ``ddp_spawn``. Seen to fail: "cannot pickle '_thread.RLock' object"."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     node = DATA_LEVEL[name]()

@@ -1,6 +1,6 @@
 """A training program that gets signals, for ``test_signals.py``.
 
-It forks itself for every case that it reads from its standard input, each in a session of its own: so torch is imported once. For each it says
+It reads cases from its standard input and forks itself for each, in a new session, so that torch is imported only once. For each case it prints
 a process id, and later an exit code.
 """
 

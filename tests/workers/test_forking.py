@@ -112,7 +112,7 @@ def drawn_by(pool: ProcessPool, task: int) -> tuple[int, float, float]:
 @pytest.mark.parametrize("act", [torch_draws, numpy_draws, use_python])
 def test_workers_come_up_beside_busy_threads(act: Callable[[], None]) -> None:
     """Forked 4 times each. Seen to hang: without `until_up` (`use_python` before Python 3.11.10 only); without a new lock for NumPy in the
-    child; without a look at torch's generator.
+    child; without taking torch's generator lock.
     """
     with beside(act):
         for task in range(4):
@@ -292,8 +292,8 @@ def dies() -> None:
     ("lives", "forked"), [([works], 1), ([touches], 1), ([is_stopped], 1), ([sleeps], 1), ([dies], 1), ([hangs, hangs, works], 3)]
 )
 def test_only_what_hangs_is_killed(lives: list[Callable[[], None]], forked: int) -> None:
-    """A dead one counts as up: whoever reads from it is told. Seen to fail: killing whatever does not speak within 0.2 s; whatever sleeps; whatever
-    has done nothing, without a look at its state; waiting for dead ones.
+    """A dead child counts as up, because its reader sees the death. Seen to fail: killing every child that does not report within 0.2 s; every
+    one that sleeps; every one that made no progress, whatever its state; waiting for dead children.
     """
     assert children(*lives) == forked
 

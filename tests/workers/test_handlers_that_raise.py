@@ -1,7 +1,7 @@
 """A signal handler raises an ordinary exception while the consumer waits: nothing is left locked, and no wake-up is lost.
 
-The exception is raised at every single line that the wait runs, in the standard library, too, one after another: a trace function is a signal that
-comes when it is told to. Behind it the same object must go on as if nothing had happened.
+The exception is raised at each line that the wait runs, one after another, in the standard library too: a trace function is a signal that comes
+on command. Afterwards the same object must work as if nothing had happened.
 """
 
 from __future__ import annotations

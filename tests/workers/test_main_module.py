@@ -42,7 +42,7 @@ def run(program: str, how: str, folder: Path) -> tuple[str, str]:
 @pytest.mark.parametrize("how", ["python -c", "standard input"])
 def test_a_class_of_a_program_that_is_no_file_is_refused_at_once_with_the_remedy(method: str, how: str, tmp_path: Path) -> None:
     """Seen to fail: ``Can't get attribute 'Squares' on <module '__main__' (built-in)>`` from a worker; for standard input a `FileNotFoundError` from
-    there, and a word about the guard that a script needs.
+    there, and advice about the guard that a script needs.
     """
     output, errors = run(PROGRAM.format(dataset="Squares()", options=f"multiprocessing_context={method!r}"), how, tmp_path)
     last = errors.splitlines()[-1]

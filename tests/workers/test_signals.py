@@ -1,6 +1,6 @@
 """Signals to a program and to all of its processes at once, as a terminal, a job scheduler and ``kill -TERM -PGID`` send them.
 
-Real processes in a session of their own, real signals. What the program does is in ``signalled.py``.
+Real processes in their own session, real signals. The program is ``signalled.py``.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def program(server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Callable[
     ),
 )
 def test_a_signal_to_the_group_is_the_main_processs_to_answer(program: Any, method: str, number: signal.Signals, answer: str) -> None:
-    """It answers once, and goes on reading: the same processes bring every batch, and heal when one of them is killed afterwards.
+    """It answers once, and reads on: the same processes deliver every batch, and one that is killed afterwards is replaced.
 
     Seen to fail: the handler ran in every process of a fork; one that raises ended the process that forks workers, "possibly out of memory"; SIGTERM
     ended all processes before the program had answered it.
@@ -189,7 +189,7 @@ def test_so_is_every_signal_that_the_program_has_a_handler_for(program: Any, num
 def test_signals_while_processes_are_started_are_the_main_processs_to_answer(program: Any, method: str) -> None:
     """One after the other, from before the first process is started until the last batch.
 
-    Seen to fail: a child that had the program's handlers until it had set its own; one that a new interpreter's defaults ended.
+    Seen to fail: a child with the program's handlers until it set its own; a child killed by a new interpreter's default handlers.
     """
     case = program(method, signal.SIGUSR1, "storm")
     case.until_ready()

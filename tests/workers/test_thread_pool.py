@@ -103,7 +103,7 @@ def test_an_error_that_means_something_to_loops_is_wrapped(pools, kind):
 
 
 def test_a_stuck_thread_is_given_up_and_named(pools, gate):
-    """The pool goes on; the late result is dropped. Seen to fail: `finish` that writes into a job that is done."""
+    """The pool continues; the late result is dropped. Seen to fail: `finish` that writes into a job that is done."""
     pool = pools(2)
     held = pool.submit(gate)
     begun(pool, held)
@@ -121,7 +121,7 @@ def test_a_stuck_thread_is_given_up_and_named(pools, gate):
 
 
 def test_when_all_threads_are_stuck_the_error_says_so(pools, gate):
-    """What waits for them is still to come."""
+    """Jobs that wait behind them are not lost."""
     pool = pools(2)
     held = [pool.submit(gate) for _ in range(2)]
     for job in held:
