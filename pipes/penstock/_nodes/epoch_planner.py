@@ -1,4 +1,4 @@
-"""Makes the plans of one sampler, in whatever order they are asked for, although the sampler may be able to go forward only."""
+"""Makes the plans of one sampler in any order of requests, even if the sampler can only go forward."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EpochPlanner:
         self._place: Place | None = None if plan_ahead else "here"
         self._warned = False
         self._pristine: Any = None
-        self._next_epoch: int | None = 0  # which the sampler would give next; None: it was left in the middle of one
+        self._next_epoch: int | None = 0  # the epoch that the sampler yields next; None: it was left in the middle of one
         self._asked = False
         self._reading: Reading | None = None
 
@@ -69,11 +69,11 @@ class EpochPlanner:
             plan = _block_at(self._reading, request.position)
         except BaseException as exc:
             self.close()
-            if isinstance(exc, StopIteration):  # It would pass for the end of the epoch.
+            if isinstance(exc, StopIteration):  # it would be mistaken for the end of the epoch
                 raise RuntimeError(
                     f"{type(self._sampler).__name__} raised StopIteration outside of its iterator, in epoch {request.epoch}."
                 ) from exc
-            with suppress(Exception):  # A frozen exception bears no note.
+            with suppress(Exception):  # a frozen exception takes no note
                 exc.add_note(f"while {type(self._sampler).__name__} was asked for the indices of epoch {request.epoch}")
             raise
         if not plan.more:
@@ -84,7 +84,7 @@ class EpochPlanner:
         return plan
 
     def close(self) -> None:
-        """Give up the rest of the epoch that is being read, and take back what was lent for it."""
+        """Stop reading the current epoch, and take back the generators lent to the sampler."""
         if self._reading is not None:
             self._reading.close()
             self._reading = None
@@ -102,12 +102,12 @@ class EpochPlanner:
             )
 
     def _begin(self, request: PlanRequest) -> None:
-        """Open the epoch, with the sampler as it stands where the epochs before lead to it."""
+        """Open the epoch, with the sampler in the state in which the earlier epochs leave it."""
         follows = request.epoch == self._next_epoch
         self.close()
         self._next_epoch = None
         if self._remembers:
-            if self._place == "process" and not self._asked:  # Here it is the user's, who may change it: no copy may take its place.
+            if self._place == "process" and not self._asked:  # elsewhere it is the user's, who may change it, so no copy may replace it
                 self._pristine = copied(self._sampler)
             if not follows:
                 self._catch_up(request)
@@ -115,18 +115,18 @@ class EpochPlanner:
         self._reading = self._open(self._sampler, request.epoch)
 
     def _catch_up(self, request: PlanRequest) -> None:
-        """Read the epochs before, if the sampler has a memory: indices only, and nothing of them is kept.
+        """If the sampler has a memory, read the earlier epochs: indices only, and none of them are kept.
 
         We test for a memory on a copy: a sampler with one fails to give the plan of the state, or plans the same epoch differently twice.
         Of an epoch without an end `REPLAYED` blocks are read, so that what follows does not depend on how far somebody went.
         """
         if self._asked and self._pristine is None:
-            return  # Where the sampler stands now cannot be undone; the checksum will tell.
+            return  # the sampler cannot be moved back; the checksum will show whether its plan fits
         if self._asked:
             self._sampler = copied(self._pristine)
         trial = copied(self._sampler)
         if trial is not None:
-            known = request.position > 0 or is_told(self._sampler)  # At an epoch's start any plan fits, and a memory may show late.
+            known = request.position > 0 or is_told(self._sampler)  # at an epoch's start any plan fits, and a memory may show only later
             plan = self._tried(trial, request)
             if known and plan.fits(request.position, request.checksum) and plan.same_as(self._tried(trial, request)):
                 return
@@ -139,12 +139,12 @@ class EpochPlanner:
             return _block_at(reading, request.position)
 
     def _open(self, sampler: Any, epoch: int) -> Reading:
-        one = sampler if self._remembers else twin(sampler)  # Somebody else may read it at the same time, and draw from its generator.
+        one = sampler if self._remembers else twin(sampler)  # other code may read it at the same time, and draw from its generator
         return Reading(one, self._seed, epoch, batches=self._batches, draws=self._remembers and self.place != "thread")
 
 
 def _block_at(reading: Reading, position: int) -> Plan:
-    """Read on to the block with the item at ``position``, or to the last one; blocks before it are dropped."""
+    """Read up to the block with the item at ``position``, or to the last one; blocks before it are dropped."""
     plan = reading.block()
     while plan.more and plan.end <= position:
         plan = reading.block()

@@ -1,4 +1,4 @@
-"""How many items the epochs of a sampler have, as far as that can be known before they are read."""
+"""The number of items in each epoch of a sampler, as far as it can be known before the epoch is read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from penstock._nodes.epoch_plan import Plan
 
 _EPOCHS = 4
-"""Lengths kept, of the epochs asked for last."""
+"""Number of epochs whose lengths are kept, the latest ones requested."""
 
 
 @final
 class LengthBook:
-    """What ``len(sampler)`` says of each epoch, believed until an epoch turns out otherwise."""
+    """The ``len(sampler)`` of each epoch, trusted until an epoch turns out to have another length."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -34,7 +34,7 @@ class LengthBook:
         return self._length(epoch)
 
     def compare(self, epoch: int, plan: Plan) -> None:
-        """Warn, once, if ``plan`` shows that the sampler's length is not true; then all of them are unknown."""
+        """Warn, once, if ``plan`` shows that the sampler's length is wrong; then all lengths are unknown."""
         said = self._length(epoch) if self._believed else None
         if said is not None and said != len(plan):
             self._believed = False

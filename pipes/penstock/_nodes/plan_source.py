@@ -1,4 +1,4 @@
-"""Where plans are made: here, in a thread, or in a process. One is made ahead, so that a slow sampler leaves no gap between two epochs."""
+"""Make plans here, in a thread, or in a process; and one of them ahead, so that a slow sampler leaves no gap between two epochs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 _AT_MOST_S = 0.2
-"""For the end of a process in the middle of a plan: nobody needs the plan, and unlike a thread it can be killed."""
+"""Seconds to wait for a process in the middle of a plan: the plan is not needed, and unlike a thread the process can be killed."""
 
 P = TypeVar("P", covariant=True)
 Place = Literal["here", "thread", "process"]
 
 
 class Planner(Protocol[P]):
-    """What makes plans, in one thread at a time."""
+    """Makes plans, in one thread at a time."""
 
     @property
     def place(self) -> Place:
@@ -82,13 +82,13 @@ class PlanSource(Generic[P]):
         return plan
 
     def order(self, request: PlanRequest) -> None:
-        """Have the plan for ``request`` made ahead; idempotent, and without effect where plans are made here."""
+        """Start making the plan for ``request``. Idempotent. Does nothing if plans are made here."""
         pool = self._started()
         if pool is not None and (self._ordered is None or self._ordered[0] != request):
             self._ordered = request, pool.submit(request)
 
     def resume(self) -> None:
-        """Forget an `interrupt`, and a plan that was being made when it came. One that is ready is kept, for it may be asked for next."""
+        """Forget an `interrupt`, and a plan that was being made when it came. A finished plan is kept, because it may be requested next."""
         if self._interrupted:
             self._interrupted = False
             if self._ordered is not None and not self._ordered[1].done:
@@ -97,7 +97,7 @@ class PlanSource(Generic[P]):
                 self._pool.discard()
 
     def interrupt(self) -> None:
-        """Have the `get` that waits, and every one until `resume`, raise `ClosedError`; from any thread."""
+        """Make a `get` that waits, and every later one until `resume`, raise `ClosedError`. Thread-safe."""
         self._interrupted = True
         if self._pool is not None:
             self._pool.interrupt()
@@ -125,7 +125,7 @@ class PlanSource(Generic[P]):
 
 
 class _Work:
-    """What the worker does; the pool's `Work`."""
+    """The work of the pool: makes a plan."""
 
     def __init__(self, planner: Planner[Any]) -> None:
         self._planner = planner

@@ -67,8 +67,8 @@ class Sampler(Node[Indices]):
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Indices:
         start, end = self._position + first, min(self._position + n * every, self._n)
         self._position = end
-        # An order computes 500 indices in the time of a few. So whoever reads on with the same stride is read ahead for, twice as far
-        # each time. The state knows nothing of it: indices are a function of the position.
+        # An order computes 500 indices in the time of a few. So if reads continue with the same stride, we compute ahead, twice as far
+        # each time. The state does not include them, because indices are a function of the position.
         count = max(0, -(-(end - start) // every))
         place, misfit = divmod(start - self._ahead_from, every)
         if misfit or every != self._ahead_every or not 0 <= place <= len(self._ahead) - count or self._ahead.epoch != self._epoch:

@@ -1,4 +1,4 @@
-"""How one epoch of a sampler is read: told its number, seeded, and with the caller's random numbers left as they were."""
+"""Read one epoch of a sampler: tell it the epoch, seed it, and leave the caller's random numbers as they were."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Reading:
                 )
             return values or None
         before, values = len(lengths), []
-        # Each batch is read before the next one is asked for: it may be an iterator over the very items that the sampler goes on with.
+        # Read each batch before asking for the next: it may be an iterator over the same items that the sampler reads from.
         for item in islice(items, BATCHES):
             batch = _batch(self._sampler, item)
             lengths.append(len(batch))
@@ -132,7 +132,7 @@ class Reading:
 
 @contextmanager
 def _seeded(one: Any, seed: int, epoch: int, position: int) -> Iterator[None]:
-    """Seed the ``generator`` of ``one``; if that is None, lend it one meanwhile, so that it needs no global one."""
+    """Seed the ``generator`` of ``one``; if it is None, lend it one, so that it does not draw from a global one."""
     generator = getattr(one, "generator", _MISSING)
     ours = torch_generator(seed, epoch, position)
     if generator is None:

@@ -1,4 +1,4 @@
-"""What can be learned about a torch sampler without reading it: what it wraps, whose random numbers it draws, how long it is."""
+"""Facts about a torch sampler that need no reading: what it wraps, which random numbers it draws, how long it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 _DEEPEST = 16
-"""Samplers in samplers, at most: a proxy that answers to every name would go on forever."""
+"""Bound on nested samplers: without it, a proxy that has every attribute would be followed forever."""
 
 
 def wrapped(sampler: Any) -> list[Any]:
@@ -93,7 +93,7 @@ def length(sampler: Any) -> int | None:
 
 
 def length_in(sampler: Any, epoch: int) -> int | None:
-    """What ``len(sampler)`` would be in ``epoch``: asked of a copy that is told the epoch, or of ``sampler`` if it cannot be copied."""
+    """What ``len(sampler)`` would be in ``epoch``: from a copy that is told the epoch, or from ``sampler`` if it cannot be copied."""
     other = copied(sampler)
     if other is None:
         return length(sampler)

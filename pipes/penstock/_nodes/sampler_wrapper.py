@@ -27,7 +27,7 @@ log = logging.getLogger("penstock")
 
 @final
 class SamplerWrapper(Node[Any]):
-    """Walk through what a torch sampler or batch sampler yields, epoch by epoch: single `Indices`, or a batch of them for each batch.
+    """Read a torch sampler or batch sampler, epoch by epoch: single `Indices` from a sampler, batches of them from a batch sampler.
 
     Before each epoch ``set_epoch(epoch)`` is called on the sampler and on everything it wraps (``.batch_sampler``, ``.sampler``); a
     user's own calls are overridden. Whatever it draws from is seeded from (seed, epoch): its ``generator``, and ``random``,
@@ -74,7 +74,7 @@ class SamplerWrapper(Node[Any]):
         self._plans = PlanSource(self._planner)
         self._lengths = LengthBook(sampler)
         self._logged = False
-        self._plan: Plan | None = None  # of epoch `_planned`, or the block of it that is in use
+        self._plan: Plan | None = None  # the plan of epoch `_planned`, or the block of it in use
         self._planned = 0
         self._epoch = 0
         self._position = 0
@@ -87,7 +87,7 @@ class SamplerWrapper(Node[Any]):
             initial_state = self.start_of(self._epoch + (self._position > 0))
         self.check(initial_state)
         self._epoch, self._position, self._checksum = (initial_state[key] for key in ("epoch", "position", "checksum"))
-        # The plan in hand may be of another run, or an earlier block: then it is asked for again, and compared.
+        # The plan at hand may be from another run, or an earlier block; then request it again, and compare.
         if self._planned != self._epoch or (self._plan is not None and not self._plan.fits(self._position, self._checksum)):
             self._plan = None
 
@@ -111,7 +111,7 @@ class SamplerWrapper(Node[Any]):
             if position == target or not plan.more:
                 break
             plan = self._plan_at(position, checksum)
-        # Only now: an error in a later block must leave the state where it was.
+        # Only now, because an error in a later block must not move the state.
         self._position, self._checksum = position, checksum
         return parts[0] if len(parts) == 1 else pack([item for part in parts for item in part])
 
@@ -159,7 +159,7 @@ class SamplerWrapper(Node[Any]):
         self._planner.close()
 
     def _plan_at(self, position: int, checksum: int) -> Plan:
-        """The plan of this epoch, or the block with the item at ``position``, whose samples up to there have that ``checksum``; orders the next."""
+        """The plan of this epoch, or the block with the item at ``position``; the samples before it must have that ``checksum``. Orders the next."""
         plan = self._plan
         if plan is not None and (position < plan.end or not plan.more):
             return plan
