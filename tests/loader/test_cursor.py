@@ -62,7 +62,7 @@ def cursor(*events: Any, sized: bool = True, endless: bool = False, restart: boo
             case "ask", [epoch]:
                 made.request(epoch)
             case "view", [epoch]:
-                made.request(epoch, by_view=True)
+                made.request(epoch, by_sampler=True)
             case _:
                 raise AssertionError(event)
     return made
@@ -262,9 +262,9 @@ class AgainstAList(RuleBasedStateMachine):
         self.cursor.load(data.draw(st.sampled_from(self.states)))
         self.running = False
 
-    @rule(epoch=st.integers(0, 3), by_view=st.booleans())
-    def ask(self, epoch: int, by_view: bool) -> None:
-        self.cursor.request(epoch, by_view=by_view)
+    @rule(epoch=st.integers(0, 3), by_sampler=st.booleans())
+    def ask(self, epoch: int, by_sampler: bool) -> None:
+        self.cursor.request(epoch, by_sampler=by_sampler)
 
     @rule()
     def end_epoch(self) -> None:

@@ -578,6 +578,12 @@ MUTATIONS = [
         "            if True:\n",
         "tests/nodes/test_plan_source.py::test_a_plan_that_is_ready_outlives_an_interrupt",
     ),
+    Mutation(
+        "_nodes/cycler.py",
+        "        while isinstance(inner, dict):",
+        "        if isinstance(inner, dict):",
+        "tests/nodes/test_cycler.py::test_a_state_whose_source_is_in_another_epoch_is_refused_at_any_depth",
+    ),
     # The roof.
     Mutation(
         "_loader/cursor.py",

@@ -81,13 +81,13 @@ class EpochCursor:
     """Where a loader stands.
 
     Args:
-        epochs: The graph's answers.
+        epochs: Answers the cursor's questions about the graph.
         endless: Epochs end nothing: marks are passed.
         restart: Whether a state of a finished epoch continues with the next epoch (True) or with the empty remainder (False). None: with the
             next epoch if the end was seen.
 
     Attributes:
-        epochs: The graph's answers.
+        epochs: Answers the cursor's questions about the graph.
         state: The position after the last item delivered, or where the next one comes from.
         stands: Where the graph is.
         fresh: Nothing was delivered since this state was jumped to, loaded or begun.
@@ -109,9 +109,9 @@ class EpochCursor:
         self._resumed = False  # the run began at a loaded state, which counts as unused until a batch is delivered
         self._again = False  # the first item of this run raised: the next run begins at the same place
         self._requested: int | None = None
-        self._by_view = False  # the request came through `Loader.sampler`
+        self._by_sampler = False  # the request came through `Loader.sampler`
         self._sized: bool | None = None  # asked before anything was read: once a plan is in memory, the graph may know more
-        self._offset = 0  # a trainer's number for an epoch of a loader without a length, plus this, is ours
+        self._offset = 0  # added to the epoch numbers of a trainer that counts differently; only without a length
 
     # Where it stands.
 
@@ -129,9 +129,9 @@ class EpochCursor:
 
     # What happened.
 
-    def request(self, epoch: int | None, *, by_view: bool = False) -> None:
+    def request(self, epoch: int | None, *, by_sampler: bool = False) -> None:
         """``epoch`` was asked for, or None takes the request back; the next start decides."""
-        self._requested, self._by_view = epoch, by_view
+        self._requested, self._by_sampler = epoch, by_sampler
 
     def load(self, state: State) -> None:
         """``state`` was loaded, and the next run continues from it."""
@@ -191,7 +191,7 @@ class EpochCursor:
         """Undo everything since `saved`."""
         vars(self).update(saved)
 
-    def returned(self) -> None:
+    def graph_was_reset(self) -> None:
         """The graph was reset to `graph_state`, and the run continues."""
         if self.stands is not Stands.BEHIND_MARK:
             self.stands = Stands.HERE
@@ -213,10 +213,10 @@ class EpochCursor:
         self._look()
         requested = self._requested
         if self.pending:
-            if self._by_view and not self._sized and requested is not None and requested - epoch_of(self.state) in (0, 1):
+            if self._by_sampler and not self._sized and requested is not None and requested - epoch_of(self.state) in (0, 1):
                 # Only reading on would show whether a stream is at its end. A trainer that asks for the next epoch has counted the batches.
                 return Jump(self.state if requested == epoch_of(self.state) else self.epochs.start_of(requested))
-            return self._from_loaded(None if self._by_view and not self._completes(requested) else requested)
+            return self._from_loaded(None if self._by_sampler and not self._completes(requested) else requested)
         return self._from_stream(None if requested is None else self._absolute(requested))
 
     def arrived(self, move: Move, state: State | None = None) -> None:

@@ -4,10 +4,10 @@ The graph upstream runs on from epoch to epoch. The loader cuts its stream into 
 where a new iterator starts. It decides at the iterator's first ``next`` and no earlier, because trainers call ``iter``,
 ``load_state_dict`` and ``set_epoch`` in every possible order.
 
-Where a loader stands is the business of `EpochCursor`, which is pure. Here that meets what can go wrong: an exception may leave ``next`` at any
-line (Ctrl-C, a signal handler that raises, the user's own code), and the user's loop may catch it and go on. So each ``next`` first notes
-what it may have to undo (`Loader._unfinished`). If it is interrupted, it has returned nothing, and nothing may have happened: the next
-call puts the notes back, and resets the graph if that has moved meanwhile.
+`EpochCursor`, which is pure, decides where a loader stands. This file handles what can go wrong: an exception may leave ``next`` at any line
+(Ctrl-C, a signal handler that raises, the user's own code), and the user's loop may catch it and go on. So each ``next`` first notes what
+it may have to undo (`Loader._unfinished`). An interrupted ``next`` has returned nothing, so it must leave no trace: the next call
+restores what was noted, and resets the graph if it has moved.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Loader(FromDataset, Generic[T]):
         self._cursor = EpochCursor(_Epochs(self.root), endless=endless, restart=restart_on_stop_iteration)
         self._commits = CommitLedger()
         self._run = 0  # grows with each iterator started and each state loaded; iterators of earlier runs are dead
-        self._given_up = -1  # the run that end_epoch() ended
+        self._given_up = -1  # end_epoch() ended the run before this one
         self._turn = OneThread()
         self._unfinished: Any = None  # how things stood before the `next` that is running, or that was interrupted
         self._unseeded: int | None = None  # how many items the default seed shuffles
@@ -265,7 +265,7 @@ class Loader(FromDataset, Generic[T]):
         if self._cursor.stands is not Stands.AWAY:
             self._check_graph()
             self.root.reset(self._cursor.graph_state)
-            self._cursor.returned()
+            self._cursor.graph_was_reset()
 
     def close(self, timeout: float = PATIENCE_S) -> None:
         """End the workers and release everything they held, within ``timeout`` seconds. `state_dict` still works. Idempotent.
@@ -334,7 +334,7 @@ class Loader(FromDataset, Generic[T]):
         cursor = self._cursor
         if cursor.stands is Stands.AWAY:  # an interrupt left the graph somewhere else
             self._jump(cursor.state)
-            cursor.returned()
+            cursor.graph_was_reset()
         while True:
             try:
                 item = self.root.next()
@@ -400,7 +400,7 @@ class Loader(FromDataset, Generic[T]):
             self._cursor.lost()
         self._unfinished = None
 
-    def _check_place(self) -> None:
+    def _lost_if_moved(self) -> None:
         """After an exception: a signal handler may have raised between the graph giving an item and the cursor learning of it."""
         cursor = self._cursor
         with contextlib.suppress(Exception):
@@ -494,7 +494,7 @@ class EpochView:
 
     def set_epoch(self, epoch: int) -> None:
         """See `Loader.set_epoch`."""
-        self._cursor.request(_checked_epoch(epoch), by_view=True)
+        self._cursor.request(_checked_epoch(epoch), by_sampler=True)
 
 
 def _check_root(root: Any, dataset_words: dict[str, Any]) -> None:
@@ -553,7 +553,7 @@ class _Epoch(Generic[T]):
             return item
         except Exception as exc:
             if inside and not isinstance(exc, StopIteration):
-                loader._check_place()
+                loader._lost_if_moved()
             if inside:
                 loader._unfinished = None
             hide_internal_frames(exc)

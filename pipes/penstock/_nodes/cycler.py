@@ -124,8 +124,10 @@ class Cycler(Node[T]):
         if inner is None:
             return
         self.source.check(inner)
-        if inner.get("epoch", state["epoch"]) != state["epoch"]:
-            raise StateError(f"this state is damaged: it is of epoch {state['epoch']}, but its source is in epoch {inner['epoch']}.")
+        while isinstance(inner, dict):  # nodes with a state of their own nest their source's
+            if inner.get("epoch", state["epoch"]) != state["epoch"]:
+                raise StateError(f"this state is damaged: it is of epoch {state['epoch']}, but its source is in epoch {inner['epoch']}.")
+            inner = inner.get("source")
 
     def _begin(self) -> None:
         """Move the source to the start of the epoch, unless it has begun.

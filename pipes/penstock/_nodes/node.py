@@ -109,7 +109,8 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
         """Advance by ``n * every`` items and return those at ``first``, ``first + every``, …. The node must have been reset.
 
-        Fewer than ``n`` items mean that the epoch ends here. The mark itself is left for `next`.
+        Fewer than ``n`` items mean that the epoch ends here. The mark itself is left for `next`. ``n`` may be 0: a source that plans its
+        epoch does so then. ``first`` may equal ``every``: the items are passed over, and none is returned.
         """
         if type(self).next is not Node.next:
             if self.endless:

@@ -134,7 +134,9 @@ class ParallelMapper(Node[T]):
         self._timeout = timeout
         self._run_ahead = run_ahead and self.may_run_ahead and num_workers > 0
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
-        self._in_work = 1 if not num_workers else max_concurrent if max_concurrent is not None else num_workers * (prefetch_factor or _FEW)
+        self._most_under_way = (
+            1 if not num_workers else max_concurrent if max_concurrent is not None else num_workers * (prefetch_factor or _FEW)
+        )
         self._undecided = num_workers > 0 and max_concurrent is None and prefetch_factor is None  # until the first item shows its size
         self._inline = InlineWork(map_fn, seed, False if method == "thread" and num_workers else seed_samples, on_error)
         self._work = work = self._inline.seeded
@@ -184,7 +186,7 @@ class ParallelMapper(Node[T]):
         window = self._window
         if window.unsettled:
             window.settle()  # The last call raised. Its item counts as delivered only now: a state saved in between retries it.
-        self._fill(self._in_work)
+        self._fill(self._most_under_way)
         entry = self._awaited()
         job = entry.job
         if job is None and not isinstance(entry.value, BaseException):
@@ -198,9 +200,11 @@ class ParallelMapper(Node[T]):
         if self._undecided:
             self._undecided = False
             if nbytes(value) <= _SMALL:
-                self._in_work = self.num_workers * _MANY
+                self._most_under_way = self.num_workers * _MANY
         if self.num_workers:
-            self._fill(self._in_work + 1)  # now, so that the workers are busy while the caller trains; + 1 because this entry still counts
+            self._fill(
+                self._most_under_way + 1
+            )  # now, so that the workers are busy while the caller trains; + 1 because this entry still counts
         window.deliver(entry)  # the last step: see the top of this file
         return value
 
@@ -240,7 +244,7 @@ class ParallelMapper(Node[T]):
         self.source.check(state["source"])
 
     def failure(self) -> BaseException | None:
-        return KeyboardInterrupt("while the entries changed") if self._window.torn else self.source.failure()
+        return KeyboardInterrupt("in the middle of a change to the window") if self._window.torn else self.source.failure()
 
     def interrupt(self) -> None:
         if self._pool is not None:
@@ -278,7 +282,7 @@ class ParallelMapper(Node[T]):
             self._pool = None
         self._stale = False
         if self._pool is None:
-            self._allocate = pinned if self._pin_memory and can_pin() else Recycler(self._in_work).allocate
+            self._allocate = pinned if self._pin_memory and can_pin() else Recycler(self._most_under_way).allocate
             if not self.num_workers:
                 self._pool = InlinePool(self._inline, self._allocate)
             elif self._method == "thread":
