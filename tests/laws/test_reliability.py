@@ -94,7 +94,6 @@ def exits(folder: Path) -> None:
 
 def segfault(folder: Path) -> None:
     faulthandler.disable()  # that of pytest, which would print the stack of this process
-    faulthandler.disable()  # pytest's, which would print this process's stack
     ctypes.string_at(0)
 
 

@@ -100,7 +100,7 @@ def epoch_in(state: State) -> int:
     except (KeyError, TypeError) as exc:
         raise StateError("this state has no 'epoch': it is damaged; load an older one.") from exc
     if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 2**62:
-        raise StateError(f"'epoch' of a state must be a whole number of at least 0, not {epoch!r:.80}.")
+        raise StateError(f"'epoch' in a state must be a whole number of at least 0, not {epoch!r:.80}.")
     return epoch
 
 

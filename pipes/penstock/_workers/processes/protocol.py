@@ -59,7 +59,7 @@ class Area:
     Attributes:
         row: The first cell, as a `Work` gets it.
         cells: int64, each with one writer. By the worker, and read after its death: ``ROW``, the row being loaded, or `IDLE`, and ``DOING``,
-            the number of the task being done, or -1. By the consumer: ``WANTED``, below which no task is wanted any more.
+            the number of the task being done, or -1. By the consumer: ``WANTED``, below which no task is still wanted.
     """
 
     ROW, DOING, WANTED = range(3)

@@ -41,7 +41,7 @@ _logger = logging.getLogger("penstock")
 
 
 class Scheduler:
-    """All of a `ProcessPool` but its handle, so that a pool that nobody holds any more can be cleaned up after."""
+    """All of a `ProcessPool` but its handle, so that a pool can be cleaned up after nobody holds it."""
 
     def __init__(self, setup: Setup, queue_size: int, refill_at: int, max_restarts: int, context: str | BaseContext | None) -> None:
         self.setup = setup

@@ -7,7 +7,7 @@
                └──── at the front ───┘
 
 `discard` and `fail` end tasks wherever they are. A worker may still hold a task that has ended; nothing that happens to it there
-matters any more. So "is it wanted?" has one answer everywhere: ``not task.job.done``.
+matters. So "is it wanted?" has one answer everywhere: ``not task.job.done``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TaskTable:
     Attributes:
         next_number: The next task's number; all tasks so far have lower ones.
         finished: Tasks that came to a result or an error of their own.
-        failure: Makes the error of every task to come, once nothing can be done any more.
+        failure: Makes the error of every task to come, once nothing more can be done.
     """
 
     def __init__(self) -> None:
