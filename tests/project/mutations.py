@@ -584,6 +584,30 @@ MUTATIONS = [
         "        if isinstance(inner, dict):",
         "tests/nodes/test_cycler.py::test_a_state_whose_source_is_in_another_epoch_is_refused_at_any_depth",
     ),
+    Mutation(
+        "_loader/canonical_graph.py",
+        "        return Fetch(Items(), collate_fn, transform)\n",
+        "        return lambda items: Fetch(None, collate_fn).collate([transform(item) for item in items])\n",
+        "tests/fetch/test_transform.py::test_each_sample_is_transformed_with_its_own_numbers",
+    ),
+    Mutation(
+        "_fetch/task.py",
+        "lambda _: transform(next(samples))",
+        "list(map(transform, samples)).__getitem__",
+        "tests/fetch/test_transform.py::test_an_error_names_the_sample_and_may_skip_it",
+    ),
+    Mutation(
+        "_fetch/task.py",
+        "Fetch(fetch.dataset, _samples, fetch.transform)",
+        "Fetch(fetch.dataset, _samples)",
+        "tests/fetch/test_transform.py::test_each_sample_is_transformed_with_its_own_numbers",
+    ),
+    Mutation(
+        "_fetch/fetch.py",
+        "collate_fn is None and transform is None and is_arrays(dataset)",
+        "collate_fn is None and is_arrays(dataset)",
+        "tests/fetch/test_transform.py::test_arrays_are_transformed_sample_by_sample",
+    ),
     # The roof.
     Mutation(
         "_loader/cursor.py",

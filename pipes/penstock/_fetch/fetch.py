@@ -31,22 +31,54 @@ class Fetch:
             the batch itself: a tensor, an array, or a dict or named tuple of them.
         collate_fn: Makes a batch from a list of samples; default: as ``torch.utils.data.default_collate``, and also for dataclasses. For a
             single index (no batching) it gets the sample itself, and the default is ``default_convert``.
+        transform: Applied to each sample before it is collated: decoding, augmentation. Its random numbers are the sample's.
+
+    Raises:
+        TypeError: ``transform`` cannot be called; on loading: ``__getitems__`` returned a batch, which has no samples to transform.
+        ValueError: On loading: ``__getitems__`` returned another number of samples than it was asked for.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None = None, transform: Callable[[Any], Any] | None = None) -> None:
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform must be a function of one sample, and {transform!r:.80} cannot be called.")
         self.dataset = dataset
         self.collate_fn = collate_fn
+        self.transform = transform
         self.has_getitems = _has_getitems(dataset)
-        self.is_arrays = collate_fn is None and is_arrays(dataset)
+        self.is_arrays = collate_fn is None and transform is None and is_arrays(dataset)
         self._collator = Collator()
 
     def __call__(self, indices: Any) -> Any:
         """The batch of a list of indices, or the sample of one index."""
         if not isinstance(indices, list):
-            return self.convert(self.dataset[indices])
+            return self.convert(self.load(indices))
         if not self.has_getitems:
-            return self.collate([self.dataset[index] for index in indices])
-        return self.batch_of(self.dataset.__getitems__(indices))
+            return self.collate([self.load(index) for index in indices])
+        fetched = self.dataset.__getitems__(indices)
+        return self.batch_of(fetched if self.transform is None else list(map(self.transform, self.samples_in(fetched, len(indices)))))
+
+    @property
+    def load(self) -> Callable[[Any], Any]:
+        """A function from an index to its sample."""
+        return self.dataset.__getitem__ if self.transform is None else self._transformed
+
+    def _transformed(self, index: Any) -> Any:
+        assert self.transform is not None
+        return self.transform(self.dataset[index])
+
+    def samples_in(self, fetched: Any, n: int) -> list[Any] | tuple[Any, ...]:
+        """What ``__getitems__`` returned, if it is the ``n`` samples."""
+        if type(fetched) not in (list, tuple):
+            raise TypeError(
+                f"transform= is applied to each sample, but {type(self.dataset).__name__}.__getitems__ returned a whole batch, a {type(fetched).__name__}. "
+                f"Return a list of samples, or transform the batch in collate_fn."
+            )
+        if len(fetched) != n:
+            raise ValueError(
+                f"{type(self.dataset).__name__}.__getitems__ returned {len(fetched)} samples for {n} indices, so transform= cannot tell which is which."
+            )
+        samples: list[Any] | tuple[Any, ...] = fetched
+        return samples
 
     def gathered(self, indices: Indices, seed: int, allocate: Allocate) -> Any:
         """The batch, if the dataset is arrays; None if an index operation is not enough."""
@@ -80,6 +112,14 @@ class Fetch:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_collator": Collator()}  # each worker learns its own schema
+
+
+@final
+class Items:
+    """The dataset of items that were read already: an item is its own index. For transforming the items of a stream in the workers."""
+
+    def __getitem__(self, item: Any) -> Any:
+        return item
 
 
 @final

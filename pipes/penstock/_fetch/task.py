@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 from penstock._errors import GraphError
 from penstock._fetch.batch_schema import has_registered
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure
-from penstock._fetch.fetch import Fetch, Listed, epoch_aware
+from penstock._fetch.fetch import Fetch, Items, Listed, epoch_aware
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import SampleCursor, current
 from penstock._memory.allocation import afresh
@@ -43,10 +43,12 @@ class _Task:
 
     Attributes:
         dataset: ``get_worker_info().dataset`` in a worker process.
+        noun: What an index is called in messages.
         epoch_aware: Datasets with a ``set_epoch``, which is called when a task's epoch differs from that of the task before.
     """
 
     dataset: Any = None
+    noun = "dataset index"
     epoch_aware: Sequence[Any] = ()
 
     def __init__(self, seed: int, seed_samples: bool | Literal["always"]) -> None:
@@ -92,7 +94,7 @@ class _Task:
             shown = f"[{', '.join(map(str, indices[:8]))}{', …' if len(indices) > 8 else ''}]"
             return f"the batch of dataset indices {shown} (epoch {task.epoch}, positions {task.positions[0]} to {task.positions[-1]})"
         key = str(task.values)
-        return f"dataset index {key if len(key) <= 80 else key[:79] + '…'} (epoch {task.epoch}, position {task.positions})"
+        return f"{self.noun} {key if len(key) <= 80 else key[:79] + '…'} (epoch {task.epoch}, position {task.positions})"
 
     def _begin(self, loading: SampleCursor, position: int) -> None:
         if self._seeding.active:
@@ -137,7 +139,9 @@ class FetchTask(_Task):
     def __init__(self, fetch: Fetch, seed: int, seed_samples: bool | Literal["always"], on_error: OnError = "raise") -> None:
         super().__init__(seed, seed_samples)
         self.fetch = fetch
-        self.dataset = fetch.dataset
+        self.dataset = None if isinstance(fetch.dataset, Items) else fetch.dataset
+        if self.dataset is None:
+            self.noun = "the item"
         self.on_error = on_error
         self.epoch_aware = epoch_aware(self.dataset)
         self._epoch: int | None = None  # the last one passed to `epoch_aware`, in this process
@@ -183,7 +187,7 @@ class FetchTask(_Task):
 
     def _fetched(self, fetch: Fetch, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
         if isinstance(task, Part):
-            fetch, task = Fetch(fetch.dataset, _samples), task.indices
+            fetch, task = Fetch(fetch.dataset, _samples, fetch.transform), task.indices
         if not isinstance(task, Indices):
             raise GraphError(
                 f"Fetch loads samples by index, but got an item of type {type(task).__name__}. Put a Sampler at the source, or map with a plain function."
@@ -205,10 +209,10 @@ class FetchTask(_Task):
     def _loaded(self, fetch: Fetch, task: Indices, cell: MutableSequence[int], allocate: Allocate) -> Any:
         if not task.is_batch:
             one = Listed(lambda samples: fetch.convert(samples[0]))
-            return self._row_by_row(fetch, task, [task.positions], [task.values], one, fetch.dataset.__getitem__, [IDLE])
+            return self._row_by_row(fetch, task, [task.positions], [task.values], one, fetch.load, [IDLE])
         positions, indices = task.positions.tolist(), task.plain()
         if not fetch.has_getitems or not indices:
-            load = fetch.dataset.__getitem__
+            load = fetch.load
         else:
             self._begin(SampleCursor(self.seed, task.epoch, positions[:1], [indices], [IDLE]), positions[0])
             try:
@@ -216,8 +220,12 @@ class FetchTask(_Task):
             except Exception:
                 if self.on_error == "raise":
                     raise
-                load = _load_one(fetch.dataset)  # load again, one by one, to find the bad one
+                load = _load_one(fetch)  # load again, one by one, to find the bad one
             else:
+                if fetch.transform is not None:
+                    samples, transform = iter(fetch.samples_in(fetched, len(indices))), fetch.transform
+                    batch = fetch.begin(len(indices), allocate)
+                    return self._row_by_row(fetch, task, positions, indices, batch, lambda _: transform(next(samples)), cell)
                 current.set(None)
                 self._seed_collate(fetch, task)
                 return fetch.batch_of(fetched, allocate)
@@ -325,5 +333,9 @@ def describe(exc: BaseException) -> str:
         return f"{type(exc).__name__}, whose message cannot be shown"
 
 
-def _load_one(dataset: Any) -> Callable[[Any], Any]:
-    return lambda index: dataset.__getitems__([index])[0]
+def _load_one(fetch: Fetch) -> Callable[[Any], Any]:
+    def load(index: Any) -> Any:
+        sample = fetch.dataset.__getitems__([index])[0]
+        return sample if fetch.transform is None else fetch.transform(sample)
+
+    return load

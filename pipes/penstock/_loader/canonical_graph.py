@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from penstock._fetch.array_dataset import ArrayDataset
-from penstock._fetch.fetch import Fetch
+from penstock._fetch.fetch import Fetch, Items
 from penstock._loader.dataloader_words import DataLoaderWords, say_once
 from penstock._loader.in_step import unseeded_length
 from penstock._memory.devices import can_pin, resolve_device
@@ -70,6 +70,7 @@ class FromDataset(DataLoaderWords):
         pin_memory_device: str = "",
         in_order: bool = True,
         order: Order | None = None,
+        transform: Callable[[Any], Any] | None = None,
         seed: int | None = None,
         method: Literal["thread", "process"] = "process",
         device: torch.device | str | None = None,
@@ -113,6 +114,8 @@ class FromDataset(DataLoaderWords):
             in_order: False hands batches out as they are done; see `ParallelMapper`.
             order: An `Order`; excludes ``shuffle`` and ``sampler``. Default: what the dataset's method ``order(*, shuffle, seed)`` returns, if it has one, as
                 `Mix` does; otherwise as ``shuffle`` says.
+            transform: Applied to each sample in the workers, before it is collated: decoding, augmentation. Its random numbers are the sample's
+                (``penstock.sample().rng``), also for a stream, whose items are dealt first and transformed then.
             seed: Of everything random; default 0, on every rank and in every run, whatever ``torch.manual_seed`` says. Two loaders that shuffle by the
                 default seed and have the same length are in step, which a warning tells.
             method: ``"process"`` or ``"thread"``.
@@ -159,10 +162,10 @@ class FromDataset(DataLoaderWords):
                 f"num_workers={num_workers}: a {type(dataset).__name__} dataset lies in memory and needs no workers. Leave it out."
             )
         _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, endless)
-        map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn)
+        map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn, transform)
         made_for = None  # the length of the dataset
         if isinstance(dataset, IterableDataset | BaseNode):
-            source, map_fn = _read(dataset, split, seed, bool(seed_samples)), _collate_only(collate_fn, batch_size)
+            source, map_fn = _read(dataset, split, seed, bool(seed_samples)), _collate_only(collate_fn, batch_size, transform)
         elif (sharded := taken_over(sampler, batch_sampler)) is not None:
             source, tail = Sampler(sharded.order), sharded.tail
             if rank is None and mesh is None:
@@ -223,7 +226,11 @@ def _read(dataset: Any, split: Any, seed: int, seed_samples: bool) -> Node[Any]:
     return dataset
 
 
-def _collate_only(collate_fn: Callable[[Any], Any] | None, batch_size: int | None) -> Callable[[Any], Any]:
+def _collate_only(
+    collate_fn: Callable[[Any], Any] | None, batch_size: int | None, transform: Callable[[Any], Any] | None
+) -> Callable[[Any], Any]:
+    if transform is not None:
+        return Fetch(Items(), collate_fn, transform)
     fetch = Fetch(None, collate_fn)
     return fetch.convert if batch_size is None else fetch.collate
 
