@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torchdata.nodes
 
-from penstock import Batcher, Cycler, EndOfEpoch, IterableSource, Loader, Node, Sampler, SequentialOrder, ShuffledOrder, StateError
+from penstock import Batcher, Cycler, EndOfEpoch, IterableSource, Loader, Node, Sampler, SequentialOrder, Sharder, ShuffledOrder, StateError
 
 
 def test_a_mark_after_each_epoch_and_take_leaves_it():
@@ -99,3 +99,18 @@ def test_a_state_whose_source_is_in_another_epoch_is_refused_at_any_depth(wrap):
     inner["source"]["epoch"] = 5
     with pytest.raises(StateError, match="it is of epoch 3, but its source is in epoch 5"):
         node.check(state)
+
+
+def test_at_the_end_of_an_epoch_nothing_is_asked_of_the_source():
+    """A reset to the end leaves the source alone. Seen to fail: a Sharder that looked whether it can pad asked for a plan of the epoch that had ended."""
+    asked = []
+
+    class Order(SequentialOrder):
+        def indices(self, epoch, positions):
+            asked.append(epoch)
+            return super().indices(epoch, positions)
+
+    node = Sharder(Cycler(Sampler(Order(4))), 0, 2, tail="pad")
+    node.reset(node.end_of(0))
+    assert next(node) == EndOfEpoch(0)
+    assert set(asked) <= {1}

@@ -24,6 +24,7 @@ from penstock import (
     Sharder,
     StateMismatch,
 )
+from penstock._nodes.delivery_window import DeliveryWindow
 from penstock.testing import Tagged
 
 
@@ -90,6 +91,38 @@ def test_ctrl_c_loses_no_item_inline():
     assert node.get_state() == state
     assert list(islice(node, 3)) == [10, 20, EndOfEpoch(0)]
     assert calls == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_while_an_error_of_the_source_is_raised_loses_neither(workers, monkeypatch):
+    """It may come when the error is on its way. Seen to fail: the entry had given its error away, and was handed out as None."""
+    really = DeliveryWindow.fail
+
+    def interrupted(window, entry):
+        monkeypatch.setattr(DeliveryWindow, "fail", really)
+        raise KeyboardInterrupt
+
+    node = ParallelMapper(Mapper(source(4), lambda value: 6 // (1 - value)), ten, workers)
+    assert next(node) == 60
+    monkeypatch.setattr(DeliveryWindow, "fail", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(node)
+    with pytest.raises(ZeroDivisionError):
+        next(node)
+    assert next(node) == -60
+    node.shutdown()
+
+
+def test_holes_are_in_the_state_after_the_end():
+    """Seen to fail: `shutdown` forgot what was delivered out of order, so a state taken afterwards repeated it."""
+    gate = threading.Event()
+    node = ParallelMapper(source(4), lambda value: value if value else gate.wait(20), 2, in_order=False)
+    assert next(node) == 1
+    state = node.get_state()
+    assert state["delivered"] == [1]
+    gate.set()
+    node.shutdown()
+    assert node.get_state() == state
 
 
 def test_the_window_bounds_what_is_in_work():

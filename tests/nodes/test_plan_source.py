@@ -146,6 +146,24 @@ def test_none_is_made_behind_the_end(source: Any, place: Place) -> None:
         plans.get(PlanRequest(1))
 
 
+@pytest.mark.parametrize("place", AWAY)
+def test_nothing_is_started_behind_the_end(place: Place) -> None:
+    """A handler, or another thread, may close the loader while the planner is asked where it plans. Seen to fail: what was started then stayed."""
+
+    class Closes:
+        @property
+        def place(self) -> Place:
+            plans.shutdown()
+            return place
+
+        def __call__(self, request: PlanRequest) -> int:
+            return 0
+
+    plans = PlanSource(Closes())
+    with pytest.raises(ClosedError):
+        plans.get(PlanRequest(0))
+
+
 def test_a_planner_may_move_after_a_plan_that_was_made_here(source: Any) -> None:
     plans, planner = source("here")
     plans.order(PlanRequest(5))

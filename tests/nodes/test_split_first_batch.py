@@ -22,7 +22,7 @@ from penstock import SKIP, Fetch, Indices, Loader, SampleError
 from penstock._fetch.error_policy import PartialBatch
 from penstock._fetch.task import FetchTask
 from penstock._memory.allocation import afresh
-from penstock._workers.pool import IDLE
+from penstock._workers.pool import IDLE, Job, SplitJob
 from penstock.testing import Tagged, assert_resumes_everywhere
 
 pytestmark = pytest.mark.timeout(30)
@@ -540,3 +540,14 @@ def test_jumping_in_the_middle(method):
             assert next(iterator).tolist() == list(range(12))
             loader.load_state_dict(after)
             assert torch.cat(list(loader)).tolist() == list(range(12, N))
+
+
+def test_a_batch_whose_last_part_has_just_been_done_can_be_waited_for() -> None:
+    """A thread may finish it between two looks. Seen to hang: there was nothing to wait for."""
+    parts = [Job(0), Job(1)]
+    batch = SplitJob(0, parts, list)
+    assert (batch.done, batch.under_way) == (False, parts)
+    parts[0].done = True
+    assert (batch.done, batch.under_way) == (False, parts[1:])
+    parts[1].done = True
+    assert (batch.done, batch.under_way) == (True, parts)

@@ -608,6 +608,60 @@ MUTATIONS = [
         "collate_fn is None and is_arrays(dataset)",
         "tests/fetch/test_transform.py::test_arrays_are_transformed_sample_by_sample",
     ),
+    Mutation(
+        "_nodes/parallel_mapper.py",
+        "self._window.restart(self._window.base, self._window.ahead)",
+        "self._window.restart(self._window.base)",
+        "tests/nodes/test_parallel_mapper.py::test_holes_are_in_the_state_after_the_end",
+    ),
+    Mutation(
+        "_nodes/delivery_window.py",
+        "        error = self.value\n",
+        "        error, self.value = self.value, None\n",
+        "tests/nodes/test_parallel_mapper.py::test_ctrl_c_while_an_error_of_the_source_is_raised_loses_neither",
+    ),
+    Mutation(
+        "_workers/pool.py",
+        "if not job.done] or self._jobs",
+        "if not job.done]",
+        "tests/nodes/test_split_first_batch.py::test_a_batch_whose_last_part_has_just_been_done_can_be_waited_for",
+    ),
+    Mutation(
+        "_nodes/cycler.py",
+        "        if self._ended and not len(positions):",
+        "        if False:",
+        "tests/nodes/test_cycler.py::test_at_the_end_of_an_epoch_nothing_is_asked_of_the_source",
+    ),
+    Mutation(
+        "_nodes/plan_source.py",
+        "        if self._closed:\n            self._pool.shutdown()",
+        "        if False:\n            self._pool.shutdown()",
+        "tests/nodes/test_plan_source.py::test_nothing_is_started_behind_the_end",
+    ),
+    Mutation(
+        "_workers/processes/scheduler.py",
+        "        if self.closed:  # meanwhile",
+        "        if False:  # meanwhile",
+        "tests/workers/test_process_pool.py::test_processes_that_were_started_too_late_are_ended",
+    ),
+    Mutation(
+        "_loader/loader.py",
+        "            self._cursor.lost()  # until the reset is done",
+        "            pass  # until the reset is done",
+        "tests/loader/test_interrupts.py::test_an_interrupt_in_the_middle_of_a_refresh_loses_nothing",
+    ),
+    Mutation(
+        "_loader/loader.py",
+        "            self._check_open()  # a signal handler or another thread",
+        "            pass  # a signal handler or another thread",
+        "tests/loader/test_interrupts.py::test_user_code_that_closes_the_loader_gets_no_batch",
+    ),
+    Mutation(
+        "_workers/processes/remote_error.py",
+        "        _drop_context(error, inherited)\n",
+        "",
+        "tests/workers/test_process_pool.py::test_what_the_consumer_was_handling_at_the_fork_is_no_context_of_errors",
+    ),
     # The roof.
     Mutation(
         "_loader/cursor.py",

@@ -74,6 +74,44 @@ def pools() -> Iterator[Callable[..., ProcessPool]]:
     gc.collect()
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_what_the_consumer_was_handling_at_the_fork_is_no_context_of_errors(pools: Any, method: str) -> None:
+    """Seen to fail: "During handling of the above exception" in the worker's traceback, with frames of the consumer's."""
+    try:
+        raise LookupError("of the consumer's")
+    except LookupError:
+        pool = pools(1, method=method)
+        with pytest.raises(ValueError, match="of the worker's") as caught:
+            done(pool, raises_in_turn)
+    shown = str(caught.value.__cause__)
+    assert "first of the worker's" in shown
+    assert "of the consumer's" not in shown
+
+
+def raises_in_turn(cell: Any) -> None:
+    try:
+        raise KeyError("first of the worker's")
+    except KeyError:
+        raise ValueError("of the worker's")  # noqa: B904  # with a context
+
+
+def test_processes_that_were_started_too_late_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread shuts down, with less time than the start takes. Seen to fail: they stayed, and their pipes."""
+    really = Supervisor.start
+
+    def slow(supervisor: Supervisor) -> None:
+        other = threading.Thread(target=pool.shutdown, args=(0.0,))
+        other.start()
+        other.join()
+        really(supervisor)
+
+    monkeypatch.setattr(Supervisor, "start", slow)
+    pool = ProcessPool(Work(), 2, multiprocessing_context="fork")
+    with pytest.raises(ClosedError, match="closed while its worker processes were started"):
+        pool.start()
+    assert pool.pids == ()
+
+
 def done(pool: ProcessPool, *task: Any) -> Any:
     return result(pool, pool.submit(task))
 

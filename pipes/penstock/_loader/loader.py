@@ -261,9 +261,11 @@ class Loader(FromDataset, Generic[T]):
         epoch, the state and the running iterator stay as they are.
         """
         self._check_open()
+        self._mend()
         self.root.refresh()
         if self._cursor.stands is not Stands.AWAY:
             self._check_graph()
+            self._cursor.lost()  # until the reset is done: an exception may come out of the middle
             self.root.reset(self._cursor.graph_state)
             self._cursor.graph_was_reset()
 
@@ -339,8 +341,11 @@ class Loader(FromDataset, Generic[T]):
             try:
                 item = self.root.next()
             except BaseException as exc:
+                if isinstance(exc, Exception):
+                    self._check_open()  # closed in the middle, the graph may raise anything
                 self._raised(exc)
                 raise
+            self._check_open()  # a signal handler or another thread may have closed the graph, whose state then does not count this item
             epoch = epoch_of(cursor.state)
             if not isinstance(item, EndOfEpoch):
                 self._delivered(epoch)
@@ -375,7 +380,6 @@ class Loader(FromDataset, Generic[T]):
             if failure is not None and not isinstance(failure, Exception):
                 self._cursor.lost()  # a signal handler raised in the middle of the graph
         if isinstance(exc, StopIteration):
-            self._check_open()  # a signal handler may have closed it meanwhile
             raise GraphError(
                 "StopIteration came out of the graph: a node downstream of the Cycler ended, or a function in one raised it."
             ) from exc

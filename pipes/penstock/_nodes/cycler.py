@@ -86,6 +86,8 @@ class Cycler(Node[T]):
         return block
 
     def at(self, positions: np.ndarray) -> Sequence[T]:
+        if self._ended and not len(positions):
+            return []  # a reset to the end of an epoch left the source alone, so it cannot be asked
         try:
             self._begin()
             block: Sequence[T] = self.source.at(positions)

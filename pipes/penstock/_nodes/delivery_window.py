@@ -38,7 +38,7 @@ class Entry:
 
     def raise_value(self) -> NoReturn:
         """Raise the error and drop it. Its traceback refers to every frame on its way, and so to the graph that holds this entry."""
-        error, self.value = self.value, None
+        error = self.value
         try:
             raise error
         finally:
@@ -141,6 +141,7 @@ class DeliveryWindow:
     def fail(self, entry: Entry) -> None:
         """Record that ``entry`` has raised. The state moves past it at the next `settle`; until then, a state loaded again retries the item."""
         self.torn = entry.delivered = self.unsettled = True
+        entry.value = None  # last: if Ctrl-C comes before, the error is raised again. It refers to the graph, so it must not be kept
         if entry.job is not None:
             self.under_way -= 1
             entry.job.forget()

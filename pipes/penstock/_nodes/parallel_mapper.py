@@ -255,7 +255,7 @@ class ParallelMapper(Node[T]):
         self._closed = True
         if self._pool is not None:
             self._pool.shutdown()
-        self._window.restart(self._window.base)
+        self._window.restart(self._window.base, self._window.ahead)
         self.source.shutdown()
 
     def statistics(self) -> tuple[Any, ...]:

@@ -51,6 +51,7 @@ class PlanSource(Generic[P]):
         self._pool: Pool | None = None
         self._ordered: tuple[PlanRequest, Job] | None = None
         self._interrupted = False
+        self._closed = False
 
     def get(self, request: PlanRequest) -> P:
         """The plan for ``request``; waits for it, and raises whatever making it raised.
@@ -104,6 +105,7 @@ class PlanSource(Generic[P]):
 
     def shutdown(self) -> None:
         """End the thread or process; see `Pool.shutdown`. Idempotent."""
+        self._closed = True
         if isinstance(self._pool, ProcessPool):
             self._pool.shutdown(min(_AT_MOST_S, patience_s(None)))
         elif self._pool is not None:
@@ -120,7 +122,12 @@ class PlanSource(Generic[P]):
             else:
                 # Not replaced if it dies: a new process would not know how far the old one had read the sampler.
                 self._pool = ProcessPool(work, 1, max_restarts=0, name="penstock-plan")
-        self._pool.start()
+        # `shutdown` sets its flag and then looks for the pool; here it is the other way round, so no pool outlives it.
+        if not self._closed:
+            self._pool.start()
+        if self._closed:
+            self._pool.shutdown()
+            raise ClosedError("this loader was closed; build a new one.")
         return self._pool
 
 

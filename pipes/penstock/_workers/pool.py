@@ -85,11 +85,11 @@ class SplitJob:
 
     @property
     def done(self) -> bool:
-        return not self.under_way or any(job.error is not None for job in self._jobs)
+        return all(job.done for job in self._jobs) or any(job.error is not None for job in self._jobs)
 
     @property
     def under_way(self) -> list[Job]:
-        return [job for job in self._jobs if not job.done]
+        return [job for job in self._jobs if not job.done] or self._jobs  # never empty: a thread may have finished the last one just now
 
     def result(self) -> Any:
         for job in self._jobs:

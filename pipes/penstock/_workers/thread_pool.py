@@ -50,6 +50,7 @@ class _Core:
         self.tasks = 0
         self.interrupted = False
         self.stopped = False
+        self.ended = False  # every thread was told
 
     def stop(self) -> None:
         self.stopped = True
@@ -181,8 +182,9 @@ class ThreadPool:
 
     def shutdown(self, timeout: float | None = None) -> None:
         """See `Pool.shutdown` and `join`."""
-        if not self._core.stopped:
+        if not self._core.ended:
             self._core.stop()
+            self._core.ended = True  # not before: an interrupted end is done again, or threads would wait forever for their turn to end
             join(self._threads, patience_s(timeout))
 
     def statistics(self) -> ThreadStatistics:
@@ -191,6 +193,6 @@ class ThreadPool:
 
 
 def _abandoned(core: _Core, threads: list[threading.Thread], pid: int) -> None:
-    if os.getpid() == pid and not core.stopped:  # a forked child has no such threads
+    if os.getpid() == pid and not core.ended:  # a forked child has no such threads
         core.stop()
         join(threads, PATIENCE_S)

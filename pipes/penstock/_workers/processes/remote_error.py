@@ -20,8 +20,9 @@ class RemoteError(NamedTuple):
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, error: BaseException) -> RemoteError:
-        """Describe ``error``, and pickle it if it comes back from that as it was."""
+    def of(cls, error: BaseException, inherited: BaseException | None = None) -> RemoteError:
+        """Describe ``error``, and pickle it if it comes back from that as it was. Leave out ``inherited``, an exception that it did not come from."""
+        _drop_context(error, inherited)
         pickled = None
         with contextlib.suppress(BaseException):  # a user's __reduce__ may raise anything
             body = pickle.dumps(error)
@@ -69,3 +70,12 @@ class RemoteError(NamedTuple):
             for note in self.notes:
                 error.add_note(note)
         return error
+
+
+def _drop_context(error: BaseException, inherited: BaseException | None) -> None:
+    """Cut the chain of contexts where ``inherited`` begins."""
+    while inherited is not None and error.__context__ is not None:
+        if error.__context__ is inherited:
+            error.__context__ = None
+            return
+        error = error.__context__

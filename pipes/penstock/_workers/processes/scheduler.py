@@ -66,6 +66,9 @@ class Scheduler:
             return
         self.owner = os.getpid()
         self._supervisor.start()
+        if self.closed:  # meanwhile, by a `shutdown` that had less time than this took
+            self._supervisor.stop(time.monotonic())
+            raise ClosedError("the loader was closed while its worker processes were started.")
         # At exit multiprocessing sends SIGTERM to the processes that it has started and waits for them; before that it calls its finalizers.
         self._at_exit = Finalize(None, self.shutdown, (PATIENCE_S,), exitpriority=0)
         self.started = True

@@ -19,6 +19,7 @@ import random
 import select
 import signal
 import socket
+import sys
 import threading
 from typing import Any
 
@@ -119,6 +120,9 @@ class _Server:
         self._channel = channel
         self._area = area
         self._slots = WorkerSlots()
+        self._inherited = sys.exc_info()[
+            1
+        ]  # what the consumer was handling when it forked; Python takes it for the context of every error here
 
     def serve(self, work: Work) -> None:
         """Answer tasks, in the order in which they arrive, until end-of-file."""
@@ -150,7 +154,7 @@ class _Server:
         """Tell the consumer why this worker cannot work."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._slots.begin(self._area.places[0], NO_SLOT)
-            self._answer(0, REFUSED, _failure(error))
+            self._answer(0, REFUSED, self._failure(error))
 
     def _do(self, work: Work, body: memoryview) -> tuple[int, Parcel]:
         task = None
@@ -162,7 +166,7 @@ class _Server:
                 os._exit(NO_DESCRIPTORS)  # which closes what user code never did; a new worker does the task again
             with contextlib.suppress(Exception):  # a frozen exception takes no note
                 error.add_note(f"in {self._where}")
-            return ERROR, _failure(error)
+            return ERROR, self._failure(error)
         finally:
             self._area.row[0] = IDLE
         try:
@@ -175,13 +179,13 @@ class _Server:
             )
             refused.__cause__ = error
             refused.add_note(f"while loading {work.name(task, IDLE)}")
-            return ERROR, _failure(refused)
+            return ERROR, self._failure(refused)
 
     def _answer(self, number: int, status: int, parcel: Parcel) -> None:
         try:
             slot, size, start, end, fd = self._slots.send(parcel)
         except MemoryError as error:
-            self._answer(number, ERROR, _failure(error, Area.PLACE))
+            self._answer(number, ERROR, self._failure(error, Area.PLACE))
             return
         message = ANSWER.pack(number, status, slot, size, start, end)
         if fd is None:
@@ -190,10 +194,9 @@ class _Server:
             socket.send_fds(self._channel, [message], [fd])
             os.close(fd)
 
-
-def _failure(error: BaseException, room: int | None = None) -> Parcel:
-    failure = RemoteError.of(error)
-    return Parcel(tuple(failure if room is None else failure.short(room)))
+    def _failure(self, error: BaseException, room: int | None = None) -> Parcel:
+        failure = RemoteError.of(error, self._inherited)
+        return Parcel(tuple(failure if room is None else failure.short(room)))
 
 
 def _end_with(lifeline: int) -> None:
