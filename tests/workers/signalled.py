@@ -82,6 +82,10 @@ class Program:
             signal.signal(number, self.handle)
         elif answer == "ignore":
             signal.signal(number, signal.SIG_IGN)
+        elif answer == "default" and number == signal.SIGINT:
+            # It may come just before the wait for it begins, which it then does not interrupt: so it also writes to what is waited for.
+            os.set_blocking(self.arrive, False)
+            signal.set_wakeup_fd(self.arrive)
 
     def handle(self, number: int, frame: Any) -> None:
         os.write(self.answers, f"{os.getpid()}\n".encode())
