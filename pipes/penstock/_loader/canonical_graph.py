@@ -115,7 +115,7 @@ class FromDataset(DataLoaderWords):
             order: An `Order`; excludes ``shuffle`` and ``sampler``. Default: what the dataset's method ``order(*, shuffle, seed)`` returns, if it has one, as
                 `Mix` does; otherwise as ``shuffle`` says.
             transform: Applied to each sample in the workers, before it is collated: decoding, augmentation. Its random numbers are the sample's
-                (``penstock.sample().rng``), also for a stream, whose items are dealt first and transformed then.
+                (``penstock.sample().rng``). A stream's items are dealt to the ranks first, then transformed.
             seed: Of everything random; default 0, on every rank and in every run, whatever ``torch.manual_seed`` says. Two loaders that shuffle by the
                 default seed and have the same length are in step, which a warning tells.
             method: ``"process"`` or ``"thread"``.

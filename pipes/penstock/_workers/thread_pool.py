@@ -184,7 +184,7 @@ class ThreadPool:
         """See `Pool.shutdown` and `join`."""
         if not self._core.ended:
             self._core.stop()
-            self._core.ended = True  # not before: an interrupted end is done again, or threads would wait forever for their turn to end
+            self._core.ended = True  # not before: if an interrupt comes first, the next call tells the rest, which would wait forever
             join(self._threads, patience_s(timeout))
 
     def statistics(self) -> ThreadStatistics:
