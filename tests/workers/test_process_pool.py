@@ -1001,12 +1001,14 @@ def test_ctrl_c_reaches_the_consumer_and_the_workers_live_on(tmp_path: Path, fif
     body = (
         "before = pool.pids\n"
         f"job = pool.submit((noted_then_held, Path('/dev/null'), Path({str(fifo)!r}), 9))\n"
-        "try:\n    pool.wait([job], None)\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\n"
+        "try:\n    print('waiting', flush=True)\n    pool.wait([job], None)\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\n"
         f"Path({str(fifo)!r}).write_bytes(b'go')\n"
         "print(result(pool, job), pool.pids == before)\npool.shutdown()"
     )
     process = script(tmp_path, "fork", body)
     has_started(fifo)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"waiting\n"  # a worker may be faster than `submit` returns
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=20)
     assert output.split() == [b"interrupted", b"9", b"True"]
