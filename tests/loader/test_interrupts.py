@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import random
 import sys
+import threading
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import penstock
-from penstock import Batcher, ClosedError, Cycler, Fetch, IterableSource, Loader, Mapper, Prefetcher, Sampler, ShuffledOrder
+from penstock import Batcher, ClosedError, Cycler, Fetch, IterableSource, Loader, Mapper, Node, Prefetcher, Sampler, ShuffledOrder
 from penstock._loader.cursor import EpochCursor
 from penstock._nodes import parallel_mapper
 from penstock.testing import Tagged
@@ -264,3 +265,57 @@ def test_an_interrupt_in_the_middle_of_a_refresh_loses_nothing(monkeypatch: pyte
             loader.refresh()
         got += [plain(batch) for batch in batches]
     assert [value for batch in got for value in batch] == list(range(60))
+
+
+class Gate(Node[int]):
+    """Ten numbers an epoch. The sixth waits until it is interrupted, and Ctrl-C comes in the middle of that interruption."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = True
+        self.inside, self.bell = threading.Event(), threading.Event()
+
+    def reset(self, initial_state: Any = None) -> None:
+        super().reset(initial_state)
+        self.epoch, self.position = (initial_state or self.start_of(0)).values()
+
+    def next(self) -> int:
+        if self.position == N:
+            raise StopIteration
+        if self.waits and self.position == 5:
+            self.inside.set()
+            self.bell.wait()
+            raise ClosedError("interrupted")
+        self.position += 1
+        return 1000 * self.epoch + self.position - 1
+
+    def interrupt(self) -> None:
+        self.bell.set()
+        if self.waits:
+            self.waits = False
+            raise KeyboardInterrupt
+
+    def get_state(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position}
+
+    def start_of(self, epoch: int) -> dict[str, int]:
+        return {"epoch": epoch, "position": 0}
+
+    def check(self, state: Any) -> None:
+        pass
+
+    def remaining(self, state: Any = None) -> None:
+        return None
+
+
+def test_an_interrupted_jump_out_of_a_reading_source_is_made_again() -> None:
+    """The reader leaves the source by a ClosedError, which is not the source's fault. Seen to fail: SourceError at the next loop."""
+    gate = Gate()
+    with Loader(Prefetcher(Cycler(gate), prefetch_factor=9)) as loader:
+        assert list(islice(loader, 3)) == [0, 1, 2]
+        gate.inside.wait()
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+        while loader.root.failure() is None:
+            pass
+        assert list(loader) == [1000 + i for i in range(N)]

@@ -1075,6 +1075,12 @@ MUTATIONS = [
         "return {}",
         "tests/datasets/test_mix.py::TestState::test_leaves_out_what_check_ranks_compares",
     ),
+    Mutation(
+        "_loader/loader.py",
+        "isinstance(failure, Exception) and not isinstance(failure, ClosedError) and not self._cursor.is_told",
+        "isinstance(failure, Exception) and not self._cursor.is_told",
+        "tests/loader/test_interrupts.py::test_an_interrupted_jump_out_of_a_reading_source_is_made_again",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)

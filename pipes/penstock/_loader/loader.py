@@ -316,7 +316,8 @@ class Loader(FromDataset, Generic[T]):
         self._owner = os.getpid()
         if not self._run and not self._cursor.pending:
             warn_if_in_step(self)
-        if isinstance(failure := self.root.failure(), Exception) and not self._cursor.is_told:
+        failure = self.root.failure()  # a ClosedError: an interrupted jump had begun to take a reader out of the source
+        if isinstance(failure, Exception) and not isinstance(failure, ClosedError) and not self._cursor.is_told:
             raise SourceError.after(failure)
         move = self._cursor.start()
         state = None
