@@ -1,27 +1,24 @@
-"""Datasets that are arrays: a batch is one index operation per field, and no sample is ever made."""
+"""Datasets that are arrays, or that read many rows at once: a batch is gathered per field, and no sample is ever made."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from penstock._fetch.batch_schema import has_registered
-from penstock._memory.allocation import pinned
+from penstock._memory.allocation import afresh, pinned
 from penstock._memory.tree import leaves, mapped
 from penstock._random.batch_rng import BatchRng
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock._fetch.indices import Indices
-    from penstock._memory.allocation import Allocate
-
-
-Fields = Sequence[torch.Tensor]
+    from penstock._memory.allocation import Allocate, Spec
 
 
 class ArrayDataset:
@@ -61,11 +58,51 @@ class ArrayDataset:
         return self.augment(batch, BatchRng(seed, indices.epoch, positions))
 
 
+class RowDataset(Dataset[Any]):
+    """Samples of fixed shapes that are read many at a time, straight into a batch; also inside a ``Subset``, a ``ConcatDataset`` or a `Mix`.
+
+    Args:
+        row: The shape and dtype of each field of a sample, by name.
+        length: Number of samples.
+    """
+
+    def __init__(self, row: Mapping[str, Spec], length: int) -> None:
+        self.row = dict(row)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        rows = _from_0(np.array([index], np.int64), self._length)
+        out = afresh([((1, *shape), dtype) for shape, dtype in self.row.values()])
+        self.read(rows, out, ALL)
+        return {name: field[0] for name, field in zip(self.row, out, strict=True)}
+
+    def read(self, rows: np.ndarray, out: Sequence[torch.Tensor], places: Places) -> None:
+        """Write samples into a batch.
+
+        Args:
+            rows: int64, shape ``(n,)``, each from 0 to ``len - 1``.
+            out: The fields of the batch, in the order of ``row``: contiguous, on the CPU.
+            places: Where each of the ``n`` samples goes in the first dimension of ``out``.
+        """
+        raise NotImplementedError
+
+
+Places = np.ndarray | slice
+"""Rows of a batch: an int64 array, or `ALL` of them in order."""
+
+ALL = slice(None)
+
+
 def is_arrays(dataset: Any) -> bool:
     """Whether `gathered` may be able to read ``dataset``: one of ours, or one of torch's without an override that changes what a sample is."""
     if isinstance(dataset, ArrayDataset):
         return True
     kind = type(dataset)
+    if isinstance(dataset, RowDataset):
+        return kind.__getitem__ is RowDataset.__getitem__ and not hasattr(dataset, "__getitems__")
     if isinstance(dataset, TensorDataset):
         return kind.__getitem__ is TensorDataset.__getitem__ and not hasattr(dataset, "__getitems__")
     if isinstance(dataset, Subset):
@@ -81,7 +118,7 @@ def is_arrays(dataset: Any) -> bool:
 def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> Any:
     """The batch of ``indices``, equal to what ``default_collate`` makes of the samples.
 
-    None if an index operation is not enough: tensors that require grad, parts that differ in dtype or shape, or a collate function that
+    None if it takes more than gathering: tensors that require grad, parts that differ in dtype or shape, or a collate function that
     the user registered with torch.
 
     Raises:
@@ -92,21 +129,45 @@ def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> A
         dataset, rows = dataset.dataset, _chosen(dataset, rows)
     if isinstance(dataset, ArrayDataset):
         return dataset.batch(rows, indices, seed)
-    fields = None if has_registered() else _fields(dataset)
-    if fields is None:
+    form = None if has_registered() else _form(dataset)
+    if form is None:
         return None
-    small = allocate is not pinned and all(one.nbytes * len(rows) <= _SMALL * one.shape[0] for one in fields)
-    if small or fields[0].device.type != "cpu":
-        return _into(dataset, rows, None)
-    return _into(dataset, rows, allocate([((len(rows), *one.shape[1:]), one.dtype) for one in fields]))
+    specs = [((len(rows), *shape), dtype) for shape, dtype in form.specs]
+    large = any(math.prod(shape) * dtype.itemsize > _SMALL for shape, dtype in specs)
+    lent = form.device.type == "cpu" and (large or allocate is pinned)
+    if isinstance(dataset, TensorDataset) and not lent:
+        at = _on(form.device, rows, len(dataset.tensors[0]))
+        try:
+            return [_selected(one, at) for one in dataset.tensors]
+        except (IndexError, RuntimeError):
+            return [_indexed(one, at) for one in dataset.tensors]
+    out = allocate(specs) if lent else [torch.empty(shape, dtype=dtype, device=form.device) for shape, dtype in specs]
+    _read(dataset, rows, out, ALL)
+    return out if form.names is None else dict(zip(form.names, out, strict=True))
 
 
 _SMALL = 2**16
-"""Bytes of a field up to which the index operation allocates its own result; that costs less than a call to the allocator."""
+"""Bytes of a field up to which it is new memory, unless it is to be pinned; that costs less than a call to the allocator."""
 
 
-def _fields(dataset: Any) -> Fields | None:
-    """The tensors of ``dataset`` (of its first part, if it has several); None if they are not plain or its parts disagree."""
+class _Form(NamedTuple):
+    """What the samples of a dataset are.
+
+    Attributes:
+        names: Those of the fields, for samples that are dicts; None for tuples.
+        specs: Shape and dtype of each field.
+        device: Where they lie.
+    """
+
+    names: list[str] | None
+    specs: list[Spec]
+    device: torch.device
+
+
+def _form(dataset: Any) -> _Form | None:
+    """None if the tensors of ``dataset`` are not plain, or its parts disagree."""
+    if isinstance(dataset, RowDataset):
+        return _Form(list(dataset.row), list(dataset.row.values()), _CPU)
     if isinstance(dataset, TensorDataset):
         device = dataset.tensors[0].device
         for one in dataset.tensors:
@@ -118,55 +179,54 @@ def _fields(dataset: Any) -> Fields | None:
                 or one.device != device
             ):
                 return None
-        return dataset.tensors
+        return _Form(None, [(one.shape[1:], one.dtype) for one in dataset.tensors], device)
     if isinstance(dataset, Subset):
-        return _fields(dataset.dataset)
+        return _form(dataset.dataset)
     if isinstance(dataset, ArrayDataset):
         return None  # inside a `ConcatDataset`
-    parts = [_fields(part) for part in dataset.datasets]
-    first = parts[0]
-    if first is None:
-        return None
-    like = [(one.dtype, one.shape[1:], one.device) for one in first]
-    agree = all(part is not None and [(one.dtype, one.shape[1:], one.device) for one in part] == like for part in parts)
-    return first if agree else None
+    first, *others = map(_form, dataset.datasets)
+    return first if all(other == first for other in others) else None
 
 
-def _into(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
-    """Gather into ``out``, or with None into new memory on the tensors' device."""
+_CPU = torch.device("cpu")
+
+
+def _read(dataset: Any, rows: np.ndarray, out: Sequence[torch.Tensor], places: Places) -> None:
+    """Write samples into ``places`` of a batch."""
     if isinstance(dataset, Subset):
-        return _into(dataset.dataset, _chosen(dataset, indices), out)
-    if isinstance(dataset, ConcatDataset):
-        return _from_parts(dataset, indices, out)
-    at = _on(dataset.tensors[0].device, indices, len(dataset.tensors[0]))
-    try:
-        if out is None:
-            return [_selected(one, at) for one in dataset.tensors]
-        for one, rows in zip(dataset.tensors, out, strict=True):
-            torch.index_select(_plain(one), 0, at, out=_plain(rows))
-    except (IndexError, RuntimeError):
-        fields = [_indexed(one, at) for one in dataset.tensors]
-        return fields if out is None else [rows.copy_(field) for rows, field in zip(out, fields, strict=True)]
-    return out
+        _read(dataset.dataset, _chosen(dataset, rows), out, places)
+    elif isinstance(dataset, ConcatDataset):
+        _read_parts(dataset, rows, out, places)
+    elif isinstance(dataset, RowDataset):
+        dataset.read(_from_0(rows, len(dataset)), out, places)
+    else:
+        _read_tensors(dataset.tensors, rows, out, places)
 
 
-def _from_parts(dataset: Any, indices: np.ndarray, out: Fields | None) -> Fields:
+def _read_parts(dataset: Any, rows: np.ndarray, out: Sequence[torch.Tensor], places: Places) -> None:
     ends = np.asarray(dataset.cumulative_sizes)
-    indices = _from_0(indices, int(ends[-1]))
-    part_of = np.searchsorted(ends, indices, side="right")
+    rows = _from_0(rows, int(ends[-1]))
+    part_of = np.searchsorted(ends, rows, side="right")
     first = int(part_of[0])
     if (part_of == first).all():
-        return _into(dataset.datasets[first], indices - (ends[first - 1] if first else 0), out)
+        _read(dataset.datasets[first], rows - (ends[first - 1] if first else 0), out, places)
+        return
     for part in np.unique(part_of):
-        places = np.flatnonzero(part_of == part)
-        chosen = indices[places] - (ends[part - 1] if part else 0)
-        fields = _into(dataset.datasets[part], chosen, None)
-        if out is None:
-            out = [one.new_empty((len(indices), *one.shape[1:])) for one in fields]
-        for rows, field in zip(out, fields, strict=True):
-            _words(rows)[torch.from_numpy(places).to(rows.device)] = _words(field)
-    assert out is not None
-    return out
+        at = np.flatnonzero(part_of == part)
+        chosen = rows[at] - (ends[part - 1] if part else 0)
+        _read(dataset.datasets[part], chosen, out, at if isinstance(places, slice) else places[at])
+
+
+def _read_tensors(tensors: Sequence[torch.Tensor], rows: np.ndarray, out: Sequence[torch.Tensor], places: Places) -> None:
+    at = _on(tensors[0].device, rows, len(tensors[0]))
+    for tensor, field in zip(tensors, out, strict=True):
+        if isinstance(places, slice):
+            try:
+                torch.index_select(_plain(tensor), 0, at, out=_plain(field))
+            except (IndexError, RuntimeError):
+                field.copy_(_indexed(tensor, at))
+        else:
+            _words(field)[torch.from_numpy(places).to(field.device)] = _words(_indexed(tensor, at))
 
 
 def _selected(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
