@@ -11,10 +11,12 @@ Everything random is a pure function of (seed, epoch, position), so a checkpoint
 Each package is one room. A room imports only from the rooms listed below it::
 
     testing        the laws, as tests that users run on their own graphs
+    formats        data in files of common formats: the public door of _streams
     integrations   one file per trainer
     _datasets      our own datasets: Cached and Resident are read once, Mix mixes several
     _loader        the roof: Loader, where an iterator starts, the saved state, the graph of from_dataset
     _nodes         the node contract, and one file per node
+    _streams       data in shards: which are open, which record is where, the formats
     _fetch         one task: indices in, batch out; knows no threads and no processes
     _workers       what runs the tasks: threads and processes; knows nothing of the data
     _random        pure functions of (seed, epoch, position)
@@ -52,6 +54,7 @@ from penstock._random.order import Order
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
 from penstock._random.shard_order import ShardOrder
 from penstock._random.sliding_order import SlidingOrder
+from penstock._streams.shards import Shards
 
 __version__ = "0.1.0"
 
@@ -85,6 +88,7 @@ __all__ = [
     "SequentialOrder",
     "Sharder",
     "ShardOrder",
+    "Shards",
     "ShuffledOrder",
     "SKIP",
     "SlidingOrder",

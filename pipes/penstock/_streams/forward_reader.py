@@ -1,0 +1,169 @@
+"""Random access to a shard that can only be read forward.
+
+A lane asks for the records of a shard in their order, or nearly so: a window moves them by less than its width, and threads overtake each other by a
+few batches. So one pass over the shard serves the lane, if the records that were passed over are kept for a while. Whatever comes too late is read
+again from the beginning: right, only slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, final
+
+from penstock._fetch.task import annotate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+NEAR: Final = 64
+"""At least this many of the records passed over last are kept, because threads that read one by one overtake each other."""
+
+
+@final
+class ForwardShard:
+    """One shard as a sequence of records, over iterators that are read forward. For one thread at a time.
+
+    Several lanes may be in the same shard, in the middle of an epoch or where one epoch ends and the next begins. Each then gets a reader of its own,
+    without any bookkeeping: a record is read by the reader that is closest behind it, and a new one starts if there is none.
+
+    Args:
+        label: What messages call the shard.
+        count: How many records it should have.
+        open: Opens the shard once more; called with ``start=``, the record to begin with, if ``start`` is not None.
+        opened: What it returned the first time.
+        start: The record with which ``opened`` begins; None if it begins with the first, as it always does.
+        window: How far the order moves a record within its lane.
+        most: How many readers to have at once.
+    """
+
+    def __init__(
+        self, label: str, count: int, open: Callable[..., Iterable[Any]], opened: Iterable[Any], start: int | None, window: int, most: int
+    ) -> None:
+        self._label = label
+        self._count = count
+        self._open = open
+        self._seeks = start is not None
+        self._reach = self._near = 2 * window + NEAR
+        self._most = most
+        self._readers = [ForwardReader(label, count, opened, start or 0)]  # the one used last comes last
+
+    @property
+    def handles(self) -> int:
+        """How many readers there are."""
+        return len(self._readers)
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        """The records ``numbers``, which ascend."""
+        self._reach = max(self._reach, self._near + 4 * len(numbers))
+        return [self._record(number) for number in numbers]
+
+    def close(self) -> None:
+        """Close the readers. The shard can be read again."""
+        while self._readers:
+            self._readers.pop().close()
+
+    def _record(self, number: int) -> Any:
+        reader = self._reader(number)
+        try:
+            record = reader.take(number, self._reach)
+        except BaseException as exc:
+            reader.close()  # after an error nobody knows where it stands
+            if isinstance(exc, Exception):
+                annotate(exc, f"in record {reader.next} of {self._label}")
+            raise
+        if reader.kept or reader.next < self._count:
+            self._readers.append(reader)
+        return record
+
+    def _reader(self, number: int) -> ForwardReader:
+        """Take out the reader for ``number``; it comes back only if all goes well."""
+        best = None
+        for reader in self._readers:
+            if number in reader.kept:
+                best = reader
+                break
+            if reader.next <= number and (best is None or reader.next > best.next):
+                best = reader
+        if best is not None and (number in best.kept or not self._seeks or number - best.next <= self._reach):
+            self._readers.remove(best)
+            return best
+        while len(self._readers) >= self._most:
+            self._readers.pop(0).close()
+        if self._seeks:
+            return ForwardReader(self._label, self._count, self._open(start=number), number)
+        return ForwardReader(self._label, self._count, self._open(), 0)
+
+
+@final
+class ForwardReader:
+    """One pass over the records of a shard.
+
+    Attributes:
+        next: The number of the record that comes next.
+        kept: Records that were passed over and not yet asked for, by number, in ascending order.
+    """
+
+    def __init__(self, label: str, count: int, records: Iterable[Any], start: int) -> None:
+        self._label = label
+        self._count = count
+        self._records = records
+        try:
+            self._iterator = iter(records)
+        except TypeError:
+            raise TypeError(
+                f"open() returned a {type(records).__name__} for {label}. It must return the records: something that can be iterated, or that has __len__ and "
+                f"__getitem__."
+            ) from None
+        self.next = start
+        self.kept: OrderedDict[int, Any] = OrderedDict()
+
+    def take(self, number: int, reach: int) -> Any:
+        """The record ``number``, which is kept or ahead; forget those more than ``reach`` before it.
+
+        Raises:
+            ValueError: The shard has more or fewer records than it should.
+        """
+        if number in self.kept:
+            return self.kept.pop(number)
+        while True:
+            record = self._read()
+            if self.next > number:
+                break
+            if self.next > number - reach:
+                self.kept[self.next - 1] = record
+        while self.kept and next(iter(self.kept)) < number - reach:
+            self.kept.popitem(last=False)
+        return record
+
+    def close(self) -> None:
+        """Close the iterator, and what it iterates over. Idempotent."""
+        self.kept.clear()
+        self._end()
+
+    def _read(self) -> Any:
+        try:
+            record = next(self._iterator)
+        except StopIteration:
+            raise ValueError(differs(self._label, self._count, f"ended after {self.next} records")) from None
+        self.next += 1
+        if self.next == self._count:
+            for _ in self._iterator:
+                raise ValueError(differs(self._label, self._count, "has more"))
+            self._end()
+        return record
+
+    def _end(self) -> None:
+        for opened in (self._iterator, self._records):
+            if (close := getattr(opened, "close", None)) is not None:
+                with contextlib.suppress(Exception):
+                    close()
+        self._iterator, self._records = iter(()), ()
+
+
+def differs(label: str, count: int, what: str) -> str:
+    """The message for a shard that does not have ``count`` records."""
+    return (
+        f"{label} should have {count} records, and it {what}. The shard has changed or is damaged, or the counts are wrong: count it again "
+        f"(python -m penstock index), or correct counts=."
+    )

@@ -1,0 +1,195 @@
+"""The shards that one process has open: a bounded number, of which the least recently used are closed first."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import resource
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, final
+
+from torch.utils.data import IterableDataset
+
+from penstock._fetch.task import annotate
+from penstock._streams.forward_reader import ForwardShard, differs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+INDEXED: Final = 64
+"""How many shards with random access to keep open, unless there are more lanes."""
+
+
+@final
+class OpenShards:
+    """Reads records of shards, which it opens and closes as needed.
+
+    Guarantees: Any number of threads may read, and two of them wait for each other only at the same shard. A process uses only what it opened itself: it
+    starts with nothing open after a fork, and so does a copy.
+
+    Args:
+        shards: What ``open`` is called with.
+        open: Returns an object with ``__len__`` and ``__getitem__``, or an iterable of records. If it has an argument ``start``, an iterable that begins with
+            that record.
+        counts: How many records each shard should have.
+        lanes: How many shards are read in turn.
+        window: How far the order moves a record within its lane.
+        name: What messages call a shard that has no path, followed by its number.
+    """
+
+    def __init__(
+        self, shards: Sequence[Any], open: Callable[..., Any], counts: Sequence[int], lanes: int, window: int, name: str = "shard"
+    ) -> None:
+        self._arguments = (shards, open, counts, lanes, window, name)
+        self._seeks = _has_start(open)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        allowed = max(8, files // 2) if files != resource.RLIM_INFINITY else 2**30
+        self._most_readers = min(lanes + 4, allowed)
+        self._most_indexed = min(max(lanes + 4, INDEXED), allowed)
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # guards the next line only, and is never held while a shard is opened, read or closed
+        self._shards: OrderedDict[int, _Shard] = OrderedDict()
+
+    def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
+        """The records ``numbers``, which ascend, of one shard."""
+        while True:
+            one = self._entry(shard)
+            try:
+                with one.lock:
+                    if one.closed:  # by another thread, before this one had the lock
+                        continue
+                    if one.content is None:
+                        one.content = self._opened(shard, numbers[0])
+                    return one.content.read(numbers)
+            finally:
+                if one.handles != (handles := 0 if one.content is None else one.content.handles):
+                    one.handles = handles
+                    self._tidy()
+
+    def close(self) -> None:
+        """Close everything that this process has open. Idempotent; reading opens shards again."""
+        with self._lock:
+            gone, self._shards = self._shards, OrderedDict()
+        for one in gone.values():
+            one.close()
+
+    def __reduce__(self) -> Any:
+        return OpenShards, self._arguments
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            if self._pid == os.getpid():
+                for one in self._shards.values():  # nobody else can be using them, and a finalizer must not wait for a lock
+                    one.close(wait=False)
+
+    def _entry(self, shard: int) -> _Shard:
+        if (
+            self._pid != os.getpid()
+        ):  # Another thread may have been reading at the moment of the fork, so neither its lock nor its readers can be used.
+            self._start()
+        with self._lock:
+            one = self._shards.setdefault(shard, _Shard())
+            self._shards.move_to_end(shard)
+        return one
+
+    def _opened(self, shard: int, first: int) -> _IndexedShard | ForwardShard:
+        shards, opener, counts, _, window, name = self._arguments
+        label = f"{name} {shards[shard]}"
+        try:
+            opened = opener(shards[shard], **({"start": first} if self._seeks else {}))
+            is_indexed = hasattr(opened, "__getitem__") and hasattr(opened, "__len__") and not isinstance(opened, IterableDataset)
+            if is_indexed and not self._seeks:
+                return _IndexedShard(label, int(counts[shard]), opened)
+            again = functools.partial(opener, shards[shard])
+            return ForwardShard(label, int(counts[shard]), again, opened, first if self._seeks else None, window, self._most_readers)
+        except Exception as exc:
+            annotate(exc, f"while opening {label}")
+            raise
+
+    def _tidy(self) -> None:
+        """Close the shards that were read to their end, and those not used for longest, down to the bounds."""
+        gone = []
+        with self._lock:
+            over = {_IndexedShard: -self._most_indexed, ForwardShard: -self._most_readers, type(None): 0}
+            for one in self._shards.values():
+                over[type(one.content)] += one.handles
+            for shard, one in list(self._shards.items()):
+                if one.content is not None and (one.handles == 0 or over[type(one.content)] > 0):
+                    over[type(one.content)] -= one.handles
+                    gone.append(self._shards.pop(shard))
+        for one in gone:  # out of the lock, because another thread may be reading from it
+            one.close()
+
+
+class _Shard:
+    """One shard, from the moment that somebody wants to read it. ``lock`` is held while it is opened, read or closed."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.content: _IndexedShard | ForwardShard | None = None
+        self.handles = 0
+        self.closed = False
+
+    def close(self, *, wait: bool = True) -> None:
+        with self.lock if wait else contextlib.nullcontext():
+            self.closed = True
+            if self.content is not None:
+                self.content.close()
+
+
+class _IndexedShard:
+    """A shard that can be read by position."""
+
+    handles = 1
+
+    def __init__(self, label: str, count: int, opened: Any) -> None:
+        self._label = label
+        self._opened = opened
+        if len(opened) != count:
+            self.close()
+            raise ValueError(differs(label, count, f"has {len(opened)}"))
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        """The records ``numbers``."""
+        if callable(gather := getattr(self._opened, "__getitems__", None)):
+            try:
+                records = gather(list(numbers))
+            except Exception as exc:
+                annotate(
+                    exc, f"in one of the records {', '.join(map(str, numbers[:8]))}{', …' if len(numbers) > 8 else ''} of {self._label}"
+                )
+                raise
+            if type(records) not in (list, tuple) or len(records) != len(numbers):
+                raise TypeError(
+                    f"{type(self._opened).__name__}.__getitems__ must return a list with the {len(numbers)} records of {self._label} that it was asked for."
+                )
+            return list(records)
+        records = []
+        for number in numbers:
+            try:
+                records.append(self._opened[number])
+            except Exception as exc:
+                annotate(exc, f"in record {number} of {self._label}")
+                raise
+        return records
+
+    def close(self) -> None:
+        """Close what was opened, if it can be closed."""
+        if callable(close := getattr(self._opened, "close", None)):
+            with contextlib.suppress(Exception):
+                close()
+
+
+def _has_start(open: Callable[..., Any]) -> bool:
+    """Whether ``open`` has an argument ``start``; ``**rest`` is not one."""
+    try:
+        parameter = inspect.signature(open).parameters.get("start")
+    except (TypeError, ValueError):  # a builtin
+        return False
+    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)

@@ -1,0 +1,5 @@
+"""Datasets over files of common formats, for `Loader.from_dataset`. Each is a `penstock.Shards`, or has the same methods."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

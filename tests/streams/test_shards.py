@@ -1,0 +1,444 @@
+"""Shards: records by position or read forward, what is open, what is refused."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+
+import numpy as np
+import psutil
+import pytest
+from torch.utils.data import IterableDataset
+
+import penstock
+from penstock import Loader, Mix, ShardOrder, Shards
+
+COUNTS = [7, 0, 40, 3, 1, 25, 12]
+HERE = psutil.Process()
+
+
+class Lines:
+    """Opens a text file with a number in each line; ``kind`` is how it can be read."""
+
+    def __init__(self, kind="forward"):
+        self.kind = kind
+        self.opened = 0
+        self.read = 0
+
+    def __call__(self, path):
+        self.opened += 1
+        return Indexed(path, self) if self.kind == "indexed" else self.forward(path)
+
+    def forward(self, path):
+        with open(path) as lines:
+            for line in lines:
+                self.read += 1
+                yield int(line)
+
+
+class Indexed:
+    def __init__(self, path, lines):
+        self.file = open(path)  # noqa: SIM115
+        self.numbers = [int(line) for line in self.file]
+        self.lines = lines
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __getitem__(self, number):
+        self.lines.read += 1
+        return self.numbers[number]
+
+    def close(self):
+        self.file.close()
+
+
+class Seeking(Lines):
+    """Begins where it is asked to."""
+
+    def __call__(self, path, *, start=0):
+        self.opened += 1
+        return self.skipped(path, start)
+
+    def skipped(self, path, start):
+        for k, number in enumerate(self.forward(path)):
+            if k >= start:
+                yield number
+
+
+OPEN = {"forward": Lines, "indexed": lambda: Lines("indexed"), "seeking": Seeking}
+kinds = pytest.mark.parametrize("kind", OPEN)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Record i of all files together is i."""
+    first = np.cumsum([0, *COUNTS])
+    for k, n in enumerate(COUNTS):
+        (tmp_path / f"{k}.txt").write_text("".join(f"{first[k] + i}\n" for i in range(n)))
+    return [str(tmp_path / f"{k}.txt") for k in range(len(COUNTS))]
+
+
+def shards(files, kind="forward", **words):
+    return Shards(files, OPEN[kind](), counts=words.pop("counts", COUNTS), **words)
+
+
+def read(dataset, epochs=1, **words):
+    with Loader.from_dataset(dataset, **{"batch_size": 8, "seed": 1, **words}) as loader:
+        return [[value for batch in loader for value in batch.tolist()] for _ in range(epochs)]
+
+
+def open_in(folder):
+    return [file for file in HERE.open_files() if file.path.startswith(str(folder))]
+
+
+class TestWhatComes:
+    @kinds
+    def test_in_order_is_the_concatenation(self, files, kind):
+        assert read(shards(files, kind)) == [list(range(88))]
+
+    @kinds
+    @pytest.mark.parametrize("words", [{}, {"lanes": 3}, {"lanes": 100}, {"lanes": 2, "window": 9}], ids=str)
+    def test_shuffled_is_the_order_of_shards(self, files, kind, words):
+        order = ShardOrder(COUNTS, seed=1, **words)
+        expected = [order.indices(epoch, np.arange(88)).tolist() for epoch in range(3)]
+        assert read(shards(files, kind, **words), 3, shuffle=True) == expected
+
+    @kinds
+    def test_any_record_can_be_asked_for_at_any_time(self, files, kind):
+        dataset = shards(files, kind)
+        rng = np.random.default_rng(0)
+        for _ in range(30):
+            wanted = rng.integers(-88, 88, 12)
+            assert dataset.__getitems__(wanted.tolist()) == (wanted % 88).tolist()
+        assert [dataset[k] for k in (-1, 5, 5, 0, 87, -88)] == [87, 5, 5, 0, 87, 0]
+        assert dataset.__getitems__([]) == []
+        dataset.close()
+
+    @pytest.mark.parametrize("outside", [88, -89])
+    def test_what_is_outside_is_refused(self, files, outside):
+        with pytest.raises(IndexError, match=f"index {outside} is out of bounds for 88 records"):
+            shards(files)[outside]
+
+    @kinds
+    @pytest.mark.parametrize(
+        "words", [{"num_workers": 3, "method": "thread"}, pytest.param({"num_workers": 2}, marks=pytest.mark.slow)], ids=str
+    )
+    def test_is_the_same_with_any_workers(self, files, kind, words):
+        dataset = shards(files, kind, lanes=2, window=9)
+        assert read(dataset, 2, shuffle=True, **words) == read(dataset, 2, shuffle=True)
+
+    @kinds
+    def test_ranks_share_it(self, files, kind):
+        expected = read(shards(files, kind, lanes=4), 2, shuffle=True, tail="drop")
+        for world_size in (2, 4):
+            ranks = [
+                read(shards(files, kind, lanes=4), 2, shuffle=True, rank=rank, world_size=world_size, tail="drop")
+                for rank in range(world_size)
+            ]
+            for epoch in range(2):
+                assert [value for hands in zip(*(rank[epoch] for rank in ranks), strict=True) for value in hands] == expected[epoch]
+
+    def test_is_a_source_of_a_mix(self, files):
+        mix = Mix({"a": shards(files, lanes=2, window=5), "b": range(1000, 1100)}, {"a": 1, "b": 1}, epoch_size=176)
+        seen = [value for value in read(mix, shuffle=True)[0] if value < 1000]
+        assert abs(len(seen) - 88) < 10
+        assert len(set(seen[:88])) == min(88, len(seen))
+
+    def test_shards_may_be_numbers(self):
+        dataset = Shards(3, lambda k: [10 * k, 10 * k + 1], counts=[2, 2, 2])
+        assert read(dataset) == [[0, 1, 10, 11, 20, 21]]
+
+    def test_a_shard_may_be_any_iterable(self):
+        class Stream(IterableDataset):
+            def __len__(self):
+                return 3
+
+            def __iter__(self):
+                yield from range(3)
+
+        assert read(Shards(1, lambda _: Stream(), counts=[3]), 2) == [[0, 1, 2]] * 2
+
+    def test_a_shard_may_gather(self):
+        class Gathers(list):
+            def __getitems__(self, numbers):
+                return [-self[number] for number in numbers]
+
+        assert read(Shards(2, lambda k: Gathers([k] * 3), counts=[3, 3])) == [[0, 0, 0, -1, -1, -1]]
+
+    def test_data_that_changes_with_settings_is_other_data(self, files):
+        said = [shards(files, settings=settings).order(shuffle=True, seed=1).settings() for settings in (None, {"a": 1}, {"a": 2})]
+        assert len({str(one) for one in said}) == 3
+        state = Loader.from_dataset(shards(files, settings={"columns": "x"}), shuffle=True).state_dict()
+        with pytest.raises(penstock.StateMismatch, match="data was"):
+            Loader.from_dataset(shards(files, settings={"columns": "y"}), shuffle=True).load_state_dict(state)
+
+
+class TestReadingForward:
+    """What is read how often, and what is kept."""
+
+    @pytest.mark.parametrize("words", [{}, {"lanes": 2}, {"lanes": 7}, {"lanes": 2, "window": 30}], ids=str)
+    def test_an_epoch_reads_each_record_once_but_for_the_borders_of_lanes(self, files, words):
+        """A lane that begins inside a shard skips what lies before; nothing else is read twice."""
+        dataset = shards(files, **words)
+        lanes = words.get("lanes", 1)
+        read(dataset, shuffle=True)
+        opener = dataset._open._arguments[1]
+        assert opener.opened <= 6 + lanes
+        assert opener.read <= 88 + 40 * (lanes - 1)
+        assert words or opener.read == 88
+
+    def test_several_lanes_in_one_shard_have_a_reader_each(self):
+        """Seen red with one reader a shard, which starts again for each batch: 2500 records are read, and not 220."""
+        count = Counting(100)
+        dataset = Shards(1, count, counts=[100], lanes=4)
+        assert sorted(read(dataset, shuffle=True)[0]) == list(range(100))
+        assert count.read <= 25 + 50 + 75 + 100
+
+    def test_what_was_passed_over_is_kept_until_asked_for(self):
+        count = Counting(200)
+        dataset = Shards(1, count, counts=[200], window=20)
+        assert dataset.__getitems__(list(range(30, 40))) == list(range(30, 40))
+        assert dataset.__getitems__(list(range(30))) == list(range(30))
+        assert count.read == 40
+
+    def test_what_was_passed_over_long_ago_is_read_again(self):
+        count = Counting(1000)
+        dataset = Shards(1, count, counts=[1000])
+        assert [dataset[999], dataset[3], dataset[950]] == [999, 3, 950]
+        assert count.read == 1000 + 4
+        shard = dataset._open._shards[0].content
+        assert sum(len(reader.kept) for reader in shard._readers) < 200
+
+    def test_a_seek_skips(self, files):
+        dataset = shards(files, "seeking")
+        assert dataset.__getitems__([30, 31, 46]) == [30, 31, 46]
+        opener = dataset._open._arguments[1]
+        assert opener.opened == 1
+        dataset.close()
+
+    def test_a_seek_that_is_ignored_is_seen(self):
+        """Seen red where only an iterable that ends early is checked."""
+        dataset = Shards(1, lambda k, start: iter(range(5)), counts=[5])
+        with pytest.raises(ValueError, match="shard 0 should have 5 records, and it has more"):
+            dataset.__getitems__([2, 3, 4])
+
+
+class Counting:
+    """One shard of n records, which counts what is read."""
+
+    def __init__(self, n):
+        self.n = n
+        self.read = 0
+
+    def __call__(self, shard):
+        for k in range(self.n):
+            self.read += 1
+            yield k
+
+
+class TestCounts:
+    @pytest.mark.parametrize(("n", "what"), [(4, "ended after 4"), (6, "has more")])
+    def test_a_shard_read_forward_is_counted(self, n, what):
+        dataset = Shards(["a", "b"], lambda path: iter(range(5 if path == "a" else n)), counts=[5, 5])
+        with pytest.raises(ValueError, match=f"shard b should have 5 records, and it {what}.*count it again"):
+            read(dataset)
+
+    @pytest.mark.parametrize("n", [4, 6])
+    def test_a_shard_that_can_be_indexed_is_measured(self, n):
+        dataset = Shards(1, lambda _: [0] * n, counts=[5])
+        with pytest.raises(ValueError, match=f"shard 0 should have 5 records, and it has {n}"):
+            dataset[0]
+
+    def test_empty_shards_are_not_opened(self):
+        assert read(Shards(3, lambda k: iter([k][:k]), counts=[0, 1, 0])) == [[1]]
+        assert read(Shards(2, lambda k: 1 / 0, counts=[0, 0])) == [[]]
+
+
+class TestErrors:
+    @kinds
+    def test_a_missing_shard_is_named(self, files, kind):
+        os.remove(files[2])
+        with pytest.raises(FileNotFoundError) as caught:
+            read(shards(files, kind))
+        assert files[2] in str(caught.value) + "".join(caught.value.__notes__)
+
+    def test_an_error_in_a_record_names_it(self, files):
+        with open(files[2], "a") as file:
+            file.write("no number\n")
+        with pytest.raises(ValueError, match="no number") as caught:
+            read(shards(files, counts=[7, 0, 41, 3, 1, 25, 12]))
+        assert f"in record 40 of shard {files[2]}" in caught.value.__notes__
+
+    def test_an_error_is_gone_when_its_cause_is(self):
+        """The shard is opened anew; nothing is lost. Seen red with the broken reader kept."""
+        broken = [True]
+
+        def opened(_):
+            for k in range(10):
+                if k == 5 and broken:
+                    raise OSError("the disk is away")
+                yield k
+
+        dataset = Shards(1, opened, counts=[10])
+        with Loader.from_dataset(dataset, batch_size=2) as loader:
+            batches = iter(loader)
+            assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+            with pytest.raises(OSError, match="away"):
+                next(batches)
+            state = loader.state_dict()
+            broken.clear()
+            loader.load_state_dict(state)
+            assert [batch.tolist() for batch in loader] == [[4, 5], [6, 7], [8, 9]]
+
+    def test_records_that_cannot_be_read_may_be_skipped(self):
+        class Half(list):
+            def __getitem__(self, number):
+                if number % 2:
+                    raise ValueError("odd")
+                return number
+
+        assert read(Shards(1, lambda _: Half(range(10)), counts=[10]), on_error="skip") == [[0, 2, 4, 6, 8]]
+
+    def test_what_has_no_records_is_named(self):
+        with pytest.raises(TypeError, match=r"open\(\) returned a NoneType for shard 0"):
+            Shards(1, lambda _: None, counts=[1])[0]
+
+
+class TestOpenFiles:
+    @kinds
+    def test_are_bounded_while_reading_and_gone_after_close(self, tmp_path, kind):
+        """Seen red without `_tidy`."""
+        paths = [tmp_path / f"{k}" for k in range(150)]
+        for path in paths:
+            path.write_text("1\n" * 4)
+        dataset = Shards([str(path) for path in paths], OPEN[kind](), counts=[4] * 150)
+        bound = 64 if kind == "indexed" else dataset._open._most_readers
+        seen = 0
+        with Loader.from_dataset(dataset, batch_size=7, shuffle=True) as loader:
+            for _ in loader:
+                seen = max(seen, len(open_in(tmp_path)))
+        assert 8 < seen <= bound
+        dataset[1], dataset[9]
+        dataset.close()
+        assert open_in(tmp_path) == []
+        assert dataset[0] == 1
+        dataset.close()
+
+    @kinds
+    def test_are_closed_with_the_dataset(self, files, tmp_path, kind):
+        gc.disable()
+        try:
+            dataset = shards(files, kind)
+            assert dataset[20] == 20
+            assert len(open_in(tmp_path)) == 1
+            del dataset
+            assert open_in(tmp_path) == []
+        finally:
+            gc.enable()
+
+    @kinds
+    def test_are_not_sent_along(self, files, kind):
+        dataset = shards(files, kind, lanes=2, window=5)
+        assert dataset[20] == 20 or not dataset.close()
+        dataset._open.close()
+        again = pickle.loads(pickle.dumps(dataset))
+        assert [again[k] for k in (20, 3)] == [20, 3]
+        again.close()
+
+    @kinds
+    def test_are_not_used_after_a_fork(self, files, kind):
+        """Two processes that read from one open file take records from each other. Seen red without the check of the pid."""
+        dataset = shards(files, kind)
+        assert dataset[10] == 10
+        reading, writing = os.pipe()
+        if not (child := os.fork()):
+            try:
+                os.write(writing, str([dataset[k] for k in (11, 12, 40)]).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            assert pipe.read() == "[11, 12, 40]"
+        assert [dataset[k] for k in (11, 12, 40)] == [11, 12, 40]
+        dataset.close()
+
+    def test_a_fork_in_mid_read_leaves_no_lock_behind(self):
+        """Seen red without the check of the pid: the child waits for a thread that it does not have."""
+        inside, go_on = threading.Event(), threading.Event()
+
+        def opened(_):
+            yield 0
+            if os.getpid() == parent:
+                inside.set()
+                go_on.wait()
+            yield 1
+
+        parent, dataset = os.getpid(), Shards(1, opened, counts=[2])
+        thread = threading.Thread(target=lambda: dataset[1])
+        thread.start()
+        inside.wait()
+        if not (child := os.fork()):
+            os._exit(dataset[1])
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        go_on.set()
+        thread.join()
+
+
+def test_threads_wait_for_each_other_only_at_one_shard():
+    """One thread stands inside shard 0, and another reads shard 1 meanwhile. Seen red with one lock for all."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def opened(shard):
+        if shard == 0:
+            inside.set()
+            go_on.wait()
+        return [shard]
+
+    dataset = Shards(2, opened, counts=[1, 1])
+    thread = threading.Thread(target=lambda: dataset[0])
+    thread.start()
+    inside.wait()
+    assert dataset[1] == 1
+    go_on.set()
+    thread.join()
+
+
+def test_many_threads_read_right(files):
+    """Each record comes whole and once, whichever shards are closed meanwhile."""
+    dataset = Shards(files * 40, Lines(), counts=COUNTS * 40, lanes=1)
+    rng = np.random.default_rng(0)
+    wanted = [rng.integers(0, len(dataset), 40).tolist() for _ in range(8)]
+    came = [None] * 8
+
+    def work(k):
+        came[k] = [dataset.__getitems__(wanted[k][i : i + 5]) for i in range(0, 40, 5)]
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    dataset.close()
+    assert [[value for part in parts for value in part] for parts in came] == [[k % 88 for k in one] for one in wanted]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "why"),
+    [
+        (lambda: Shards("a.txt", list, counts=[1]), TypeError, r"shards='a.txt' is one path, .*: \['a.txt'\]"),
+        (lambda: Shards(["a"], "r", counts=[1]), TypeError, "open must be a function of a shard"),
+        (lambda: Shards(["a"], list, counts=None), ValueError, "counts=None.*counts=, or .*python -m penstock index.*IterableDataset"),
+        (lambda: Shards(["a", "b"], list, counts=[1]), ValueError, "there are 1 counts for 2 shards"),
+        (lambda: Shards(-1, list, counts=[]), ValueError, "shards=-1 must be a whole number"),
+        (lambda: Shards(1, list, counts=[-3]), ValueError, r"counts\[0\] is -3"),
+        (lambda: Shards(1, list, counts=[3], lanes=0), ValueError, "lanes=0"),
+        (lambda: Shards(1, list, counts=[3], window=-1), ValueError, "window=-1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_when_it_is_built(make, error, why):
+    with pytest.raises(error, match=why):
+        make()
