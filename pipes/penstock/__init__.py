@@ -38,6 +38,7 @@ from penstock._loader.check_ranks import check_ranks
 from penstock._loader.loader import Loader
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.cycler import Cycler
+from penstock._nodes.grouper import Grouper
 from penstock._nodes.iterable_source import IterableSource
 from penstock._nodes.mapper import Mapper
 from penstock._nodes.node import EndOfEpoch, Node
@@ -49,6 +50,7 @@ from penstock._nodes.sampler_wrapper import SamplerWrapper
 from penstock._nodes.sharder import Sharder
 from penstock._nodes.to_device import ToDevice
 from penstock._random.batch_rng import BatchRng
+from penstock._random.grouping import Buckets, Packs
 from penstock._random.mix_order import MixOrder
 from penstock._random.order import Order
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
@@ -61,6 +63,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Batcher",
     "BatchRng",
+    "Buckets",
     "Cached",
     "check_ranks",
     "ClosedError",
@@ -68,6 +71,7 @@ __all__ = [
     "EndOfEpoch",
     "Fetch",
     "GraphError",
+    "Grouper",
     "Indices",
     "IterableSource",
     "Loader",
@@ -76,6 +80,7 @@ __all__ = [
     "MixOrder",
     "Node",
     "Order",
+    "Packs",
     "ParallelMapper",
     "PenstockError",
     "PinMemory",

@@ -7,6 +7,7 @@ of the state.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -131,3 +132,22 @@ class ErrorBudget:
         while self._recent[0] <= number - WINDOW:
             self._recent.popleft()
         return len(self._recent) > self._max_errors * WINDOW
+
+
+_NOTES = 16
+
+
+def annotate(exc: BaseException, note: str) -> None:
+    """Add a note once, if the exception accepts notes (a frozen dataclass does not). Keep only the last few, for an exception raised over and over."""
+    with contextlib.suppress(Exception):
+        if note not in getattr(exc, "__notes__", ()):
+            exc.add_note(note)
+            del exc.__notes__[:-_NOTES]
+
+
+def describe(exc: BaseException) -> str:
+    """Type and message of ``exc``, even if its ``__str__`` raises."""
+    try:
+        return f"{type(exc).__name__}: {exc}"
+    except Exception:
+        return f"{type(exc).__name__}, whose message cannot be shown"

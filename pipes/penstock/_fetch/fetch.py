@@ -44,7 +44,7 @@ class Fetch:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.transform = transform
-        self.has_getitems = _has_getitems(dataset)
+        self.has_getitems = has_getitems(dataset)
         self.is_arrays = collate_fn is None and transform is None and is_arrays(dataset)
         self._collator = Collator()
 
@@ -114,6 +114,12 @@ class Fetch:
         return {**vars(self), "_collator": Collator()}  # each worker learns its own schema
 
 
+class View:
+    """A dataset whose samples are made of those of another, ``dataset``, which is the one that the user knows."""
+
+    dataset: Any
+
+
 @final
 class Items:
     """The dataset of items that were read already: an item is its own index. For transforming the items of a stream in the workers."""
@@ -147,11 +153,11 @@ def epoch_aware(dataset: Any) -> list[Any]:
     """The datasets with a ``set_epoch``: ``dataset`` itself, or those inside torch's own wrappers."""
     if callable(getattr(dataset, "set_epoch", None)):
         return [dataset]
-    inside = [dataset.dataset] if isinstance(dataset, Subset) else dataset.datasets if isinstance(dataset, ConcatDataset) else []
+    inside = [dataset.dataset] if isinstance(dataset, Subset | View) else dataset.datasets if isinstance(dataset, ConcatDataset) else []
     return [found for one in inside for found in epoch_aware(one)]
 
 
-def _has_getitems(dataset: Any) -> bool:
+def has_getitems(dataset: Any) -> bool:
     """Whether ``__getitems__`` is worth calling: that of `Subset` only loops if the dataset inside has none."""
     while isinstance(dataset, Subset) and (type(dataset).__getitem__, type(dataset).__getitems__) == (
         Subset.__getitem__,

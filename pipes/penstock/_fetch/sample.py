@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 from penstock._random.sample_rng import numpy_generator, torch_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import torch
@@ -59,7 +59,7 @@ class SampleCursor:
         cell: Holds the row being loaded; `IDLE` counts as the first.
     """
 
-    __slots__ = ("_cell", "_indices", "_made", "_made_for", "_positions", "_source", "epoch", "seed")
+    __slots__ = ("_cell", "_indices", "_made", "_made_for", "_positions", "_source", "epoch", "reseed", "seed")
 
     def __init__(self, seed: int, epoch: int, positions: Sequence[int], indices: Sequence[Any], cell: Sequence[int]) -> None:
         self.seed = seed
@@ -70,6 +70,7 @@ class SampleCursor:
         self._made: Sample | None = None
         self._made_for = 0
         self._source: str | None = None
+        self.reseed: Callable[[int, int], None] | None = None  # seeds the global generators for (epoch, position), if they are to be
 
     def sample(self) -> Sample:
         """The sample being loaded; the same object until the next row."""
@@ -89,6 +90,12 @@ class SampleCursor:
         self._source = outer
         if self._made is not None:
             self._made.source = outer
+
+    def enter_member(self, position: int, index: Any) -> None:
+        """Until `restart`, the sample being loaded is that of ``index``, at its own ``position``: a part of what the row is made of."""
+        self._made, self._made_for = Sample(self.seed, self.epoch, position, index, self._source), max(0, self._cell[0])
+        if self.reseed is not None:
+            self.reseed(self.epoch, position)
 
     def restart(self) -> None:
         """Reset the random numbers of the current sample."""

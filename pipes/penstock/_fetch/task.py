@@ -6,13 +6,13 @@ seeded by (seed, epoch, position), so a task can run anywhere, and can be repeat
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from penstock._errors import GraphError
 from penstock._fetch.batch_schema import has_registered
-from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure
-from penstock._fetch.fetch import Fetch, Items, Listed, epoch_aware
+from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, describe
+from penstock._fetch.error_policy import annotate as annotate
+from penstock._fetch.fetch import Fetch, Items, Listed, View, epoch_aware
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import SampleCursor, current
 from penstock._memory.allocation import afresh
@@ -99,6 +99,7 @@ class _Task:
     def _begin(self, loading: SampleCursor, position: int) -> None:
         if self._seeding.active:
             self._seeding.seed(loading.epoch, position)
+            loading.reseed = self._seeding.seed
         current.set(loading)
 
 
@@ -139,7 +140,9 @@ class FetchTask(_Task):
     def __init__(self, fetch: Fetch, seed: int, seed_samples: bool | Literal["always"], on_error: OnError = "raise") -> None:
         super().__init__(seed, seed_samples)
         self.fetch = fetch
-        self.dataset = None if isinstance(fetch.dataset, Items) else fetch.dataset
+        self.dataset = (
+            None if isinstance(fetch.dataset, Items) else fetch.dataset.dataset if isinstance(fetch.dataset, View) else fetch.dataset
+        )
         if self.dataset is None:
             self.noun = "the item"
         self.on_error = on_error
@@ -244,6 +247,7 @@ class FetchTask(_Task):
         loading = SampleCursor(self.seed, task.epoch, positions, indices, cell)
         current.set(loading)
         seeding, seed, epoch = self._seeding.active, self._seeding.seed, task.epoch
+        loading.reseed = seed if seeding else None
         failures: list[SampleFailure] = []
         begun, rows = 0, len(indices)
         while begun < rows:
@@ -312,25 +316,6 @@ _WATCHED = 8
 def _samples(samples: list[Any]) -> list[Any]:
     """The ``collate_fn`` of a `Part`: returns the samples as they are."""
     return samples
-
-
-_NOTES = 16
-
-
-def annotate(exc: BaseException, note: str) -> None:
-    """Add a note once, if the exception accepts notes (a frozen dataclass does not). Keep only the last few, for an exception raised over and over."""
-    with contextlib.suppress(Exception):
-        if note not in getattr(exc, "__notes__", ()):
-            exc.add_note(note)
-            del exc.__notes__[:-_NOTES]
-
-
-def describe(exc: BaseException) -> str:
-    """Type and message of ``exc``, even if its ``__str__`` raises."""
-    try:
-        return f"{type(exc).__name__}: {exc}"
-    except Exception:
-        return f"{type(exc).__name__}, whose message cannot be shown"
 
 
 def _load_one(fetch: Fetch) -> Callable[[Any], Any]:

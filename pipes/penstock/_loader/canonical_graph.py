@@ -9,12 +9,14 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from penstock._fetch.array_dataset import ArrayDataset
 from penstock._fetch.fetch import Fetch, Items
+from penstock._fetch.packing import PackView
 from penstock._loader.dataloader_words import DataLoaderWords, say_once
 from penstock._loader.in_step import unseeded_length
 from penstock._memory.devices import can_pin, resolve_device
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.distributed_sampler import taken_over
+from penstock._nodes.grouper import Grouper
 from penstock._nodes.iterable_source import IterableSource
 from penstock._nodes.node import BaseNode, Node
 from penstock._nodes.parallel_mapper import ParallelMapper
@@ -23,6 +25,7 @@ from penstock._nodes.sampler import Sampler
 from penstock._nodes.sampler_wrapper import SamplerWrapper
 from penstock._nodes.sharder import Sharder
 from penstock._nodes.to_device import ToDevice
+from penstock._random.grouping import Buckets, Packs
 from penstock._random.order import brought_order
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder, order_of
 
@@ -70,6 +73,7 @@ class FromDataset(DataLoaderWords):
         pin_memory_device: str = "",
         in_order: bool = True,
         order: Order | None = None,
+        groups: Packs | Buckets | None = None,
         transform: Callable[[Any], Any] | None = None,
         seed: int | None = None,
         method: Literal["thread", "process"] = "process",
@@ -78,7 +82,7 @@ class FromDataset(DataLoaderWords):
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
         split: Literal["items", "own", "within"] | None = None,
-        tail: Tail = "pad",
+        tail: Tail | None = None,
         plan_ahead: bool = True,
         seed_samples: bool | Literal["always"] = True,
         run_ahead: bool = True,
@@ -114,7 +118,9 @@ class FromDataset(DataLoaderWords):
             in_order: False hands batches out as they are done; see `ParallelMapper`.
             order: An `Order`; excludes ``shuffle`` and ``sampler``. Default: what the dataset's method ``order(*, shuffle, seed)`` returns, if it has one, as
                 `Mix` does; otherwise as ``shuffle`` says.
-            transform: Applied to each sample in the workers, before it is collated: decoding, augmentation. Its random numbers are the sample's
+            groups: `Packs` or `Buckets`: put samples into packs of one length, or into batches of similar lengths. Excludes ``sampler`` and
+                ``batch_sampler``; with `Buckets` also ``batch_size`` and ``drop_last``, because a bucket is a batch.
+            transform: Applied to each sample in the workers, before it is collated (or packed): decoding, augmentation. Its random numbers are the sample's
                 (``penstock.sample().rng``). A stream's items are dealt to the ranks first, then transformed.
             seed: Of everything random; default 0, on every rank and in every run, whatever ``torch.manual_seed`` says. Two loaders that shuffle by the
                 default seed and have the same length are in step, which a warning tells.
@@ -126,7 +132,7 @@ class FromDataset(DataLoaderWords):
             split: How several ranks share the data. By index: ``"items"`` (None means the same) or, with a ``batch_sampler``, ``"within"``; see
                 `Sharder`. What is read from its beginning needs a word there: ``"items"``: every rank reads all of it and is dealt its share; ``"own"``:
                 it splits itself by rank, and nothing is dealt; see `IterableSource`.
-            tail: See `Sharder`: ``"pad"``, ``"drop"`` or ``"exact"``. Means nothing under ``split="own"``.
+            tail: See `Sharder`: ``"pad"``, ``"drop"`` or ``"exact"``; default ``"pad"``, or ``"drop"`` with ``groups``, which cannot be padded. Means nothing under ``split="own"``.
             plan_ahead: See `SamplerWrapper`.
             seed_samples: See `ParallelMapper`.
             run_ahead: Load the first batches of the next epoch before it is asked for.
@@ -142,13 +148,14 @@ class FromDataset(DataLoaderWords):
             GraphError: A sampler that shards by itself.
         """
         shuffle = bool(shuffle)
+        tail = tail or ("pad" if groups is None else "drop")
         if not persistent_workers:
             say_once("persistent_workers=False means nothing here: workers live as long as the loader. loader.close() ends them.")
         if pin_memory_device:
             say_once(f"pin_memory_device={pin_memory_device!r} means nothing here: memory is pinned for the accelerator that there is.")
         words = {
             "dataset": dataset,
-            "batch_size": None if batch_sampler is not None else batch_size,
+            "batch_size": None if batch_sampler is not None or isinstance(groups, Buckets) else batch_size,
             "num_workers": num_workers,
             "collate_fn": collate_fn or (default_collate if batch_size is not None else default_convert),
             "pin_memory": pin_memory,
@@ -163,6 +170,10 @@ class FromDataset(DataLoaderWords):
             )
         _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, endless)
         map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn, transform)
+        if groups is not None:
+            _check_groups(groups, dataset, batch_size, sampler if sampler is not None else batch_sampler, drop_last, tail)
+            if isinstance(groups, Packs):
+                map_fn = Fetch(PackView(dataset, groups.capacity, groups.pad, transform), collate_fn)
         made_for = None  # the length of the dataset
         if isinstance(dataset, IterableDataset | BaseNode):
             source, map_fn = _read(dataset, split, seed, bool(seed_samples)), _collate_only(collate_fn, batch_size, transform)
@@ -176,11 +187,14 @@ class FromDataset(DataLoaderWords):
             source = SamplerWrapper(sampler, seed, plan_ahead=plan_ahead, batches=False)
         elif batch_sampler is not None:
             source, batch_size = SamplerWrapper(batch_sampler, seed, plan_ahead=plan_ahead, batches=True), None
-        elif order is not None:
-            source = Sampler(_checked_order(order, dataset))
         else:
-            made_for = _length(dataset)
-            source = Sampler(order_of(dataset, shuffle=shuffle, seed=seed))
+            if order is None:
+                made_for, order = _length(dataset), order_of(dataset, shuffle=shuffle, seed=seed)
+            else:
+                order = _checked_order(order, dataset)
+            source = Sampler(order) if groups is None else Grouper(order, groups)
+            if isinstance(groups, Buckets):
+                batch_size = None
 
         node: Node[Any] = Sharder(Cycler(source), rank, world_size, mesh=mesh, split="within" if split == "within" else "items", tail=tail)
         if batch_size is not None:
@@ -326,6 +340,33 @@ def _check_together(
     if split == "within" and batch_sampler is None:
         raise ValueError(
             "split='within' deals the places of a batch sampler's batches, and there is no batch_sampler. Give one, or leave split out."
+        )
+
+
+def _check_groups(groups: Any, dataset: Any, batch_size: Any, sampler: Any, drop_last: bool, tail: str) -> None:
+    """Refuse what makes no sense with ``groups``."""
+    if not isinstance(groups, Packs | Buckets):
+        raise TypeError(f"groups={groups!r:.80} must be penstock.Packs(…) or penstock.Buckets(…).")
+    if isinstance(dataset, IterableDataset | BaseNode):
+        raise ValueError(
+            f"groups needs a dataset that is read by index, and {type(dataset).__name__} is read from its beginning. Leave groups out."
+        )
+    if sampler is not None:
+        raise ValueError(
+            "a sampler and groups exclude each other, because groups are made of an order. Use shuffle or order= instead of the sampler."
+        )
+    if len(groups.lengths) != _length(dataset):
+        raise ValueError(
+            f"there are {len(groups.lengths)} lengths, and {type(dataset).__name__} has {len(dataset)} samples. Give one length for each index of the dataset."
+        )
+    if isinstance(groups, Buckets) and (batch_size != 1 or drop_last):
+        raise ValueError(
+            f"Buckets and batch_size={batch_size}, drop_last={drop_last} exclude each other: each bucket is a batch. Drop one of them."
+        )
+    if tail == "pad":
+        raise ValueError(
+            "tail='pad' repeats the start of an epoch, and groups cannot be read by position. Use tail='drop' or tail='exact'"
+            + ("; or pack with the dataset penstock.Packed, which has a length." if isinstance(groups, Packs) else ".")
         )
 
 

@@ -144,8 +144,8 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
         """The settings that must be the same when a state is loaded: names and JSON values."""
         return self.source.settings() if self._source is not None else {}
 
-    def settings_at(self, epoch: int, position: int | None) -> dict[str, Any]:
-        """Entries of `settings` that depend on how far a state is: those of a `StagedOrder`. ``position`` None is the end of ``epoch``."""
+    def settings_at(self, epoch: int, state: Any) -> dict[str, Any]:
+        """Entries of `settings` that depend on how far ``state`` is: those of a `StagedOrder`. None is the end of ``epoch``. Takes unchecked states."""
         return {}
 
     def choices(self) -> dict[str, Any]:
@@ -271,17 +271,17 @@ def epoch_of(state: State) -> int:
     return cast("int", state["epoch"])
 
 
-def place_of(state: Any) -> tuple[int, int | None] | None:
-    """Epoch and position of the graph's first node, if it has a position; the position is None at the end of an epoch. Takes unchecked states, too."""
+def place_of(state: Any) -> tuple[int, Any] | None:
+    """The epoch, and the state of the graph's first node; None in place of that at the end of an epoch. Takes unchecked states, too."""
     epoch = None
     while isinstance(state, dict):
         epoch = state.get("epoch", epoch)
         if "source" not in state:
-            position = state.get("position")
-            return (epoch, position) if _is_count(epoch) and _is_count(position) else None
+            break
         state = state["source"]
-    return (epoch, None) if state is None and _is_count(epoch) else None
+    return (epoch, state) if is_count(epoch) and (state is None or isinstance(state, dict)) else None
 
 
-def _is_count(value: Any) -> TypeGuard[int]:
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether ``value`` is a whole number that a state may hold."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63

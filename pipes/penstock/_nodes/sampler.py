@@ -9,7 +9,7 @@ import numpy as np
 from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
 from penstock._nodes.epoch_plan import PlanRequest
-from penstock._nodes.node import Node, State, fields
+from penstock._nodes.node import Node, State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanSource
 from penstock._random.order import Order, PlannedOrder, StagedOrder
 
@@ -90,10 +90,11 @@ class Sampler(Node[Indices]):
     def settings(self) -> dict[str, Any]:
         return self.order.settings()
 
-    def settings_at(self, epoch: int, position: int | None) -> dict[str, Any]:
-        if not isinstance(self.order, StagedOrder):
+    def settings_at(self, epoch: int, state: Any) -> dict[str, Any]:
+        position = self._n if state is None else state.get("position")
+        if not isinstance(self.order, StagedOrder) or not is_count(position):
             return {}
-        return self.order.settings_at(epoch, self._n if position is None else min(position, self._n))
+        return self.order.settings_at(epoch, min(position, self._n))
 
     def choices(self) -> dict[str, Any]:
         return {"all stages": self.order.settings()} if isinstance(self.order, StagedOrder) else {}

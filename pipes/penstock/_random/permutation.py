@@ -87,7 +87,7 @@ def _cell(value: int) -> UInt64s:
 _GAMMA, _LAST_SHIFT, _S32 = _cell(GAMMA), _cell(LAST_SHIFT), _cell(32)
 _STEPS = [(_cell(shift), _cell(factor)) for shift, factor in STEPS]
 (_, _M1), (_, _M2) = _STEPS  # a cheaper hash than the whole finaliser is enough for a round of the network
-SHUFFLED, WEIGHTED, MIXED, SLID, LANES = 1, 2, 4, 5, 6  # 3 is the samples'
+SHUFFLED, WEIGHTED, MIXED, SLID, LANES, GROUPED = 1, 2, 4, 5, 6, 7  # 3 is the samples'
 
 
 def philox_words(seed: int, epoch: int, purpose: int, n: int) -> UInt64s:

@@ -1,0 +1,225 @@
+"""Grouper: an order, put into groups by lengths, as the source of an epoch's indices."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from penstock._errors import ClosedError, GraphError, StateError
+from penstock._fetch.indices import Indices
+from penstock._fetch.packing import Pack
+from penstock._nodes.epoch_plan import PlanRequest
+from penstock._nodes.node import Node, State, fields, is_count
+from penstock._nodes.plan_source import Place, PlanSource
+from penstock._nodes.sampler import Sampler
+from penstock._random.grouping import Buckets, Packs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock._random.grouping import BlockPlan
+    from penstock._random.order import Order
+    from penstock._random.permutation import Int64s
+
+_KEYS = ("epoch", "block", "taken", "position")
+
+
+@final
+class Grouper(Node[Indices]):
+    """Walk through ``order`` in groups: one epoch of packs or batches, then ``StopIteration``.
+
+    With `Packs` each item is one index, a `Pack`; with `Buckets` it is a batch of indices, which has its members' positions in the order. The order is
+    cut into blocks; the groups of a block depend on nothing else. So the state is a block, the number of its groups that were taken, and the number of
+    groups in the epoch so far, and going to a state plans one block. The groups are dealt to the ranks whole; an epoch cannot be padded.
+
+    Args:
+        order: What stands at which position; see `Sampler`.
+        groups: `Packs` or `Buckets`.
+
+    Raises:
+        GraphError: ``order`` is not an order, or ``groups`` is something else. On reading: the order has an index without a length.
+    """
+
+    def __init__(self, order: Order, groups: Packs | Buckets) -> None:
+        super().__init__()
+        if not isinstance(groups, Packs | Buckets):
+            raise GraphError(f"groups must be penstock.Packs or penstock.Buckets, not {type(groups).__name__}.")
+        self.order = order
+        self.groups = groups
+        self._reader = Sampler(order)
+        self._blocks = -(-len(order) // groups.block)
+        self._planned: _Block | None = None
+        self._epoch = self._block = self._taken = self._position = 0
+        # An epoch is counted by planning it; the next one in a thread, with an order of its own, because an order may keep what it has computed.
+        self._counts: dict[int, int] = {}
+        self._counter = _Counter(copy.deepcopy(order) if groups.count else order, groups, self._counts)
+        self._counted_ahead = PlanSource(self._counter)
+
+    def reset(self, initial_state: State | None = None) -> None:
+        super().reset(initial_state)
+        self._counted_ahead.resume()
+        if initial_state is None:
+            initial_state = self.start_of(self._epoch + (self._position > 0))
+        self.check(initial_state)
+        self._epoch, self._block, self._taken, self._position = (initial_state[key] for key in _KEYS)
+        self._reader.reset(self._reader.start_of(self._epoch))
+
+    def next(self) -> Indices:
+        items = self.take(1)
+        if not len(items):
+            raise StopIteration
+        item: Indices = items[0]
+        return item
+
+    def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[Indices]:
+        if self.groups.count and self._epoch not in self._counts:
+            self._counted_ahead.get(PlanRequest(self._epoch))
+        block, taken, position = self._block, self._taken, self._position
+        target, wanted = position + n * every, position + first
+        items: list[Indices] = []
+        while position < target and block < self._blocks:
+            plan = self._plan(block)
+            if taken >= len(plan):
+                raise StateError(
+                    f"a state at group {taken} of block {block} is out of bounds: the block has {len(plan)} groups. It is damaged."
+                )
+            end = min(target, position + len(plan) - taken)
+            begin = wanted + max(0, -(-(position - wanted) // every)) * every
+            items += [plan.item(place - position + taken, place) for place in range(begin, end, every)]
+            block, taken = (block, taken + end - position) if taken + end - position < len(plan) else (block + 1, 0)
+            position = end
+        self._block, self._taken, self._position = block, taken, position
+        if self.groups.count and items:
+            self._counted_ahead.order(PlanRequest(self._epoch + 1))
+        return items
+
+    def at(self, positions: Int64s) -> Sequence[Indices]:
+        raise GraphError(
+            "groups cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'; or, for packs, the dataset penstock.Packed."
+        )
+
+    def remaining(self, state: State | None = None) -> int | None:
+        if not self.groups.count:
+            return None
+        epoch, position = (self._epoch, self._position) if state is None else (state["epoch"], state["position"])
+        return max(0, _counted(self.order, self.groups, epoch, self._counts) - position)
+
+    def items_per_epoch(self) -> int | None:
+        return self.remaining(self.start_of(self._epoch))
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.order.settings(), **self.groups.settings()}
+
+    def settings_at(self, epoch: int, state: Any) -> dict[str, Any]:
+        if state is not None:
+            block, taken = state.get("block"), state.get("taken")
+            # A block that was begun was planned as a whole.
+            state = {"position": (block + (taken > 0)) * self.groups.block if is_count(block) and is_count(taken) else None}
+        return self._reader.settings_at(epoch, state)
+
+    def choices(self) -> dict[str, Any]:
+        return {**self._reader.choices(), "count": self.groups.count}
+
+    def interrupt(self) -> None:
+        self._counted_ahead.interrupt()
+        self._reader.interrupt()
+
+    def shutdown(self) -> None:
+        self._counter.closed = True
+        self._counted_ahead.shutdown()
+        self._reader.shutdown()
+
+    def get_state(self) -> State:
+        return dict(zip(_KEYS, (self._epoch, self._block, self._taken, self._position), strict=True))
+
+    def start_of(self, epoch: int) -> State:
+        return {"epoch": epoch, "block": 0, "taken": 0, "position": 0}
+
+    def check(self, state: Any) -> None:
+        fields(state, epoch=int, block=int, taken=int, position=int)
+        block, taken, position = state["block"], state["taken"], state["position"]
+        # Every block has at least one group, and the first block's groups are all there is before the second's.
+        if block > self._blocks or (block == self._blocks and taken) or position < block + taken or (block == 0 and position != taken):
+            raise StateError(
+                f"a state at group {taken} of block {block}, with {position} groups before it, is out of bounds: an epoch has {self._blocks} blocks. Was it "
+                f"saved with another dataset?"
+            )
+
+    def _plan(self, block: int) -> _Block:
+        planned = self._planned
+        if planned is None or (planned.epoch, planned.block) != (self._epoch, block):
+            positions = _positions(block, self.groups.block, len(self.order))
+            indices: Any = self._reader.at(positions)
+            planned = self._planned = _Block(self._epoch, block, positions, indices.values, self.groups)
+        return planned
+
+
+@final
+class _Block:
+    """The groups of a block of an epoch, as items of the index level."""
+
+    def __init__(self, epoch: int, block: int, positions: Int64s, indices: Int64s, groups: Packs | Buckets) -> None:
+        self.epoch = epoch
+        self.block = block
+        plan = _planned(groups, indices)
+        self._splits = plan.splits.tolist()
+        chosen, at = indices[plan.offsets], positions[plan.offsets]
+        self._batches = chosen, at
+        self._packs: list[list[int]] | None = None
+        if plan.pieces is not None:
+            columns = chosen, at, groups.lengths[chosen], plan.pieces.starts, plan.pieces.lengths
+            self._packs = [column.tolist() for column in columns]
+
+    def __len__(self) -> int:
+        return len(self._splits) - 1
+
+    def item(self, group: int, position: int) -> Indices:
+        """Group number ``group`` of the block, which is group ``position`` of the epoch."""
+        begin, end = self._splits[group], self._splits[group + 1]
+        if self._packs is None:
+            indices, positions = self._batches
+            return Indices(self.epoch, positions[begin:end], indices[begin:end])
+        return Indices(self.epoch, position, Pack(*(column[begin:end] for column in self._packs)))
+
+
+@final
+class _Counter:
+    """Counts the groups of epochs, in a thread."""
+
+    place: Place = "thread"
+
+    def __init__(self, order: Order, groups: Packs | Buckets, counts: dict[int, int]) -> None:
+        self._order = order
+        self._groups = groups
+        self._counts = counts
+        self.closed = False
+
+    def __call__(self, request: PlanRequest) -> int:
+        return _counted(self._order, self._groups, request.epoch, self._counts, self)
+
+
+def _counted(order: Order, groups: Packs | Buckets, epoch: int, counts: dict[int, int], counter: _Counter | None = None) -> int:
+    """Groups in ``epoch``. Two threads may count the same one: the first to be done ends the other, too."""
+    count = 0
+    for block in range(-(-len(order) // groups.block)):
+        if epoch in counts:
+            return counts[epoch]
+        if counter is not None and counter.closed:
+            raise ClosedError("this loader was closed; build a new one.")
+        count += len(_planned(groups, order.indices(epoch, _positions(block, groups.block, len(order)))))
+    counts[epoch] = count
+    return count
+
+
+def _planned(groups: Packs | Buckets, indices: Int64s) -> BlockPlan:
+    if len(indices) and int(indices.max()) >= len(groups.lengths):
+        raise GraphError(
+            f"the order has index {int(indices.max())}, and there are {len(groups.lengths)} lengths. Give one length for each index of the dataset."
+        )
+    return groups.plan(indices)
+
+
+def _positions(block: int, size: int, n: int) -> Int64s:
+    return np.arange(block * size, min((block + 1) * size, n))

@@ -1,0 +1,191 @@
+"""Packs and Buckets: how the items of an order are put into groups by their lengths. Descriptions, and pure functions of a block.
+
+A block is a stretch of an order. All ranks plan the same blocks, so they agree on every group without talking, and a jump plans one block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import numpy as np
+
+from penstock._arguments import whole_number
+from penstock._random.groups import Pieces, bucketed, packed, pieces_of
+from penstock._random.permutation import GROUPED, philox_words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from penstock._random.permutation import Int64s
+
+Oversize = Literal["split", "truncate", "error"]
+Lengths = np.ndarray[tuple[int], np.dtype[Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """The groups of one block.
+
+    Attributes:
+        splits: Group g has the members ``splits[g]`` to ``splits[g + 1]``: shape ``(groups + 1,)``.
+        offsets: Which item of the block each member is, group by group: shape ``(members,)``.
+        pieces: Where each member starts in its item, and how long it is, if members may be parts of items.
+    """
+
+    splits: Int64s
+    offsets: Int64s
+    pieces: Pieces | None
+
+    def __len__(self) -> int:
+        return len(self.splits) - 1
+
+
+@final
+class Packs:
+    """Sequences packed into samples of one length: pass it to `Loader.from_dataset` as ``groups=``.
+
+    Each pack is one sample, so ``batch_size`` counts packs. It holds whole sequences (or pieces of those that are longer than ``capacity``), one after
+    another, and padding: a dict of the sequences' fields, with ``position_ids``, which start at 0 in each sequence and are 0 in the padding, and
+    ``segment_ids``, which count the sequences from 1 and are 0 in the padding. Sequences are 1-D arrays, tensors or lists, whose field is then called
+    ``tokens``, or dicts of them.
+
+    The packs are made block by block, by best-fit decreasing: they fill 99.6 % at a block of 1024, for documents of 645 tokens on average and packs of
+    4096. They differ from epoch to epoch as the order does. An epoch has no length unless you ask for it by ``count``; `Packed` has one.
+
+    Args:
+        lengths: Of every sequence of the dataset, by index: whole numbers, shape ``(n,)``. They must be true.
+        capacity: Length of a pack.
+        block: Sequences that are packed together. A jump to a position plans one block, at 4 us a sequence.
+        oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or refuse with an ``"error"``.
+        pad: The value of the padding, or one for each field, by name; fields without one get 0.
+        count: Count the packs of an epoch, so that ``len(loader)`` works: by planning it all, at 4 us a sequence.
+
+    Raises:
+        ValueError: A length is negative or no whole number, or a sequence is too long for ``oversize="error"``; the message names its index.
+    """
+
+    def __init__(
+        self,
+        lengths: npt.ArrayLike,
+        capacity: int,
+        *,
+        block: int = 1024,
+        oversize: Oversize = "split",
+        pad: float | Mapping[str, float] = 0,
+        count: bool = False,
+    ) -> None:
+        self.lengths: Lengths = checked_lengths(lengths, whole=True)
+        self.capacity: int = whole_number("capacity", capacity, 1)
+        self.block: int = whole_number("block", block, 1, 2**24 + 1)
+        self.oversize = checked_oversize(oversize)
+        self.pad: float | Mapping[str, float] = pad
+        self.count: bool = count
+        if oversize == "error":
+            pieces_of(self.lengths, self.capacity, "error")
+        self._checksum = checksum(self.lengths)
+
+    def plan(self, indices: Int64s) -> BlockPlan:
+        """The packs of a block that holds these ``indices`` of the dataset."""
+        pieces = pieces_of(self.lengths[indices], self.capacity, self.oversize)
+        groups = packed(pieces.lengths, self.capacity)
+        return BlockPlan(groups.splits, pieces.items[groups.members], Pieces(*(field[groups.members] for field in pieces)))
+
+    def settings(self) -> dict[str, Any]:
+        """What a saved state must agree on."""
+        words = {"capacity": self.capacity, "oversize": self.oversize, "block": self.block}
+        return {"groups": "packs", **words, "lengths": self._checksum}
+
+
+@final
+class Buckets:
+    """Batches of samples of similar length: pass it to `Loader.from_dataset` as ``groups=``.
+
+    Each bucket is a batch, so ``batch_size`` and ``drop_last`` are left out; ``collate_fn`` gets the list of its samples, and pads them (see
+    `penstock.collate.pad`). Within a block the samples are sorted by length and cut into batches, and the batches are shuffled.
+
+    Args:
+        lengths: Of every sample of the dataset, by index, in any unit (tokens, seconds): shape ``(n,)``. If they are not true, batches are larger or
+            smaller than they should be, and nothing else.
+        budget: Bound of a batch's padded size: its number of samples times its longest length.
+        most: Bound of the number of samples in a batch; None: there is none.
+        block: Samples that are sorted together. A jump to a position plans one block.
+        alike: Batches are shuffled in runs of this many similar ones. A multiple of the number of ranks gives all ranks similar batches at the same time,
+            so that nobody waits for one long batch.
+        count: Count the batches of an epoch, so that ``len(loader)`` works: by planning it all.
+
+    Raises:
+        ValueError: A length is negative or not a number, or a sample alone is beyond the budget; the message names its index.
+    """
+
+    def __init__(
+        self,
+        lengths: npt.ArrayLike,
+        budget: float,
+        *,
+        most: int | None = None,
+        block: int = 8192,
+        alike: int = 1,
+        count: bool = False,
+    ) -> None:
+        self.lengths: Lengths = checked_lengths(lengths, whole=False)
+        if isinstance(budget, bool) or not isinstance(budget, int | float | np.number) or not 0 < budget < 2**62:
+            raise ValueError(f"budget={budget!r:.80} must be a number above 0: the longest length in a batch times its number of samples.")
+        self.budget = float(budget)
+        self.most = None if most is None else whole_number("most", most, 1)
+        self.block: int = whole_number("block", block, 1, 2**24 + 1)
+        self.alike = whole_number("alike", alike, 1, self.block + 1)
+        self.count: bool = count
+        if self.lengths.max(initial=0) > budget:
+            longest = int(self.lengths.argmax())
+            raise ValueError(
+                f"lengths[{longest}] is {self.lengths[longest]}, but the budget of a batch is {budget}. Raise the budget, or leave that sample out."
+            )
+        self._checksum = checksum(self.lengths)
+
+    def plan(self, indices: Int64s) -> BlockPlan:
+        """The batches of a block that holds these ``indices`` of the dataset. Keyed by the indices: another order shuffles them otherwise."""
+        seed = int.from_bytes(hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=8).digest(), "little") >> 1
+        words = philox_words(seed, 0, GROUPED, len(indices))
+        groups = bucketed(self.lengths[indices], self.budget, min(self.most or self.block, self.block), self.alike, words)
+        return BlockPlan(groups.splits, groups.members, None)
+
+    def settings(self) -> dict[str, Any]:
+        """What a saved state must agree on."""
+        words = {"budget": self.budget, "most": self.most, "alike": self.alike, "block": self.block}
+        return {"groups": "buckets", **words, "lengths": self._checksum}
+
+
+def checked_oversize(oversize: Any) -> Oversize:
+    if oversize not in ("split", "truncate", "error"):
+        raise ValueError(f"oversize={oversize!r:.80} is none of 'split', 'truncate', 'error'.")
+    word: Oversize = oversize
+    return word
+
+
+def checked_lengths(lengths: npt.ArrayLike, *, whole: bool) -> Lengths:
+    """``lengths`` as int64, or as float64 unless they are to be ``whole``. Not copied if they are that already."""
+    given = np.asarray(lengths)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iuf"):
+        raise ValueError(
+            f"lengths are of shape {given.shape} and dtype {given.dtype}, but there must be one number for each index of the dataset: shape (n,)."
+        )
+    wrong = ~((given >= 0) & (given < 2**48)) if given.size else np.zeros(0, bool)
+    if given.dtype.kind == "f" and whole and given.size:
+        wrong |= given % 1 != 0
+    if wrong.any():
+        first = int(wrong.argmax())
+        kind = "a whole number" if whole else "a number"
+        raise ValueError(
+            f"lengths[{first}] is {given[first]}, and a length is {kind} from 0 to 2**48 ({int(wrong.sum())} are not). Correct it, or leave that item out of the dataset."
+        )
+    return given.astype(np.float64 if given.dtype.kind == "f" and not whole else np.int64, copy=False)
+
+
+def checksum(lengths: Lengths) -> str:
+    """A hash of the lengths: 1 s for 10^8 of them."""
+    return hashlib.blake2b(np.ascontiguousarray(lengths, lengths.dtype.newbyteorder("<")).data, digest_size=8).hexdigest()

@@ -1,0 +1,309 @@
+"""Grouper: packs and batches of similar lengths as items of an epoch. Every item once, in blocks, the same on all ranks; a jump plans one block."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from penstock import (
+    Buckets,
+    Cycler,
+    EndOfEpoch,
+    GraphError,
+    Grouper,
+    Mix,
+    Packs,
+    SequentialOrder,
+    Sharder,
+    ShuffledOrder,
+    StateError,
+    TorchOrder,
+)
+from penstock.testing import assert_resumes_everywhere
+
+N = 64
+LENGTHS = np.maximum(1, np.random.default_rng(0).lognormal(2.1, 0.9, N)).astype(np.int64)
+KINDS = {
+    "packs": lambda **words: Packs(LENGTHS, 40, block=16, **words),
+    "buckets": lambda **words: Buckets(LENGTHS, 120, most=6, block=32, alike=2, **words),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+counted = pytest.mark.parametrize("count", [False, True])
+
+
+def grouper(kind, order=None, **words):
+    return Grouper(order or ShuffledOrder(N, 3), KINDS[kind](**words))
+
+
+def epoch(node):
+    """The items up to the mark."""
+    items = []
+    while not isinstance(item := next(node), EndOfEpoch):
+        items.append(item)
+    return items
+
+
+def pieces_of(items):
+    return sorted(piece for item in items for piece in zip(item.values.indices, item.values.starts, item.values.lengths, strict=True))
+
+
+class TestAnEpoch:
+    @pytest.mark.parametrize("oversize", ["split", "truncate"])
+    def test_of_packs_holds_every_place_of_every_item_once(self, oversize):
+        """Seen red with blocks that begin one position late."""
+        node = Cycler(grouper("packs", oversize=oversize))
+        node.reset()
+        for _ in range(2):
+            items = epoch(node)
+            expected = []
+            for index, length in enumerate(LENGTHS.tolist()):
+                starts = range(0, length if oversize == "split" else 1, 40)
+                expected += [(index, start, min(40, length - start)) for start in starts]
+            assert pieces_of(items) == sorted(expected)
+            assert max(sum(item.values.lengths) for item in items) <= 40
+            assert [item.positions for item in items] == list(range(len(items)))
+            assert all(item.values.wholes == LENGTHS[item.values.indices].tolist() for item in items)
+
+    def test_of_buckets_holds_every_sample_once_at_its_position_in_the_order(self):
+        node = Cycler(grouper("buckets"))
+        node.reset()
+        for number in range(2):
+            items = epoch(node)
+            positions, indices = (np.concatenate([getattr(item, name) for item in items]) for name in ("positions", "values"))
+            assert sorted(indices.tolist()) == list(range(N))
+            assert np.array_equal(indices, ShuffledOrder(N, 3).indices(number, positions))
+            assert max(len(item) * LENGTHS[item.values].max() for item in items) <= 120
+            assert max(map(len, items)) == 6
+
+    @kinds
+    def test_differs_from_the_next_only_if_the_order_does(self, kind):
+        for order, same in ((SequentialOrder(N), True), (ShuffledOrder(N, 3), False)):
+            node = Cycler(grouper(kind, order))
+            node.reset()
+            one, other = ([item.values for item in epoch(node)] for _ in range(2))
+            assert (str(one) == str(other)) is same
+
+    @kinds
+    @counted
+    def test_of_nothing_is_empty(self, kind, count):
+        groups = {"packs": Packs([], 8, count=count), "buckets": Buckets([], 8, count=count)}[kind]
+        node = Cycler(Grouper(SequentialOrder(0), groups))
+        node.reset()
+        assert epoch(node) == epoch(node) == []
+        node.shutdown()
+
+    def test_packs_what_a_mix_draws_again_and_again(self):
+        mix = Mix({"a": range(40), "b": range(20)}, {"a": 1, "b": 3}, epoch_size=80)
+        node = Cycler(grouper("packs", mix.order(shuffle=True, seed=1)))
+        node.reset()
+        indices = [index for index, start, _ in pieces_of(epoch(node)) if not start]
+        assert indices == sorted(mix.order(shuffle=True, seed=1).indices(0, np.arange(80)).tolist())
+
+    def test_packs_by_a_planned_order(self):
+        node = Cycler(grouper("packs", TorchOrder(N, 1)))
+        node.reset()
+        assert pieces_of(epoch(node)) == pieces_of(epoch(node))
+        node.shutdown()
+
+
+class TestTaking:
+    @kinds
+    @pytest.mark.parametrize(("every", "first"), [(1, 0), (3, 0), (3, 2), (7, 4), (40, 39)])
+    def test_some_of_the_items_passes_over_the_others(self, kind, every, first):
+        """Over the borders of blocks. Seen red with a `begin` that starts anew in each block."""
+        node, whole = grouper(kind), grouper(kind)
+        for one in (node, whole):
+            one.reset()
+        items = list(whole.take(1000))
+        taken = []
+        for n in (2, 1, 3, 1000):
+            taken += node.take(n, every=every, first=first)
+            assert node.get_state()["position"] == min(len(items), node.get_state()["position"])
+        expected = [items[k] for k in range(len(items)) if k % every == first]
+        assert list(map(str, taken)) == list(map(str, expected))
+        assert node.get_state() == whole.get_state()
+
+    @kinds
+    def test_none_of_the_items_passes_over_them(self, kind):
+        node, whole = grouper(kind), grouper(kind)
+        for one in (node, whole):
+            one.reset()
+        assert node.take(1, every=9, first=9) == []
+        assert str(node.take(1)) == str(whole.take(10)[9:])
+
+    @kinds
+    def test_after_a_jump_plans_one_block(self, kind, monkeypatch):
+        """Seen red with a reset that plans from the epoch's start."""
+        node = grouper(kind)
+        node.reset()
+        node.take(9)
+        state = node.get_state()
+        assert state["block"] > 0
+        assert state["taken"] > 0
+        other, planned = grouper(kind), []
+        plan = type(other.groups).plan
+        monkeypatch.setattr(type(other.groups), "plan", lambda self, indices: planned.append(len(indices)) or plan(self, indices))
+        other.reset(state)
+        assert planned == []
+        other.take(1)
+        assert planned == [other.groups.block]
+
+    def test_refuses_an_index_without_a_length(self):
+        node = Grouper(SequentialOrder(5), Packs([1, 2, 3], 8))
+        node.reset()
+        with pytest.raises(GraphError, match="index 4, and there are 3 lengths"):
+            node.take(1)
+
+
+class TestTheState:
+    @kinds
+    @counted
+    def test_resumes_everywhere(self, kind, count):
+        """Seen red with a state that forgets the groups taken of the block."""
+        assert_resumes_everywhere(lambda: Cycler(grouper(kind, count=count)), steps=66)
+
+    @kinds
+    @counted
+    @pytest.mark.parametrize("tail", ["drop", "exact"])
+    @pytest.mark.parametrize("rank", [0, 2])
+    def test_resumes_everywhere_on_a_rank(self, kind, count, tail, rank):
+        assert_resumes_everywhere(lambda: Sharder(Cycler(grouper(kind, count=count)), rank, 3, tail=tail), steps=24)
+
+    @kinds
+    def test_is_small(self, kind):
+        node = grouper(kind)
+        node.reset({"epoch": 7, "block": 1, "taken": 1, "position": 12})
+        assert node.get_state() == {"epoch": 7, "block": 1, "taken": 1, "position": 12}
+        assert len(json.dumps(node.settings())) < 200
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"block": 7, "taken": 0, "position": 20},
+            {"block": 6, "taken": 1, "position": 40},
+            {"block": 0, "taken": 2, "position": 3},
+            {"block": 3, "taken": 1, "position": 3},
+            {"block": -1, "taken": 0, "position": 3},
+            {"block": 1, "taken": 1.0, "position": 3},
+            {"block": 1, "position": 3},
+        ],
+    )
+    def test_out_of_bounds_is_refused(self, wrong):
+        with pytest.raises(StateError, match=r"out of bounds|must be a whole number|expected a state"):
+            grouper("packs").check({"epoch": 0, **wrong})
+
+    def test_with_more_groups_than_the_block_has_is_refused_on_reading(self):
+        node = grouper("packs")
+        node.reset({"epoch": 0, "block": 1, "taken": 15, "position": 30})
+        with pytest.raises(StateError, match="group 15 of block 1 is out of bounds: the block has"):
+            node.take(1)
+
+    @kinds
+    def test_needs_the_same_groups(self, kind):
+        settings = grouper(kind).settings()
+        others = {
+            "packs": [Packs(LENGTHS, 41, block=16), Packs(LENGTHS, 40, block=17), Packs(LENGTHS, 40, block=16, oversize="truncate")],
+            "buckets": [Buckets(LENGTHS, 120, most=most, block=block, alike=alike) for most, block, alike in ((7, 32, 2), (6, 33, 2), (6, 32, 4))],
+        }[kind]
+        assert {**settings, **ShuffledOrder(N, 3).settings()} == settings
+        others.append(type(others[0])(LENGTHS + (np.arange(N) == 30), 130))
+        assert all(Grouper(ShuffledOrder(N, 3), other).settings() != settings for other in others)
+
+    def test_of_a_mix_depends_on_the_stages_that_the_block_has_seen(self):
+        """Blocks of 16: what begins at item 32 is part of a block that was begun at item 32, and not of the one before."""
+        longer = [(0, {"a": 1}), (32, {"b": 1})]
+        one, other = (
+            Grouper(Mix({"a": range(40), "b": range(20)}, stages, epoch_size=N).order(shuffle=True, seed=1), KINDS["packs"]())
+            for stages in (longer[:1] + [(32, {"a": 1, "b": 1})], longer)
+        )
+        for block, taken, same in ((0, 0, True), (1, 3, True), (2, 0, True), (2, 1, False), (3, 0, False)):
+            state = {"epoch": 0, "block": block, "taken": taken, "position": 30}
+            assert (one.settings_at(0, state) == other.settings_at(0, state)) is same
+        assert one.settings_at(0, None) != other.settings_at(0, None)
+        assert one.settings_at(0, {"block": "x", "taken": 1}) == {}
+
+
+class TestRanks:
+    @kinds
+    @counted
+    @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+    def test_of_any_number_read_one_sequence(self, kind, count, world_size):
+        """Seen red with words of a bucket that are drawn with the rank."""
+        alone = Cycler(grouper(kind))
+        alone.reset()
+        expected = [*map(str, epoch(alone)), *map(str, epoch(alone))]
+        ranks = [Sharder(Cycler(grouper(kind, count=count)), rank, world_size, tail="exact") for rank in range(world_size)]
+        for rank in ranks:
+            rank.reset()
+        came = []
+        for _ in range(2):
+            hands = [epoch(rank) for rank in ranks]
+            came += [str(hands[k % world_size][k // world_size]) for k in range(sum(map(len, hands)))]
+        assert came == expected
+        for rank in ranks:
+            rank.shutdown()
+
+    @kinds
+    def test_that_change_go_on_with_the_sequence(self, kind):
+        state, came = None, []
+        for world_size, rounds in ((4, 1), (3, 2), (1, 2), (2, 1)):
+            ranks = [Sharder(Cycler(grouper(kind)), rank, world_size, tail="drop") for rank in range(world_size)]
+            for rank in ranks:
+                rank.reset(state)
+            for _ in range(rounds):
+                came += [next(rank) for rank in ranks]
+            states = [rank.get_state() for rank in ranks]
+            assert states == [states[0]] * world_size
+            state = json.loads(json.dumps(states[-1]))
+        alone = Cycler(grouper(kind))
+        alone.reset()
+        assert list(map(str, came)) == list(map(str, islice(epoch(alone), 14)))
+
+    @kinds
+    @counted
+    def test_cannot_be_padded(self, kind, count):
+        node = Sharder(Cycler(grouper(kind, count=count)), 0, 2)
+        node.reset()
+        with pytest.raises(GraphError, match="groups cannot be read by position, which tail='pad' needs"):
+            next(node)
+        node.shutdown()
+
+
+class TestCounting:
+    @kinds
+    def test_says_how_many_groups_each_epoch_has(self, kind):
+        """Before, during and after it; the number of packs differs from epoch to epoch."""
+        node = Cycler(grouper(kind, count=True))
+        lengths = [node.remaining(node.start_of(number)) for number in range(4)]
+        assert len(set(lengths)) > 1 or kind == "buckets"
+        node.reset()
+        for length in lengths:
+            assert node.remaining() == node.items_per_epoch() == length
+            next(node)
+            assert (node.remaining(), node.items_per_epoch()) == (length - 1, length)
+            assert len(epoch(node)) == length - 1
+        node.shutdown()
+
+    @kinds
+    def test_is_not_done_unless_asked_for(self, kind):
+        node = grouper(kind)
+        assert node.remaining(node.start_of(0)) is node.items_per_epoch() is None
+
+    def test_ahead_ends_with_the_node(self):
+        """A thread that is in the middle of a long epoch: it ends after the block. Seen red without the flag: 20 s."""
+        lengths = np.full(6_000_000, 30)
+        node = Grouper(SequentialOrder(len(lengths)), Packs(lengths, 100, count=True))
+        node._counts[0] = 10**9  # as if this epoch were counted
+        node.reset()
+        node.take(1)
+        node.shutdown()
+
+
+def test_refuses_what_is_no_grouping_and_no_order():
+    with pytest.raises(GraphError, match=r"groups must be penstock.Packs or penstock.Buckets, not int"):
+        Grouper(SequentialOrder(3), 5)
+    with pytest.raises(GraphError, match="an order has __len__"):
+        Grouper([0, 1], Packs([1, 2], 8))
