@@ -206,7 +206,9 @@ class TestTheState:
         settings = grouper(kind).settings()
         others = {
             "packs": [Packs(LENGTHS, 41, block=16), Packs(LENGTHS, 40, block=17), Packs(LENGTHS, 40, block=16, oversize="truncate")],
-            "buckets": [Buckets(LENGTHS, 120, most=most, block=block, alike=alike) for most, block, alike in ((7, 32, 2), (6, 33, 2), (6, 32, 4))],
+            "buckets": [
+                Buckets(LENGTHS, 120, most=most, block=block, alike=alike) for most, block, alike in ((7, 32, 2), (6, 33, 2), (6, 32, 4))
+            ],
         }[kind]
         assert {**settings, **ShuffledOrder(N, 3).settings()} == settings
         others.append(type(others[0])(LENGTHS + (np.arange(N) == 30), 130))
@@ -217,7 +219,7 @@ class TestTheState:
         longer = [(0, {"a": 1}), (32, {"b": 1})]
         one, other = (
             Grouper(Mix({"a": range(40), "b": range(20)}, stages, epoch_size=N).order(shuffle=True, seed=1), KINDS["packs"]())
-            for stages in (longer[:1] + [(32, {"a": 1, "b": 1})], longer)
+            for stages in ([*longer[:1], (32, {"a": 1, "b": 1})], longer)
         )
         for block, taken, same in ((0, 0, True), (1, 3, True), (2, 0, True), (2, 1, False), (3, 0, False)):
             state = {"epoch": 0, "block": block, "taken": taken, "position": 30}

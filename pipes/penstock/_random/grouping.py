@@ -176,7 +176,7 @@ def checked_lengths(lengths: npt.ArrayLike, *, whole: bool) -> Lengths:
         )
     wrong = ~((given >= 0) & (given < 2**48)) if given.size else np.zeros(0, bool)
     if given.dtype.kind == "f" and whole and given.size:
-        wrong |= given % 1 != 0
+        wrong |= np.floor(given) != given
     if wrong.any():
         first = int(wrong.argmax())
         kind = "a whole number" if whole else "a number"

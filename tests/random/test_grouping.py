@@ -1,0 +1,133 @@
+"""Packs and Buckets: what they are told is checked when they are built, and what they plan depends on the lengths and the indices only."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import Buckets, Packs
+
+INDICES = np.array([3, 0, 2, 2, 1])
+LENGTHS = [4, 9, 2, 5]
+
+
+def plan(groups, indices=INDICES):
+    planned = groups.plan(indices)
+    return [part.tolist() for part in np.split(planned.offsets, planned.splits[1:-1])]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        LENGTHS,
+        np.array(LENGTHS, np.int32),
+        np.array(LENGTHS, np.uint16),
+        torch.tensor(LENGTHS),
+        np.array(LENGTHS, ">i8"),
+        np.array(LENGTHS, float),
+    ],
+)
+def test_lengths_may_be_any_kind_of_whole_numbers(lengths):
+    packs = Packs(lengths, 10)
+    assert packs.settings() == Packs(LENGTHS, 10).settings()
+    assert plan(packs) == plan(Packs(LENGTHS, 10)) == [[0, 1], [2, 3], [4]]
+
+
+def test_lengths_may_be_seconds():
+    buckets = Buckets([0.5, 0.25, 3.0], 3.5)
+    assert sorted(plan(buckets, np.arange(3))) == [[1, 0], [2]]
+    assert buckets.settings()["lengths"] != Buckets([0.5, 0.25, 3.1], 3.5).settings()["lengths"]
+
+
+@pytest.mark.parametrize("kind", [Packs, Buckets])
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([3, -1, 2], r"lengths\[1\] is -1, and a length is a .*number from 0"),
+        ([3, 2, float("nan")], r"lengths\[2\] is nan"),
+        ([float("inf"), 2], r"lengths\[0\] is inf"),
+        ([[1, 2], [3, 4]], r"shape \(2, 2\)"),
+        (["3", "4"], r"dtype <U1"),
+        ([True, False], "dtype bool"),
+        (5, r"shape \(\)"),
+        ([2**62], r"lengths\[0\] is 4611686018427387904"),
+    ],
+)
+def test_lengths_that_are_none_are_refused(kind, lengths, said):
+    with pytest.raises(ValueError, match=said):
+        kind(lengths, 100)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"lengths": [1, 2.5], "capacity": 4}, r"lengths\[1\] is 2.5, and a length is a whole number"),
+        ({"capacity": 0}, r"capacity=0 must be a whole number of at least 1"),
+        ({"capacity": 4.0}, "capacity=4.0, a float, must be a whole number"),
+        ({"capacity": 9, "block": 0}, "block=0"),
+        ({"capacity": 9, "oversize": "clip"}, r"oversize='clip' is none of 'split', 'truncate', 'error'"),
+        ({"capacity": 8, "oversize": "error"}, r"item 1 has the length 9, but the capacity is 8"),
+    ],
+)
+def test_packs_refuse(words, said):
+    with pytest.raises(ValueError, match=said):
+        Packs(**{"lengths": LENGTHS, **words})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"budget": 8}, r"lengths\[1\] is 9, but the budget of a batch is 8"),
+        ({"budget": 0}, "budget=0 must be a number above 0"),
+        ({"budget": float("nan")}, "budget=nan must be"),
+        ({"budget": True}, "budget=True must be"),
+        ({"budget": "9"}, "budget='9' must be"),
+        ({"budget": 9, "most": 0}, "most=0"),
+        ({"budget": 9, "alike": 0}, "alike=0"),
+        ({"budget": 9, "block": 4, "alike": 5}, "alike=5 must be a whole number below 5"),
+    ],
+)
+def test_buckets_refuse(words, said):
+    with pytest.raises(ValueError, match=said):
+        Buckets(LENGTHS, **words)
+
+
+def test_buckets_are_shuffled_by_their_indices():
+    """Seen red with words of a constant key: every block then has its batches in the same order."""
+    lengths = np.arange(1, 201)
+    buckets = Buckets(lengths, 400)
+    firsts = {
+        tuple(lengths[indices][group[0]] for group in plan(buckets, indices)) for indices in (np.arange(200), np.arange(200)[::-1].copy())
+    }
+    assert len(firsts) == 2
+    assert plan(buckets, np.arange(200)) == plan(buckets, np.arange(200))
+
+
+@pytest.mark.parametrize("groups", [Packs(LENGTHS, 10), Buckets(LENGTHS, 20.0, most=3, alike=2)])
+def test_a_copy_plans_the_same(groups):
+    for other in (copy.deepcopy(groups), pickle.loads(pickle.dumps(groups))):
+        assert plan(other) == plan(groups)
+        assert other.settings() == groups.settings()
+
+
+def test_are_frozen():
+    """A release that changes one of these changes every user's groups: never edit them."""
+    lengths = np.arange(1, 41) ** 2 % 37 + 1
+    indices = np.arange(40)[::-1].copy()
+    assert plan(Packs(lengths, 50), indices)[:5] == FROZEN_PACKS
+    assert plan(Buckets(lengths, 100, alike=2), indices)[:5] == FROZEN_BUCKETS
+    assert Packs(lengths, 50).settings() == {
+        "groups": "packs",
+        "capacity": 50,
+        "oversize": "split",
+        "block": 1024,
+        "lengths": "5f4e1c7724b65dbd",
+    }
+
+
+FROZEN_PACKS = [[0, 3, 6, 21], [1, 14, 15], [2, 7, 20], [4, 23, 36], [5, 28, 29]]
+FROZEN_BUCKETS = [[10, 33, 7, 36], [16, 27, 8], [19, 24], [9, 34], [35, 13, 30]]
