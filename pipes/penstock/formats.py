@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from penstock._streams.tokens import tokens as tokens
+
+__all__ = ["tokens"]

@@ -1081,6 +1081,109 @@ MUTATIONS = [
         "isinstance(failure, Exception) and not self._cursor.is_told",
         "tests/loader/test_interrupts.py::test_an_interrupted_jump_out_of_a_reading_source_is_made_again",
     ),
+    # Token files, and rows that are written straight into a batch.
+    Mutation(
+        "_fetch/array_dataset.py",
+        "at if isinstance(places, slice) else places[at]",
+        "at",
+        "tests/fetch/test_array_dataset.py::test_rows_are_written_where_they_belong",
+    ),
+    Mutation(
+        "_fetch/array_dataset.py",
+        "first if all(other == first for other in others) else None",
+        "first",
+        "tests/fetch/test_array_dataset.py::test_rows_that_differ_are_loaded_one_by_one",
+    ),
+    Mutation(
+        "_fetch/array_dataset.py",
+        "kind.__getitem__ is RowDataset.__getitem__ and ",
+        "",
+        "tests/fetch/test_array_dataset.py::test_rows_that_differ_are_loaded_one_by_one",
+    ),
+    Mutation(
+        "_fetch/array_dataset.py",
+        "dataset.read(_from_0(rows, len(dataset)), out, places)",
+        "dataset.read(rows, out, places)",
+        "tests/fetch/test_array_dataset.py::test_a_row_out_of_bounds_is_named",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "offset = file.header + (start",
+        "offset = (start",
+        "tests/streams/test_tokens.py::test_each_sequence_is_its_slice_of_the_files",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "number + (done == len(here))",
+        "number + 1 if done else number + 2",
+        "tests/streams/test_tokens.py::test_each_sequence_is_its_slice_of_the_files",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "here = row[: file.first + file.tokens - start]",
+        "here = row",
+        "tests/streams/test_tokens.py::test_a_file_that_grows_while_it_is_open",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "if not done and len(here):",
+        "if False:",
+        "tests/streams/test_tokens.py::test_a_file_that_becomes_shorter_while_it_is_open",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "begins[:, 1:] = raw[:, :-1]",
+        "begins[:, 1:] = raw[:, 1:]",
+        "tests/streams/test_tokens.py::test_documents_that_end_with_a_token",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "np.arange(len(borders)) - first",
+        "np.arange(len(borders))",
+        "tests/streams/test_tokens.py::test_documents_that_end_with_a_token",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "(starts, starts + span))",
+        '(starts, starts + span), side="right")',
+        "tests/streams/test_tokens.py::test_documents_by_their_starts",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        'return {**vars(self), "_open": {}}',
+        "return vars(self)",
+        "tests/streams/test_tokens.py::test_a_copy_is_small_and_opens_its_own_files",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "while len(_opened) > MOST_OPEN:",
+        "while False:",
+        "tests/streams/test_tokens.py::test_few_files_are_open_at_a_time",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "os.preadv(descriptor.fd,",
+        "os.preadv(self._descriptor(number).fd,",
+        "tests/streams/test_tokens.py::test_threads_read_while_files_are_closed",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "if nbytes != file.nbytes:",
+        "if nbytes < file.nbytes:",
+        "tests/streams/test_tokens.py::test_a_file_that_has_changed_since",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "if rest or length not in (None, tokens):",
+        "if rest:",
+        "tests/streams/test_tokens.py::test_what_cannot_be_read_is_refused_when_it_is_built",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "found += sorted(glob.glob(name))",
+        "found += glob.glob(name)[::-1]",
+        "tests/streams/test_tokens.py::test_a_pattern_is_sorted",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)

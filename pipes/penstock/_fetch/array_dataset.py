@@ -207,11 +207,7 @@ def _read_parts(dataset: Any, rows: np.ndarray, out: Sequence[torch.Tensor], pla
     ends = np.asarray(dataset.cumulative_sizes)
     rows = _from_0(rows, int(ends[-1]))
     part_of = np.searchsorted(ends, rows, side="right")
-    first = int(part_of[0])
-    if (part_of == first).all():
-        _read(dataset.datasets[first], rows - (ends[first - 1] if first else 0), out, places)
-        return
-    for part in np.unique(part_of):
+    for part in set(part_of.tolist()):
         at = np.flatnonzero(part_of == part)
         chosen = rows[at] - (ends[part - 1] if part else 0)
         _read(dataset.datasets[part], chosen, out, at if isinstance(places, slice) else places[at])
@@ -273,6 +269,8 @@ def _on(device: torch.device, indices: np.ndarray, n: int) -> torch.Tensor:
 
 def _from_0(indices: np.ndarray, n: int) -> np.ndarray:
     """The indices with negative ones counted from the end."""
+    if len(indices) and indices.min() >= 0 and indices.max() < n:
+        return indices
     outside = (indices < -n) | (indices >= n)
     if outside.any():
         raise IndexError(f"index {indices[outside][0]} is out of bounds for a dataset of {n} samples")

@@ -1,0 +1,393 @@
+"""Token files: every sequence equals its slice of the concatenated files, byte for byte, whoever reads it; and what is wrong with a file is said."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+import penstock
+from penstock import Loader, Mix
+from penstock._streams import tokens as module
+from penstock.formats import tokens
+from penstock.testing import assert_resumes_everywhere
+
+
+def write(folder, sizes, dtype="uint16", suffix=".bin", seed=0, below=1000):
+    """Files of random tokens, and all of their tokens in a row."""
+    generator = np.random.default_rng(seed)
+    paths, arrays = [], []
+    for number, size in enumerate(sizes):
+        arrays.append(generator.integers(0, below, size).astype(dtype))
+        paths.append(folder / f"{seed}-{number:03}{suffix}")
+        if suffix == ".npy":
+            np.save(paths[-1], arrays[-1])
+        else:
+            arrays[-1].astype(np.dtype(dtype).newbyteorder("<")).tofile(paths[-1])
+    return paths, np.concatenate(arrays).astype(np.int64)
+
+
+def open_files(folder):
+    links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
+    return sum(str(folder) in os.readlink(link) for link in links if link.is_symlink())
+
+
+SIZES = {
+    "one file": [100],
+    "several": [40, 1, 0, 33, 8, 61],
+    "one long": [3, 900, 2],
+    "smaller than a sequence": [3] * 40,
+    "empty ends": [0, 50, 0],
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("overlap", [0, 1, 9])
+@pytest.mark.parametrize(
+    ("dtype", "suffix"),
+    [("uint16", ".bin"), ("uint16", ".npy"), ("uint8", ".bin"), ("int32", ".npy"), ("uint32", ".tokens"), ("int64", ".bin")],
+)
+def test_each_sequence_is_its_slice_of_the_files(tmp_path, sizes, overlap, dtype, suffix):
+    """One by one, by negative index, and gathered in any order. Seen to fail: `_inspected` with a header of 0 for ``.npy``; `_fill` passing over a file."""
+    paths, expected = write(tmp_path, sizes, dtype, suffix, below=200 if dtype == "uint8" else 60_000 if dtype == "uint16" else 100_000)
+    data = tokens(paths, 7, dtype=dtype, overlap=overlap)
+    assert len(data) == (len(expected) - overlap) // 7
+    slices = [torch.from_numpy(expected[7 * i : 7 * i + 7 + overlap]) for i in range(len(data))]
+    for index, row in enumerate(slices):
+        for at in (index, index - len(data)):
+            assert list(data[at]) == ["tokens"]
+            assert data[at]["tokens"].dtype == torch.int64
+            assert data[at]["tokens"].equal(row)
+    order = np.random.default_rng(1).permutation(2 * len(data)) - len(data)
+    with Loader.from_dataset(data, batch_size=5, sampler=order.tolist()) as loader:
+        batches = [batch["tokens"] for batch in loader]
+    assert torch.cat(batches).equal(torch.stack([slices[index] for index in order]))
+    for outside in (len(data), -len(data) - 1):
+        with pytest.raises(IndexError, match=f"index {outside} is out of bounds for a dataset of {len(data)} samples"):
+            data[outside]
+
+
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}], ids=["inline", "threads", "processes"]
+)
+def test_batches_are_dataloaders(tmp_path, workers):
+    """In a mix of a subset and a concatenation, too; no sample is made."""
+    parts = [tokens(write(tmp_path, [50, 20, 90], seed=seed)[0], 6, overlap=1, end_of_document=3) for seed in range(3)]
+    data = ConcatDataset([Subset(parts[0], range(20, 3, -2)), ConcatDataset(parts[1:])])
+    order = np.random.default_rng(1).permutation(len(data)).tolist()
+    theirs = list(DataLoader(data, batch_size=7, sampler=order))
+    with Loader.from_dataset(data, batch_size=7, sampler=order, **workers) as loader:
+        ours = list(loader)
+    assert [list(batch) for batch in ours] == [["tokens", "position_ids", "segment_ids"]] * len(theirs)
+    assert all(one[name].equal(two[name]) for one, two in zip(ours, theirs, strict=True) for name in two)
+
+
+def test_no_sample_is_ever_made(tmp_path, monkeypatch):
+    """Seen to fail: `RowDataset` left out of `is_arrays`."""
+    parts = {name: tokens(write(tmp_path, [50, 20], seed=seed)[0], 6) for seed, name in enumerate("ab")}
+    monkeypatch.setattr(penstock._fetch.fetch.Fetch, "load", property(lambda self: pytest.fail("a sample was made")))
+    with Loader.from_dataset(Mix(parts, {"a": 0.3, "b": 0.7}), batch_size=4, shuffle=True) as loader:
+        assert sum(len(batch["tokens"]) for batch in loader) == 22
+
+
+# Documents.
+
+
+def borders(row, starts):
+    """Position and segment of each token, one by one; ``starts`` are places in the row."""
+    positions, segments = [], []
+    for place in range(len(row)):
+        begins = place == 0 or place in starts
+        positions.append(0 if begins else positions[-1] + 1)
+        segments.append(0 if place == 0 else segments[-1] + begins)
+    return positions, segments
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_documents_that_end_with_a_token(tmp_path, overlap):
+    """Seen to fail: a document starting with the token that ends the one before; segments counted through the batch."""
+    paths, expected = write(tmp_path, [40, 1, 33, 60], below=5)
+    data = tokens(paths, 11, end_of_document=3, overlap=overlap)
+    with Loader.from_dataset(data, batch_size=4) as loader:
+        rows = [{name: field[k] for name, field in batch.items()} for batch in loader for k in range(len(batch["tokens"]))]
+    assert len(rows) == len(data) == (134 - overlap) // 11
+    for index, row in enumerate(rows):
+        whole = expected[11 * index : 11 * index + 11 + overlap].tolist()
+        positions, segments = borders(whole, {place + 1 for place, token in enumerate(whole) if token == 3})
+        assert row["tokens"].tolist() == whole
+        assert row["position_ids"].tolist() == positions
+        assert row["segment_ids"].tolist() == segments
+        assert all(data[index][name].equal(row[name]) for name in row)
+        assert all(field.dtype == torch.int64 for field in row.values())
+
+
+def test_documents_by_their_starts(tmp_path):
+    """Also empty ones, one at the very end, and none in a sequence. Seen to fail: `_documents` searching from the right (a document that starts with the sequence)."""
+    paths, expected = write(tmp_path, [40, 1, 33, 60])
+    starts = [0, 3, 3, 10, 22, 23, 40, 41, 41, 41, 80, 99, 133, 134]
+    data = tokens(paths, 11, documents=starts, overlap=2)
+    with Loader.from_dataset(data, batch_size=5) as loader:
+        rows = [{name: field[k] for name, field in batch.items()} for batch in loader for k in range(len(batch["tokens"]))]
+    for index, row in enumerate(rows):
+        positions, segments = borders(range(13), {start - 11 * index for start in starts})
+        assert row["position_ids"].tolist() == positions
+        assert row["segment_ids"].tolist() == segments
+        assert row["tokens"].tolist() == expected[11 * index : 11 * index + 13].tolist()
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        (
+            [0, 30, 20],
+            r"documents must ascend from 0 to 100, .* but they begin with \[0, 30, 20\] and end with \[0, 30, 20\]. They are where documents start",
+        ),
+        ([0, 50, 101], "documents must ascend from 0 to 100"),
+        ([-1, 50], "documents must ascend from 0 to 100"),
+        ([0.5, 1.5], "documents must be a row of whole numbers, but an array of float64 of shape"),
+        ([[0, 1], [2, 3]], r"but an array of int64 of shape \(2, 2\) came"),
+    ],
+)
+def test_documents_that_make_no_sense(tmp_path, documents, message):
+    paths, _ = write(tmp_path, [100])
+    with pytest.raises(ValueError, match=message):
+        tokens(paths, 10, documents=documents)
+
+
+# The laws.
+
+
+def mixed(folder, **words):
+    parts = {name: tokens(f"{folder}/{seed}-*.bin", 5, overlap=1, end_of_document=7) for seed, name in enumerate("abc")}
+    mix = Mix(parts, {"a": 0.6, "b": 0.3, "c": 0.1}, epoch_size=24)
+    return Loader.from_dataset(mix, shuffle=True, seed=5, **{"batch_size": 6, **words})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for seed in range(3):
+        write(tmp_path, [31, 20, 55], seed=seed, below=20)
+    return tmp_path
+
+
+@pytest.mark.parametrize("workers", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_mix_of_them_resumes_everywhere(folder, workers):
+    """Seen to fail: `Tokens.read` adding up the rows it has read and starting from there."""
+    options = {} if workers == "inline" else {"num_workers": 2, "method": workers}
+    assert_resumes_everywhere(lambda: mixed(folder, **options), steps=10)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_mix_of_them_resumes_everywhere_on_a_rank(folder, rank):
+    assert_resumes_everywhere(lambda: mixed(folder, batch_size=2, rank=rank, world_size=3), steps=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+def test_under_each_start_method(folder, start_method):
+    with mixed(folder) as loader:
+        expected = [batch["tokens"].tolist() for batch in loader]
+    with mixed(folder, num_workers=2, multiprocessing_context=start_method) as loader:
+        assert [batch["tokens"].tolist() for batch in loader] == expected
+
+
+# Files: opened when needed, few at a time, closed with the dataset.
+
+
+def test_it_opens_nothing_before_it_is_read_and_closes_with_the_dataset(tmp_path):
+    paths, _ = write(tmp_path, [100, 100])
+    data = tokens(paths, 10)
+    assert open_files(tmp_path) == 0
+    data[0]
+    data[1]
+    assert open_files(tmp_path) == 1
+    data[19]
+    assert open_files(tmp_path) == 2
+    data.close()
+    assert open_files(tmp_path) == 0
+    data.close()
+    data[19]
+    assert open_files(tmp_path) == 1
+    del data
+    gc.collect()
+    assert open_files(tmp_path) == 0
+
+
+def test_a_copy_is_small_and_opens_its_own_files(tmp_path):
+    """Seen to fail: `__getstate__` returning ``vars(self)`` (the copy closes the files of the first)."""
+    paths, expected = write(tmp_path, [100_000, 10])
+    data = tokens(paths, 10)
+    data[0]
+    pickled = pickle.dumps(data)
+    assert len(pickled) < 2000
+    copy = pickle.loads(pickled)
+    assert open_files(tmp_path) == 1
+    assert copy[3]["tokens"].tolist() == expected[30:40].tolist()
+    assert open_files(tmp_path) == 2
+    del copy
+    assert data[4]["tokens"].tolist() == expected[40:50].tolist()
+
+
+def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
+    """For all datasets together. Seen to fail: no ``popleft``."""
+    monkeypatch.setattr(module, "MOST_OPEN", 3)
+    first, second = (tokens(write(tmp_path, [10] * 20, seed=seed)[0], 5) for seed in range(2))
+    for index in range(40):
+        first[index]
+        second[index]
+        assert open_files(tmp_path) <= 3
+
+
+def test_threads_read_while_files_are_closed(tmp_path, monkeypatch):
+    """Seen to fail: `_fill` not holding the descriptor that it reads from."""
+    monkeypatch.setattr(module, "MOST_OPEN", 2)
+    paths, expected = write(tmp_path, [50] * 8)
+    data = tokens(paths, 5)
+    wrong = []
+
+    def read(seed):
+        rows = np.random.default_rng(seed).integers(0, len(data), 400).tolist()
+        wrong.append([index for index in rows if data[index]["tokens"].tolist() != expected[5 * index : 5 * index + 5].tolist()])
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [[]] * 6
+
+
+def test_memory_does_not_grow_with_the_files(tmp_path):
+    """10^9 sequences, in two sparse files."""
+    for number in range(2):
+        with open(tmp_path / f"{number}.bin", "wb") as file:
+            file.truncate(4 * 10**12 + 200)
+    data = tokens(tmp_path / "*.bin", 4000)
+    assert len(data) == 10**9
+    with open(tmp_path / "1.bin", "r+b") as file:
+        file.seek(-200, os.SEEK_END)
+        file.write(b"\1\1")
+    assert len(pickle.dumps(data)) < 2000
+    assert sorted(data[10**9 - 1]["tokens"].unique().tolist()) == [0]
+    assert data[5 * 10**8]["tokens"].tolist() == [0] * 4000
+    with Loader.from_dataset(data, batch_size=4, shuffle=True) as loader:
+        assert next(iter(loader))["tokens"].shape == (4, 4000)
+
+
+def test_a_program_that_ends_with_files_open_says_nothing(tmp_path):
+    """Seen to fail: `_Descriptor.__del__` reaching for ``os`` when the module is gone."""
+    paths, _ = write(tmp_path, [100])
+    script = f"from penstock._streams.tokens import tokens; data = tokens({str(paths[0])!r}, 10); kept = [data]; kept.append(kept); print(len(data[3]['tokens']))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("10\n", "")
+
+
+# What is wrong is said.
+
+
+def test_a_pattern_is_sorted(tmp_path):
+    paths, expected = write(tmp_path, [10, 20, 30])
+    assert tokens(f"{tmp_path}/*.bin", 60)[0]["tokens"].tolist() == expected.tolist()
+    assert tokens(paths[::-1], 60)[0]["tokens"].tolist() == [*expected[30:], *expected[10:30], *expected[:10]]
+
+
+@pytest.mark.parametrize("how", ["shorter", "longer", "gone"])
+def test_a_file_that_has_changed_since(tmp_path, how):
+    paths, _ = write(tmp_path, [100, 100])
+    data = tokens(paths, 10)
+    if how == "gone":
+        paths[1].unlink()
+    else:
+        os.truncate(paths[1], 190 if how == "shorter" else 210)
+    data[9]
+    with pytest.raises(
+        FileNotFoundError if how == "gone" else ValueError,
+        match="001.bin"
+        if how == "gone"
+        else rf"001.bin is {how} now than the 200 bytes it had when the dataset was built. Build the dataset",
+    ):
+        data[10]
+    assert open_files(tmp_path) == 1
+
+
+def test_a_file_that_becomes_shorter_while_it_is_open(tmp_path):
+    """It raises in every kind of worker, where a file that is mapped would kill the process. Seen to fail: `_fill` without its check."""
+    paths, _ = write(tmp_path, [100])
+    data = tokens(paths, 10)
+    data[9]
+    os.truncate(paths[0], 190)
+    with pytest.raises(ValueError, match=r"000.bin is shorter now than the 200 bytes"):
+        data[9]
+    data[8]
+
+
+def test_a_file_that_grows_while_it_is_open(tmp_path):
+    """A sequence that goes on in the next file does not read what has been added to the first."""
+    paths, expected = write(tmp_path, [15, 15])
+    data = tokens(paths, 10)
+    data[1]
+    with open(paths[0], "ab") as file:
+        file.write(bytes(20))
+    assert data[1]["tokens"].tolist() == expected[10:20].tolist()
+
+
+BAD = {
+    "not whole": (lambda path: path.write_bytes(b"123"), {}, "has 3 bytes, which are no whole number of uint16. Check dtype"),
+    "empty": (lambda path: path.write_bytes(b""), {}, r"holds 0 tokens of uint16, and one sequence takes 10 \(sequence_length=10, overlap=0\). Make it shorter"),
+    "short": (lambda path: np.arange(10, dtype="uint16").tofile(path), {"overlap": 1}, "holds 10 tokens of uint16, and one sequence takes 11"),
+    "float": (lambda path: path.write_bytes(b"12"), {"dtype": "float32"}, "dtype='float32' is no integer type that fits into int64"),
+    "uint64": (lambda path: path.write_bytes(b"12"), {"dtype": "uint64"}, "dtype='uint64' is no integer type that fits into int64"),
+    "no dtype": (lambda path: path.write_bytes(b"12"), {"dtype": "tokens"}, "dtype='tokens' is no integer type"),
+    "other dtype": (lambda path: save(path, np.arange(30, dtype="uint32")), {}, r"holds an array of uint32 of shape \(30,\), and not a row of uint16"),
+    "big-endian": (lambda path: save(path, np.arange(30, dtype=">u2")), {}, "holds an array of >u2 of shape"),
+    "two dimensions": (lambda path: save(path, np.zeros((3, 9), "uint16")), {}, r"of shape \(3, 9\), and not a row .* flatten it"),
+    "cut off": (lambda path: cut(path), {}, "has 58 bytes"),
+    "length": (lambda path: path.write_bytes(b"12"), {"sequence_length": 0}, "sequence_length=0 must be a whole number of at least 1"),
+    "overlap": (lambda path: path.write_bytes(b"12"), {"overlap": -1}, "overlap=-1 must be a whole number of at least 0"),
+    "token": (lambda path: path.write_bytes(b"12"), {"end_of_document": 70_000}, "end_of_document=70000 must be a whole number below 65536. The files hold uint16"),
+    "both": (lambda path: path.write_bytes(b"12"), {"end_of_document": 1, "documents": [0]}, "end_of_document and documents exclude each other"),
+}  # fmt: skip
+
+
+def save(path, array):
+    with open(path, "wb") as file:
+        np.save(file, array)
+
+
+def cut(path):
+    save(path, np.arange(30, dtype="uint16"))
+    os.truncate(path, path.stat().st_size - 2)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_read_is_refused_when_it_is_built(tmp_path, name):
+    """Seen to fail: each check left out."""
+    make, words, message = BAD[name]
+    path = tmp_path / ("one.npy" if name in ("other dtype", "big-endian", "two dimensions", "cut off") else "one.bin")
+    make(path)
+    with pytest.raises(ValueError, match=message):
+        tokens(path, **{"sequence_length": 10, **words})
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere.bin"):
+        tokens(tmp_path / "nowhere.bin", 10)
+    with pytest.raises(FileNotFoundError, match=r"\*.bin"):
+        tokens(f"{tmp_path}/*.bin", 10)
+    with pytest.raises(FileNotFoundError):
+        tokens([], 10)
+
+
+def test_raw_numbers_under_the_name_of_an_array(tmp_path):
+    """As some write them, with ``numpy.memmap``."""
+    np.arange(1000, 1040, dtype="uint16").tofile(tmp_path / "one.npy")
+    assert tokens(tmp_path / "one.npy", 20)[1]["tokens"].tolist() == [*range(1020, 1040)]
