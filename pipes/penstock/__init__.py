@@ -11,9 +11,10 @@ Everything random is a pure function of (seed, epoch, position), so a checkpoint
 Each package is one room. A room imports only from the rooms listed below it::
 
     testing        the laws, as tests that users run on their own graphs
+    collate        functions for collate_fn
     formats        data in files of common formats: the public door of _streams
     integrations   one file per trainer
-    _datasets      our own datasets: Cached and Resident are read once, Mix mixes several
+    _datasets      our own datasets: Cached and Resident are read once, Packed packs, Mix mixes several
     _loader        the roof: Loader, where an iterator starts, the saved state, the graph of from_dataset
     _nodes         the node contract, and one file per node
     _streams       data in shards: which are open, which record is where, the formats
@@ -27,7 +28,9 @@ A batch passes through ``_loader > _nodes > _workers > _fetch (> _random, _memor
 """
 
 from penstock._datasets.cached import Cached
+from penstock._datasets.keep import keep
 from penstock._datasets.mix import Mix
+from penstock._datasets.packed import Packed
 from penstock._datasets.resident import Resident
 from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, SourceError, StateError, StateMismatch, WorkerDied
 from penstock._fetch.error_policy import SKIP
@@ -74,12 +77,14 @@ __all__ = [
     "Grouper",
     "Indices",
     "IterableSource",
+    "keep",
     "Loader",
     "Mapper",
     "Mix",
     "MixOrder",
     "Node",
     "Order",
+    "Packed",
     "Packs",
     "ParallelMapper",
     "PenstockError",

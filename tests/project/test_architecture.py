@@ -35,6 +35,7 @@ MAY_IMPORT = {  # room: those it may import from
     "_datasets": "_arguments _errors _random _memory _fetch _loader",
     "_streams": "_arguments _errors _statistics _random _memory _fetch",
     "": "_errors _random _fetch _nodes _loader _datasets _streams",  # the front door itself, penstock/__init__.py
+    "collate": "_fetch",
     "formats": "_streams",  # the front door of that room
     "__main__": "front _streams",
     "testing": "front",
@@ -192,6 +193,7 @@ def test_front_door_and_testing_are_the_only_public_modules() -> None:
         - {
             "",
             "__main__",
+            "collate",
             "formats",
             "testing",
             "integrations",

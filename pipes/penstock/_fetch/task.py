@@ -12,8 +12,9 @@ from penstock._errors import GraphError
 from penstock._fetch.batch_schema import has_registered
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, describe
 from penstock._fetch.error_policy import annotate as annotate
-from penstock._fetch.fetch import Fetch, Items, Listed, View, epoch_aware
+from penstock._fetch.fetch import Fetch, Items, Listed, epoch_aware
 from penstock._fetch.indices import Indices
+from penstock._fetch.packing import PackView
 from penstock._fetch.sample import SampleCursor, current
 from penstock._memory.allocation import afresh
 from penstock._memory.modes import in_neutral_modes, neutral_modes
@@ -141,7 +142,7 @@ class FetchTask(_Task):
         super().__init__(seed, seed_samples)
         self.fetch = fetch
         self.dataset = (
-            None if isinstance(fetch.dataset, Items) else fetch.dataset.dataset if isinstance(fetch.dataset, View) else fetch.dataset
+            None if isinstance(fetch.dataset, Items) else fetch.dataset.dataset if isinstance(fetch.dataset, PackView) else fetch.dataset
         )
         if self.dataset is None:
             self.noun = "the item"

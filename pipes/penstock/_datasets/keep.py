@@ -1,0 +1,130 @@
+"""keep: the samples of a dataset for which a predicate holds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from array import array
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, Subset
+
+from penstock._datasets.cache_files import identity_of
+from penstock._datasets.mix import Mix
+from penstock._datasets.saved_array import saved
+from penstock._fetch.fetch import epoch_aware
+from penstock._loader.loader import Loader
+from penstock._random.orders import SequentialOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock._random.permutation import Int64s
+
+
+_logger = logging.getLogger("penstock")
+_BATCH_SIZE = 256
+
+
+def keep(
+    dataset: Any,
+    predicate: Callable[[Any], bool],
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    num_workers: int = 0,
+    method: Literal["thread", "process"] = "process",
+) -> Subset[Any]:
+    """The samples of ``dataset`` for which ``predicate(sample)`` is true, in their order, as a ``Subset``.
+
+    Every sample is loaded once, here and now; on several ranks, by each of them, unless the file ``cache`` is there. Unlike a filter that runs while
+    samples are loaded, the result has a length, and its order, its ranks and its states are those of any dataset. It brings no order of its own.
+
+    Args:
+        dataset: Map-style.
+        predicate: A function of one sample, as the dataset gives it in epoch 0, that returns a bool. Worker processes get it once.
+        cache: A file to keep the result in. It is bound to the dataset's type and length, to its ``settings()`` if it has that method, to its fingerprint
+            (``_fingerprint``) if it is one of Hugging Face's, and to the predicate's name: delete the file when you change what the predicate does.
+        num_workers: Worker threads or processes that load the samples; 0 loads them in this thread.
+        method: ``"process"`` or ``"thread"``.
+
+    Raises:
+        TypeError: The dataset cannot be read by index, or ``predicate`` returned something that is no bool.
+        ValueError: Nothing is kept; ``dataset`` is a `Mix`, or changes with the epoch; the file is of another dataset or predicate.
+    """
+    name = f"{getattr(predicate, '__module__', '?')}.{getattr(predicate, '__qualname__', type(predicate).__qualname__)}"
+    _check(dataset, predicate)
+
+    def compute() -> Int64s:
+        return _judged(dataset, predicate, name, num_workers, method)
+
+    kept = compute() if cache is None else saved(os.fspath(cache), _identity(dataset, name), compute)
+    if not len(kept):
+        raise ValueError(
+            f"{name} keeps none of the {len(dataset)} samples of {type(dataset).__name__}. Check it on a sample: predicate(dataset[0])."
+        )
+    _logger.info(f"{name} keeps {len(kept)} of the {len(dataset)} samples of {type(dataset).__name__}")
+    return Subset(dataset, array("q", kept.astype(np.int64).tobytes()))  # 8 bytes each, and an int to whoever asks
+
+
+def _check(dataset: Any, predicate: Any) -> None:
+    if not callable(predicate):
+        raise TypeError(f"predicate must be a function of one sample, and {predicate!r:.80} cannot be called.")
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"{type(dataset).__name__} cannot be filtered by keep, because it cannot be read by index. It needs __getitem__ and __len__."
+        )
+    if isinstance(dataset, Mix):
+        raise ValueError("keeping samples of a Mix would lose its weights. Filter each of its sources, and mix those.")
+    if epoch_aware(dataset):
+        raise ValueError(f"{type(dataset).__name__} has a set_epoch, so its samples change with the epoch, but keep looks at them once.")
+
+
+def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: Any) -> Int64s:
+    loader: Loader[Int64s] = Loader.from_dataset(
+        dataset,
+        _BATCH_SIZE,
+        order=SequentialOrder(len(dataset)),
+        transform=_Judge(predicate, name),
+        collate_fn=_mask,
+        num_workers=num_workers,
+        method=method,
+        rank=0,
+        world_size=1,
+        run_ahead=False,
+    )
+    with loader:
+        return np.flatnonzero(np.concatenate([np.zeros(0, bool), *loader]))
+
+
+@final
+class _Judge:
+    """Whether a sample is to be kept."""
+
+    def __init__(self, predicate: Any, name: str) -> None:
+        self._predicate = predicate
+        self._name = name
+
+    def __call__(self, sample: Any) -> bool:
+        kept = self._predicate(sample)
+        if isinstance(kept, torch.Tensor | np.ndarray) and not kept.ndim:
+            kept = kept.item()
+        if not isinstance(kept, bool | np.bool_):
+            raise TypeError(f"{self._name} must return True or False, but returned {kept!r:.80}.")
+        return bool(kept)
+
+
+def _mask(kept: Sequence[bool]) -> np.ndarray:
+    return np.array(kept, bool)
+
+
+def _identity(dataset: Any, name: str) -> dict[str, Any]:
+    method = getattr(dataset, "settings", None)
+    settings = None
+    if callable(method):
+        with contextlib.suppress(TypeError, ValueError):  # a method of that name that has nothing to do with us
+            settings = json.loads(json.dumps(method()))
+    return {"kept by": name, **identity_of(dataset, getattr(dataset, "_fingerprint", None)), "settings": settings}

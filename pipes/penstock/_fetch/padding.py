@@ -1,0 +1,103 @@
+"""A collate function that pads: fields whose first dimension varies become as long as the longest of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from penstock._arguments import whole_number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@final
+class Padded:
+    """See `pad`."""
+
+    def __init__(self, value: float | Mapping[str, float], to_multiple_of: int, lengths: bool) -> None:
+        for number in value.values() if isinstance(value, Mapping) else [value]:
+            if not isinstance(number, int | float | np.number):
+                raise ValueError(f"value={value!r:.80} must be a number, or a dict of a number for each field to pad.")
+        self.value = dict(value) if isinstance(value, Mapping) else value
+        self.to_multiple_of = whole_number("to_multiple_of", to_multiple_of, 1)
+        self.lengths = lengths
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """The batch of ``samples``, a non-empty list."""
+        first = samples[0]
+        if isinstance(first, Mapping):
+            return self._of_dicts(samples)
+        if isinstance(self.value, dict) or self.lengths:
+            what = "lengths=True" if self.lengths else "a value for each field"
+            raise TypeError(f"pad with {what} needs samples that are dicts, but a {type(first).__name__} came.")
+        if isinstance(first, tuple):
+            columns = zip(*samples, strict=True)
+            fields = [self._padded(f"element {place}", column, self.value) for place, column in enumerate(columns)]
+            return type(first)(*fields) if hasattr(first, "_fields") else fields
+        return self._padded("the sample", samples, self.value)
+
+    def _of_dicts(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        names = samples[0].keys()
+        for sample in samples:
+            if sample.keys() != names:
+                raise ValueError(f"a sample has the fields {sorted(sample)}, and the first of its batch has {sorted(names)}.")
+        if isinstance(self.value, dict) and (unknown := sorted(self.value.keys() - names)):
+            raise ValueError(f"pad has a value for {unknown[0]!r}, but the samples have the fields {sorted(names)}.")
+        batch: dict[str, Any] = {}
+        for name in names:
+            column = [sample[name] for sample in samples]
+            if isinstance(self.value, dict) and name not in self.value:
+                batch[name] = default_collate(column)
+                continue
+            batch[name] = self._padded(f"the field {name!r}", column, self.value[name] if isinstance(self.value, dict) else self.value)
+            if self.lengths and (isinstance(self.value, dict) or _is_long(column[0])):
+                batch[f"{name}_lengths"] = torch.tensor([len(one) for one in column])
+        return batch
+
+    def _padded(self, what: str, column: Sequence[Any], value: Any) -> Any:
+        if not _is_long(column[0]):
+            if isinstance(self.value, dict):
+                raise ValueError(f"{what} must be a tensor, an array or a list of numbers to be padded, but {column[0]!r:.80} came.")
+            return default_collate(list(column))
+        tensors = [torch.as_tensor(one) for one in column]
+        like = next((one for one in tensors if len(one)), tensors[0])
+        longest = max(map(len, tensors))
+        shape = (len(tensors), -(-longest // self.to_multiple_of) * self.to_multiple_of, *like.shape[1:])
+        batch = torch.full(shape, value, dtype=like.dtype)
+        for row, one in zip(batch, tensors, strict=True):
+            if len(one) and (one.dtype != like.dtype or one.shape[1:] != like.shape[1:]):
+                raise ValueError(
+                    f"{what} is {one.dtype} of shape {list(one.shape)} in one sample and {like.dtype} of shape {list(like.shape)} in another: only the first "
+                    f"dimension may differ."
+                )
+            row[: len(one)] = one
+        return batch
+
+
+def _is_long(value: Any) -> bool:
+    """Whether ``value`` has a first dimension, of numbers."""
+    if isinstance(value, list):
+        return not value or isinstance(value[0], int | float | list | np.number)
+    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
+
+
+def pad(value: float | Mapping[str, float] = 0, to_multiple_of: int = 1, *, lengths: bool = False) -> Padded:
+    """A ``collate_fn`` that pads the first dimension of fields to the longest of the batch. It can be pickled.
+
+    Samples are tensors, arrays or lists of numbers, or tuples or dicts of them. Everything else is collated as usual.
+
+    Args:
+        value: What to pad with. A number: every field with a dimension is padded. A dict: only the fields named are, each with its value, so that images,
+            say, are left alone.
+        to_multiple_of: Round the length up to a multiple of this.
+        lengths: Add ``<field>_lengths`` to the batch for every padded field: int64, shape ``(batch,)``. Samples must be dicts.
+
+    Raises:
+        ValueError: ``value`` is no number. On collating: fields that differ in more than the first dimension; a field named in ``value`` is not there.
+    """
+    return Padded(value, to_multiple_of, lengths)

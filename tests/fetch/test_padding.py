@@ -1,0 +1,114 @@
+"""penstock.collate.pad: what it pads, and what it leaves alone."""
+
+from __future__ import annotations
+
+import pickle
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import Buckets, Loader
+from penstock.collate import pad
+from penstock.testing import plain
+
+
+def test_pads_to_the_longest_rounded_up():
+    """Seen red with a length that is rounded up before the maximum is taken, and with one that is one step too long."""
+    samples = [torch.tensor([1, 2, 3]), torch.tensor([4]), torch.tensor([], dtype=torch.int64)]
+    assert pad()(samples).tolist() == [[1, 2, 3], [4, 0, 0], [0, 0, 0]]
+    assert pad(-1, 4)(samples).tolist() == [[1, 2, 3, -1], [4, -1, -1, -1], [-1] * 4]
+    assert pad(0, 3)(samples).shape == (3, 3)
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, list])
+def test_takes_tensors_arrays_and_lists(kind):
+    batch = pad(9)([kind([1, 2]), kind([3])])
+    assert plain(batch) == ("torch.int64", [[1, 2], [3, 9]])
+
+
+def test_more_dimensions_follow():
+    batch = pad(-1.0)([np.ones((2, 3), np.float32), np.zeros((1, 3), np.float32)])
+    assert batch.dtype == torch.float32
+    assert batch.tolist() == [[[1] * 3] * 2, [[0] * 3, [-1] * 3]]
+
+
+def test_a_number_pads_every_field_that_has_a_dimension():
+    samples = [{"a": [1, 2], "b": np.ones(1), "id": 7, "name": "x"}, {"a": [3], "b": np.ones(3), "id": 8, "name": "y"}]
+    assert plain(pad(0)(samples)) == {
+        "a": ("torch.int64", [[1, 2], [3, 0]]),
+        "b": ("torch.float64", [[1, 0, 0], [1, 1, 1]]),
+        "id": ("torch.int64", [7, 8]),
+        "name": ["x", "y"],
+    }
+
+
+def test_a_dict_pads_the_fields_that_it_names():
+    """Images are not rounded up, and labels get their own value."""
+    samples = [{"tokens": [1, 2], "labels": [1, 2], "image": torch.zeros(3, 4)}, {"tokens": [3], "labels": [3], "image": torch.zeros(3, 4)}]
+    batch = pad({"tokens": 0, "labels": -100}, to_multiple_of=4, lengths=True)(samples)
+    assert batch["tokens"].tolist() == [[1, 2, 0, 0], [3, 0, 0, 0]]
+    assert batch["labels"].tolist() == [[1, 2, -100, -100], [3, -100, -100, -100]]
+    assert batch["image"].shape == (2, 3, 4)
+    assert plain(batch["tokens_lengths"]) == plain(batch["labels_lengths"]) == ("torch.int64", [2, 1])
+    assert set(batch) == {"tokens", "labels", "image", "tokens_lengths", "labels_lengths"}
+
+
+def test_lengths_are_those_of_the_fields_with_a_dimension():
+    assert set(pad(lengths=True)([{"a": [1], "id": 3}])) == {"a", "a_lengths", "id"}
+
+
+class Pair(NamedTuple):
+    audio: torch.Tensor
+    label: int
+
+
+def test_takes_tuples():
+    batch = pad()([(torch.ones(2), 1), (torch.ones(1), 2)])
+    assert plain(batch) == [("torch.float32", [[1, 1], [1, 0]]), ("torch.int64", [1, 2])]
+    named = pad()([Pair(torch.ones(2), 1), Pair(torch.ones(1), 2)])
+    assert type(named) is Pair
+    assert plain(named) == plain(batch)
+
+
+@pytest.mark.parametrize(
+    ("words", "samples", "error", "said"),
+    [
+        ({"value": "0"}, [], ValueError, "value='0' must be a number"),
+        ({"to_multiple_of": 0}, [], ValueError, "to_multiple_of=0 must be"),
+        ({"value": {"x": 0}}, [{"a": [1]}], ValueError, r"pad has a value for 'x', but the samples have the fields \['a'\]"),
+        (
+            {"value": {"a": 0}},
+            [{"a": 5}],
+            ValueError,
+            "the field 'a' must be a tensor, an array or a list of numbers to be padded, but 5 came",
+        ),
+        ({"value": {"a": 0}}, [[1]], TypeError, "pad with a value for each field needs samples that are dicts, but a list came"),
+        ({"lengths": True}, [[1]], TypeError, "pad with lengths=True needs samples that are dicts"),
+        ({}, [{"a": [1]}, {"b": [1]}], ValueError, r"a sample has the fields \['b'\], and the first of its batch has \['a'\]"),
+        ({}, [np.ones((1, 2)), np.ones((1, 3))], ValueError, r"the sample is torch.float64 of shape \[1, 3\] in one sample and"),
+        ({}, [(np.ones(1), 1), (np.ones(1, int), 1)], ValueError, "element 0 is torch.int64"),
+    ],
+)
+def test_refuses(words, samples, error, said):
+    with pytest.raises(error, match=said):
+        pad(**words)(samples)
+
+
+class Ragged:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return {"tokens": torch.full((index % 7 + 1,), index)}
+
+
+def test_collates_buckets_in_a_worker_process():
+    collate = pad({"tokens": -1}, 4, lengths=True)
+    assert plain(pickle.loads(pickle.dumps(collate))([Ragged()[3]])) == plain(collate([Ragged()[3]]))
+    groups = Buckets(np.arange(40) % 7 + 1, 24, block=20)
+    with Loader.from_dataset(Ragged(), groups=groups, collate_fn=collate, shuffle=True, num_workers=1) as loader:
+        batches = list(loader)
+    assert sorted(batch["tokens"][row, 0].item() for batch in batches for row in range(len(batch["tokens"]))) == list(range(40))
+    assert all(batch["tokens"].shape[1] in (4, 8) for batch in batches)
