@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock._streams.hugging_face import hf as hf
 from penstock._streams.tokens import tokens as tokens
 
-__all__ = ["tokens"]
+__all__ = ["hf", "tokens"]

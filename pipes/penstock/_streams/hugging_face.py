@@ -1,0 +1,131 @@
+"""Hugging Face datasets: those read by index as they are, and streams whose shards have known lengths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, final
+
+from torch.utils.data import _utils
+
+from penstock._streams.extras import needed
+from penstock._streams.shards import Shards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_KEEP_COUNTS: Final = {
+    "ArrowExamplesIterable",
+    "ExamplesIterable",
+    "FormattedExamplesIterable",
+    "MappedExamplesIterable",
+    "RebatchedArrowExamplesIterable",
+    "SelectColumnsIterable",
+}
+_END: Final = object()
+
+
+def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None = None, window: int = 0) -> Any:
+    """A Hugging Face dataset, for `Loader.from_dataset` and `Mix`.
+
+    A ``Dataset`` is read by index already, with its format and its transform, so it is returned as it is. An ``IterableDataset`` becomes `Shards`: shard i is
+    ``dataset.shard(dataset.num_shards, i)``, read front to back, with the samples that iterating over it gives. (Only the indices that
+    ``map(with_indices=True)`` passes count from the start of the shard.) Leave shuffling and the split over ranks to the loader.
+
+    Args:
+        dataset: A ``datasets.Dataset`` or ``datasets.IterableDataset``.
+        counts: Samples that each shard of an ``IterableDataset`` gives. Default: if it was made by ``Dataset.to_iterable_dataset``, or says how long its
+            shards are, and has been changed only by steps that keep the number of samples.
+        lanes: See `ShardOrder`.
+        window: See `ShardOrder`.
+
+    Raises:
+        ValueError: The lengths are not known; there is not one count for each shard; the stream was shuffled or split over ranks.
+        TypeError: Neither kind of dataset.
+        ImportError: datasets is not installed.
+    """
+    datasets = needed("datasets")
+    if isinstance(dataset, datasets.Dataset):
+        if counts is not None or lanes is not None or window:
+            raise ValueError("counts, lanes and window are for an IterableDataset, and this Dataset is read by index. Drop them.")
+        return dataset
+    if isinstance(dataset, dict):
+        raise TypeError(
+            f"this is a {type(dataset).__name__} of the splits {', '.join(map(repr, dataset))}. Choose one: hf(dataset[{next(iter(dataset), 'train')!r}])."
+        )
+    if not isinstance(dataset, datasets.IterableDataset):
+        raise TypeError(f"hf takes a datasets.Dataset or a datasets.IterableDataset, but a {type(dataset).__name__} came.")
+    return Shards(dataset.num_shards, _Shards(dataset), counts=_checked(dataset, counts), lanes=lanes, window=window)
+
+
+@final
+class _Shards:
+    """Opens a shard of a stream by its number."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __call__(self, shard: int, start: int = 0) -> Iterator[Any]:
+        """The samples of a shard, from sample ``start`` on."""
+        stream = self._dataset.shard(self._dataset.num_shards, shard)
+        samples = iter(stream.skip(start) if start else stream)
+        first = _first(samples)
+        if first is not _END:
+            yield first
+            yield from samples
+
+
+def _first(samples: Iterator[Any]) -> Any:
+    """The first of ``samples``, read as if this were no worker: a stream gives each of torch's workers only some of its shards, and decides that here."""
+    worker = _utils.worker
+    info, worker._worker_info = worker._worker_info, None
+    try:
+        return next(samples, _END)
+    finally:
+        worker._worker_info = info
+
+
+def _checked(dataset: Any, counts: Sequence[int] | None) -> Sequence[int]:
+    steps = list(_steps(dataset._ex_iterable))
+    if dataset._distributed is not None:
+        raise ValueError(
+            "this stream was split over ranks, by split_dataset_by_node, and the loader does that itself. Pass the stream without it."
+        )
+    if any("Shuffled" in type(step).__name__ for step in steps):
+        raise ValueError(
+            "this stream was shuffled, and a buffer of random samples cannot resume. Pass the stream without .shuffle(), and shuffle=True to the loader: "
+            "it shuffles the shards, and with window=1000 also samples within 1000 of each other."
+        )
+    if counts is None:
+        counts = _known_counts(dataset, steps)
+    if len(counts) != dataset.num_shards:
+        raise ValueError(f"{len(counts)} counts came for {dataset.num_shards} shards (dataset.num_shards). Pass one count for each.")
+    return counts
+
+
+def _steps(step: Any) -> Iterator[Any]:
+    """What makes the stream, from the last step back to its sources."""
+    yield step
+    for before in [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", ()):
+        yield from _steps(before)
+
+
+def _known_counts(dataset: Any, steps: list[Any]) -> Sequence[int]:
+    source = steps[-1]
+    unclear = next((step for step in steps if not _keeps_count(step)), None)
+    if unclear is None:
+        pieces = source.kwargs.get("shards")
+        if pieces and all(isinstance(piece, needed("datasets").Dataset) for piece in pieces):  # to_iterable_dataset
+            return list(map(len, pieces))
+        split = (dataset.info.splits or {}).get(str(dataset.split))
+        lengths: list[int] | None = getattr(split, "original_shard_lengths", None)
+        if lengths is not None and len(lengths) == dataset.num_shards:
+            return lengths
+    why = "" if unclear is None else f" after the step {type(unclear).__name__}"
+    raise ValueError(
+        f"it is not known how many samples each of the {dataset.num_shards} shards has{why}. Pass counts=, or load the dataset without streaming, which reads "
+        f"it by index. For parquet files there is penstock.formats.parquet, also with hf:// paths: it counts them by their footers."
+    )
+
+
+def _keeps_count(step: Any) -> bool:
+    """Whether a step gives one sample for each that it reads. A map over batches may give any number."""
+    return type(step).__name__ in _KEEP_COUNTS and not getattr(step, "batched", False)

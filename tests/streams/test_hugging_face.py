@@ -1,0 +1,200 @@
+"""Hugging Face: datasets read by index as they are; streams of known lengths, with the samples that iterating over them gives."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets.distributed import split_dataset_by_node
+from format_laws import assert_keeps_the_laws, assert_ranks_share_one_sequence, every_way, read
+
+import datasets
+import penstock
+from penstock import Loader, Mix
+from penstock.formats import hf
+from penstock.testing import assert_resumes_everywhere, plain
+
+N = 26
+
+
+def by_index():
+    return datasets.Dataset.from_dict(
+        {"id": list(range(N)), "text": [f"text {i}" for i in range(N)], "tokens": [[i] * (i % 4) for i in range(N)]}
+    )
+
+
+def stream(shards=5):
+    return by_index().to_iterable_dataset(num_shards=shards)
+
+
+def generated(ids):
+    for i in ids:
+        yield {"id": i, "text": f"text {i}"}
+
+
+def tenfold(row):
+    return {"ten": 10 * row["id"]}
+
+
+def upper(batch):
+    return {"id": batch["id"], "text": [text.upper() for text in batch["text"]]}
+
+
+class TestByIndex:
+    @every_way
+    def test_as_it_is(self, way):
+        data = hf(by_index())
+        expected = penstock.ShuffledOrder(N, 7).indices(0, np.arange(N)).tolist()
+        assert read(data, shuffle=True, seed=7, **way) == [[by_index()[index] for index in expected]]
+
+    @pytest.mark.parametrize(
+        "way", [{}, {"num_workers": 2, "method": "thread"}, pytest.param({"num_workers": 2}, marks=pytest.mark.slow)], ids=str
+    )
+    def test_resumes_everywhere(self, way):
+        data = hf(by_index().remove_columns(["text", "tokens"]))
+        assert_resumes_everywhere(lambda: Loader.from_dataset(data, batch_size=4, shuffle=True, seed=1, **way), steps=16)
+
+    def test_with_a_format(self):
+        data = hf(by_index().with_format("torch", columns=["id"]))
+        with Loader.from_dataset(data, batch_size=N) as loader:
+            assert torch.equal(next(iter(loader))["id"], torch.arange(N))
+        data = hf(by_index().with_format("numpy", columns=["tokens"]))
+        assert plain(read(data)) == [plain(list(data))]
+
+    def test_with_a_transform(self):
+        assert read(hf(by_index().with_transform(upper))) == [[{"id": i, "text": f"TEXT {i}"} for i in range(N)]]
+
+    def test_takes_no_arguments_of_streams(self):
+        for words in ({"counts": [N]}, {"lanes": 2}, {"window": 3}):
+            with pytest.raises(ValueError, match="are for an IterableDataset, and this Dataset is read by index. Drop them."):
+                hf(by_index(), **words)
+
+
+class TestStreams:
+    def test_the_samples_of_hugging_face(self):
+        """Seen to fail: shards numbered from the back."""
+        data = hf(stream())
+        assert len(data) == N
+        assert read(data) == [list(stream())] == [list(by_index())]
+        assert [data[index] for index in (25, 3, 3, 11)] == [by_index()[index] for index in (25, 3, 3, 11)]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda ds: ds.map(tenfold),
+            lambda ds: ds.select_columns("id"),
+            lambda ds: ds.rename_column("id", "number").remove_columns("text"),
+            lambda ds: ds.cast_column("id", datasets.Value("int16")),
+            lambda ds: ds.with_format("numpy"),
+            lambda ds: ds.with_format("torch"),
+            lambda ds: ds.map(tenfold).select_columns(["ten"]).with_format("numpy"),
+        ],
+        ids=["map", "select", "rename", "cast", "numpy", "torch", "several"],
+    )
+    def test_steps_that_keep_the_count(self, change):
+        """From the beginning of each shard, and from its middle."""
+        data, expected = hf(change(stream())), plain(list(change(stream())))
+        assert plain(read(data)) == [expected]
+        assert plain([data[index] for index in (25, 3, 14)]) == [expected[index] for index in (25, 3, 14)]
+
+    @every_way
+    def test_exact_resume(self, way):
+        """Seen to fail with processes: Hugging Face takes our worker for torch's, and gives the second one nothing."""
+        assert_keeps_the_laws(hf(stream(), lanes=2), way)
+
+    @pytest.mark.slow
+    def test_exact_resume_with_a_window(self):
+        assert_keeps_the_laws(hf(stream(), lanes=2, window=4), {"num_workers": 2, "method": "thread"})
+
+    def test_ranks_share_one_sequence(self):
+        assert_ranks_share_one_sequence(hf(stream(), lanes=3))
+
+    def test_a_mix_with_one_read_by_index(self):
+        mix = Mix({"a": hf(stream()), "b": hf(by_index())}, {"a": 1, "b": 1}, epoch_size=2 * N, tag="of")
+        (epoch,) = read(mix, shuffle=True)
+        assert sorted((row["of"], row["id"]) for row in epoch) == sorted(itertools.product("ab", range(N)))
+
+    def test_shards_made_by_a_generator(self):
+        ds = datasets.IterableDataset.from_generator(generated, gen_kwargs={"ids": list(range(7))})
+        assert ds.num_shards == 7
+        assert read(hf(ds, counts=[1] * 7)) == [list(ds)]
+
+    def test_parquet_files_with_counts(self, tmp_path):
+        for number in range(3):
+            pq.write_table(pa.table({"id": range(10 * number, 10 * number + 4 + number)}), tmp_path / f"{number}.parquet", row_group_size=3)
+        ds = datasets.load_dataset(
+            "parquet", data_files=str(tmp_path / "*.parquet"), split="train", streaming=True, cache_dir=str(tmp_path / "cache")
+        )
+        assert read(hf(ds, counts=[4, 5, 6])) == [list(ds)]
+        with pytest.raises(ValueError, match=r"it is not known how many samples each of the 3 shards has\. Pass counts="):
+            hf(ds)
+
+    def test_lengths_that_the_dataset_says(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(datasets.config, "SAVE_ORIGINAL_SHARD_LENGTHS", True)
+        for number in range(3):
+            (tmp_path / f"{number}.jsonl").write_text("".join(f'{{"id": {10 * number + k}}}\n' for k in range(2 + number)))
+        builder = datasets.load_dataset_builder("json", data_files=str(tmp_path / "*.jsonl"), cache_dir=str(tmp_path / "cache"))
+        builder.download_and_prepare()
+        ds = builder.as_streaming_dataset("train")
+        assert read(hf(ds)) == [[{"id": i} for i in (0, 1, 10, 11, 12, 20, 21, 22, 23)]]
+
+    def test_a_filter_whose_results_were_counted(self):
+        ds = stream().filter(lambda row: row["id"] % 2 == 0)
+        counts = [len(list(ds.shard(5, shard))) for shard in range(5)]
+        assert read(hf(ds, counts)) == [list(ds)]
+
+
+class TestWhatIsRefused:
+    @pytest.mark.parametrize(
+        ("change", "step"),
+        [
+            (lambda ds: ds.filter(bool), "FilteredExamplesIterable"),
+            (lambda ds: ds.filter(bool).select_columns("id"), "FilteredExamplesIterable"),
+            (lambda ds: ds.map(upper, batched=True), "MappedExamplesIterable"),
+            (lambda ds: ds.take(3), "TakeExamplesIterable"),
+            (lambda ds: ds.skip(3), "SkipExamplesIterable"),
+            (lambda ds: ds.repeat(2), "RepeatExamplesIterable"),
+            (lambda ds: datasets.concatenate_datasets([ds, ds]), "VerticallyConcatenatedMultiSourcesExamplesIterable"),
+            (lambda ds: datasets.interleave_datasets([ds, ds]), "CyclingMultiSourcesExamplesIterable"),
+        ],
+    )
+    def test_steps_that_may_change_the_count(self, change, step):
+        with pytest.raises(ValueError, match=f"it is not known how many samples each of the .* shards has after the step {step}"):
+            hf(change(stream()))
+
+    def test_counts_that_are_wrong(self):
+        """The check of the count tells when the shard ends."""
+        ds = stream().filter(lambda row: row["id"] != 7)
+        counts = [len(list(stream().shard(5, shard))) for shard in range(5)]
+        with pytest.raises(ValueError, match="should have 5 records, and it ended after 4"):
+            read(hf(ds, counts))
+
+    def test_a_shuffled_stream(self):
+        with pytest.raises(
+            ValueError, match=r"this stream was shuffled.* Pass the stream without \.shuffle\(\), and shuffle=True to the loader"
+        ):
+            hf(stream().shuffle(seed=1).map(tenfold))
+        with pytest.raises(ValueError, match="this stream was shuffled"):
+            hf(datasets.concatenate_datasets([stream(), stream().shuffle(seed=1)]), [3] * 10)
+
+    def test_a_stream_split_over_ranks(self):
+        with pytest.raises(ValueError, match="split over ranks, by split_dataset_by_node, and the loader does that itself"):
+            hf(split_dataset_by_node(stream(4), rank=0, world_size=2))
+
+    @pytest.mark.parametrize("counts", [[1, 2], [], [1] * 6])
+    def test_another_number_of_counts(self, counts):
+        with pytest.raises(ValueError, match=rf"{len(counts)} counts came for 5 shards"):
+            hf(stream(), counts)
+
+    def test_a_dict_of_splits(self):
+        with pytest.raises(TypeError, match=r"a DatasetDict of the splits 'train'\. Choose one: hf\(dataset\['train'\]\)"):
+            hf(datasets.DatasetDict(train=by_index()))
+
+    @pytest.mark.parametrize("what", ["fineweb", None, [1, 2], np.arange(3)], ids=str)
+    def test_anything_else(self, what):
+        with pytest.raises(TypeError, match="hf takes a datasets.Dataset or a datasets.IterableDataset, but a "):
+            hf(what)
