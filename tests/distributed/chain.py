@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import sys
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from penstock import Loader, Mix
+import penstock
+from penstock import Loader, Mix, Packs
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
@@ -23,14 +27,36 @@ if TYPE_CHECKING:
 
 GLOBAL_BATCH = 12
 STAGES = [(0, {"a": 0.7, "b": 0.2, "c": 0.1}), (90, {"b": 0.5, "c": 0.5}), (150, {"a": 1})]
+LENGTHS = np.random.default_rng(1).lognormal(2, 0.8, 400).astype(np.int64) + 1
+
+
+class Documents:
+    """Tokens of known numbers, drawn at random for each document and epoch."""
+
+    def __len__(self) -> int:
+        return len(LENGTHS)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return penstock.sample().rng.integers(1000, size=LENGTHS[index])
+
+
+def checksums(packs: list[dict[str, np.ndarray]]) -> torch.Tensor:
+    """One number for all that is in a pack."""
+    return torch.tensor([zlib.crc32(b"".join(field.tobytes() for field in pack.values())) for pack in packs])
+
+
 DATA = {  # an epoch of each has 5 batches, and 2 samples that are left over
     "tagged": lambda: Tagged(62),
     "mix": lambda: Mix({"a": range(40), "b": range(1000, 1900), "c": range(2000, 2007)}, STAGES, epoch_size=62),
+    "packs": Documents,
 }
+OPTIONS: dict[str, dict[str, Any]] = {"packs": {"groups": Packs(LENGTHS, 64, block=64), "collate_fn": checksums}}
 
 
 def new_loader(data: str, world_size: int = 1, **options: Any) -> Loader[Any]:
-    return Loader.from_dataset(DATA[data](), batch_size=GLOBAL_BATCH // world_size, shuffle=True, seed=5, drop_last=True, **options)
+    return Loader.from_dataset(
+        DATA[data](), batch_size=GLOBAL_BATCH // world_size, shuffle=True, seed=5, drop_last=True, **OPTIONS.get(data, {}), **options
+    )
 
 
 def endless(loader: Loader[Any]) -> Iterator[list[int]]:

@@ -28,7 +28,7 @@ def test_the_laws_hold_on(world_size: int, tmp_path: Path) -> None:
     assert len(good) == {1: 15, 2: 19, 3: 19, 4: 20}[world_size]
 
 
-@pytest.mark.parametrize("data", ["tagged", "mix"])
+@pytest.mark.parametrize("data", ["tagged", "mix", "packs"])
 def test_a_chain_of_world_sizes_goes_on_with_the_same_sequence(data: str, tmp_path: Path) -> None:
     """1 -> 2 -> 4 -> 3 -> 1 ranks over three ends of an epoch, through torch.distributed.checkpoint.
 

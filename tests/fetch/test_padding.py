@@ -15,7 +15,7 @@ from penstock.testing import plain
 
 
 def test_pads_to_the_longest_rounded_up():
-    """Seen red with a length that is rounded up before the maximum is taken, and with one that is one step too long."""
+    """Seen red with a length that is one step too long."""
     samples = [torch.tensor([1, 2, 3]), torch.tensor([4]), torch.tensor([], dtype=torch.int64)]
     assert pad()(samples).tolist() == [[1, 2, 3], [4, 0, 0], [0, 0, 0]]
     assert pad(-1, 4)(samples).tolist() == [[1, 2, 3, -1], [4, -1, -1, -1], [-1] * 4]

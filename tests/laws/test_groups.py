@@ -1,0 +1,162 @@
+"""The laws for packs and buckets, through the whole graph: resume at every step, every document once, one sequence for any ranks, a small state."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock import Buckets, Loader, Mix, Packs
+from penstock.collate import pad
+from penstock.testing import assert_resumes_everywhere, plain
+
+N = 60
+LENGTHS = np.random.default_rng(4).lognormal(2, 0.8, N).astype(np.int64) + 1
+CAPACITY, BUDGET = 40, 80
+
+
+class Documents:
+    """The tokens of document i in epoch e are ``10_000 * e + 100 * i`` and on, and each has a random number beside it."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        sample, places = penstock.sample(), np.arange(LENGTHS[index])
+        return {"tokens": 10_000 * sample.epoch + 100 * index + places, "drawn": sample.rng.integers(1000, size=len(places))}
+
+
+def mixed():
+    return Mix({"a": Documents(), "b": Documents()}, {"a": 1, "b": 2}, epoch_size=50)
+
+
+def noisy(document):
+    """A transform that draws, too."""
+    return {**document, "noise": penstock.sample().rng.integers(1000, size=len(document["tokens"]))}
+
+
+GROUPS = {
+    "packs": lambda: {"groups": Packs(LENGTHS, CAPACITY, block=16), "batch_size": 6},
+    "packs, transformed": lambda: {"groups": Packs(LENGTHS, CAPACITY, block=16), "batch_size": 6, "transform": noisy},
+    "packs of a mix": lambda: {"dataset": mixed(), "groups": Packs([*LENGTHS, *LENGTHS], CAPACITY, block=16), "batch_size": 6},
+    "packs, counted": lambda: {"groups": Packs(LENGTHS, CAPACITY, block=16, count=True), "batch_size": 6},
+    "buckets": lambda: {"groups": Buckets(LENGTHS, BUDGET, block=32, alike=2), "collate_fn": pad(-1)},
+    "buckets, counted": lambda: {"groups": Buckets(LENGTHS, BUDGET, block=32, alike=2, count=True), "collate_fn": pad(-1)},
+}
+groups = pytest.mark.parametrize("kind", GROUPS)
+
+
+def loader(kind, **words):
+    return Loader.from_dataset(**{"dataset": Documents(), "shuffle": True, "seed": 5, **GROUPS[kind](), **words})
+
+
+@pytest.mark.parametrize("workers", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
+@groups
+def test_each_resumes_everywhere(kind, workers):
+    options = {} if workers == "inline" else {"num_workers": 2, "method": workers}
+    assert_resumes_everywhere(lambda: loader(kind, **options), steps=9 if "packs" in kind else 30)
+
+
+@pytest.mark.parametrize("tail", ["drop", "exact"])
+@pytest.mark.parametrize("rank", [0, 2])
+@groups
+def test_each_resumes_everywhere_on_a_rank(kind, rank, tail):
+    words = {"batch_size": 2} if "packs" in kind else {}
+    assert_resumes_everywhere(lambda: loader(kind, rank=rank, world_size=3, tail=tail, **words), steps=13)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@groups
+def test_every_document_comes_once_in_an_epoch_on_any_number_of_ranks(kind, world_size):
+    if "mix" in kind:
+        pytest.skip("a mix repeats documents")
+    for epoch in range(2):
+        seen = []
+        for rank in range(world_size):
+            with loader(kind, rank=rank, world_size=world_size, tail="exact") as one:
+                one.set_epoch(epoch)
+                for batch in one:
+                    rows = batch["segment_ids"] > 0 if "packs" in kind else batch["tokens"] >= 0
+                    seen += batch["tokens"][rows].tolist()
+        assert sorted(seen) == [10_000 * epoch + 100 * index + place for index in range(N) for place in range(LENGTHS[index])]
+
+
+def endless(one):
+    while True:
+        for batch in one:
+            yield [{name: plain(field)[1][row] for name, field in batch.items()} for row in range(len(batch["tokens"]))]
+
+
+def links_of(kind, links):
+    """The global sequence of a chain of (ranks, batch size, steps), each going on from a state that one of the ranks before has saved."""
+    state, sequence = None, []
+    for k, (world_size, batch_size, steps) in enumerate(links):
+        words = {"batch_size": batch_size, "drop_last": True} if "packs" in kind else {}
+        ranks = [loader(kind, rank=rank, world_size=world_size, **words) for rank in range(world_size)]
+        for one in ranks:
+            if state is not None:
+                one.load_state_dict(state)
+        streams = [endless(one) for one in ranks]
+        for _ in range(steps):
+            hands = [next(stream) for stream in streams]
+            sequence += [pack for row in zip(*hands, strict=True) for pack in row] if "packs" in kind else hands
+            states = [one.state_dict() for one in ranks]
+            assert states == [states[0]] * world_size
+        state = states[k % world_size]
+        for one in ranks:
+            one.close()
+    return sequence
+
+
+@pytest.mark.parametrize("kind", ["packs", "packs, transformed", "packs of a mix", "packs, counted"])
+def test_packs_go_on_with_one_sequence_on_other_numbers_of_ranks(kind):
+    """Global batches of 12: tokens, borders and random numbers, in order, over ends of epochs."""
+    with loader(kind, batch_size=12, drop_last=True) as alone:
+        expected = list(islice((pack for batch in endless(alone) for pack in batch), 12 * 5))
+    assert links_of(kind, [(4, 3, 1), (3, 4, 2), (1, 12, 1), (2, 6, 1)]) == expected
+
+
+@pytest.mark.parametrize("kind", ["buckets", "buckets, counted"])
+def test_buckets_go_on_with_one_sequence_on_other_numbers_of_ranks(kind):
+    """Within an epoch: at its end each number of ranks drops another rest."""
+    with loader(kind) as alone:
+        expected = list(islice(endless(alone), 10))
+    assert links_of(kind, [(1, 0, 1), (4, 0, 1), (3, 0, 1), (2, 0, 1)]) == expected
+
+
+@groups
+def test_each_has_a_small_state(kind):
+    with loader(kind) as one:
+        next(iter(one))
+        state = one.state_dict()["penstock"]
+        assert json.loads(state)["state"]["source"].keys() == {"epoch", "block", "taken", "position"}
+        assert len(state) < 450
+
+
+def test_a_state_of_other_lengths_is_refused():
+    with loader("packs") as one:
+        next(iter(one))
+        state = one.state_dict()
+    with (
+        loader("packs", groups=Packs(LENGTHS + (np.arange(N) == 3), CAPACITY, block=16)) as other,
+        pytest.raises(penstock.StateMismatch, match="lengths was '[0-9a-f]*' and is '[0-9a-f]*'"),
+    ):
+        other.load_state_dict(state)
+
+
+FROZEN = {
+    "packs": [(15800, 15805), (11500, 11539), (10000, 15203), (11400, 15908), (12300, 15722)],
+    "buckets": [(13300, 13316), (15700, 15722)],
+}
+
+
+@pytest.mark.parametrize("kind", FROZEN)
+def test_what_each_loads_is_frozen(kind):
+    """A release that changes one of these changes every user's runs: never edit them. The last batch of epoch 1: the first and last token of each row."""
+    with loader(kind) as one:
+        one.set_epoch(1)
+        *_, batch = one
+        assert [(row[0], max(row)) for row in batch["tokens"].tolist()] == FROZEN[kind]
