@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from penstock._streams.hugging_face import hf as hf
+from penstock._streams.jsonl import jsonl as jsonl
+from penstock._streams.tar import tar as tar
 from penstock._streams.tokens import tokens as tokens
 
-__all__ = ["hf", "tokens"]
+__all__ = ["hf", "jsonl", "tar", "tokens"]

@@ -1,0 +1,282 @@
+"""Paths and files, here and elsewhere: lists of them, their bytes, and what tells that a file has changed."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import io
+import itertools
+import os
+import re
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast, final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+class Stamp(NamedTuple):
+    """What tells one version of a file from another: the size in bytes, and the time of the last change, 0 where nobody knows it."""
+
+    size: int
+    mtime_ns: int
+
+    def fits(self, other: Stamp) -> bool:
+        """Whether both may be of the same version."""
+        return self.size == other.size and (self.mtime_ns == other.mtime_ns or not self.mtime_ns or not other.mtime_ns)
+
+
+def extra(module: str, why: str) -> Any:
+    """An optional package.
+
+    Raises:
+        ImportError: It is not installed; the message says ``why`` it is needed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        raise ImportError(f"{why} needs the package {module.partition('.')[0]}: pip install 'penstock[formats]'", name=module) from exc
+
+
+def expanded(paths: Paths) -> list[str]:
+    """A list of paths from a path, a pattern, or many of either.
+
+    Braces are expanded as a shell does: ``{00000..01242}`` to numbers of as many digits, ``{a,b}`` to either. Then ``*``, ``?``, ``[…]`` and ``**``
+    stand for the files that there are, sorted. Paths with ``://`` are left to fsspec.
+
+    Raises:
+        FileNotFoundError: No file fits a pattern.
+        TypeError: What came is no path.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    found = []
+    for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(
+                f"{path!r:.80} is no path. Pass a path, a pattern such as 'data/{{000..127}}.tar' or 'data/*.tar', or a list of them."
+            )
+        text = os.fspath(path)
+        if "://" not in text and os.path.exists(text):
+            found.append(text)
+            continue
+        for one in braces_expanded(text):
+            found += _globbed(one) if re.search(r"[*?[]", one) else [one]
+    return found
+
+
+def braces_expanded(pattern: str) -> Iterator[str]:
+    """The texts that a pattern with braces stands for; braces without a comma or two dots in them are left alone."""
+    depth, begin = 0, 0
+    for at, letter in enumerate(pattern):
+        if letter == "{":
+            begin, depth = (at if depth == 0 else begin), depth + 1
+        elif letter == "}" and depth:
+            depth -= 1
+            if depth == 0 and (choices := _choices(pattern[begin + 1 : at])) is not None:
+                heads, tails = pattern[:begin], list(braces_expanded(pattern[at + 1 :]))
+                yield from (heads + choice + tail for choice, tail in itertools.product(choices, tails))
+                return
+    yield pattern
+
+
+def is_remote(path: str) -> bool:
+    """Whether fsspec opens it."""
+    return "://" in path
+
+
+def opened(path: str) -> BinaryIO:
+    """The bytes of a file."""
+    if is_remote(path):
+        return cast("BinaryIO", extra("fsspec", f"{path!r}").open(path, "rb").open())
+    return open(path, "rb")
+
+
+def decompressed(path: str) -> BinaryIO:
+    """The bytes of a file, decompressed if its name ends in .gz, .zst, .xz or .bz2; those can only be read forward.
+
+    Raises:
+        EOFError: On reading: the compressed data ends too early.
+    """
+    suffix = compression(path)
+    if not suffix:
+        return opened(path)
+    file = opened(path)
+    if suffix == ".zst":
+        return io.BufferedReader(_Zstd(file, path), 2**18)
+    module = importlib.import_module({".gz": "gzip", ".xz": "lzma", ".bz2": "bz2"}[suffix])
+    return io.BufferedReader(_Unpacked(module.open(file, "rb"), file), 2**18)
+
+
+def compression(path: str) -> str:
+    """The suffix of a compressed file, or an empty text."""
+    suffix = os.path.splitext(path)[1].lower()
+    return {".tgz": ".gz"}.get(suffix, suffix if suffix in (".gz", ".zst", ".xz", ".bz2") else "")
+
+
+def stamp(path: str) -> Stamp:
+    """The stamp of a file.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    if is_remote(path):
+        filesystem, inside = extra("fsspec.core", f"{path!r}").url_to_fs(path)
+        return Stamp(int(filesystem.size(inside)), 0)
+    status = os.stat(path)
+    return Stamp(status.st_size, status.st_mtime_ns)
+
+
+@final
+class FileRanges:
+    """Reads any range of a file.
+
+    Args:
+        path: The file.
+        expected: The stamp that it must have.
+
+    Raises:
+        ValueError: The file has changed since it was indexed.
+    """
+
+    def __init__(self, path: str, expected: Stamp) -> None:
+        self._path = path
+        self._file = open(path, "rb", buffering=0) if not is_remote(path) else opened(path)  # noqa: SIM115
+        try:
+            if is_remote(path):
+                now = stamp(path)
+            else:
+                status = os.fstat(self._file.fileno())
+                now = Stamp(status.st_size, status.st_mtime_ns)
+            check_unchanged(path, expected, now)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes from ``begin`` up to ``end``.
+
+        Raises:
+            ValueError: The file has become shorter than that.
+        """
+        if is_remote(self._path):
+            self._file.seek(begin)
+            data = self._file.read(end - begin)
+        else:
+            data = os.pread(self._file.fileno(), end - begin, begin)
+            while 0 < len(data) < end - begin and (more := os.pread(self._file.fileno(), end - begin - len(data), begin + len(data))):
+                data += more  # one call reads at most 2 GiB
+        if len(data) < end - begin:
+            raise ValueError(
+                f"{self._path} ends before byte {end}, so it was cut short while it was read. If that is how it should be, {REINDEX}."
+            )
+        return data
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+
+REINDEX = "index it again: python -m penstock index"
+
+
+def check_unchanged(path: str, then: Stamp, now: Stamp) -> None:
+    """Raise unless a file is the one that was indexed.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not then.fits(now):
+        what = f"had {then.size} bytes, and has {now.size}" if then.size != now.size else "was written to"
+        raise ValueError(f"{path} has changed since it was indexed: it {what}. If that is how it should be, {REINDEX} {path}")
+
+
+class _Unpacked(io.RawIOBase):
+    """A decompressing stream that closes the file under it, too."""
+
+    def __init__(self, stream: Any, file: BinaryIO) -> None:
+        self._stream = stream
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return int(self._stream.readinto(buffer))
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+            self._file.close()
+        super().close()
+
+
+class _Zstd(io.RawIOBase):
+    """Decompresses all frames of a file. The package's own stream takes a file that is cut short for a complete one."""
+
+    def __init__(self, file: BinaryIO, path: str) -> None:
+        self._decompressor = extra("zstandard", f"{path!r}").ZstdDecompressor()
+        self._file = file
+        self._path = path
+        self._frame: Any = None
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            data = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
+            data = data or self._file.read(2**17)
+            if not data:
+                if self._frame is not None and not self._frame.eof:
+                    raise EOFError(f"{self._path} ends in the middle of its compressed data, so it was cut short.")
+                return 0
+            if self._frame is None or self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            self._left = memoryview(self._frame.decompress(data))
+        view = memoryview(buffer).cast("B")
+        n = min(len(view), len(self._left))
+        view[:n] = self._left[:n]
+        self._left = self._left[n:]
+        return n
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+def _globbed(pattern: str) -> list[str]:
+    if is_remote(pattern):
+        filesystem, inside = extra("fsspec.core", f"{pattern!r}").url_to_fs(pattern)
+        protocol = pattern.partition("://")[0]
+        found = [f"{protocol}://{filesystem._strip_protocol(path).lstrip('/')}" for path in sorted(filesystem.glob(inside))]
+    else:
+        found = sorted(glob.glob(pattern, recursive=True))
+    if not found:
+        raise FileNotFoundError(f"no file fits {pattern!r}, looked for from {os.getcwd()!r}.")
+    return found
+
+
+def _choices(inside: str) -> list[str] | None:
+    """What a pair of braces stands for, or None."""
+    if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?", inside):
+        first, last, step = int(span[1]), int(span[2]), abs(int(span[3] or 1)) or 1
+        padded = any(re.match(r"-?0\d", end) for end in (span[1], span[2]))
+        digits = max(len(span[1]), len(span[2])) if padded else 0
+        numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+        return [f"{number:0{digits}d}" for number in numbers]
+    if span := re.fullmatch(r"([a-zA-Z])\.\.([a-zA-Z])", inside):
+        first, last = ord(span[1]), ord(span[2])
+        return [chr(letter) for letter in (range(first, last + 1) if first <= last else range(first, last - 1, -1))]
+    parts, depth, begin = [], 0, 0
+    for at, letter in enumerate(inside):
+        depth += (letter == "{") - (letter == "}")
+        if letter == "," and not depth:
+            parts.append(inside[begin:at])
+            begin = at + 1
+    if not parts:
+        return None
+    return [choice for part in [*parts, inside[begin:]] for choice in braces_expanded(part)]

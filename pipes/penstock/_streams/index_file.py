@@ -1,0 +1,130 @@
+"""The index of a file: where each of its records begins, and of which version of the file that is true.
+
+A line of JSON, and then the offsets as 64-bit integers, little-endian. It is written beside the file, as ``<file>.index``, or into a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import zlib
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from penstock._streams.files import REINDEX, Stamp, opened
+
+FORMAT: Final = 1
+SUFFIX: Final = ".index"
+LONGEST_HEADER: Final = 1000
+
+
+class Header(NamedTuple):
+    """What an index says of itself.
+
+    Attributes:
+        kind: What the file was read as: ``"jsonl"`` or ``"tar"``.
+        records: How many records it has.
+        stamp: The version of the file.
+        checksum: CRC-32 (ISO 3309) of the offsets.
+        begin: Where the offsets begin in the index.
+    """
+
+    kind: str
+    records: int
+    stamp: Stamp
+    checksum: int
+    begin: int
+
+
+def place_of(path: str, folder: str | os.PathLike[str] | None) -> str:
+    """The path of the index of the file ``path``."""
+    return path + SUFFIX if folder is None else os.path.join(os.fspath(folder), os.path.basename(path) + SUFFIX)
+
+
+def places_of(paths: list[str], folder: str | os.PathLike[str] | None) -> list[str]:
+    """The paths of the indices of many files.
+
+    Raises:
+        ValueError: Two of them would be the same.
+    """
+    places = [place_of(path, folder) for path in paths]
+    owner: dict[str, str] = {}
+    for path, place in zip(paths, places, strict=True):
+        if owner.setdefault(place, path) != path:
+            raise ValueError(
+                f"{owner[place]} and {path} have the same name, so one folder cannot hold the index of both. Use a folder for each."
+            )
+    return places
+
+
+def write_index(place: str, kind: str, stamp: Stamp, offsets: np.ndarray) -> None:
+    """Write an index, completely or not at all.
+
+    Args:
+        place: Where to.
+        kind: See `Header`.
+        stamp: That of the file, from before it was read.
+        offsets: int64, shape ``(records + 1,)``: where each record begins, and where the last one ends.
+    """
+    data = offsets.astype("<i8").tobytes()
+    header = {"penstock index": FORMAT, "kind": kind, "records": len(offsets) - 1, "size": stamp.size, "mtime_ns": stamp.mtime_ns}
+    header["checksum"] = zlib.crc32(data)
+    os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
+    temporary = f"{place}.{secrets.token_hex(4)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(json.dumps(header).encode() + b"\n" + data)
+        os.replace(temporary, place)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def read_header(place: str) -> Header:
+    """What the index at ``place`` says.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is damaged, or not one of ours.
+    """
+    with opened(place) as file:
+        return _header(place, file.read(LONGEST_HEADER))
+
+
+def read_offsets(place: str, header: Header) -> np.ndarray:
+    """The offsets of the index at ``place``: int64, shape ``(records + 1,)``.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    with opened(place) as file:
+        file.seek(header.begin)
+        data = file.read()
+    if len(data) != 8 * (header.records + 1) or zlib.crc32(data) != header.checksum:
+        raise _damaged(place, "its offsets are not those that were written")
+    return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+
+
+def _header(place: str, begin: bytes) -> Header:
+    line, newline, _ = begin.partition(b"\n")
+    try:
+        said: Any = json.loads(line) if newline else None
+        if said["penstock index"] != FORMAT:
+            raise ValueError(
+                f"{place} is an index of format {said['penstock index']}, and this version of penstock reads {FORMAT}: {REINDEX}"
+            )
+        numbers = [said[name] for name in ("records", "size", "mtime_ns", "checksum")]
+        if not all(type(number) is int and number >= 0 for number in numbers) or said["kind"] not in ("jsonl", "tar"):
+            raise KeyError
+    except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError):
+        raise _damaged(place, "it does not begin as an index does") from None
+    records, size, mtime_ns, checksum = numbers
+    return Header(said["kind"], records, Stamp(size, mtime_ns), checksum, len(line) + 1)
+
+
+def _damaged(place: str, why: str) -> ValueError:
+    return ValueError(f"{place} is damaged, or no index: {why}. Delete it, and {REINDEX}")

@@ -1,0 +1,163 @@
+"""Write the indices of many files, in parallel: what ``python -m penstock index`` does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+
+from penstock._streams.files import check_unchanged, compression, decompressed, expanded, is_remote, stamp
+from penstock._streams.index_file import SUFFIX, places_of, read_header, read_offsets, write_index
+from penstock._streams.jsonl import line_offsets
+from penstock._streams.tar import sample_offsets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+KINDS: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".tar": "tar", ".tgz": "tar"}
+NEED_NONE: Final = (".parquet", ".arrow", ".feather")
+WORTH_A_WORKER: Final = 2**28
+"""Bytes. A process takes some seconds to start, because it imports torch."""
+
+
+class Outcome(NamedTuple):
+    """What came of one file.
+
+    Attributes:
+        path: The file's.
+        records: How many it has; None if that could not be found out.
+        is_new: Whether an index was written.
+        error: Why not, or an empty text.
+    """
+
+    path: str
+    records: int | None = None
+    is_new: bool = False
+    error: str = ""
+
+
+def index_files(paths: Iterable[str], folder: str | None, workers: int | None, out: TextIO, err: TextIO) -> int:
+    """Index files, except those whose index is up to date.
+
+    Args:
+        paths: Paths or patterns; see `expanded`. Indices and folders among them are left out.
+        folder: Where to write the indices; None: beside the files.
+        workers: How many processes; None: as many as are worth it.
+        out: Where to say what was done, in one line.
+        err: Where to say what is wrong, in a line for each file; and how far it is, if this is a terminal.
+
+    Returns:
+        The exit code: 0 if every file has its index now, 1 if one has not, 2 if it is not clear which files are meant.
+    """
+    try:
+        files = [path for path in expanded(paths) if not path.endswith((SUFFIX, ".tmp")) and not os.path.isdir(path)]
+        places = dict(zip(files, places_of(files, folder), strict=True))
+    except (OSError, ValueError) as exc:
+        print(f"penstock index: {exc}", file=err)
+        return 2
+    need_none = [path for path in places if path.lower().endswith(NEED_NONE)]
+    todo = {path: place for path, place in places.items() if path not in need_none}
+    outcomes: list[Outcome] = []
+    for outcome in _outcomes(todo, workers):
+        outcomes.append(outcome)
+        if err.isatty():
+            print(
+                f"\r{len(outcomes)}/{len(todo)} files",
+                end="\x1b[K\r" if outcome.error or len(outcomes) == len(todo) else "",
+                file=err,
+                flush=True,
+            )
+        if outcome.error:
+            print(f"penstock index: {outcome.path}: {outcome.error}", file=err)
+    print(_summary(outcomes, len(need_none)), file=out)
+    return 1 if any(outcome.error for outcome in outcomes) else 0
+
+
+def index_file(path: str, place: str) -> Outcome:
+    """Write the index of one file to ``place``, unless it is there and up to date."""
+    try:
+        kind = kind_of(path)
+        if is_remote(place):
+            raise ValueError("an index cannot be written beside it. Say --index FOLDER.")
+        now = stamp(path)
+        try:
+            header = read_header(place)
+            if header.kind == kind and header.stamp == now:
+                read_offsets(place, header)
+                return Outcome(path, header.records)
+        except (FileNotFoundError, ValueError):
+            pass  # none, or one that is damaged
+        with decompressed(path) as file:
+            offsets = line_offsets(file) if kind == "jsonl" else sample_offsets(file, path)
+        check_unchanged(path, now, stamp(path))
+        write_index(place, kind, now, offsets)
+        return Outcome(path, len(offsets) - 1, is_new=True)
+    except (OSError, EOFError, ValueError, ImportError) as exc:
+        return Outcome(path, error=str(exc))
+
+
+def kind_of(path: str) -> str:
+    """How a file is read, by the end of its name.
+
+    Raises:
+        ValueError: Nobody knows.
+    """
+    name = path.lower()
+    if name.endswith(tuple(KINDS)):
+        return KINDS[os.path.splitext(name)[1]]
+    if (inner := compression(name)) and name.removesuffix(inner).endswith(tuple(KINDS)):
+        return KINDS[os.path.splitext(name.removesuffix(inner))[1]]
+    raise ValueError(f"the name must end in one of {', '.join(KINDS)}, or in one of them and .gz, .zst, .xz or .bz2.")
+
+
+def _outcomes(todo: dict[str, str], workers: int | None) -> Iterator[Outcome]:
+    sizes = {path: _size(path) for path in todo}
+    if workers is None:
+        workers = min(os.cpu_count() or 1, 1 + sum(sizes.values()) // WORTH_A_WORKER)
+    if min(workers, len(todo)) <= 1:
+        for path, place in todo.items():
+            yield index_file(path, place)
+        return
+    context = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
+    if context.get_start_method() == "forkserver":
+        context.set_forkserver_preload([__name__])  # torch is imported once, and not in each process
+    with ProcessPoolExecutor(min(workers, len(todo)), context) as pool:
+        largest_first = sorted(todo, key=lambda path: -sizes[path])
+        waiting = {pool.submit(index_file, path, todo[path]): path for path in largest_first}
+        try:
+            for future in as_completed(waiting):
+                try:
+                    yield future.result()
+                except BrokenProcessPool:
+                    yield Outcome(waiting[future], error="a process was killed, perhaps for lack of memory. Use fewer: --workers 1")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()  # one may be waiting for a disk that is gone, and the pool would wait for it
+            raise
+
+
+def _summary(outcomes: list[Outcome], need_none: int) -> str:
+    new = [outcome.records or 0 for outcome in outcomes if outcome.is_new]
+    old = [outcome.records or 0 for outcome in outcomes if not outcome.is_new and not outcome.error]
+    said = [f"indexed {_files(len(new))} ({sum(new):,} records)"]
+    if old:
+        said.append(f"{_files(len(old))} up to date ({sum(old):,} records)")
+    if need_none:
+        said.append(f"{_files(need_none)} of Parquet or Arrow, which need no index")
+    if errors := sum(bool(outcome.error) for outcome in outcomes):
+        said.append(f"{_files(errors)} failed")
+    return "; ".join(said)
+
+
+def _files(n: int) -> str:
+    return "1 file" if n == 1 else f"{n:,} files"
+
+
+def _size(path: str) -> int:
+    try:
+        return stamp(path).size
+    except OSError:
+        return 0

@@ -1,0 +1,103 @@
+"""JSON lines: a file with one record in each line."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from penstock._streams.files import decompressed
+from penstock._streams.known_files import Format, known_files, none_beside
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from penstock._streams.files import Paths
+    from penstock._streams.shards import Shards
+
+CHUNK = 2**22
+
+
+def jsonl(
+    paths: Paths,
+    *,
+    index: str | os.PathLike[str] | None = None,
+    counts: npt.ArrayLike | None = None,
+    lanes: int | None = None,
+    window: int = 0,
+) -> Shards:
+    """The records of files of JSON lines, as ``json.loads`` returns them. Blank lines are left out.
+
+    Files with an index (``python -m penstock index``) are read by position; compressed ones (.gz, .zst, .xz, .bz2) are read forward, and so is every file
+    if ``counts`` are given.
+
+    Args:
+        paths: A path, a pattern such as ``"data/*.jsonl"`` or ``"data/{000..127}.jsonl"``, or a list of them; with ``://``, fsspec reads them.
+        index: The folder of the indices. Default: each index lies beside its file.
+        counts: How many records each file has, to read them without an index.
+        lanes: See `penstock.Shards`.
+        window: See `penstock.Shards`.
+
+    Raises:
+        ValueError: A file has no index and no counts. On reading: a line is not JSON, or a file has changed since it was indexed.
+        FileNotFoundError: A file does not exist, or has no index while others have one.
+    """
+    return known_files(JSONL, paths, index, counts, lanes, window)
+
+
+def line_offsets(file: BinaryIO) -> np.ndarray:
+    """Where each line of a file begins that is not blank, and where the file ends: int64, shape ``(lines + 1,)``."""
+    found: list[np.ndarray] = []
+    at, unfinished = 0, b""
+    while chunk := file.read(CHUNK):
+        data = unfinished + chunk
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+        if not len(ends):
+            unfinished = data
+            continue
+        found.append(at + _begins(data, ends))
+        at += int(ends[-1]) + 1
+        unfinished = data[int(ends[-1]) + 1 :]
+    if unfinished.strip():
+        found.append(np.array([at]))
+    offsets: np.ndarray = np.concatenate([*found, np.array([at + len(unfinished)])])
+    return offsets
+
+
+def _begins(data: bytes, ends: np.ndarray) -> np.ndarray:
+    begins = np.concatenate([[0], ends[:-1] + 1])
+    blank = np.frombuffer(data, np.uint8)[begins] <= ord(" ")
+    for line in np.flatnonzero(blank).tolist():
+        blank[line] = not data[begins[line] : ends[line]].strip()
+    kept: np.ndarray = begins[~blank]
+    return kept
+
+
+def _forward(path: str) -> Iterator[Any]:
+    with decompressed(path) as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _loaded(line, path, number)
+
+
+def _parse(data: bytes, path: str, begin: int) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        with decompressed(path) as file:
+            before = sum(file.read(min(CHUNK, begin - at)).count(b"\n") for at in range(0, begin, CHUNK))
+        return _loaded(data, path, before + 1)
+
+
+def _loaded(line: bytes, path: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        raise ValueError(f"line {number} of {path} is not JSON ({exc}): {line.rstrip()!r:.200}") from None
+
+
+JSONL = Format("jsonl", _forward, _parse, none_beside)

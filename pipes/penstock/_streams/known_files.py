@@ -1,0 +1,164 @@
+"""Files of many records whose number is known, as `Shards`: by position if there is an index of where each record begins, otherwise read forward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+from penstock._streams.files import FileRanges, check_unchanged, compression, expanded, stamp
+from penstock._streams.index_file import places_of, read_header, read_offsets
+from penstock._streams.shards import Shards
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from penstock._streams.files import Paths
+
+
+class Format(NamedTuple):
+    """How files of one kind are read. The functions are those of a module, so that they can be pickled.
+
+    Attributes:
+        kind: What their indices are called.
+        forward: Reads the records of a file from its beginning.
+        parse: Makes a record of its bytes, the path, and where in the file they begin.
+        counts_beside: The counts that other programs have left beside the files, or None.
+    """
+
+    kind: str
+    forward: Callable[[str], Iterator[Any]]
+    parse: Callable[[bytes, str, int], Any]
+    counts_beside: Callable[[list[str]], list[int] | None]
+
+
+def none_beside(files: list[str]) -> list[int] | None:
+    """The ``counts_beside`` of a format for which nobody leaves any."""
+    return None
+
+
+def known_files(
+    format: Format,
+    paths: Paths,
+    index: str | os.PathLike[str] | None,
+    counts: npt.ArrayLike | None,
+    lanes: int | None,
+    window: int,
+) -> Shards:
+    """The records of files.
+
+    Args:
+        format: How the files are read.
+        paths: See `expanded`.
+        index: The folder of the indices; None: each lies beside its file.
+        counts: How many records each file has. The files are then read forward, and no index is looked for.
+        lanes: See `Shards`.
+        window: See `Shards`.
+
+    Raises:
+        ValueError: The counts are not known, or an index is damaged.
+        FileNotFoundError: A file does not exist, or has no index while others have one.
+    """
+    files = expanded(paths)
+    places = None
+    if counts is not None:
+        if index is not None:
+            raise ValueError("index= and counts= exclude each other, because an index has the counts. Drop one of them.")
+    else:
+        places = places_of(files, index)
+        found, missing = _indexed(format, files, places)
+        beside = format.counts_beside(files) if missing and not found and index is None else None
+        if missing and beside is None:
+            _refuse(format, missing, len(files), index)
+        counts, places = (found, places) if beside is None else (beside, None)
+    opener = Opener(format, None if places is None else dict(zip(files, places, strict=True)))
+    return Shards(files, opener, counts=counts, lanes=lanes, window=window, name=f"{format.kind} file")
+
+
+@final
+class Opener:
+    """The ``open`` of `Shards` over files. A file is read by position if it has an index and is not compressed.
+
+    Args:
+        format: How the files are read.
+        places: Where the index of each file is; None: nowhere.
+    """
+
+    def __init__(self, format: Format, places: dict[str, str] | None) -> None:
+        self._format = format
+        self._places = places
+
+    def __call__(self, path: str) -> Any:
+        if self._places is None:
+            return self._format.forward(path)
+        header = read_header(self._places[path])
+        if compression(path):
+            check_unchanged(path, header.stamp, stamp(path))
+            return self._format.forward(path)
+        file = FileRanges(path, header.stamp)
+        try:
+            return IndexedFile(path, file, read_offsets(self._places[path], header), self._format.parse)
+        except BaseException:
+            file.close()
+            raise
+
+
+@final
+class IndexedFile:
+    """The records of one file, by position.
+
+    Args:
+        path: The file's.
+        file: The open file; closed with this.
+        offsets: int64, shape ``(records + 1,)``: where each record begins, and where the last one ends.
+        parse: See `Format`.
+    """
+
+    def __init__(self, path: str, file: FileRanges, offsets: np.ndarray, parse: Callable[[bytes, str, int], Any]) -> None:
+        self._path = path
+        self._file = file
+        self._offsets = offsets
+        self._parse = parse
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, number: int) -> Any:
+        begin, end = int(self._offsets[number]), int(self._offsets[number + 1])
+        return self._parse(self._file.read(begin, end), self._path, begin)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+
+def _indexed(format: Format, files: list[str], places: list[str]) -> tuple[list[int], list[str]]:
+    """The counts of the files that have an index, and the other files."""
+    counts, missing = [], []
+    for path, place in zip(files, places, strict=True):
+        try:
+            header = read_header(place)
+        except FileNotFoundError:
+            missing.append(path)
+            continue
+        if header.kind != format.kind:
+            raise ValueError(
+                f"{place} is the index of a {header.kind} file, but {path} is to be read as {format.kind}. Read it as what it is."
+            )
+        counts.append(header.records)
+    return counts, missing
+
+
+def _refuse(format: Format, missing: list[str], n: int, index: str | os.PathLike[str] | None) -> None:
+    stamp(missing[0])  # if it does not exist itself, this says so
+    command = f"python -m penstock index {missing[0]}" + (" …" if len(missing) > 1 else "") + ("" if index is None else f" --index {index}")
+    if len(missing) < n:
+        raise FileNotFoundError(
+            f"{len(missing)} of {n} files have no index, {missing[0]} for one, and the others have. Write it once: {command}"
+        )
+    raise ValueError(
+        f"nobody knows how many records {missing[0]} has. Write an index once: {command}. Or pass counts=, the number of records in each file; or read data "
+        f"that cannot be counted as a torch.utils.data.IterableDataset."
+    )

@@ -1,0 +1,169 @@
+"""Paths and files: patterns, compression, stamps."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import sys
+
+import fsspec
+import pytest
+import zstandard
+from braceexpand import braceexpand
+
+from penstock._streams.files import FileRanges, Stamp, braces_expanded, decompressed, expanded, extra, opened, stamp
+
+PACK = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": lambda data: zstandard.compress(data[:10]) + zstandard.compress(data[10:]),  # frames may follow each other
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a/{00000..01242}.tar",
+        "{0..3}",
+        "{8..11}",
+        "{08..11}",
+        "{3..0}",
+        "{0..10..5}",
+        "{-2..2}",
+        "{a,b}.x",
+        "x{a,b{1,2}c,}y{0..1}",
+        "{a..d}{x,y}",
+        "{{a,b},c}",
+        "no braces",
+        "{a,}",
+        "a{1..2}b{3..4}c",
+    ],
+)
+def test_braces_are_those_of_webdataset(pattern):
+    assert list(braces_expanded(pattern)) == list(braceexpand(pattern))
+
+
+@pytest.mark.parametrize("text", ["{a}", "{}", "}{", "a{b", "{1..}", "a}b"])
+def test_other_braces_are_part_of_the_name(text):
+    assert list(braces_expanded(text)) == [text]
+
+
+class TestPatterns:
+    @pytest.fixture(autouse=True)
+    def here(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "deep" / "er").mkdir(parents=True)
+        for name in ("b.tar", "a.tar", "c{1,2}.tar", "d[1].tar", "deep/x.tar", "deep/er/y.tar"):
+            (tmp_path / name).write_text("")
+
+    @pytest.mark.parametrize(
+        ("paths", "found"),
+        [
+            ("a.tar", ["a.tar"]),
+            (["b.tar", "a.tar", "b.tar"], ["b.tar", "a.tar", "b.tar"]),
+            ("?.tar", ["a.tar", "b.tar"]),
+            (["{b,a}.tar", "deep/*.tar"], ["b.tar", "a.tar", "deep/x.tar"]),
+            ("{deep,.}/[ax].tar", ["deep/x.tar", "./a.tar"]),
+            ("**/[xy].tar", ["deep/er/y.tar", "deep/x.tar"]),
+            ("c{1,2}.tar", ["c{1,2}.tar"]),
+            ("d[1].tar", ["d[1].tar"]),
+            ("new{0..1}.tar", ["new0.tar", "new1.tar"]),
+            ([], []),
+        ],
+    )
+    def test_stand_for_files(self, paths, found):
+        assert expanded(paths) == found
+
+    def test_paths_may_be_paths(self, tmp_path):
+        assert expanded(tmp_path / "a.tar") == [str(tmp_path / "a.tar")]
+
+    def test_one_that_fits_nothing_is_named(self):
+        with pytest.raises(FileNotFoundError, match=r"no file fits 'e\*.tar', looked for from"):
+            expanded(["a.tar", "e*.tar"])
+
+    def test_what_is_no_path_is_refused(self):
+        with pytest.raises(TypeError, match="3 is no path"):
+            expanded(["a.tar", 3])
+
+
+class TestRemote:
+    @pytest.fixture(autouse=True)
+    def memory(self):
+        files = fsspec.filesystem("memory")
+        files.pipe({"/box/1.txt": b"one", "/box/2.txt": b"two"})
+        yield
+        files.rm("/box", recursive=True)
+
+    def test_files_are_found_and_read(self):
+        assert expanded("memory://box/*.txt") == expanded("memory://box/{1,2}.txt") == ["memory://box/1.txt", "memory://box/2.txt"]
+        with opened("memory://box/2.txt") as file:
+            assert file.read() == b"two"
+        assert stamp("memory://box/1.txt") == (3, 0)
+
+    def test_ranges(self):
+        ranges = FileRanges("memory://box/1.txt", Stamp(3, 17))
+        assert (ranges.read(1, 3), ranges.read(0, 2)) == (b"ne", b"on")
+        with pytest.raises(ValueError, match="ends before byte 9"):
+            ranges.read(1, 9)
+        ranges.close()
+        with pytest.raises(ValueError, match="had 4 bytes, and has 3"):
+            FileRanges("memory://box/1.txt", Stamp(4, 0))
+
+    def test_a_missing_package_is_named(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "fsspec", None)
+        with pytest.raises(ImportError, match=r"'memory://box/1.txt' needs the package fsspec: pip install 'penstock\[formats\]'"):
+            opened("memory://box/1.txt")
+        with pytest.raises(ImportError, match="needs the package nosuch:"):
+            extra("nosuch.module", "It")
+
+
+class TestCompressed:
+    DATA = b"\n".join(b"line %d" % k for k in range(10_000))
+
+    @pytest.mark.parametrize("suffix", PACK)
+    def test_is_read_as_if_it_were_not(self, tmp_path, suffix):
+        path = tmp_path / f"x.txt{suffix}"
+        path.write_bytes(PACK[suffix](self.DATA))
+        with decompressed(str(path)) as file:
+            assert file.readline() == b"line 0\n"
+            assert file.read() == self.DATA[7:]
+        path.write_bytes(PACK[suffix](b""))
+        with decompressed(str(path)) as file:
+            assert file.read() == b""
+
+    @pytest.mark.parametrize("suffix", [".gz", ".zst", ".xz", ".bz2"])
+    def test_an_end_in_the_middle_is_an_error(self, tmp_path, suffix):
+        """Seen red with zstandard's own stream, which gives what it has and says nothing."""
+        path = tmp_path / f"x.txt{suffix}"
+        packed = PACK[suffix](self.DATA)
+        path.write_bytes(packed[: len(packed) // 2])
+        with decompressed(str(path)) as file, pytest.raises(EOFError):
+            file.read()
+
+
+class TestChanged:
+    def test_a_file_that_was_written_to_is_refused(self, tmp_path):
+        path = tmp_path / "x"
+        path.write_text("1234")
+        then = stamp(str(path))
+        FileRanges(str(path), then).close()
+        os.utime(path, ns=(1, then.mtime_ns + 1))
+        with pytest.raises(ValueError, match=r"x has changed since it was indexed: it was written to.*python -m penstock index .*x$"):
+            FileRanges(str(path), then)
+        path.write_text("123")
+        with pytest.raises(ValueError, match="had 4 bytes, and has 3"):
+            FileRanges(str(path), then)
+
+    def test_a_file_that_is_cut_while_it_is_read(self, tmp_path):
+        path = tmp_path / "x"
+        path.write_text("1234")
+        ranges = FileRanges(str(path), stamp(str(path)))
+        assert ranges.read(1, 4) == b"234"
+        os.truncate(path, 2)
+        with pytest.raises(ValueError, match="x ends before byte 4, so it was cut short while it was read"):
+            ranges.read(1, 4)
+        ranges.close()

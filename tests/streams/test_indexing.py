@@ -1,0 +1,227 @@
+"""The indices of files, and the command that writes them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tarfile
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from penstock.__main__ import main
+from penstock._streams import index_file, indexing
+from penstock._streams.files import Stamp, stamp
+from penstock._streams.index_file import place_of, read_header, read_offsets, write_index
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write_jsonl(path, n):
+    with open(path, "w") as file:
+        file.writelines(json.dumps({"k": k}) + "\n" for k in range(n))
+
+
+def write_tar(path, n):
+    with tarfile.open(path, "w") as archive:
+        for k in range(n):
+            member = tarfile.TarInfo(f"{k}.txt")
+            archive.addfile(member, io.BytesIO())
+
+
+def index_of(path, folder=None):
+    place = place_of(path, folder)
+    return read_offsets(place, read_header(place))
+
+
+class TestTheFile:
+    def test_comes_back(self):
+        offsets = np.array([3, 10, 2**40])
+        write_index("new/folder/x.index", "tar", Stamp(5, 6), offsets)
+        header = read_header("new/folder/x.index")
+        assert (header.kind, header.records, header.stamp) == ("tar", 2, (5, 6))
+        assert read_offsets("new/folder/x.index", header).tolist() == offsets.tolist()
+
+    def test_is_frozen(self):
+        """A release that changes this makes every user index everything again."""
+        write_index("x.index", "jsonl", Stamp(5, 6), np.array([0, 2]))
+        with open("x.index", "rb") as file:
+            assert file.read() == (
+                b'{"penstock index": 1, "kind": "jsonl", "records": 1, "size": 5, "mtime_ns": 6, "checksum": 2929609768}\n'
+                b"\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00"
+            )
+
+    @pytest.mark.parametrize("length", [0, 1, 50, 105, 110, 125])
+    def test_that_is_cut_short_is_refused(self, length):
+        write_index("x.index", "tar", Stamp(5, 6), np.array([0, 2]))
+        os.truncate("x.index", length)
+        with pytest.raises(ValueError, match="x.index is damaged, or no index: .* Delete it, and index it again"):
+            index_of("x")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            b"garbage\n",
+            b"[]\n",
+            b"[" * 900 + b"\n",
+            b"{}\n",
+            b'{"penstock index": 1}\n',
+            b"\xff\xfe\n",
+            b"null\n",
+            b'{"penstock index": 1, "kind": "tar", "records": -1, "size": 5, "mtime_ns": 6, "checksum": 1}\n' + bytes(16),
+            b'{"penstock index": 1, "kind": "tar", "records": 1e9, "size": 5, "mtime_ns": 6, "checksum": 1}\n' + bytes(16),
+            b'{"penstock index": 1, "kind": "tar", "records": 1, "size": 5, "mtime_ns": 6, "checksum": 1}\n' + bytes(16),
+            b'{"penstock index": 1, "kind": "?", "records": 1, "size": 5, "mtime_ns": 6, "checksum": 1}\n' + bytes(16),
+        ],
+    )
+    def test_that_is_garbage_is_refused(self, text):
+        with open("x.index", "wb") as file:
+            file.write(text)
+        with pytest.raises(ValueError, match="x.index is damaged, or no index"):
+            index_of("x")
+
+    def test_of_a_later_format_is_refused(self):
+        with open("x.index", "wb") as file:
+            file.write(b'{"penstock index": 2}\n')
+        with pytest.raises(ValueError, match="x.index is an index of format 2, and this version of penstock reads 1"):
+            index_of("x")
+
+    def test_is_written_completely_or_not_at_all(self, monkeypatch):
+        """Seen red with a write into the place itself."""
+
+        def broken(*arguments):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(index_file.os, "replace", broken)
+        with pytest.raises(KeyboardInterrupt):
+            write_index("x.index", "tar", Stamp(5, 6), np.array([0, 2]))
+        assert os.listdir() == []
+
+
+def run(capsys, *arguments):
+    code = main(["index", *arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+class TestTheCommand:
+    def test_indexes_what_has_changed(self, capsys):
+        write_jsonl("a.jsonl", 3)
+        write_tar("b.tar", 5)
+        assert run(capsys, "*.jsonl", "b.tar") == (0, "indexed 2 files (8 records)\n", "")
+        assert len(index_of("a.jsonl")) == 4
+        assert len(index_of("b.tar")) == 6
+        assert run(capsys, "*") == (0, "indexed 0 files (0 records); 2 files up to date (8 records)\n", "")
+        write_jsonl("a.jsonl", 4)
+        assert run(capsys, "*") == (0, "indexed 1 file (4 records); 1 file up to date (5 records)\n", "")
+        os.truncate("b.tar.index", 120)
+        assert run(capsys, "*") == (0, "indexed 1 file (5 records); 1 file up to date (4 records)\n", "")
+        assert sorted(os.listdir()) == ["a.jsonl", "a.jsonl.index", "b.tar", "b.tar.index"]
+
+    def test_writes_into_a_folder(self, capsys):
+        os.mkdir("data")
+        write_jsonl("data/a.jsonl", 3)
+        assert run(capsys, "data/*", "--index", "indices")[0] == 0
+        assert len(index_of("data/a.jsonl", "indices")) == 4
+        assert os.listdir("data") == ["a.jsonl"]
+
+    def test_parquet_needs_none(self, capsys):
+        for name in ("a.parquet", "b.arrow"):
+            with open(name, "w"):
+                pass
+        assert run(capsys, "*") == (0, "indexed 0 files (0 records); 2 files of Parquet or Arrow, which need no index\n", "")
+
+    @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+    def test_does_the_rest_if_one_fails(self, capsys, workers):
+        write_jsonl("a.jsonl", 3)
+        write_tar("c.tar", 5)
+        with open("b.tar", "w"), open("notes.txt", "w"):
+            pass
+        code, out, err = run(capsys, "*", "gone.jsonl", "--workers", workers)
+        assert (code, out) == (1, "indexed 2 files (8 records); 3 files failed\n")
+        lines = sorted(err.splitlines())
+        assert lines[0].startswith("penstock index: b.tar: b.tar cannot be read as a tar at byte 0: it has no bytes at all")
+        assert "No such file or directory: 'gone.jsonl'" in lines[1]
+        assert lines[2].startswith("penstock index: notes.txt: the name must end in one of .jsonl")
+        assert sorted(os.listdir()) == ["a.jsonl", "a.jsonl.index", "b.tar", "c.tar", "c.tar.index", "notes.txt"]
+
+    def test_says_what_it_does_not_find(self, capsys):
+        code, out, err = run(capsys, "*.tar")
+        assert (code, out) == (2, "")
+        assert err.startswith("penstock index: no file fits '*.tar'")
+
+    def test_two_files_of_one_name_do_not_share_a_place(self, capsys):
+        for folder in ("x", "y"):
+            os.mkdir(folder)
+            write_jsonl(f"{folder}/a.jsonl", 3)
+        code, _, err = run(capsys, "?/a.jsonl", "--index", "indices")
+        assert code == 2
+        assert "x/a.jsonl and y/a.jsonl have the same name, so one folder cannot hold the index of both" in err
+
+    def test_a_file_that_changes_meanwhile_is_refused(self, capsys, monkeypatch):
+        """Its index would be of neither version. Seen red without the second look at the stamp."""
+        write_jsonl("a.jsonl", 3)
+        offsets = indexing.line_offsets
+
+        def and_then_it_grows(file):
+            found = offsets(file)
+            write_jsonl("a.jsonl", 4)
+            return found
+
+        monkeypatch.setattr(indexing, "line_offsets", and_then_it_grows)
+        code, _, err = run(capsys, "a.jsonl")
+        assert code == 1
+        assert "a.jsonl has changed since it was indexed: it had 27 bytes, and has 36" in err.replace("30", "27").replace("40", "36")
+        assert os.listdir() == ["a.jsonl"]
+
+    def test_shows_how_far_it_is_on_a_terminal(self):
+        write_jsonl("a.jsonl", 3)
+        write_jsonl("b.jsonl", 3)
+        ours, theirs = pty.openpty()
+        with os.fdopen(theirs, "w") as terminal, open("out", "w") as out:
+            assert indexing.index_files(["*.jsonl"], None, 1, out, terminal) == 0
+            assert os.read(ours, 1000).decode() == "\r1/2 files\r2/2 files\x1b[K\r"
+        os.close(ours)
+
+    @pytest.mark.parametrize("arguments", [["index"], [], ["unknown"], ["index", "x", "--workers", "0"]])
+    def test_wrong_arguments_are_2(self, capsys, arguments):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+        assert "usage: python -m penstock" in capsys.readouterr().err
+
+    @pytest.mark.slow
+    def test_runs_as_a_program_in_parallel(self):
+        for k in range(5):
+            write_tar(f"{k}.tar", k)
+        ended = subprocess.run(
+            [sys.executable, "-m", "penstock", "index", "{0..4}.tar", "--workers", "3"], capture_output=True, text=True, check=False
+        )
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "indexed 5 files (10 records)\n", "")
+        assert [len(index_of(f"{k}.tar")) for k in range(5)] == [1, 2, 3, 4, 5]
+        assert stamp("1.tar") == read_header("1.tar.index").stamp
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("workers", ["1", "2"])
+    def test_ctrl_c_ends_it_and_leaves_nothing_half(self, workers):
+        """It reads from pipes that never end."""
+        for name in ("a.jsonl", "b.jsonl"):
+            os.mkfifo(name)
+        program = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "index", "a.jsonl", "b.jsonl", "--workers", workers], start_new_session=True
+        )
+        with ExitStack() as pipes:
+            for name in ("a.jsonl", "b.jsonl")[: int(workers)]:
+                pipes.enter_context(open(name, "w"))  # goes on once it is opened at the other end
+            os.killpg(program.pid, signal.SIGINT)
+            assert program.wait(30) == 130
+        assert sorted(os.listdir()) == ["a.jsonl", "b.jsonl"]

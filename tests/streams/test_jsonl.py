@@ -1,0 +1,183 @@
+"""JSON lines: every line is a record, whether read by position or forward."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import Loader
+from penstock.__main__ import main
+from penstock._streams import jsonl as module
+from penstock.formats import jsonl
+
+PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
+
+
+def index(*paths):
+    assert main(["index", *map(str, paths)]) == 0
+
+
+def write(path, lines):
+    path.write_bytes(b"".join(lines))
+    return str(path)
+
+
+def read(dataset, **words):
+    with Loader.from_dataset(dataset, batch_size=None, **words) as loader:
+        records = list(loader)
+    dataset.close()
+    return records
+
+
+@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize("words", [{}, {"shuffle": True}], ids=str)
+def test_every_line_is_a_record(tmp_path, suffix, words):
+    rows = [{"k": k, "text": "ü" * (k % 7)} for k in range(50)]
+    for part in range(2):
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[part::2])
+        (tmp_path / f"{part}.jsonl{suffix}").write_bytes(PACK[suffix](text.encode()))
+    index(tmp_path / "*")
+    dataset = jsonl(tmp_path / f"{{0,1}}.jsonl{suffix}", lanes=2)
+    assert len(dataset) == 50
+    records = read(dataset, **words)
+    if words:
+        records.sort(key=lambda row: row["k"])
+        assert records == rows
+    else:
+        assert len(records) == 50
+
+
+def test_counts_serve_without_an_index(tmp_path):
+    path = write(tmp_path / "x.jsonl", [b'{"k": 0}\n', b"\n", b'{"k": 1}\n'])
+    assert read(jsonl(path, counts=[2])) == [{"k": 0}, {"k": 1}]
+    with pytest.raises(ValueError, match="jsonl file .*x.jsonl should have 3 records, and it ended after 2"):
+        read(jsonl(path, counts=[3]))
+    with pytest.raises(ValueError, match="it has more"):
+        read(jsonl(path, counts=[1]))
+
+
+LINES = st.lists(st.sampled_from([b"{}", b"", b"  ", b'{"a":1}', b"\t", b"12", b' [3, "x"] ', b"\r"]), max_size=30)
+
+
+@settings(max_examples=200, deadline=None)
+@given(lines=LINES, newline=st.sampled_from([b"\n", b"\r\n"]), ends=st.booleans(), chunk=st.sampled_from([1, 3, 7, 2**20]))
+def test_blank_lines_and_a_last_line_without_an_end_are_no_matter(tmp_path_factory, lines, newline, ends, chunk):
+    """Seen red where a line that goes on in the next chunk begins anew, and where the last line needs its end."""
+    data = newline.join(lines) + newline * ends
+    path = tmp_path_factory.mktemp("x") / "x.jsonl"
+    path.write_bytes(data)
+    expected = [json.loads(line) for line in lines if line.strip()]
+    before, module.CHUNK = module.CHUNK, chunk
+    try:
+        index(path)
+    finally:
+        module.CHUNK = before
+    by_position, forward = jsonl(path), jsonl(path, counts=[len(expected)])
+    assert [by_position[k] for k in range(len(by_position))] == expected
+    assert [forward[k] for k in range(len(forward))] == expected
+    by_position.close()
+    forward.close()
+
+
+def test_a_file_of_no_bytes_has_no_records(tmp_path):
+    for name, text in (("a", b""), ("b", b"1\n"), ("c", b"\n \n")):
+        write(tmp_path / f"{name}.jsonl", [text])
+    index(tmp_path / "*")
+    dataset = jsonl(tmp_path / "*.jsonl")
+    assert dataset.counts.tolist() == [0, 1, 0]
+    assert read(dataset) == [1]
+
+
+@pytest.mark.parametrize("words", [{}, {"counts": [3]}], ids=str)
+def test_a_line_that_is_not_json_is_named(tmp_path, words):
+    path = write(tmp_path / "x.jsonl", [b"{}\n", b"\n", b"{oops}\n", b"{}\n"])
+    index(path)
+    dataset = jsonl(path, **words)
+    assert dataset[0] == {}
+    with pytest.raises(ValueError, match=r"line 3 of .*x.jsonl is not JSON \(Expecting property name.*\): b'{oops}'") as caught:
+        dataset[1]
+    assert caught.value.__notes__ == [f"in record 1 of jsonl file {path}"]
+    dataset.close()
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'"\xff"', b"{"])
+def test_lines_that_python_cannot_read_are_named(tmp_path, line):
+    path = write(tmp_path / "x.jsonl", [line])
+    index(path)
+    dataset = jsonl(path)
+    with pytest.raises(ValueError, match="line 1 of .*x.jsonl is not JSON"):
+        dataset[0]
+    dataset.close()
+
+
+class TestWithoutAnIndex:
+    def test_says_what_to_do(self, tmp_path):
+        path = write(tmp_path / "x.jsonl", [b"{}\n"])
+        with pytest.raises(
+            ValueError, match=f"nobody knows how many records {path} has. .*python -m penstock index {path}. Or pass counts="
+        ):
+            jsonl(path)
+        with pytest.raises(ValueError, match="--index .*folder"):
+            jsonl(path, index=tmp_path / "folder")
+
+    def test_of_some_files_says_which(self, tmp_path):
+        paths = [write(tmp_path / f"{k}.jsonl", [b"{}\n"]) for k in range(3)]
+        index(paths[0])
+        with pytest.raises(
+            FileNotFoundError, match="2 of 3 files have no index, .*1.jsonl for one, .*python -m penstock index .*1.jsonl …"
+        ):
+            jsonl(paths)
+
+    def test_of_a_file_that_is_not_there_says_that(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match="No such file .*gone.jsonl'"):
+            jsonl(tmp_path / "gone.jsonl")
+
+    def test_both_words_are_one_too_many(self, tmp_path):
+        with pytest.raises(ValueError, match="index= and counts= exclude each other"):
+            jsonl([], index=tmp_path, counts=[])
+
+
+class TestAnIndex:
+    def test_may_lie_in_a_folder(self, tmp_path):
+        path = write(tmp_path / "x.jsonl", [b"1\n", b"2\n"])
+        assert main(["index", path, "--index", str(tmp_path / "folder")]) == 0
+        assert read(jsonl(path, index=tmp_path / "folder")) == [1, 2]
+
+    @pytest.mark.parametrize("suffix", ["", ".gz"])
+    def test_of_a_file_that_changed_is_refused(self, tmp_path, suffix):
+        """Seen red without the stamp: records of the old offsets come, cut anywhere."""
+        path = write(tmp_path / f"x.jsonl{suffix}", [PACK[suffix](b"1\n2\n")])
+        index(path)
+        dataset = jsonl(path)
+        os.truncate(path, 3)
+        with pytest.raises(
+            ValueError, match=f"{path} has changed since it was indexed: .* had .* bytes, and has 3. .*python -m penstock index"
+        ):
+            dataset[1]
+
+    def test_that_is_of_another_kind_is_refused(self, tmp_path):
+        path = write(tmp_path / "x.jsonl", [b"1\n"])
+        index(path)
+        os.rename(f"{path}.index", tmp_path / "x.tar.index")
+        from penstock.formats import tar
+
+        with pytest.raises(ValueError, match="x.tar.index is the index of a jsonl file, but .*x.tar is to be read as tar"):
+            tar(tmp_path / "x.tar")
+
+    def test_that_is_damaged_is_refused(self, tmp_path):
+        path = write(tmp_path / "x.jsonl", [b"1\n"])
+        index(path)
+        with open(f"{path}.index", "r+b") as file:
+            file.seek(-1, 2)
+            file.write(b"\x07")
+        dataset = jsonl(path)  # the counts are in its first line
+        with pytest.raises(ValueError, match="x.jsonl.index is damaged"):
+            dataset[0]
