@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from torch.utils.data import _utils
 
-from penstock._streams.extras import needed
+from penstock._streams.files import extra
 from penstock._streams.shards import Shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+_WHO: Final = "penstock.formats.hf"
 _KEEP_COUNTS: Final = {
     "ArrowExamplesIterable",
     "ExamplesIterable",
@@ -42,7 +43,7 @@ def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None =
         TypeError: Neither kind of dataset.
         ImportError: datasets is not installed.
     """
-    datasets = needed("datasets")
+    datasets = extra("datasets", _WHO)
     if isinstance(dataset, datasets.Dataset):
         if counts is not None or lanes is not None or window:
             raise ValueError("counts, lanes and window are for an IterableDataset, and this Dataset is read by index. Drop them.")
@@ -113,7 +114,7 @@ def _known_counts(dataset: Any, steps: list[Any]) -> Sequence[int]:
     unclear = next((step for step in steps if not _keeps_count(step)), None)
     if unclear is None:
         pieces = source.kwargs.get("shards")
-        if pieces and all(isinstance(piece, needed("datasets").Dataset) for piece in pieces):  # to_iterable_dataset
+        if pieces and all(isinstance(piece, extra("datasets", _WHO).Dataset) for piece in pieces):  # to_iterable_dataset
             return list(map(len, pieces))
         split = (dataset.info.splits or {}).get(str(dataset.split))
         lengths: list[int] | None = getattr(split, "original_shard_lengths", None)

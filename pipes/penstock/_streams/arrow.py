@@ -1,0 +1,155 @@
+"""Arrow IPC files and streams, mapped into memory: a shard is a record batch."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import numpy as np
+
+from penstock._streams.files import extra, is_remote, stamp
+from penstock._streams.shards import Shards
+from penstock._streams.tables import Piece, Pieces, check_columns, chosen_types, files_of, looked_at, names_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from penstock._streams.files import Paths, Stamp
+
+_WHO: Final = "penstock.formats.arrow"
+_MAGIC: Final = b"ARROW1"
+"""The first bytes of the file format; a stream has none."""
+_AT_ONCE: Final = 64
+"""Rows made into Python values at a time, unless that is more than:"""
+_BYTES_AT_ONCE: Final = 2**16
+
+
+class _Look(NamedTuple):
+    stamp: Stamp
+    types: dict[str, Any]
+    rows: list[int]  # of each record batch
+    offsets: npt.NDArray[np.int64] | None  # where in a stream they begin, if each can be read by itself
+
+
+def arrow(paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0) -> Shards:
+    """Arrow IPC files (also Feather version 2) and streams (``.arrow`` as Hugging Face writes it) as one dataset, in which a shard is a record batch.
+
+    The files are mapped into memory, so rows are read by index, and only the operating system's page cache holds them. (A compressed record batch is decompressed
+    when it is opened.) A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it. Do not shorten a file while it is read: as with any
+    mapped file, that kills the process.
+
+    Args:
+        paths: See `expanded`; on a local disk. Every file must have the same columns, of the same types.
+        columns: Read only these. Default: all.
+        lanes: See `ShardOrder`.
+        window: See `ShardOrder`.
+
+    Raises:
+        ValueError: A file is not Arrow, was cut short, or is not local; its columns differ from those of the first file, or one of ``columns`` is missing.
+            On loading: a file has changed.
+        ImportError: pyarrow is not installed.
+    """
+    extra("pyarrow", _WHO)
+    files = files_of(paths, "arrow")
+    for file in files:
+        if is_remote(file):
+            raise ValueError(
+                f"{file} is not on a local disk, but Arrow files are mapped into memory. Copy it to a local disk, or store it as parquet."
+            )
+    columns = names_of(columns)
+    looks = looked_at(functools.partial(_look, columns=columns), files)
+    check_columns({file: look.types for file, look in zip(files, looks, strict=True)})
+    counts = np.array([rows for look in looks for rows in look.rows], dtype=np.int64)
+    batches = Pieces(files, [look.stamp for look in looks], [len(look.rows) for look in looks])
+    opener = _RecordBatches([look.offsets for look in looks], columns)
+    return Shards(batches, opener, counts=counts, lanes=lanes, window=window, name="record batch")
+
+
+@final
+class _RecordBatches:
+    """Opens a record batch."""
+
+    def __init__(self, offsets: list[npt.NDArray[np.int64] | None], columns: list[str] | None) -> None:
+        self._offsets = offsets
+        self._columns = columns
+
+    def __call__(self, piece: Piece) -> _Rows:
+        piece.check()
+        batch = _batch(piece.path, piece.number, self._offsets[piece.file])
+        return _Rows(batch if self._columns is None else batch.select(self._columns))
+
+
+@final
+class _Rows:
+    """The rows of a record batch, as dicts. Rows read in order are converted several at a time, at a small part of the cost."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+        self._at_once = min(_AT_ONCE, max(1, _BYTES_AT_ONCE * len(batch) // max(1, batch.nbytes)))
+        self._ready: dict[int, dict[str, Any]] = {}  # each row is handed out once, because its receiver may change it
+        self._next = 0  # the first row that was not converted yet
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        if number not in self._ready and number >= self._next:
+            begin = self._next if number < self._next + self._at_once else number
+            rows = self._batch.slice(begin, self._at_once).to_pylist()
+            self._next = begin + len(rows)
+            if len(self._ready) > 4 * self._at_once:  # those are for other workers
+                self._ready.clear()
+            self._ready.update(zip(range(begin, self._next), rows, strict=True))
+        row = self._ready.pop(number, None)
+        return self._batch.slice(number, 1).to_pylist()[0] if row is None else row
+
+
+def _look(path: str, columns: list[str] | None) -> _Look:
+    pyarrow = extra("pyarrow", _WHO)
+    seen = stamp(path)
+    try:
+        with pyarrow.memory_map(path) as file:
+            in_file = file.read(len(_MAGIC)) == _MAGIC
+            file.seek(8 if in_file else 0)  # the file format is a stream between two marks, and an index
+            schema = pyarrow.ipc.read_schema(file)
+            fixed = (number for number, field in enumerate(schema) if pyarrow.types.is_primitive(field.type))
+            # One column is enough to count the rows.
+            options = pyarrow.ipc.IpcReadOptions(included_fields=[next(fixed, 0)] if len(schema) else [])
+            file.seek(0)
+            if in_file:
+                reader = pyarrow.ipc.open_file(file, options=options)
+                rows, offsets = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)], None
+            else:
+                rows, offsets = _counted(file, pyarrow.ipc.open_stream(file, options=options))
+    except (OSError, ValueError) as exc:
+        raise ValueError(f"{path} is not an Arrow file or stream, or was cut short: {exc}") from exc
+    return _Look(seen, chosen_types(path, schema, columns), rows, offsets)
+
+
+def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] | None]:
+    pyarrow = extra("pyarrow", _WHO)
+    rows, offsets = [], [file.tell()]
+    for batch in stream:
+        rows.append(batch.num_rows)
+        offsets.append(file.tell())
+    file.seek(offsets[0])
+    if rows and pyarrow.ipc.read_message(file).type != "record batch":  # dictionaries come first: no batch can be read without them
+        return rows, None
+    return rows, np.array(offsets[:-1], dtype=np.int64)
+
+
+def _batch(path: str, number: int, offsets: npt.NDArray[np.int64] | None) -> Any:
+    """A record batch, which keeps its file mapped."""
+    pyarrow = extra("pyarrow", _WHO)
+    file = pyarrow.memory_map(path)
+    if file.read(len(_MAGIC)) == _MAGIC:
+        return pyarrow.ipc.open_file(file).get_batch(number)
+    file.seek(0)
+    if offsets is None:
+        return next(itertools.islice(pyarrow.ipc.open_stream(file), number, None))
+    schema = pyarrow.ipc.read_schema(file)
+    file.seek(offsets[number])
+    return pyarrow.ipc.read_record_batch(pyarrow.ipc.read_message(file), schema)

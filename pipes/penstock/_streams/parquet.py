@@ -1,0 +1,125 @@
+"""Parquet files: a shard is a row group, and the footers count the rows."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import numpy as np
+
+from penstock._random.shard_order import LANE_NUMBERS, ShardOrder
+from penstock._streams.files import extra, is_remote, opened, stamp
+from penstock._streams.shards import Shards
+from penstock._streams.tables import Piece, Pieces, check_columns, chosen_types, files_of, looked_at, names_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock._streams.files import Paths, Stamp
+
+_WHO: Final = "penstock.formats.parquet"
+LANES_BYTES: Final = 2**31
+"""What the row groups that are open at a time may take, unless the user asks for more lanes."""
+_PAGE_BYTES: Final = 2**21
+_PAGE_ROWS: Final = 1024
+"""A page ends once it has 1 MiB, but most writers look only after every 1024 rows."""
+_BATCH_BYTES: Final = 2**21
+_BUFFER_BYTES: Final = 2**18
+_AT_ONCE: Final = 64
+"""Rows made into Python values at a time."""
+
+
+class _Footer(NamedTuple):
+    stamp: Stamp
+    types: dict[str, Any]
+    rows: list[int]  # of each row group
+    lane_bytes: int  # what reading the longest of them takes, at most
+
+
+def parquet(paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0) -> Shards:
+    """Parquet files as one dataset, in which a shard is a row group. A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it.
+
+    The footers count the rows. They are read here, those of many files in parallel. A row group is read front to back and takes a few MiB while it is open: a
+    page of each column, compressed and decompressed. If its writer made one page of it, as with large images, that is all of the row group, twice.
+
+    Args:
+        paths: See `expanded`. Every file must have the same columns, of the same types.
+        columns: Read only these; ``"a.b"`` is the field b of the column a. Default: all.
+        lanes: See `ShardOrder`. Default: as there, but no more than fit into 2 GiB by an estimate from the footers.
+        window: See `ShardOrder`.
+
+    Raises:
+        ValueError: A file is not parquet or was cut short; its columns differ from those of the first file, or one of ``columns`` is missing.
+            On loading: a file has changed.
+        ImportError: pyarrow is not installed.
+    """
+    extra("pyarrow.parquet", _WHO)
+    files = files_of(paths, "parquet")
+    columns = names_of(columns)
+    footers = looked_at(functools.partial(_look, columns=columns), files)
+    check_columns({file: footer.types for file, footer in zip(files, footers, strict=True)})
+    counts = np.array([rows for footer in footers for rows in footer.rows], dtype=np.int64)
+    fit = LANES_BYTES // max(1, *(footer.lane_bytes for footer in footers))
+    if lanes is None and ShardOrder(counts).lanes > fit:
+        lanes = max((number for number in LANE_NUMBERS if number <= fit), default=1)
+    groups = Pieces(files, [footer.stamp for footer in footers], [len(footer.rows) for footer in footers])
+    return Shards(groups, _Rows(columns), counts=counts, lanes=lanes, window=window, name="row group")
+
+
+@final
+class _Rows:
+    """Opens a row group."""
+
+    def __init__(self, columns: list[str] | None) -> None:
+        self._columns = columns
+
+    def __call__(self, group: Piece, start: int = 0) -> Iterator[dict[str, Any]]:
+        """The rows of a row group, from row ``start`` on."""
+        group.check()
+        metadata = _metadata(group.path, group.stamp)
+        size, rows = sum(_sizes(metadata, group.number, self._columns)), metadata.row_group(group.number).num_rows
+        at_once = min(max(16, _BATCH_BYTES * rows // max(1, size)), 1024)
+        file = _opened(group.path, metadata)
+        try:
+            for batch in file.iter_batches(at_once, [group.number], self._columns, use_threads=False):  # the loader has workers of its own
+                for begin in range(start, len(batch), _AT_ONCE):
+                    yield from batch.slice(begin, _AT_ONCE).to_pylist()
+                start = max(0, start - len(batch))
+        finally:
+            file.close(force=True)
+
+
+def _look(path: str, columns: list[str] | None) -> _Footer:
+    seen = stamp(path)
+    metadata = _metadata(path, seen)
+    types = chosen_types(path, metadata.schema.to_arrow_schema(), columns)
+    rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    most = max(rows, default=0)
+    sizes = _sizes(metadata, rows.index(most), columns) if most else []
+    return _Footer(seen, types, rows, sum(2 * min(size, max(_PAGE_BYTES, _PAGE_ROWS * size // most)) for size in sizes))
+
+
+def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:
+    """The bytes of each column of a row group."""
+    about = metadata.row_group(group)
+    stored = [about.column(number) for number in range(about.num_columns)]
+    wanted = None if columns is None else tuple(f"{column}." for column in columns)
+    return [column.total_uncompressed_size for column in stored if wanted is None or f"{column.path_in_schema}.".startswith(wanted)]
+
+
+@functools.lru_cache(maxsize=64)
+def _metadata(path: str, stamp: Stamp) -> Any:
+    try:
+        file = _opened(path)
+    except ValueError as exc:
+        raise ValueError(f"{path} is not a parquet file, or was cut short: {exc}") from exc
+    try:
+        return file.metadata
+    finally:
+        file.close(force=True)
+
+
+def _opened(path: str, metadata: Any = None) -> Any:
+    where = opened(path) if is_remote(path) else path
+    # `pre_buffer` would hold all compressed bytes of the row group, and so would an unbuffered file.
+    return extra("pyarrow.parquet", _WHO).ParquetFile(where, metadata=metadata, pre_buffer=False, buffer_size=_BUFFER_BYTES)

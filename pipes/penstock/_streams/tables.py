@@ -1,0 +1,133 @@
+"""What the formats of tables share: several files, each of several pieces, with the same columns in all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final, overload
+
+import numpy as np
+
+from penstock._streams.files import expanded, stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock._streams.files import Paths, Stamp
+
+T = TypeVar("T")
+
+
+class Piece(NamedTuple):
+    """A piece of a file; its text continues a noun: row group "3 of a.parquet".
+
+    Attributes:
+        file: The number of the file.
+        number: The number of the piece in its file.
+        path: Of the file.
+        stamp: What `stamp` said of the file when its pieces were counted.
+    """
+
+    file: int
+    number: int
+    path: str
+    stamp: Stamp
+
+    def __str__(self) -> str:
+        return f"{self.number} of {self.path}"
+
+    def check(self) -> None:
+        """Refuse a file that is no longer the one that was counted."""
+        now = stamp(self.path)
+        if not self.stamp.fits(now):
+            what = "it was written to" if now.size == self.stamp.size else f"it had {self.stamp.size} bytes, and has {now.size}"
+            raise ValueError(
+                f"{self.path} has changed since the dataset was built: {what}. Its rows may have other numbers, so build the dataset again."
+            )
+
+
+@final
+class Pieces(Sequence[Piece]):
+    """The pieces of several files, one file after another. Takes 8 bytes a file and no more for a piece.
+
+    Args:
+        files: Their paths.
+        stamps: The `stamp` of each.
+        pieces: How many there are in each.
+    """
+
+    def __init__(self, files: Sequence[str], stamps: Sequence[Stamp], pieces: Sequence[int]) -> None:
+        self._files = list(zip(files, stamps, strict=True))
+        self._ends = np.cumsum([0, *pieces])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @overload
+    def __getitem__(self, number: int) -> Piece: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Piece]: ...
+    def __getitem__(self, number: int | slice) -> Piece | list[Piece]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        file = int(np.searchsorted(self._ends, number, side="right")) - 1
+        return Piece(file, number - int(self._ends[file]), *self._files[file])
+
+
+def files_of(paths: Paths, suffix: str) -> list[str]:
+    """The files that ``paths`` names, at least one; see `expanded`."""
+    files = expanded(paths)
+    if not files:
+        raise ValueError(f"paths={paths!r:.80} names no file, and one at least is needed to know the columns.")
+    for file in files:
+        if os.path.isdir(file):
+            raise ValueError(f"{file} is a folder. Pass the files in it: {os.path.join(file, f'*.{suffix}')!r}.")
+    return files
+
+
+def names_of(columns: Sequence[str] | None) -> list[str] | None:
+    """The names of columns, as a list."""
+    if isinstance(columns, str) or (columns is not None and not len(columns)):
+        raise ValueError(f"columns={columns!r} must be a list of names, such as ['text', 'label'], or None for all columns.")
+    return None if columns is None else list(columns)
+
+
+def looked_at(look: Callable[[str], T], paths: Sequence[str]) -> list[T]:
+    """``look(path)`` of every path, in up to 16 threads: most of the time is spent waiting for a disk or a network."""
+    if len(paths) < 2:
+        return list(map(look, paths))
+    with ThreadPoolExecutor(min(16, len(paths)), "penstock-streams") as pool:
+        return list(pool.map(look, paths))
+
+
+def check_columns(of_files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse files whose columns, or their types, are not those of the first.
+
+    Args:
+        of_files: For each path the types of the columns, by name.
+    """
+    files = iter(of_files.items())
+    first, expected = next(files)
+    for path, types in files:
+        for column in {**expected, **types}:
+            there, here = expected.get(column, "missing"), types.get(column, "missing")
+            if here != there:
+                raise ValueError(
+                    f"the files have different columns: {column!r} is {there} in {first}, and {here} in {path}. Pass columns= to read only those that "
+                    f"all files share, or make a dataset of each kind of file and put them together with Mix or ConcatDataset."
+                )
+
+
+def chosen_types(path: str, schema: Any, columns: Sequence[str] | None) -> dict[str, Any]:
+    """The types of ``columns``, by name; ``"a.b"`` is a field of the column a."""
+    types = {field.name: field.type for field in schema}
+    if columns is None:
+        return types
+    tops = {column: column if column in types else column.partition(".")[0] for column in columns}
+    for column, top in tops.items():
+        if top not in types:
+            raise ValueError(f"{path} has no column {column!r}, only {', '.join(map(repr, types)) or 'none at all'}.")
+    return {top: types[top] for top in tops.values()}

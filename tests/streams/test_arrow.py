@@ -1,0 +1,187 @@
+"""Arrow files and streams: the rows that pyarrow reads, by index, out of mapped memory; what differs, is damaged or was changed is refused by name."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+
+import pyarrow as pa
+import pyarrow.feather
+import pytest
+from format_laws import assert_keeps_the_laws, assert_ranks_share_one_sequence, every_way, open_files, read
+
+from penstock import Mix
+from penstock.formats import arrow, parquet
+
+
+def table(n, first=0):
+    """Rows of several sorts; row i has the id ``first + i``."""
+    ids = list(range(first, first + n))
+    return pa.table(
+        {
+            "text": [None if i % 5 == 3 else f"text {i}" for i in ids],
+            "id": ids,
+            "image": [{"bytes": bytes([i % 256]) * (i % 7), "path": f"{i}.png"} for i in ids],
+            "tokens": pa.array([[i] * (i % 4) for i in ids], type=pa.list_(pa.int32())),
+        }
+    )
+
+
+def write(path, content, kind="stream", batch=5, compression=None):
+    """As Hugging Face writes a stream, as a file, or with ``dictionary`` a stream with one."""
+    if kind == "dictionary":
+        content = content.append_column("kind", pa.array([f"kind {i % 2}" for i in range(len(content))]).dictionary_encode())
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    new = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with pa.OSFile(str(path), "wb") as sink, new(sink, content.schema, options=options) as writer:
+        writer.write_table(content, batch)
+
+
+def rows(path):
+    """What pyarrow reads."""
+    with pa.OSFile(str(path)) as source:
+        in_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        return (pa.ipc.open_file if in_file else pa.ipc.open_stream)(source).read_all().to_pylist()
+
+
+KINDS = ["stream", "file", "dictionary"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A stream and a file of 13 + 13 rows, in record batches of 5."""
+    write(tmp_path / "0.arrow", table(13))
+    write(tmp_path / "1.arrow", table(13, 13), "file")
+    return str(tmp_path / "*.arrow")
+
+
+class TestRows:
+    @pytest.mark.parametrize("compression", [None, "zstd"])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_are_those_of_pyarrow(self, tmp_path, kind, compression):
+        path = tmp_path / "0.arrow"
+        write(path, table(200), kind, 80, compression)
+        data = arrow(str(path))
+        assert read(data) == [rows(path)]
+        at_random = random.Random(1).choices(range(200), k=60)
+        assert [data[index] for index in at_random] == [rows(path)[index] for index in at_random]
+
+    def test_of_feather_files(self, tmp_path):
+        """Which are compressed, unless one asks otherwise."""
+        pyarrow.feather.write_feather(table(40), tmp_path / "0.feather", chunksize=15)
+        assert read(arrow(str(tmp_path / "0.feather"))) == [rows(tmp_path / "0.feather")]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_have_only_the_columns_asked_for(self, tmp_path, kind):
+        """Seen to fail: the columns not selected."""
+        write(tmp_path / "0.arrow", table(12), kind)
+        expected = [{"tokens": row["tokens"], "id": row["id"]} for row in rows(tmp_path / "0.arrow")]
+        assert read(arrow(str(tmp_path / "0.arrow"), ["tokens", "id"])) == [expected]
+
+    @pytest.mark.parametrize("kind", ["stream", "file"])
+    def test_of_empty_batches_and_files(self, tmp_path, kind):
+        write(tmp_path / "0.arrow", table(0), kind)
+        assert len(arrow(str(tmp_path / "0.arrow"))) == 0
+        write(tmp_path / "0.arrow", table(1).slice(0, 0), kind)
+        (some,) = table(9).to_batches()
+        with pa.OSFile(str(tmp_path / "1.arrow"), "wb") as sink, pa.ipc.new_stream(sink, some.schema) as writer:
+            for begin, end in ((0, 3), (3, 3), (3, 3), (3, 9)):
+                writer.write_batch(some.slice(begin, end - begin))
+        assert read(arrow(str(tmp_path / "*.arrow"))) == [rows(tmp_path / "1.arrow")]
+
+    def test_may_be_changed_by_who_gets_them(self, files):
+        """Seen to fail: rows that were made ahead are handed out twice."""
+        data = arrow(files)
+        for index in (0, 1, 1, 2, 3, 3, 0, 25, 24, 25):
+            row = data[index]
+            assert row["id"] == index
+            row.clear()
+
+
+class TestLaws:
+    @every_way
+    def test_exact_resume(self, files, way):
+        assert_keeps_the_laws(arrow(files, lanes=2), way)
+
+    def test_exact_resume_with_a_window(self, files):
+        assert_keeps_the_laws(arrow(files, ["id"], lanes=2, window=4), {"num_workers": 2, "method": "thread"})
+
+    def test_ranks_share_one_sequence(self, files):
+        assert_ranks_share_one_sequence(arrow(files, lanes=3))
+
+    def test_a_mix_with_parquet(self, files, tmp_path):
+        pyarrow.parquet.write_table(table(10, 100), tmp_path / "0.parquet")
+        mix = Mix({"a": arrow(files), "b": parquet(str(tmp_path / "0.parquet"))}, {"a": 26, "b": 10}, epoch_size=360)
+        ids = [row["id"] for row in read(mix)[0]]
+        for ours in ([number for number in ids if number < 100], [number - 100 for number in ids if number >= 100]):
+            assert ours == [k % (max(ours) + 1) for k in range(len(ours))]
+        assert set(ids) == {*range(26), *range(100, 110)}
+
+
+class TestResources:
+    def test_mapped_and_not_read(self, tmp_path):
+        """Seen to fail: with a file that is read, 20 MB."""
+        write(tmp_path / "0.arrow", pa.table({"x": [bytes(1000)] * 20_000}), batch=20_000)
+        before = pa.total_allocated_bytes()
+        data = arrow(str(tmp_path / "0.arrow"))
+        assert data[19_999] == {"x": bytes(1000)}
+        assert pa.total_allocated_bytes() - before < 1e6
+
+    def test_nothing_is_open_after_close(self, files, tmp_path):
+        """Seen to fail: a mapping kept beside the record batch."""
+        data = arrow(files, lanes=2)
+        assert len(read(data, shuffle=True)[0]) == 26
+        assert open_files(tmp_path) != []
+        data.close()
+        assert open_files(tmp_path) == []
+
+
+class TestWhatIsRefused:
+    def test_a_missing_column(self, files):
+        with pytest.raises(ValueError, match=r"0\.arrow has no column 'lable', only 'text', 'id', "):
+            arrow(files, ["lable"])
+
+    @pytest.mark.parametrize("columns", ["text", []], ids=str)
+    def test_columns_that_are_no_list_of_names(self, files, columns):
+        with pytest.raises(ValueError, match=r"columns=.* must be a list of names, such as \['text', 'label'\]"):
+            arrow(files, columns)
+
+    def test_another_schema_in_one_file(self, files, tmp_path):
+        write(tmp_path / "2.arrow", pa.table({"id": ["1"]}))
+        with pytest.raises(ValueError, match=r"'text' is string in .*0\.arrow, and missing in .*2\.arrow"):
+            arrow(files)
+        with pytest.raises(ValueError, match=r"'id' is int64 in .*0\.arrow, and string in .*2\.arrow"):
+            arrow(files, ["id"])
+
+    @pytest.mark.parametrize("name", ["0", "1"])
+    @pytest.mark.parametrize("content", [b"", b"hello" * 100, 300, -200], ids=["empty", "text", "header", "cut short"])
+    def test_what_is_not_arrow(self, files, tmp_path, name, content):
+        bad = tmp_path / f"{name}.arrow"
+        bad.write_bytes(bad.read_bytes()[:content] if isinstance(content, int) else content)
+        with pytest.raises(ValueError, match=rf"{name}\.arrow is not an Arrow file or stream, or was cut short: "):
+            arrow(files)
+
+    def test_a_remote_file(self):
+        with pytest.raises(ValueError, match="is not on a local disk, but Arrow files are mapped into memory. Copy it to a local disk"):
+            arrow("memory://0.arrow")
+
+    def test_no_file_and_a_folder(self, tmp_path):
+        with pytest.raises(ValueError, match=r"paths=\[\] names no file"):
+            arrow([])
+        with pytest.raises(ValueError, match=r"is a folder\. Pass the files in it: '.*/\*\.arrow'"):
+            arrow(tmp_path)
+
+    def test_a_file_that_does_not_exist(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"no\.arrow"):
+            arrow(str(tmp_path / "no.arrow"))
+
+    def test_a_file_that_was_replaced(self, files, tmp_path):
+        """Seen to fail: without the comparison, rows of the new file come under the old numbers."""
+        data = arrow(files)
+        write(tmp_path / "1.arrow", table(13, 500), "file")
+        os.utime(tmp_path / "1.arrow", ns=(1, 1))
+        with pytest.raises(ValueError, match=r"1\.arrow has changed since the dataset was built") as caught:
+            data[20]
+        assert any(re.search(r"record batch 1 of .*1\.arrow", note) for note in caught.value.__notes__)
