@@ -15,10 +15,12 @@ from torchdata.nodes import IterableWrapper
 
 from penstock import (
     Batcher,
+    Buckets,
     Cycler,
     IterableSource,
     Loader,
     Mix,
+    Packs,
     ParallelMapper,
     SequentialOrder,
     Sharder,
@@ -33,6 +35,14 @@ FILE = Path(__file__).with_name("saved_states.json")
 N = 23
 SOURCES = {"a": range(5), "b": range(100, 190), "c": range(200, 211)}
 STAGES = [(0, {"a": 0.5, "b": 0.5}), (20, {"b": 0.9, "c": 0.1})]
+LENGTHS = [7 * k % 13 + 1 for k in range(N)]
+SEQUENCES = [[100 * k + place for place in range(length)] for k, length in enumerate(LENGTHS)]
+
+
+def rows(packs: list) -> list:
+    return [pack["tokens"].tolist() for pack in packs]
+
+
 BUILDS = {
     "sequential": lambda: Loader.from_dataset(Tagged(N), batch_size=4, order=SequentialOrder(N)),
     "shuffled": lambda: Loader.from_dataset(Tagged(N), batch_size=4, shuffle=True, seed=5),
@@ -58,6 +68,10 @@ BUILDS = {
     "mix in stages": lambda: Loader.from_dataset(Mix(SOURCES, STAGES, epoch_size=24, run=4), batch_size=4, seed=5),
     "sliding": lambda: Loader.from_dataset(Tagged(N), batch_size=4, order=SlidingOrder(N, 6, 5)),
     "shards": lambda: Loader.from_dataset(Tagged(N), batch_size=4, order=ShardOrder([5, 0, 7, 3, 8], 3, 4, 5)),
+    "packs": lambda: Loader.from_dataset(
+        SEQUENCES, batch_size=2, shuffle=True, seed=5, groups=Packs(LENGTHS, 12, block=8, pad=-1), collate_fn=rows
+    ),
+    "buckets": lambda: Loader.from_dataset(Tagged(N), shuffle=True, seed=5, groups=Buckets(LENGTHS, 30.0, most=4, block=16, alike=2)),
     "threads": lambda: Loader.from_dataset(Tagged(N), batch_size=4, shuffle=True, seed=5, num_workers=2, method="thread"),
 }
 

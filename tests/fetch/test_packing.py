@@ -80,7 +80,7 @@ class EpochAware(Sequences):
 class TestAPack:
     @pytest.mark.parametrize("kind", [np.asarray, torch.tensor, list], ids=["array", "tensor", "list"])
     def test_lays_sequences_and_pieces_one_after_another(self, kind):
-        """Seen red with position_ids that count the places of the piece's sequence."""
+        """Seen red with position_ids that count on from sequence to sequence."""
         packed = PackView(Sequences(kind), 12, -1)[pack((3, 5, 0, 5), (2, 0, 0, 0), (1, 12, 10, 2), (0, 3, 0, 3))]
         assert {type(value) for value in packed.values()} == {torch.Tensor if kind is torch.tensor else np.ndarray}
         assert {name: value.tolist() for name, value in packed.items()} == {

@@ -1253,8 +1253,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_fetch/packing.py",
-        "        self._positions[self._at : end] = np.arange(length)",
-        "        self._positions[self._at : end] = np.arange(start, start + length)",
+        "np.arange(self._at) - np.repeat(starts, self._lengths)",
+        "np.arange(self._at)",
         "tests/fetch/test_packing.py::TestAPack::test_lays_sequences_and_pieces_one_after_another",
     ),
     Mutation(

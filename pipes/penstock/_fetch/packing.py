@@ -124,9 +124,7 @@ class _Rows:
         self._fields: dict[str, Any] | None = None  # None: only empty members so far
         self._names: set[str] | None = None
         self._at = 0
-        self._segment = 0
-        self._positions = np.zeros(capacity, np.int64)
-        self._segments = np.zeros(capacity, np.int64)
+        self._lengths: list[int] = []
 
     def add(self, sequence: Any, index: int, whole: int, start: int, length: int) -> None:
         """Lay ``sequence[start : start + length]`` behind the others."""
@@ -146,9 +144,7 @@ class _Rows:
                     f"the field {name!r} is {came} here, and {was} in the sequences before it in the pack. Convert it in transform."
                 )
             into[self._at : end] = value[start : start + length]
-        self._segment += 1
-        self._positions[self._at : end] = np.arange(length)
-        self._segments[self._at : end] = self._segment
+        self._lengths.append(length)
         self._at = end
 
     def finish(self) -> dict[str, Any]:
@@ -156,7 +152,11 @@ class _Rows:
             raise ValueError(
                 "all sequences of this pack are empty, so nothing says what its padding is of. Leave empty sequences out of the dataset."
             )
-        numbers: list[Any] = [self._positions, self._segments]
+        position_ids, segment_ids = np.zeros((2, self._capacity), np.int64)
+        starts = np.cumsum(self._lengths) - self._lengths
+        position_ids[: self._at] = np.arange(self._at) - np.repeat(starts, self._lengths)
+        segment_ids[: self._at] = np.repeat(np.arange(1, len(starts) + 1), self._lengths)
+        numbers: list[Any] = [position_ids, segment_ids]
         if any(isinstance(value, torch.Tensor) for value in self._fields.values()):
             numbers = [torch.from_numpy(array) for array in numbers]
         return {**self._fields, "position_ids": numbers[0], "segment_ids": numbers[1]}
