@@ -7,8 +7,11 @@ The checkpoints are torch.distributed.checkpoint's. The global sequence is writt
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
 import sys
+import tarfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +23,7 @@ import torch.distributed.checkpoint as dcp
 
 import penstock
 from penstock import Loader, Mix, Packs
+from penstock.formats import tar
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
@@ -45,12 +49,34 @@ def checksums(packs: list[dict[str, np.ndarray]]) -> torch.Tensor:
     return torch.tensor([zlib.crc32(b"".join(field.tobytes() for field in pack.values())) for pack in packs])
 
 
+def write_tars() -> None:
+    """Nine tars with an index, in the folder ``tars``; those that are compressed are read forward."""
+    Path("tars").mkdir()
+    for k in range(9):
+        name = f"tars/{k}.tar" + (".gz" if k % 2 else "")
+        with tarfile.open(name, "w:gz" if k % 2 else "w") as archive:
+            for value in range(7 * k, min(7 * k + 7, 62)):
+                member = tarfile.TarInfo(f"{value:02d}.cls")
+                member.size = len(data := str(value).encode())
+                archive.addfile(member, io.BytesIO(data))
+    assert subprocess.run([sys.executable, "-m", "penstock", "index", "tars/*"], check=True).returncode == 0
+
+
+def decoded(sample: dict[str, Any]) -> int:
+    """The number in a sample, with a random number of its own."""
+    return 1000 * int(sample["cls"]) + int(penstock.sample().rng.integers(1000))
+
+
 DATA = {  # an epoch of each has 5 batches, and 2 samples that are left over
     "tagged": lambda: Tagged(62),
     "mix": lambda: Mix({"a": range(40), "b": range(1000, 1900), "c": range(2000, 2007)}, STAGES, epoch_size=62),
     "packs": Documents,
+    "tars": lambda: tar("tars/*[rz]", lanes=4, window=5),
 }
-OPTIONS: dict[str, dict[str, Any]] = {"packs": {"groups": Packs(LENGTHS, 64, block=64), "collate_fn": checksums}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "packs": {"groups": Packs(LENGTHS, 64, block=64), "collate_fn": checksums},
+    "tars": {"transform": decoded},
+}
 
 
 def new_loader(data: str, world_size: int = 1, **options: Any) -> Loader[Any]:

@@ -1,0 +1,195 @@
+"""The laws for data in shards: resume at every step, any number of ranks, a small state, a worker that is killed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import signal
+import tarfile
+import time
+from itertools import islice
+
+import numpy as np
+import psutil
+import pytest
+import zstandard
+
+import penstock
+from penstock import Loader, Mix, Shards
+from penstock.__main__ import main
+from penstock.formats import jsonl, tar
+from penstock.testing import assert_resumes_everywhere
+
+COUNTS = [3, 0, 9, 1, 4, 5]  # 22 records; record i of all shards together is i
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The same records in every format."""
+    folder, first = tmp_path_factory.mktemp("shards"), 0
+    for k, count in enumerate(COUNTS):
+        lines = "".join(f'{{"value": {value}}}\n' for value in range(first, first + count)).encode()
+        (folder / f"{k}.jsonl").write_bytes(lines)
+        (folder / f"{k}.jsonl.zst").write_bytes(zstandard.compress(lines))
+        with tarfile.open(folder / f"{k}.tar", "w") as archive:
+            for value in range(first, first + count):
+                for suffix, data in (("cls", b"%d" % value), ("bin", bytes(value))):
+                    member = tarfile.TarInfo(f"{value:03d}.{suffix}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+        (folder / f"{k}.tar.gz").write_bytes(gzip.compress((folder / f"{k}.tar").read_bytes()))
+        first += count
+    assert main(["index", f"{folder}/*"]) == 0
+    return folder
+
+
+def first_of(shard):
+    return sum(COUNTS[:shard])
+
+
+def indexed(shard):
+    return range(first_of(shard), first_of(shard) + COUNTS[shard])
+
+
+def forward(shard):
+    yield from indexed(shard)
+
+
+def seeking(shard, start):
+    yield from indexed(shard)[start:]
+
+
+def drawn(record):
+    """The value of a record of any format, and a random number of the sample's own."""
+    sample = penstock.sample()
+    if isinstance(record, dict):
+        record = int(record["cls"]) if "cls" in record else record["value"]
+    return 10_000 * sample.epoch + record, sample.rng.random()
+
+
+ORDER = {"lanes": 3, "window": 4}
+DATA = {
+    "indexed": lambda folder: Shards(6, indexed, counts=COUNTS, **ORDER),
+    "forward": lambda folder: Shards(6, forward, counts=COUNTS, **ORDER),
+    "forward, no window": lambda folder: Shards(6, forward, counts=COUNTS),
+    "seeking": lambda folder: Shards(6, seeking, counts=COUNTS, **ORDER),
+    "jsonl": lambda folder: jsonl(folder / "*.jsonl", **ORDER),
+    "jsonl.zst": lambda folder: jsonl(folder / "*.jsonl.zst", **ORDER),
+    "tar": lambda folder: tar(folder / "*.tar", **ORDER),
+    "tar, forward": lambda folder: tar(folder / "*.tar", counts=COUNTS, **ORDER),
+    "tar.gz": lambda folder: tar(folder / "{0..5}.tar.gz", **ORDER),
+    "mix": lambda folder: Mix(
+        {"a": tar(folder / "*.tar", counts=COUNTS, **ORDER), "b": jsonl(folder / "*.jsonl")}, {"a": 1, "b": 1}, epoch_size=22
+    ),
+}
+
+
+def loader(folder, data, **words):
+    return Loader.from_dataset(DATA[data](folder), **{"batch_size": 6, "shuffle": True, "seed": 5, "transform": drawn, **words})
+
+
+def endless(one):
+    while True:
+        for values, numbers in one:
+            yield list(zip(values.tolist(), numbers.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("workers", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("data", DATA)
+def test_each_resumes_everywhere(folder, data, workers):
+    """Seen red with a reader that forgets what it has passed over and then takes the next record."""
+    options = {} if workers == "inline" else {"num_workers": 2, "method": workers}
+    assert_resumes_everywhere(lambda: loader(folder, data, **options), steps=10)
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+@pytest.mark.parametrize("data", ["indexed", "forward", "tar, forward", "mix"])
+def test_each_resumes_everywhere_on_a_rank(folder, data, tail):
+    assert_resumes_everywhere(lambda: loader(folder, data, batch_size=2, rank=2, world_size=3, tail=tail), steps=12)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_sequence_is_the_same_in_every_format(folder, shuffle):
+    """By position or forward, compressed or not: it is a matter of speed only."""
+    sequences = {}
+    for data in DATA.keys() - {"mix", "forward, no window"}:
+        with loader(folder, data, shuffle=shuffle) as one:
+            sequences[data] = list(islice(endless(one), 9))
+    assert all(sequence == sequences["indexed"] for sequence in sequences.values())
+
+
+@pytest.mark.parametrize("data", ["indexed", "forward", "jsonl.zst", "tar", "tar, forward", "mix"])
+def test_any_ranks_read_one_sequence(folder, data):
+    """Global batches of 12, samples and their random numbers, over ends of epochs; each link goes on from what one of the ranks before has saved."""
+    words = {"tail": "drop", "drop_last": True}
+    expected = list(islice((sample for batch in endless(loader(folder, data, batch_size=12, **words)) for sample in batch), 12 * 14))
+    state, sequence = None, []
+    for k, (world_size, steps) in enumerate([(1, 2), (2, 3), (4, 2), (3, 4), (1, 1), (2, 2)]):
+        ranks = [loader(folder, data, batch_size=12 // world_size, rank=rank, world_size=world_size, **words) for rank in range(world_size)]
+        for one in ranks:
+            if state is not None:
+                one.load_state_dict(state)
+        streams = [endless(one) for one in ranks]
+        for _ in range(steps):
+            hands = [next(stream) for stream in streams]
+            sequence += [sample for row in zip(*hands, strict=True) for sample in row]
+            states = [one.state_dict() for one in ranks]
+            assert states == [states[0]] * world_size
+        state = states[k % world_size]
+    assert sequence == expected
+
+
+class Killed:
+    """Shards that are read forward; one worker kills itself in the middle of one, once in all."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __call__(self, shard):
+        for k in range(40):
+            if (shard, k) == (2, 17) and not os.path.exists(self.mark):
+                open(self.mark, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield 40 * shard + k
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_in_mid_shard_changes_nothing(tmp_path, caplog):
+    """Its successor opens the shard and reads up to the same record."""
+    (tmp_path / "mark").touch()
+    words = {"batch_size": 7, "shuffle": True, "num_workers": 2, "method": "process", "transform": drawn}
+    with Loader.from_dataset(Shards(6, Killed(tmp_path / "mark"), counts=[40] * 6, lanes=2, window=5), **words) as one:
+        expected = list(islice(endless(one), 80))
+    with Loader.from_dataset(Shards(6, Killed(tmp_path / "now"), counts=[40] * 6, lanes=2, window=5), **words) as one:
+        assert list(islice(endless(one), 80)) == expected
+    assert (tmp_path / "now").exists()
+    assert "SIGKILL" in caplog.text
+
+
+def test_a_state_is_small_with_a_million_shards():
+    """And as fast to take as any: a position."""
+    dataset = Shards(10**6, forward, counts=np.full(10**6, 10**4), settings={"columns": ["image", "label"]})
+    with Loader.from_dataset(dataset, batch_size=4, shuffle=True) as one:
+        state = one.state_dict()["penstock"]
+        assert len(state) < 400
+        assert json.loads(state)["state"] == {"epoch": 0, "source": {"epoch": 0, "position": 0}}
+        begin = time.perf_counter()
+        for _ in range(1000):
+            one.state_dict()
+        assert time.perf_counter() - begin < 1, "1 ms each, on a machine that is busy; 20 us on one that is not"
+
+
+@pytest.mark.parametrize("data", ["tar", "tar, forward", "jsonl", "jsonl.zst"])
+def test_no_file_is_open_after_close(folder, data):
+    here = psutil.Process()
+    with loader(folder, data) as one:
+        list(islice(endless(one), 5))
+        dataset = one.dataset
+        assert any(str(folder) in file.path for file in here.open_files())
+        dataset.close()
+        assert not any(str(folder) in file.path for file in here.open_files())
+        list(islice(endless(one), 5))
+    del one
+    dataset.close()
