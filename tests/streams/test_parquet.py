@@ -14,7 +14,7 @@ import pytest
 from format_laws import assert_keeps_the_laws, assert_ranks_share_one_sequence, every_way, open_files, read
 
 from penstock import Loader, Mix
-from penstock.formats import parquet
+from penstock.formats import jsonl, parquet
 
 
 def table(n, first=0):
@@ -103,18 +103,14 @@ class TestLaws:
     def test_ranks_share_one_sequence(self, files):
         assert_ranks_share_one_sequence(parquet(files, lanes=3))
 
-    def test_a_mix_with_another_dataset(self, files):
-        class Lines:
-            def __len__(self):
-                return 10
-
-            def __getitem__(self, index):
-                return {"id": 1000 + index}
-
-        mix = Mix({"rows": parquet(files, ["id"]), "lines": Lines()}, {"rows": 3, "lines": 1}, epoch_size=400)
+    def test_a_mix_with_json_lines(self, files, tmp_path):
+        (tmp_path / "0.jsonl").write_text("".join(f'{{"id": {1000 + line}}}\n' for line in range(10)))
+        lines = jsonl(tmp_path / "0.jsonl", counts=[10])
+        mix = Mix({"rows": parquet(files, ["id"]), "lines": lines}, {"rows": 3, "lines": 1}, epoch_size=400)
         ids = [row["id"] for row in read(mix)[0]]
-        ours = [number for number in ids if number < 1000]
+        ours, theirs = [number for number in ids if number < 1000], [number - 1000 for number in ids if number >= 1000]
         assert ours == [k % 30 for k in range(len(ours))]
+        assert theirs == [k % 10 for k in range(len(theirs))]
         assert abs(len(ours) - 300) < 16
 
 
@@ -142,8 +138,7 @@ class TestResources:
         )
         data = parquet(str(tmp_path / "0.parquet"))
         assert data.order(shuffle=True, seed=0).settings()["lanes"] == 8
-        module = __import__("sys").modules["penstock._streams.parquet"]
-        monkeypatch.setattr(module, "LANES_BYTES", 200_000)  # 20 KB a row group, twice
+        monkeypatch.setattr("penstock._streams.parquet.LANES_BYTES", 200_000)  # 20 KB a row group, twice
         assert parquet(str(tmp_path / "0.parquet")).order(shuffle=True, seed=0).settings()["lanes"] == 4
         assert parquet(str(tmp_path / "0.parquet"), lanes=6).order(shuffle=True, seed=0).settings()["lanes"] == 6
 

@@ -44,8 +44,8 @@ def arrow(paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | No
     Args:
         paths: See `expanded`; on a local disk. Every file must have the same columns, of the same types.
         columns: Read only these. Default: all.
-        lanes: See `ShardOrder`.
-        window: See `ShardOrder`.
+        lanes: See `Shards`.
+        window: See `Shards`.
 
     Raises:
         ValueError: A file is not Arrow, was cut short, or is not local; its columns differ from those of the first file, or one of ``columns`` is missing.

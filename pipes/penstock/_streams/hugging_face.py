@@ -35,8 +35,8 @@ def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None =
         dataset: A ``datasets.Dataset`` or ``datasets.IterableDataset``.
         counts: Samples that each shard of an ``IterableDataset`` gives. Default: if it was made by ``Dataset.to_iterable_dataset``, or says how long its
             shards are, and has been changed only by steps that keep the number of samples.
-        lanes: See `ShardOrder`.
-        window: See `ShardOrder`.
+        lanes: See `Shards`.
+        window: See `Shards`.
 
     Raises:
         ValueError: The lengths are not known; there is not one count for each shard; the stream was shuffled or split over ranks.

@@ -45,8 +45,9 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | 
     Args:
         paths: See `expanded`. Every file must have the same columns, of the same types.
         columns: Read only these; ``"a.b"`` is the field b of the column a. Default: all.
-        lanes: See `ShardOrder`. Default: as there, but no more than fit into 2 GiB by an estimate from the footers.
-        window: See `ShardOrder`.
+        lanes: See `Shards`. Default: as there, unless so many would take more than 2 GiB by an estimate from the footers; then as many as fit, also
+            without a shuffle.
+        window: See `Shards`.
 
     Raises:
         ValueError: A file is not parquet or was cut short; its columns differ from those of the first file, or one of ``columns`` is missing.
