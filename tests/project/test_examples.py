@@ -21,3 +21,17 @@ def test_example_runs(script: Path, tmp_path: Path, run_script: Callable[..., st
     assert run_script(script, timeout_s=240).strip()
     if script.stem == "demo":
         assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_benchmark_of_streams_runs(run_script: Callable[..., str]) -> None:
+    """Every workload, with small data and whoever is installed; the others are named."""
+    printed = run_script(
+        EXAMPLES / "benchmark_streams.py", "--quick", "--peers", "penstock", "no loader", "torchdata", "lhotse", timeout_s=280
+    )
+    tables = printed[printed.index("\n## X3") :]
+    for workload in ("X3", "X5", "X7", "X8", "X9"):
+        assert f"## {workload}\n" in tables
+    assert "failed" not in tables
+    assert "\n| penstock, 0 workers | " in tables

@@ -108,7 +108,7 @@ def borders(row, starts):
     for place in range(len(row)):
         begins = place == 0 or place in starts
         positions.append(0 if begins else positions[-1] + 1)
-        segments.append(0 if place == 0 else segments[-1] + begins)
+        segments.append(1 if place == 0 else segments[-1] + begins)
     return positions, segments
 
 
@@ -383,8 +383,16 @@ def test_a_file_that_is_not_there(tmp_path):
         tokens(tmp_path / "nowhere.bin", 10)
     with pytest.raises(FileNotFoundError, match=r"\*.bin"):
         tokens(f"{tmp_path}/*.bin", 10)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"paths=\[\] names no file"):
         tokens([], 10)
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/one.bin", "one.bin.gz", "one.npy.zst"])
+def test_what_cannot_be_read_in_place(path):
+    with pytest.raises(
+        ValueError, match=f"{path} cannot be read in place, because it is remote or compressed. Download it, and decompress it."
+    ):
+        tokens(path, 10)
 
 
 def test_raw_numbers_under_the_name_of_an_array(tmp_path):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast, final
 
 import numpy as np
@@ -14,11 +12,13 @@ import torch
 
 from penstock._arguments import whole_number
 from penstock._fetch.array_dataset import RowDataset
+from penstock._streams.files import compression, expanded, is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock._fetch.array_dataset import Places
+    from penstock._streams.files import Paths
 
 
 def tokens(
@@ -36,11 +36,11 @@ def tokens(
     end is not used. Nothing is read or counted beforehand, so resuming takes the same time anywhere in files of any size.
 
     A sample is a dict of int64 tensors of shape ``(sequence_length + overlap,)``: ``"tokens"``; with ``end_of_document`` or ``documents`` also
-    ``"position_ids"``, counted from the start of the document, and ``"segment_ids"``, which number the documents of the sequence. Both start with 0,
-    also where a sequence starts in the middle of a document.
+    ``"position_ids"``, counted from 0 at the start of each document, and ``"segment_ids"``, which count the documents of the sequence from 1. Where a sequence
+    starts in the middle of a document, they start there.
 
     Args:
-        paths: A file, a pattern such as ``"/data/web/*.bin"``, or a list of them. Files hold raw little-endian numbers (``.bin``), or one array (``.npy``).
+        paths: A file, a pattern such as ``"/data/web/*.bin"`` or ``"/data/{000..127}.bin"``, or a list of them. Files hold raw little-endian numbers (``.bin``), or one array (``.npy``).
         sequence_length: Tokens from the start of a sequence to the start of the next.
         dtype: What the files hold: an integer type of up to 8 bytes, except uint64.
         overlap: How many tokens of the next sequence to add; with 1, cut a batch into ``tokens[:, :-1]`` and ``tokens[:, 1:]``.
@@ -64,6 +64,8 @@ def tokens(
     for path in expanded(paths):
         files.append(_inspected(path, kind, count))
         count += files[-1].tokens
+    if not files:
+        raise FileNotFoundError(f"paths={paths!r:.80} names no file.")
     if count < span:
         where = f"{files[0].path} holds" if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more hold"
         raise ValueError(
@@ -158,7 +160,7 @@ class Tokens(RowDataset):
         lengths = np.diff(borders, append=rows * span)
         first = np.searchsorted(borders, borders // span * span)  # the first border of the row
         positions = np.arange(rows * span) - np.repeat(borders, lengths)
-        segments = np.repeat(np.arange(len(borders)) - first, lengths)
+        segments = np.repeat(np.arange(1, len(borders) + 1) - first, lengths)
         return positions.reshape(raw.shape), segments.reshape(raw.shape)
 
 
@@ -209,6 +211,8 @@ class _Descriptor:
 
 
 def _inspected(path: str, dtype: np.dtype[Any], first: int) -> TokenFile:
+    if is_remote(path) or compression(path):
+        raise ValueError(f"{path} cannot be read in place, because it is remote or compressed. Download it, and decompress it.")
     with open(path, "rb") as file:
         nbytes = os.fstat(file.fileno()).st_size
         header, length = 0, None
@@ -257,17 +261,3 @@ def _checked_starts(documents: Any, tokens: int) -> np.ndarray:
             f"They are where documents start, not their lengths."
         )
     return starts.astype(np.int64, copy=False)
-
-
-def expanded(paths: Paths) -> list[str]:
-    """The files that ``paths`` names."""
-    found: list[str] = []
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        name = os.fspath(path)
-        found += sorted(glob.glob(name)) if glob.has_magic(name) else [name]
-    if not found:
-        raise FileNotFoundError(f"there is no file {paths!r:.200}")
-    return found
-
-
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
