@@ -1102,8 +1102,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_fetch/array_dataset.py",
-        "dataset.read(_from_0(rows, len(dataset)), out, places)",
-        "dataset.read(rows, out, places)",
+        "rows if checked else _from_0(rows, len(dataset))",
+        "rows",
         "tests/fetch/test_array_dataset.py::test_a_row_out_of_bounds_is_named",
     ),
     Mutation(

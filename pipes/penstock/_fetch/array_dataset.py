@@ -191,14 +191,14 @@ def _form(dataset: Any) -> _Form | None:
 _CPU = torch.device("cpu")
 
 
-def _read(dataset: Any, rows: np.ndarray, out: Sequence[torch.Tensor], places: Places) -> None:
-    """Write samples into ``places`` of a batch."""
+def _read(dataset: Any, rows: np.ndarray, out: Sequence[torch.Tensor], places: Places, *, checked: bool = False) -> None:
+    """Write samples into ``places`` of a batch; ``checked`` rows are from 0 to ``len - 1``."""
     if isinstance(dataset, Subset):
         _read(dataset.dataset, _chosen(dataset, rows), out, places)
     elif isinstance(dataset, ConcatDataset):
         _read_parts(dataset, rows, out, places)
     elif isinstance(dataset, RowDataset):
-        dataset.read(_from_0(rows, len(dataset)), out, places)
+        dataset.read(rows if checked else _from_0(rows, len(dataset)), out, places)
     else:
         _read_tensors(dataset.tensors, rows, out, places)
 
@@ -207,10 +207,14 @@ def _read_parts(dataset: Any, rows: np.ndarray, out: Sequence[torch.Tensor], pla
     ends = np.asarray(dataset.cumulative_sizes)
     rows = _from_0(rows, int(ends[-1]))
     part_of = np.searchsorted(ends, rows, side="right")
-    for part in set(part_of.tolist()):
-        at = np.flatnonzero(part_of == part)
-        chosen = rows[at] - (ends[part - 1] if part else 0)
-        _read(dataset.datasets[part], chosen, out, at if isinstance(places, slice) else places[at])
+    parts = set(part_of.tolist())
+    for part in parts:
+        start = ends[part - 1] if part else 0
+        if len(parts) == 1:
+            _read(dataset.datasets[part], rows - start, out, places, checked=True)
+        else:
+            at = np.flatnonzero(part_of == part)
+            _read(dataset.datasets[part], rows[at] - start, out, at if isinstance(places, slice) else places[at], checked=True)
 
 
 def _read_tensors(tensors: Sequence[torch.Tensor], rows: np.ndarray, out: Sequence[torch.Tensor], places: Places) -> None:
@@ -269,7 +273,7 @@ def _on(device: torch.device, indices: np.ndarray, n: int) -> torch.Tensor:
 
 def _from_0(indices: np.ndarray, n: int) -> np.ndarray:
     """The indices with negative ones counted from the end."""
-    if len(indices) and indices.min() >= 0 and indices.max() < n:
+    if len(indices) and indices.view(np.uint64).max() < n:  # as negative ones are huge
         return indices
     outside = (indices < -n) | (indices >= n)
     if outside.any():
