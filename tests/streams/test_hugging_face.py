@@ -79,7 +79,7 @@ class TestStreams:
         """Seen to fail: shards numbered from the back."""
         data = hf(stream())
         assert len(data) == N
-        assert read(data) == [list(stream())] == [list(by_index())]
+        assert repr(read(data)) == repr([list(stream())]) == repr([list(by_index())])
         assert [data[index] for index in (25, 3, 3, 11)] == [by_index()[index] for index in (25, 3, 3, 11)]
 
     @pytest.mark.parametrize(
@@ -133,6 +133,7 @@ class TestStreams:
         with pytest.raises(ValueError, match=r"it is not known how many samples each of the 3 shards has\. Pass counts="):
             hf(ds)
 
+    @pytest.mark.skipif(not hasattr(datasets.config, "SAVE_ORIGINAL_SHARD_LENGTHS"), reason="older versions never say them")
     def test_lengths_that_the_dataset_says(self, tmp_path, monkeypatch):
         monkeypatch.setattr(datasets.config, "SAVE_ORIGINAL_SHARD_LENGTHS", True)
         for number in range(3):
