@@ -1467,6 +1467,127 @@ MUTATIONS = [
         "yield before",
         "tests/streams/test_hugging_face.py::TestWhatIsRefused::test_a_shuffled_stream",
     ),
+    # Data in shards.
+    Mutation(
+        "_streams/shards.py",
+        'shards = np.searchsorted(self._ends, places, side="right")',
+        'shards = np.searchsorted(self._ends, places, side="left")',
+        "tests/streams/test_shards.py::TestWhatComes::test_in_order_is_the_concatenation",
+    ),
+    Mutation(
+        "_streams/forward_reader.py",
+        "while len(self._readers) >= self._most:",
+        "while self._readers:",
+        "tests/streams/test_shards.py::TestReadingForward::test_several_lanes_in_one_shard_have_a_reader_each",
+    ),
+    Mutation(
+        "_streams/forward_reader.py",
+        "reader.close()  # after an error nobody knows where it stands",
+        "self._readers.append(reader)",
+        "tests/streams/test_shards.py::TestErrors::test_an_error_is_gone_when_its_cause_is",
+    ),
+    Mutation(
+        "_streams/forward_reader.py",
+        "self.kept[self.next - 1] = record",
+        "pass",
+        "tests/streams/test_shards.py::TestReadingForward::test_what_was_passed_over_is_kept_until_asked_for",
+    ),
+    Mutation(
+        "_streams/forward_reader.py",
+        "if reader.next <= number and (",
+        "if (",
+        "tests/laws/test_shards.py::test_each_resumes_everywhere[forward-inline]",
+    ),
+    Mutation(
+        "_streams/forward_reader.py",
+        "for _ in self._iterator:",
+        "for _ in ():",
+        "tests/streams/test_shards.py::TestReadingForward::test_a_seek_that_is_ignored_is_seen",
+    ),
+    Mutation(
+        "_streams/open_shards.py",
+        "if len(opened) != count:",
+        "if False:",
+        "tests/streams/test_shards.py::TestCounts::test_a_shard_that_can_be_indexed_is_measured",
+    ),
+    Mutation(
+        "_streams/open_shards.py",
+        "                    self._tidy()",
+        "                    pass",
+        "tests/streams/test_shards.py::TestOpenFiles::test_are_bounded_while_reading_and_gone_after_close",
+    ),
+    Mutation(
+        "_streams/open_shards.py",
+        "if self._pid != os.getpid():",
+        "if False:",
+        "tests/streams/test_shards.py::TestOpenFiles::test_are_not_used_after_a_fork[forward]",
+    ),
+    Mutation(
+        "_streams/open_shards.py",
+        "        self.lock = threading.Lock()\n        self.content",
+        '        self.lock = globals().setdefault("_of_all", threading.Lock())\n        self.content',
+        "tests/streams/test_shards.py::test_threads_wait_for_each_other_only_at_one_shard",
+    ),
+    Mutation(
+        "_streams/files.py",
+        "if not then.fits(now):",
+        "if False:",
+        "tests/streams/test_jsonl.py::TestAnIndex::test_of_a_file_that_changed_is_refused",
+    ),
+    Mutation(
+        "_streams/files.py",
+        "if self._frame is not None and not self._frame.eof:",
+        "if False:",
+        "tests/streams/test_files.py::TestCompressed::test_an_end_in_the_middle_is_an_error[.zst]",
+    ),
+    Mutation(
+        "_streams/index_file.py",
+        'temporary = f"{place}.{secrets.token_hex(4)}.tmp"\n    try:\n        with open(temporary, "xb")',
+        'temporary = place\n    try:\n        with open(temporary, "wb")',
+        "tests/streams/test_indexing.py::TestTheFile::test_is_written_completely_or_not_at_all",
+    ),
+    Mutation(
+        "_streams/index_file.py",
+        "or zlib.crc32(data) != header.checksum",
+        "",
+        "tests/streams/test_jsonl.py::TestAnIndex::test_that_is_damaged_is_refused",
+    ),
+    Mutation(
+        "_streams/indexing.py",
+        "        check_unchanged(path, now, stamp(path))\n",
+        "",
+        "tests/streams/test_indexing.py::TestTheCommand::test_a_file_that_changes_meanwhile_is_refused",
+    ),
+    Mutation(
+        "_streams/tar.py",
+        "(not header and not whole)",
+        "not header",
+        "tests/streams/test_tar.py::TestDamaged::test_a_tar_that_is_cut_short",
+    ),
+    Mutation(
+        "_streams/tar.py",
+        "named[1], named[2].lower()",
+        "named[1], named[2]",
+        "tests/streams/test_tar.py::TestAsWebdataset::test_reads",
+    ),
+    Mutation(
+        "_streams/tar.py",
+        "if field[0] == 0x80:",
+        "if False:",
+        "tests/streams/test_tar.py::test_a_large_file_is_measured_in_binary",
+    ),
+    Mutation(
+        "_streams/jsonl.py",
+        "unfinished = data[int(ends[-1]) + 1 :]",
+        'unfinished = b""',
+        "tests/streams/test_jsonl.py::test_blank_lines_and_a_last_line_without_an_end_are_no_matter",
+    ),
+    Mutation(
+        "_streams/jsonl.py",
+        "if unfinished.strip():",
+        "if False:",
+        "tests/streams/test_jsonl.py::test_blank_lines_and_a_last_line_without_an_end_are_no_matter",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)

@@ -101,10 +101,12 @@ class TestTheFile:
         def broken(*arguments):
             raise KeyboardInterrupt
 
+        write_index("x.index", "tar", Stamp(5, 6), np.array([0, 2]))
         monkeypatch.setattr(index_file.os, "replace", broken)
         with pytest.raises(KeyboardInterrupt):
-            write_index("x.index", "tar", Stamp(5, 6), np.array([0, 2]))
-        assert os.listdir() == []
+            write_index("x.index", "tar", Stamp(7, 8), np.array([0, 3]))
+        assert os.listdir() == ["x.index"]
+        assert index_of("x").tolist() == [0, 2]
 
 
 def run(capsys, *arguments):

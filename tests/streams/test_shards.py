@@ -399,12 +399,16 @@ def test_threads_wait_for_each_other_only_at_one_shard():
         return [shard]
 
     dataset = Shards(2, opened, counts=[1, 1])
-    thread = threading.Thread(target=lambda: dataset[0])
-    thread.start()
+    first, second = (threading.Thread(target=dataset.__getitem__, args=(k,)) for k in (0, 1))
+    first.start()
     inside.wait()
-    assert dataset[1] == 1
+    second.start()
+    second.join(5)
+    waited = second.is_alive()
     go_on.set()
-    thread.join()
+    first.join()
+    second.join()
+    assert not waited
 
 
 def test_many_threads_read_right(files):

@@ -124,8 +124,7 @@ def stamp(path: str) -> Stamp:
     if is_remote(path):
         filesystem, inside = extra("fsspec.core", f"{path!r}").url_to_fs(path)
         return Stamp(int(filesystem.size(inside)), 0)
-    status = os.stat(path)
-    return Stamp(status.st_size, status.st_mtime_ns)
+    return _stamp_of(os.stat(path))
 
 
 @final
@@ -142,14 +141,10 @@ class FileRanges:
 
     def __init__(self, path: str, expected: Stamp) -> None:
         self._path = path
-        self._file = open(path, "rb", buffering=0) if not is_remote(path) else opened(path)  # noqa: SIM115
+        self._file = opened(path)
+        self._is_local = not is_remote(path)
         try:
-            if is_remote(path):
-                now = stamp(path)
-            else:
-                status = os.fstat(self._file.fileno())
-                now = Stamp(status.st_size, status.st_mtime_ns)
-            check_unchanged(path, expected, now)
+            check_unchanged(path, expected, _stamp_of(os.fstat(self._file.fileno())) if self._is_local else stamp(path))
         except BaseException:
             self._file.close()
             raise
@@ -160,13 +155,13 @@ class FileRanges:
         Raises:
             ValueError: The file has become shorter than that.
         """
-        if is_remote(self._path):
-            self._file.seek(begin)
-            data = self._file.read(end - begin)
-        else:
+        if self._is_local:
             data = os.pread(self._file.fileno(), end - begin, begin)
             while 0 < len(data) < end - begin and (more := os.pread(self._file.fileno(), end - begin - len(data), begin + len(data))):
                 data += more  # one call reads at most 2 GiB
+        else:
+            self._file.seek(begin)
+            data = self._file.read(end - begin)
         if len(data) < end - begin:
             raise ValueError(
                 f"{self._path} ends before byte {end}, so it was cut short while it was read. If that is how it should be, {REINDEX}."
@@ -190,6 +185,10 @@ def check_unchanged(path: str, then: Stamp, now: Stamp) -> None:
     if not then.fits(now):
         what = f"had {then.size} bytes, and has {now.size}" if then.size != now.size else "was written to"
         raise ValueError(f"{path} has changed since it was indexed: it {what}. If that is how it should be, {REINDEX} {path}")
+
+
+def _stamp_of(status: os.stat_result) -> Stamp:
+    return Stamp(status.st_size, status.st_mtime_ns)
 
 
 class _Unpacked(io.RawIOBase):

@@ -101,7 +101,8 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
             return
         if len(header) < BLOCK:
             raise _damaged(path, at, CUT_SHORT if at or header else "it has no bytes at all, and even an empty tar has 1024")
-        _check(header, path, at)
+        if whole:  # otherwise the index knows that a header stands there, and the file has not changed
+            _check(header, path, at)
         at += BLOCK
         kind, own_size = header[156:157], _number(header[124:136], path, at)
         own_name = _own_name(header)
@@ -193,8 +194,8 @@ def _number(field: bytes, path: str, at: int) -> int:
 
 
 def _own_name(header: bytes) -> str:
-    name, prefix = _text(header[:100]), _text(header[345:500])
-    return f"{prefix}/{name}" if prefix and header[156:157] not in EXTENDED_BY_GNU else name
+    name = _text(header[:100])
+    return f"{_text(header[345:500])}/{name}" if header[345] and header[156:157] not in EXTENDED_BY_GNU else name
 
 
 def _text(field: bytes) -> str:
