@@ -12,6 +12,7 @@ import sys
 import tarfile
 from contextlib import ExitStack
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from penstock.__main__ import main
 from penstock._streams import index_file, indexing
 from penstock._streams.files import Stamp, stamp
 from penstock._streams.index_file import place_of, read_header, read_offsets, write_index
+from penstock.formats import jsonl
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +157,24 @@ class TestTheCommand:
         assert "No such file or directory: 'gone.jsonl'" in lines[1]
         assert lines[2].startswith("penstock index: notes.txt: the name must end in one of .jsonl")
         assert sorted(os.listdir()) == ["a.jsonl", "a.jsonl.index", "b.tar", "c.tar", "c.tar.index", "notes.txt"]
+
+    def test_indexes_what_is_elsewhere_into_a_folder(self, capsys):
+        files = fsspec.filesystem("memory")
+        files.pipe({f"/box/{k}.jsonl": b"1\n2\n" for k in range(2)})
+        try:
+            code, _, err = run(capsys, "memory://box/*.jsonl")
+            assert code == 1
+            assert err.count("an index cannot be written beside it. Say --index FOLDER.") == 2
+            assert run(capsys, "memory://box/*.jsonl", "--index", "indices")[:2] == (0, "indexed 2 files (4 records)\n")
+            assert (
+                run(capsys, "memory://box/*.jsonl", "--index", "indices")[1]
+                == "indexed 0 files (0 records); 2 files up to date (4 records)\n"
+            )
+            dataset = jsonl("memory://box/{0,1}.jsonl", index="indices")
+            assert [dataset[k] for k in range(4)] == [1, 2, 1, 2]
+            dataset.close()
+        finally:
+            files.rm("/box", recursive=True)
 
     def test_says_what_it_does_not_find(self, capsys):
         code, out, err = run(capsys, "*.tar")

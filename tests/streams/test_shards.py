@@ -191,11 +191,11 @@ class TestReadingForward:
         assert words or opener.read == 88
 
     def test_several_lanes_in_one_shard_have_a_reader_each(self):
-        """Seen red with one reader a shard, which starts again for each batch: 2500 records are read, and not 220."""
-        count = Counting(100)
-        dataset = Shards(1, count, counts=[100], lanes=4)
-        assert sorted(read(dataset, shuffle=True)[0]) == list(range(100))
-        assert count.read <= 25 + 50 + 75 + 100
+        """Seen red with one reader a shard, which starts again for each batch."""
+        count = Counting(4000)
+        dataset = Shards(1, count, counts=[4000], lanes=4)
+        assert sorted(read(dataset, shuffle=True, batch_size=100)[0]) == list(range(4000))
+        assert count.read <= 1000 + 2000 + 3000 + 4000
 
     def test_what_was_passed_over_is_kept_until_asked_for(self):
         count = Counting(200)

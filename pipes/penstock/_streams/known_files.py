@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 from penstock._streams.files import FileRanges, check_unchanged, compression, expanded, stamp
 from penstock._streams.index_file import places_of, read_header, read_offsets
 from penstock._streams.shards import Shards
+from penstock._streams.tables import looked_at
 
 if TYPE_CHECKING:
     import os
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock._streams.files import Paths
+    from penstock._streams.index_file import Header
 
 
 class Format(NamedTuple):
@@ -137,18 +139,23 @@ class IndexedFile:
 def _indexed(format: Format, files: list[str], places: list[str]) -> tuple[list[int], list[str]]:
     """The counts of the files that have an index, and the other files."""
     counts, missing = [], []
-    for path, place in zip(files, places, strict=True):
-        try:
-            header = read_header(place)
-        except FileNotFoundError:
+    for path, place, header in zip(files, places, looked_at(_header_or_none, places), strict=True):
+        if header is None:
             missing.append(path)
-            continue
-        if header.kind != format.kind:
+        elif header.kind == format.kind:
+            counts.append(header.records)
+        else:
             raise ValueError(
                 f"{place} is the index of a {header.kind} file, but {path} is to be read as {format.kind}. Read it as what it is."
             )
-        counts.append(header.records)
     return counts, missing
+
+
+def _header_or_none(place: str) -> Header | None:
+    try:
+        return read_header(place)
+    except FileNotFoundError:
+        return None
 
 
 def _refuse(format: Format, missing: list[str], n: int, index: str | os.PathLike[str] | None) -> None:

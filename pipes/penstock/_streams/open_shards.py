@@ -89,10 +89,8 @@ class OpenShards:
                     one.close(wait=False)
 
     def _entry(self, shard: int) -> _Shard:
-        if (
-            self._pid != os.getpid()
-        ):  # Another thread may have been reading at the moment of the fork, so neither its lock nor its readers can be used.
-            self._start()
+        if self._pid != os.getpid():
+            self._start()  # another thread may have been reading at the moment of the fork, so neither its lock nor its readers can be used
         with self._lock:
             one = self._shards.setdefault(shard, _Shard())
             self._shards.move_to_end(shard)

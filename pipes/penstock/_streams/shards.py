@@ -35,7 +35,7 @@ class Shards(Dataset[Any]):
     are asked for: at most ``2 * window`` of them and a few batches, for each lane. The sequence is the same either way, with any number of workers and
     ranks, and after any resume; a jump into a shard that is read forward reads what lies before.
 
-    Reading is thread-safe if each shard is used by one thread at a time. A process has a bounded number of shards open: those of the lanes and 4 more, or
+    Each open shard is used by one thread at a time, so what ``open`` returns need not be thread-safe. A process has a bounded number of shards open: those of the lanes and 4 more, or
     64 that can be indexed if that is more; never more than half of the files it may open.
 
     Args:
@@ -92,7 +92,11 @@ class Shards(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Record ``index`` of all shards together; a negative index counts from the end."""
-        return self.__getitems__([index])[0]
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(f"index {index} is out of bounds for {len(self)} records")
+        shard = int(np.searchsorted(self._ends, place, side="right"))
+        return self._open.read(shard, [place - int(self._starts[shard])])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The records of many indices. Each shard is read once, front to back."""
