@@ -158,7 +158,7 @@ def of_streams(ranks: list[dict[str, Any]]) -> None:
                 assert [rank[name]["whole"][5 * e : 5 * e + 5] for rank in ranks] == [expected[0::2], expected[1::2]]
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_ctrl_c_leaves_nobody(tmp_path: Path) -> None:
     """Two ranks with two workers each must all end after a Ctrl-C, which a terminal sends to every process of the group."""
     output = tmp_path / "output.txt"
@@ -176,15 +176,12 @@ def test_ctrl_c_leaves_nobody(tmp_path: Path) -> None:
         assert process.stdout is not None
         training = list(islice((line for line in process.stdout if line.startswith("training")), 2))
         assert len(training) == 2, output.read_text()
-        everyone = session(process.pid)
-        assert len(everyone) >= 6, everyone
+        assert len(session(process.pid)) >= 6
         os.killpg(process.pid, signal.SIGINT)
         process.stdout.close()
-        _, left = psutil.wait_procs([other for other in everyone if other.pid != process.pid], timeout=40)
-        process.wait(20)
-        # A zombie counts as ended; init reaps an orphan when it gets to it.
-        assert [other for other in left if other.is_running() and other.status() != psutil.STATUS_ZOMBIE] == []
-        assert session(process.pid) == []
+        process.wait()
+        while left := session(process.pid):  # the test's time-out ends this
+            psutil.wait_procs(left, timeout=0.5)
     finally:
         for straggler in session(process.pid):
             os.kill(straggler.pid, signal.SIGKILL)
