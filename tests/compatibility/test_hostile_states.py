@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 import penstock
-from penstock import Loader, TorchOrder
+from penstock import Loader, Packs, TorchOrder
 from penstock.testing import Tagged
 
 N = 10
@@ -20,6 +20,7 @@ BUILDS = {
     "shuffled": lambda: Loader.from_dataset(Tagged(N), batch_size=3, shuffle=True),
     "torch": lambda: Loader.from_dataset(Tagged(N), batch_size=3, order=TorchOrder(N)),
     "batches": lambda: Loader.from_dataset(Tagged(N), batch_sampler=BatchSampler(RandomSampler(range(N)), 3, False)),
+    "packs": lambda: Loader.from_dataset([[k] * (k % 4 + 1) for k in range(N)], 1, groups=Packs([k % 4 + 1 for k in range(N)], 4, block=4)),
     "unordered": lambda: Loader.from_dataset(Tagged(N), batch_size=1, num_workers=3, method="thread", in_order=False),
     "iterated": lambda: Loader(penstock.IterableSource(range(N))),
 }
@@ -47,7 +48,8 @@ def loaders():
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.integers(0, 12) | st.floats() | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["epoch", "position", "source", "delivered", "x"]), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["epoch", "position", "source", "delivered", "block", "taken", "x"]), inner, max_size=3)
     ),
     max_leaves=5,
 )

@@ -158,6 +158,9 @@ class TestWhatIsRefused:
         ("pad", "kind", "said"),
         [
             (-100, lambda x: np.asarray(x, np.uint16), "pad=-100 does not fit the field 'tokens', which is uint16"),
+            (300, lambda x: torch.tensor(x, dtype=torch.uint8), "pad=300 does not fit the field 'tokens', which is torch.uint8"),
+            (0.5, np.asarray, "pad=0.5 does not fit the field 'tokens', which is int64"),
+            (float("nan"), np.asarray, "pad=nan does not fit"),
             ({"label": 1}, np.asarray, r"pad has a value for 'label', but the sequences have the fields \['tokens'\]"),
         ],
     )

@@ -87,6 +87,8 @@ def test_takes_tuples():
         ({"value": {"a": 0}}, [[1]], TypeError, "pad with a value for each field needs samples that are dicts, but a list came"),
         ({"lengths": True}, [[1]], TypeError, "pad with lengths=True needs samples that are dicts"),
         ({}, [{"a": [1]}, {"b": [1]}], ValueError, r"a sample has the fields \['b'\], and the first of its batch has \['a'\]"),
+        ({"value": 0.5}, [{"a": [1]}], ValueError, "pad=0.5 does not fit the field 'a', which is torch.int64"),
+        ({"value": -1}, [torch.ones(1, dtype=torch.uint8)], ValueError, "pad=-1 does not fit the sample, which is torch.uint8"),
         ({}, [np.ones((1, 2)), np.ones((1, 3))], ValueError, r"the sample is torch.float64 of shape \[1, 3\] in one sample and"),
         ({}, [(np.ones(1), 1), (np.ones(1, int), 1)], ValueError, "element 0 is torch.int64"),
     ],

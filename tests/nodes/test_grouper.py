@@ -295,6 +295,13 @@ class TestCounting:
             assert len(epoch(node)) == length - 1
         node.shutdown()
 
+    def test_is_not_needed_to_say_that_there_is_a_number(self, monkeypatch):
+        """A resume in epoch 7 must not count epoch 0."""
+        node = grouper("packs", count=True)
+        monkeypatch.setattr(Packs, "plan", lambda *_: pytest.fail("counted"))
+        assert node.sized()
+        assert not grouper("packs").sized()
+
     @kinds
     def test_is_not_done_unless_asked_for(self, kind):
         node = grouper(kind)

@@ -11,6 +11,7 @@ import torch
 
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.fetch import View, has_getitems
+from penstock._fetch.padding import check_fits
 from penstock._fetch.sample import current
 
 if TYPE_CHECKING:
@@ -179,10 +180,8 @@ class _Rows:
     def _empty(self, name: str, value: Any) -> Any:
         pad = self._pad.get(name, 0) if isinstance(self._pad, dict) else self._pad
         shape = (self._capacity, *value.shape[1:])
-        try:
-            return torch.full(shape, pad, dtype=value.dtype) if isinstance(value, torch.Tensor) else np.full(shape, pad, value.dtype)
-        except (OverflowError, RuntimeError, ValueError) as exc:
-            raise ValueError(f"pad={pad!r} does not fit the field {name!r}, which is {value.dtype}: {exc}") from exc
+        check_fits(pad, value.dtype, f"the field {name!r}")
+        return torch.full(shape, pad, dtype=value.dtype) if isinstance(value, torch.Tensor) else np.full(shape, pad, value.dtype)
 
 
 def _checked(name: str, value: Any, whole: int, index: int) -> Any:

@@ -68,6 +68,7 @@ class Padded:
         like = next((one for one in tensors if len(one)), tensors[0])
         longest = max(map(len, tensors))
         shape = (len(tensors), -(-longest // self.to_multiple_of) * self.to_multiple_of, *like.shape[1:])
+        check_fits(value, like.dtype, what)
         batch = torch.full(shape, value, dtype=like.dtype)
         for row, one in zip(batch, tensors, strict=True):
             if len(one) and (one.dtype != like.dtype or one.shape[1:] != like.shape[1:]):
@@ -77,6 +78,17 @@ class Padded:
                 )
             row[: len(one)] = one
         return batch
+
+
+def check_fits(value: float, dtype: Any, what: str) -> None:
+    """Refuse padding that is out of bounds for ``dtype``, of torch or NumPy, or no whole number where it must be one."""
+    if isinstance(dtype, torch.dtype):
+        whole = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+        bounds: Any = torch.iinfo
+    else:
+        whole, bounds = dtype.kind in "iu", np.iinfo
+    if whole and not (value % 1 == 0 and bounds(dtype).min <= value <= bounds(dtype).max):
+        raise ValueError(f"pad={value!r} does not fit {what}, which is {dtype}. Choose another value, or convert the field.")
 
 
 def _is_long(value: Any) -> bool:

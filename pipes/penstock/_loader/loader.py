@@ -478,7 +478,7 @@ class _Epochs:
 
     def sized(self) -> bool:
         *_, first = self._root.chain()
-        return first.remaining(first.start_of(0)) is not None
+        return first.sized()
 
     def start_of(self, epoch: int) -> State:
         state = self._root.start_of(epoch)

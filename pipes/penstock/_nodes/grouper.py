@@ -106,6 +106,9 @@ class Grouper(Node[Indices]):
         epoch, position = (self._epoch, self._position) if state is None else (state["epoch"], state["position"])
         return max(0, _counted(self.order, self.groups, epoch, self._counts) - position)
 
+    def sized(self) -> bool:
+        return self.groups.count  # without counting
+
     def items_per_epoch(self) -> int | None:
         return self.remaining(self.start_of(self._epoch))
 

@@ -136,6 +136,10 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
         """Items left in the epoch of ``state`` (default: the current state); None if unknown. Pure, starts nothing."""
         return self.source.remaining(state)
 
+    def sized(self) -> bool:
+        """Whether the number of items in an epoch is known beforehand. Asked of the first node."""
+        return self.remaining(self.start_of(0)) is not None
+
     def items_per_epoch(self) -> int | None:
         """Items in a whole epoch at this node; None if unknown."""
         return self.source.items_per_epoch()
