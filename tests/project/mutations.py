@@ -1432,6 +1432,12 @@ MUTATIONS = [
         "tests/streams/test_arrow.py::TestResources::test_mapped_and_not_read",
     ),
     Mutation(
+        "_streams/tables.py",
+        'f"{name}.".startswith(f"{column}.") for name',
+        "name.startswith(column) for name",
+        "tests/streams/test_parquet.py::TestWhatIsRefused::test_a_missing_column",
+    ),
+    Mutation(
         "_streams/hugging_face.py",
         "worker._worker_info = worker._worker_info, None",
         "worker._worker_info = (worker._worker_info,) * 2",

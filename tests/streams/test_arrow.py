@@ -142,6 +142,8 @@ class TestWhatIsRefused:
     def test_a_missing_column(self, files):
         with pytest.raises(ValueError, match=r"0\.arrow has no column 'lable', only 'text', 'id', "):
             arrow(files, ["lable"])
+        with pytest.raises(ValueError, match=r"has no column 'image\.bytes', only"):
+            arrow(files, ["image.bytes"])
 
     @pytest.mark.parametrize("columns", ["text", []], ids=str)
     def test_columns_that_are_no_list_of_names(self, files, columns):

@@ -147,6 +147,8 @@ class TestWhatIsRefused:
     def test_a_missing_column(self, files):
         with pytest.raises(ValueError, match=r"0\.parquet has no column 'lable', only 'id', 'text', "):
             parquet(files, ["id", "lable"])
+        with pytest.raises(ValueError, match=r"has no column 'image\.byte', only"):
+            parquet(files, ["image.byte"])
 
     @pytest.mark.parametrize("columns", ["text", []], ids=str)
     def test_columns_that_are_no_list_of_names(self, files, columns):

@@ -126,7 +126,7 @@ def _look(path: str, columns: list[str] | None) -> _Look:
                 rows, offsets = _counted(file, pyarrow.ipc.open_stream(file, options=options))
     except (OSError, ValueError) as exc:
         raise ValueError(f"{path} is not an Arrow file or stream, or was cut short: {exc}") from exc
-    return _Look(seen, chosen_types(path, schema, columns), rows, offsets)
+    return _Look(seen, chosen_types(path, schema, columns, schema.names), rows, offsets)
 
 
 def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] | None]:

@@ -93,7 +93,8 @@ class _Rows:
 def _look(path: str, columns: list[str] | None) -> _Footer:
     seen = stamp(path)
     metadata = _metadata(path, seen)
-    types = chosen_types(path, metadata.schema.to_arrow_schema(), columns)
+    known = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    types = chosen_types(path, metadata.schema.to_arrow_schema(), columns, known)
     rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     most = max(rows, default=0)
     sizes = _sizes(metadata, rows.index(most), columns) if most else []

@@ -121,13 +121,22 @@ def check_columns(of_files: Mapping[str, Mapping[str, Any]]) -> None:
                 )
 
 
-def chosen_types(path: str, schema: Any, columns: Sequence[str] | None) -> dict[str, Any]:
-    """The types of ``columns``, by name; ``"a.b"`` is a field of the column a."""
+def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str]) -> dict[str, Any]:
+    """The types of the columns that are read, whole or in part, by name.
+
+    Args:
+        path: For messages.
+        schema: pyarrow's, with all columns.
+        columns: The names that were asked for; ``"a.b"`` is a part of a. None: all.
+        known: The names that can be asked for, and parts of them.
+
+    Raises:
+        ValueError: There is no such column.
+    """
     types = {field.name: field.type for field in schema}
     if columns is None:
         return types
-    tops = {column: column if column in types else column.partition(".")[0] for column in columns}
-    for column, top in tops.items():
-        if top not in types:
+    for column in columns:
+        if not any(f"{name}.".startswith(f"{column}.") for name in known):
             raise ValueError(f"{path} has no column {column!r}, only {', '.join(map(repr, types)) or 'none at all'}.")
-    return {top: types[top] for top in tops.values()}
+    return {name: kind for name, kind in types.items() if any(f"{column}.".startswith(f"{name}.") for column in columns)}
