@@ -307,6 +307,10 @@ class TestCounting:
         node = grouper(kind)
         assert node.remaining(node.start_of(0)) is node.items_per_epoch() is None
 
+    def test_must_be_asked_for_on_all_ranks(self):
+        """At an epoch's end the ranks with a count know that it is over, so `check_ranks` compares it."""
+        assert grouper("packs").choices() != grouper("packs", count=True).choices()
+
     def test_ahead_ends_with_the_node(self):
         """A thread in the middle of a long epoch ends after the block. Seen red without the flag: it goes on for a minute, and is left behind."""
         lengths = np.full(len(Endless()), 30)

@@ -1594,6 +1594,30 @@ MUTATIONS = [
         "if False:",
         "tests/streams/test_jsonl.py::test_blank_lines_and_a_last_line_without_an_end_are_no_matter",
     ),
+    Mutation(
+        "_fetch/padding.py",
+        "value % 1 == 0 and ",
+        "",
+        "tests/fetch/test_packing.py::TestWhatIsRefused::test_padding_that_does_not_fit",
+    ),
+    Mutation(
+        "_nodes/grouper.py",
+        "        return self.groups.count  # without counting",
+        "        return self.remaining(self.start_of(0)) is not None",
+        "tests/nodes/test_grouper.py::TestCounting::test_is_not_needed_to_say_that_there_is_a_number",
+    ),
+    Mutation(
+        "_nodes/grouper.py",
+        '"count": self.groups.count}',
+        "}",
+        "tests/nodes/test_grouper.py::TestCounting::test_must_be_asked_for_on_all_ranks",
+    ),
+    Mutation(
+        "_nodes/grouper.py",
+        "block == 0 and position != taken",
+        "False",
+        "tests/nodes/test_grouper.py::TestTheState::test_out_of_bounds_is_refused",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)
