@@ -340,6 +340,29 @@ class Endless:
         return {}
 
 
+class TestOverManyBlocks:
+    def test_packs_are_filled_by_99_per_cent(self):
+        lengths = np.maximum(1, np.random.default_rng(0).lognormal(5.8, 1.16, 6000)).astype(np.int64)
+        node = Grouper(ShuffledOrder(6000, 1), Packs(lengths, 4096))
+        node.reset()
+        packs = node.take(6000)
+        filled = sum(sum(item.values.lengths) for item in packs)
+        assert filled == lengths.sum()
+        assert filled / (4096 * len(packs)) > 0.99
+
+    @pytest.mark.parametrize(("alike", "least", "most"), [(8, 0, 0.04), (7, 0.1, 1), (1, 0.2, 1)])
+    def test_ranks_that_take_turns_at_buckets_wait_little_if_runs_are_aligned_with_them(self, alike, least, most):
+        """In all blocks, with a cost that has a quadratic part. The other runs are the negative control."""
+        seconds = np.random.default_rng(3).lognormal(1.9, 0.7, 16_384).clip(0.5, 35)
+        hands = []
+        for rank in range(8):
+            node = Sharder(Cycler(Grouper(ShuffledOrder(16_384, 1), Buckets(seconds, 200, most=64, alike=alike))), rank, 8, tail="drop")
+            node.reset()
+            hands.append([seconds[item.values] for item in epoch(node)])
+        cost = np.array([[batch.max() * len(batch) * (1 + batch.max() / 20) for batch in hand] for hand in hands])
+        assert least < 1 - cost.mean() / cost.max(axis=0).mean() < most
+
+
 def test_refuses_what_is_no_grouping_and_no_order():
     with pytest.raises(GraphError, match=r"groups must be penstock.Packs or penstock.Buckets, not int"):
         Grouper(SequentialOrder(3), 5)
