@@ -1511,6 +1511,18 @@ MUTATIONS = [
         "tests/streams/test_shards.py::TestReadingForward::test_a_seek_that_is_ignored_is_seen",
     ),
     Mutation(
+        "_streams/forward_reader.py",
+        "number > self._dead_end:",
+        "False:",
+        "tests/streams/test_shards.py::TestErrors::test_what_lies_behind_damage_is_not_looked_for_again_and_again",
+    ),
+    Mutation(
+        "_streams/jsonl.py",
+        "record = Unreadable(exc)",
+        "raise",
+        "tests/streams/test_jsonl.py::test_a_line_that_is_not_json_may_be_skipped",
+    ),
+    Mutation(
         "_streams/open_shards.py",
         "if len(opened) != count:",
         "if False:",

@@ -108,6 +108,17 @@ def test_a_line_that_is_not_json_is_named(tmp_path, words):
     dataset.close()
 
 
+@pytest.mark.parametrize("words", [{}, {"counts": [40]}], ids=str)
+def test_a_line_that_is_not_json_may_be_skipped(tmp_path, words):
+    """And no other is. Seen red where the error ends the iterator."""
+    path = write(tmp_path / "x.jsonl", [b"oops\n" if k in (7, 30) else b"%d\n" % k for k in range(40)])
+    index(path)
+    dataset = jsonl(path, **words)
+    with Loader.from_dataset(dataset, batch_size=6, on_error="skip") as loader:
+        assert [value for batch in loader for value in batch.tolist()] == [k for k in range(40) if k not in (7, 30)]
+    dataset.close()
+
+
 @pytest.mark.parametrize("line", [b"[" * 100_000, b'"\xff"', b"{"])
 def test_lines_that_python_cannot_read_are_named(tmp_path, line):
     path = write(tmp_path / "x.jsonl", [line])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from penstock._fetch.task import annotate
 
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 NEAR: Final = 64
 """At least this many of the records passed over last are kept, because threads that read one by one overtake each other."""
+
+
+class Unreadable(NamedTuple):
+    """Stands in an iterable of records for one that cannot be read. Whoever asks for it gets the error, and the next record is not affected."""
+
+    error: Exception
 
 
 @final
@@ -47,11 +53,13 @@ class ForwardShard:
         self._reach = self._near = 2 * window + NEAR
         self._most = most
         self._readers = [ForwardReader(label, count, opened, start or 0)]  # the one used last comes last
+        self._failed: int | None = None  # the record at which reading failed last
+        self._dead_end: int | None = None  # the record at which it failed twice in a row
 
     @property
     def handles(self) -> int:
-        """How many readers there are."""
-        return len(self._readers)
+        """How many readers there are; 0 if nothing is worth keeping."""
+        return max(len(self._readers), self._failed is not None)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """The records ``numbers``, which ascend."""
@@ -64,6 +72,9 @@ class ForwardShard:
             self._readers.pop().close()
 
     def _record(self, number: int) -> Any:
+        if self._dead_end is not None and number > self._dead_end:
+            # With on_error="skip" each record behind a damaged one would read the shard up to the damage once more.
+            raise ValueError(f"record {number} of {self._label} lies behind record {self._dead_end}, at which reading failed twice.")
         reader = self._reader(number)
         try:
             record = reader.take(number, self._reach)
@@ -71,9 +82,15 @@ class ForwardShard:
             reader.close()  # after an error nobody knows where it stands
             if isinstance(exc, Exception):
                 annotate(exc, f"in record {reader.next} of {self._label}")
+                if not isinstance(exc, OSError):  # a disk may come back
+                    self._dead_end = reader.next if self._failed == reader.next else None
+                    self._failed = reader.next
             raise
         if reader.kept or reader.next < self._count:
             self._readers.append(reader)
+        if isinstance(record, Unreadable):
+            annotate(record.error, f"in record {number} of {self._label}")
+            raise record.error
         return record
 
     def _reader(self, number: int) -> ForwardReader:

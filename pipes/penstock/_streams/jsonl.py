@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from penstock._streams.files import decompressed
+from penstock._streams.forward_reader import Unreadable
 from penstock._streams.known_files import Format, known_files, none_beside
 
 if TYPE_CHECKING:
@@ -81,7 +82,11 @@ def _forward(path: str) -> Iterator[Any]:
     with decompressed(path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _loaded(line, path, number)
+                try:
+                    record = _loaded(line, path, number)
+                except ValueError as exc:
+                    record = Unreadable(exc)
+                yield record
 
 
 def _parse(data: bytes, path: str, begin: int) -> Any:
