@@ -1366,8 +1366,8 @@ MUTATIONS = [
         "tests/streams/test_parquet.py::TestResources::test_a_row_group_is_never_in_memory_whole",
     ),
     Mutation(
-        "_streams/parquet.py",
-        "ShardOrder(counts).lanes > fit",
+        "_streams/shards.py",
+        "order.lanes > most_lanes",
         "False",
         "tests/streams/test_parquet.py::TestResources::test_the_default_lanes_fit_into_memory",
     ),

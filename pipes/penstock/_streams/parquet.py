@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import numpy as np
 
-from penstock._random.shard_order import LANE_NUMBERS, ShardOrder
 from penstock._streams.files import extra, is_remote, opened, stamp
 from penstock._streams.shards import Shards
 from penstock._streams.tables import Piece, Pieces, check_columns, chosen_types, files_of, looked_at, names_of
@@ -61,10 +60,8 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | 
     check_columns({file: footer.types for file, footer in zip(files, footers, strict=True)})
     counts = np.array([rows for footer in footers for rows in footer.rows], dtype=np.int64)
     fit = LANES_BYTES // max(1, *(footer.lane_bytes for footer in footers))
-    if lanes is None and ShardOrder(counts).lanes > fit:
-        lanes = max((number for number in LANE_NUMBERS if number <= fit), default=1)
     groups = Pieces(files, [footer.stamp for footer in footers], [len(footer.rows) for footer in footers])
-    return Shards(groups, _Rows(columns), counts=counts, lanes=lanes, window=window, name="row group")
+    return Shards(groups, _Rows(columns), counts=counts, lanes=lanes, most_lanes=fit, window=window, name="row group")
 
 
 @final

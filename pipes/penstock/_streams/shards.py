@@ -12,7 +12,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from penstock._arguments import whole_number
-from penstock._random.shard_order import ShardOrder
+from penstock._random.shard_order import LANE_NUMBERS, ShardOrder
 from penstock._streams.open_shards import OpenShards
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Shards(Dataset[Any]):
             returns is closed by its ``close``, if it has one. Worker processes need an ``open`` that can be pickled, unless they are forked.
         counts: How many records each shard has. Checked when a shard is opened, or has been read to its end.
         lanes: See `ShardOrder`. Without a shuffle the default is 1.
+        most_lanes: Bound of the default of ``lanes``, for shards of which only so many should be open at a time.
         window: See `ShardOrder`. Means nothing without a shuffle.
         name: What messages call a shard.
         settings: JSON that a saved state must agree with, in addition to the counts: what else decides which records there are.
@@ -62,6 +63,7 @@ class Shards(Dataset[Any]):
         *,
         counts: npt.ArrayLike | None,
         lanes: int | None = None,
+        most_lanes: int | None = None,
         window: int = 0,
         name: str = "shard",
         settings: dict[str, Any] | None = None,
@@ -77,10 +79,12 @@ class Shards(Dataset[Any]):
                 "python -m penstock index, and read them with penstock.formats. Data that nobody can count can be read as an IterableDataset."
             )
         order = ShardOrder(counts, lanes, window)
+        if lanes is None and most_lanes is not None and order.lanes > most_lanes:
+            order = ShardOrder(counts, max((number for number in LANE_NUMBERS if number <= most_lanes), default=1), window)
         self.counts = np.asarray(counts).astype(np.int64)
         if len(self.counts) != len(self.shards):
             raise ValueError(f"there are {len(self.counts)} counts for {len(self.shards)} shards. Each shard needs its count.")
-        self._given_lanes = lanes
+        self._lanes, self._lanes_unshuffled = order.lanes, lanes or 1
         self._window = window
         self._settings = copy.deepcopy(settings)
         self._ends = np.cumsum(self.counts)
@@ -121,9 +125,9 @@ class Shards(Dataset[Any]):
     def order(self, *, shuffle: bool, seed: int) -> Order:
         """The order of the records; see `OrderedDataset`."""
         if shuffle:
-            order = ShardOrder(self.counts, self._given_lanes, self._window, seed)
+            order = ShardOrder(self.counts, self._lanes, self._window, seed)
         else:
-            order = ShardOrder(self.counts, self._given_lanes or 1, shuffle=False)
+            order = ShardOrder(self.counts, self._lanes_unshuffled, shuffle=False)
         return order if self._settings is None else _WithSettings(order, self._settings)
 
     def close(self) -> None:
