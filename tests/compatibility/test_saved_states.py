@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
@@ -25,11 +26,15 @@ from penstock import (
     SequentialOrder,
     Sharder,
     ShardOrder,
+    Shards,
     SlidingOrder,
     TorchOrder,
     WeightedOrder,
 )
 from penstock.testing import Tagged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FILE = Path(__file__).with_name("saved_states.json")
 N = 23
@@ -41,6 +46,10 @@ SEQUENCES = [[100 * k + place for place in range(length)] for k, length in enume
 
 def rows(packs: list) -> list:
     return [pack["tokens"].tolist() for pack in packs]
+
+
+def records(shard: int) -> Iterator[int]:
+    yield from range(100 * shard, 100 * shard + (9, 4, 10)[shard])
 
 
 BUILDS = {
@@ -68,6 +77,10 @@ BUILDS = {
     "mix in stages": lambda: Loader.from_dataset(Mix(SOURCES, STAGES, epoch_size=24, run=4), batch_size=4, seed=5),
     "sliding": lambda: Loader.from_dataset(Tagged(N), batch_size=4, order=SlidingOrder(N, 6, 5)),
     "shards": lambda: Loader.from_dataset(Tagged(N), batch_size=4, order=ShardOrder([5, 0, 7, 3, 8], 3, 4, 5)),
+    "data in shards": lambda: Loader.from_dataset(
+        Shards(3, records, counts=[9, 4, 10], lanes=2, window=3, settings={"columns": ["x"]}), batch_size=4, shuffle=True, seed=5
+    ),
+    "data in shards, in order": lambda: Loader.from_dataset(Shards(3, records, counts=[9, 4, 10]), batch_size=4),
     "packs": lambda: Loader.from_dataset(
         SEQUENCES, batch_size=2, shuffle=True, seed=5, groups=Packs(LENGTHS, 12, block=8, pad=-1), collate_fn=rows
     ),
