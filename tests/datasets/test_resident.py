@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import penstock
 from penstock import BatchRng, Loader, Resident
@@ -78,6 +78,14 @@ def test_a_run_may_change_to_resident_data_and_back():
         got += list(again)
         for one, other in zip(got, expected[0], strict=True):
             assert_same(one, other)
+
+
+def test_each_rank_holds_the_whole_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun. Seen to fail: each rank loaded its share only, and the other rows were whatever memory held."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    rows = torch.arange(100, 700).reshape(100, 6)
+    assert Resident(TensorDataset(rows)).fields[0].equal(rows)
 
 
 def test_resume_law():

@@ -1630,6 +1630,12 @@ MUTATIONS = [
         "False",
         "tests/nodes/test_grouper.py::TestTheState::test_out_of_bounds_is_refused",
     ),
+    Mutation(
+        "_datasets/resident.py",
+        ", run_ahead=False, rank=0, world_size=1",
+        ", run_ahead=False",
+        "tests/datasets/test_resident.py::test_each_rank_holds_the_whole_dataset",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)

@@ -108,7 +108,10 @@ class _Transformed:
 @in_neutral_modes
 def _loaded(dataset: _Transformed, device: torch.device, max_bytes: int | None, num_workers: int, method: Any, progress: bool) -> Any:
     fields, done = None, 0
-    loader: Loader[Any] = Loader.from_dataset(dataset, batch_size=_BATCH_SIZE, num_workers=num_workers, method=method, run_ahead=False)
+    # rank=0, world_size=1: every rank loads all of it.
+    loader: Loader[Any] = Loader.from_dataset(
+        dataset, batch_size=_BATCH_SIZE, num_workers=num_workers, method=method, run_ahead=False, rank=0, world_size=1
+    )
     with loader:
         batches = iter(loader)
         while (batch := _next(batches, done)) is not None:
