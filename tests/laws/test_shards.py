@@ -120,6 +120,17 @@ def test_the_sequence_is_the_same_in_every_format(folder, shuffle):
     assert all(sequence == sequences["indexed"] for sequence in sequences.values())
 
 
+def test_a_state_goes_from_one_format_to_another(folder):
+    """An index written later, or files compressed in mid-training, change no sample."""
+    expected = list(islice(endless(loader(folder, "tar")), 9))
+    with loader(folder, "tar, forward") as one:
+        assert list(islice(endless(one), 5)) == expected[:5]
+        state = one.state_dict()
+    with loader(folder, "tar.gz") as one:
+        one.load_state_dict(state)
+        assert list(islice(endless(one), 4)) == expected[5:]
+
+
 @pytest.mark.parametrize("data", ["indexed", "forward", "jsonl.zst", "tar", "tar, forward", "mix"])
 def test_any_ranks_read_one_sequence(folder, data):
     """Global batches of 12, samples and their random numbers, over ends of epochs; each link goes on from what one of the ranks before has saved."""
@@ -178,7 +189,7 @@ def test_a_state_is_small_with_a_million_shards():
         begin = time.perf_counter()
         for _ in range(1000):
             one.state_dict()
-        assert time.perf_counter() - begin < 1, "1 ms each, on a machine that is busy; 20 us on one that is not"
+        assert time.perf_counter() - begin < 1, "1 ms each leaves room for a busy machine; it takes about 50 us, as for any data"
 
 
 @pytest.mark.parametrize("data", ["tar", "tar, forward", "jsonl", "jsonl.zst"])

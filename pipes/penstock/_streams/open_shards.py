@@ -19,6 +19,8 @@ from penstock._streams.forward_reader import ForwardShard, differs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+
 INDEXED: Final = 64
 """How many shards with random access to keep open, unless there are more lanes."""
 
@@ -34,14 +36,14 @@ class OpenShards:
         shards: What ``open`` is called with.
         open: Returns an object with ``__len__`` and ``__getitem__``, or an iterable of records. If it has an argument ``start``, an iterable that begins with
             that record.
-        counts: How many records each shard should have.
+        counts: int64, shape ``(shards,)``: how many records each shard should have.
         lanes: How many shards are read in turn.
         window: How far the order moves a record within its lane.
         name: What messages call a shard that has no path, followed by its number.
     """
 
     def __init__(
-        self, shards: Sequence[Any], open: Callable[..., Any], counts: Sequence[int], lanes: int, window: int, name: str = "shard"
+        self, shards: Sequence[Any], open: Callable[..., Any], counts: np.ndarray, lanes: int, window: int, name: str = "shard"
     ) -> None:
         self._arguments = (shards, open, counts, lanes, window, name)
         self._seeks = _has_start(open)
@@ -118,7 +120,8 @@ class OpenShards:
             for one in self._shards.values():
                 over[type(one.content)] += one.handles
             for shard, one in list(self._shards.items()):
-                if one.content is not None and (one.handles == 0 or over[type(one.content)] > 0):
+                is_done = one.handles == 0 and not one.lock.locked()  # one that is being opened has no handles yet
+                if one.content is not None and (is_done or over[type(one.content)] > 0):
                     over[type(one.content)] -= one.handles
                     gone.append(self._shards.pop(shard))
         for one in gone:  # out of the lock, because another thread may be reading from it

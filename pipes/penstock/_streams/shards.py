@@ -89,7 +89,7 @@ class Shards(Dataset[Any]):
         self._settings = copy.deepcopy(settings)
         self._ends = np.cumsum(self.counts)
         self._starts = self._ends - self.counts
-        self._open = OpenShards(self.shards, open, self.counts.tolist(), order.lanes, window, name)
+        self._open = OpenShards(self.shards, open, self.counts, order.lanes, window, name)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
