@@ -459,21 +459,15 @@ class Thousand:
         return 1000 * self.shard + record
 
 
-def state_hugging_face(shards: int, workers: int = 0) -> tuple[Any, Callable[[], Any]]:
+def state_hugging_face(shards: int) -> tuple[Any, Callable[[], Any]]:
     from datasets import IterableDataset
 
     dataset = IterableDataset.from_generator(nothing, gen_kwargs={"shards": list(range(shards))}).shuffle(seed=SEED, buffer_size=1000)
-    if not workers:
-        return iter(dataset.batch(64)), dataset.state_dict
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    loader = StatefulDataLoader(dataset, batch_size=64, num_workers=workers)
-    return iter(loader), loader.state_dict
+    return iter(dataset.batch(64)), dataset.state_dict
 
 
 X7 = {
     "HF datasets": Peer(state_hugging_face, ("datasets",)),
-    "HF datasets, 8 workers": Peer(functools.partial(state_hugging_face, workers=8), ("datasets", "torchdata")),
     "penstock, 8 threads": Peer(state_ours, ("penstock",)),
 }
 
