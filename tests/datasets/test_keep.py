@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -45,6 +46,22 @@ class Together(Squares):
 
 def ends_in_one(sample):
     return sample % 10 == 1
+
+
+def all_of_them(sample):
+    return True
+
+
+def below(sample, bound):
+    return 1 / (sample - 3) < 1 and sample < bound
+
+
+class Below:
+    def __init__(self, bound):
+        self.bound = bound
+
+    def __call__(self, sample):
+        return sample < self.bound
 
 
 KEPT = [n for n in range(700) if n**2 % 10 == 1]
@@ -98,7 +115,7 @@ class TestTheFile:
         keep(Squares(), ends_in_one, cache=path)
         for dataset, predicate, said in (
             (Squares(701), ends_in_one, "length was 700 and is 701"),
-            (Squares(), lambda sample: True, "kept by was '.*ends_in_one' and is '.*test_keep"),
+            (Squares(), all_of_them, "kept by was '.*ends_in_one' and is '.*test_keep.all_of_them'"),
             (range(700), ends_in_one, "dataset was '.*Squares' and is 'builtins.range'"),
             (Versioned(), ends_in_one, "settings was None and is {'version': 2}"),
             (Printed(), ends_in_one, "fingerprint was None and is 'abc'"),
@@ -114,9 +131,36 @@ class TestTheFile:
 
     def test_is_not_written_if_a_sample_fails(self, tmp_path):
         with pytest.raises(ZeroDivisionError) as info:
-            keep(range(5), lambda sample: 1 / (sample - 3) > 0, cache=tmp_path / "kept")
+            keep(range(5), partial(below, bound=3), cache=tmp_path / "kept")
         assert any("dataset index 3" in note for note in info.value.__notes__)
         assert list(tmp_path.iterdir()) == []
+
+    def test_is_not_written_if_nothing_is_kept(self, tmp_path):
+        """It would go on saying so once the predicate is corrected. Seen red with a check behind the writing."""
+        with pytest.raises(ValueError, match="keeps none of the 5 samples"):
+            keep(range(5), Below(0), cache=tmp_path / "kept")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("made", [lambda bound: partial(below, bound=bound), Below, lambda bound: Below(bound).__call__])
+    def test_of_a_predicate_that_holds_other_values_is_refused(self, tmp_path, made):
+        """Seen red without the predicate in the file: its samples come back for any bound."""
+        assert list(keep(range(3), made(2), cache=tmp_path / "kept").indices) == [0, 1]
+        assert list(keep(range(3), made(2), cache=tmp_path / "kept").indices) == [0, 1]
+        with pytest.raises(ValueError, match="predicate was '.*' and is '.*'. Delete it"):
+            keep(range(3), made(3), cache=tmp_path / "kept")
+
+    def test_needs_a_predicate_that_can_be_told_from_another(self, tmp_path):
+        with pytest.raises(ValueError, match="<lambda> cannot be pickled .* Use a function at the top of a module"):
+            keep(range(5), lambda sample: True, cache=tmp_path / "kept")
+
+    @pytest.mark.parametrize("wrong", [{"count": "2"}, {"count": 2.0}, {"of": None}, {"of": [1]}])
+    def test_that_is_damaged_is_refused(self, tmp_path, wrong):
+        path = tmp_path / "kept"
+        keep(range(5), all_of_them, cache=path)
+        line, numbers = path.read_bytes().split(b"\n", 1)
+        path.write_bytes(json.dumps({**json.loads(line), **wrong}).encode() + b"\n" + numbers)
+        with pytest.raises(ValueError, match="is not a file of penstock's, or damaged"):
+            keep(range(5), all_of_them, cache=path)
 
 
 def test_what_makes_no_sense_is_refused():

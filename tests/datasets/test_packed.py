@@ -195,3 +195,16 @@ def test_refuses_what_it_cannot_pack():
             packed(dataset)
     with pytest.raises(ValueError, match=r"item \d+ has the length \d+, but the capacity is 30"):
         packed(oversize="error")
+    with pytest.raises(ValueError, match="a sequence of 8388608 places would be cut into 8388608 pieces. Raise the capacity"):
+        Packed([0], [2**23], 1)
+
+
+def test_leaves_empty_sequences_out():
+    """Seen red with packs of nothing, which cannot be loaded."""
+    lengths = [0, 3, 0, 0, 2, 0]
+    packs = Packed(Together(lengths), lengths, 3, block=1)
+    assert [pack["tokens"][pack["segment_ids"] > 0].tolist() for pack in packs.__getitems__([*range(len(packs))])] == [
+        [1000, 1001, 1002],
+        [4000, 4001],
+    ]
+    assert len(Packed(Sequences([0, 0]), [0, 0], 3)) == 0

@@ -174,6 +174,14 @@ def test_a_row_out_of_bounds_is_named(index):
         Numbers(7)[index]
 
 
+@pytest.mark.parametrize("index", [1.5, "3", None])
+def test_a_row_is_asked_for_by_a_whole_number(index):
+    """Seen red without `operator.index`: row 1 came for 1.5, and row 3 for "3"."""
+    assert Numbers(7)[np.int32(2)]["halves"] == Numbers(7)[torch.tensor(2)]["halves"] == 1
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        Numbers(7)[index]
+
+
 @pytest.mark.parametrize("method", ["thread", "process"])
 def test_with_workers(method):
     dataset = DATASETS["concat of subsets"]

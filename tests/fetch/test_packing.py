@@ -130,6 +130,8 @@ class TestWhatIsRefused:
             (lambda i: [0] * 4, r"lengths\[0\] is 3, but the field 'tokens' of sequence 0 has 4 places"),
             (lambda i: {"x": [0] * 3, "label": [7]}, r"the field 'label' of sequence 0 has 1 places. Correct the lengths; or, .* drop it"),
             (lambda i: {"x": [0] * 3, "id": 7}, r"the field 'id' of a packed sequence must be an array, .* but 7 came"),
+            (lambda i: ["a", "b", "c"], "the field 'tokens' of a packed sequence must be an array, .* but array"),
+            (lambda i: np.arange(3).astype("datetime64[s]"), "the field 'tokens' of a packed sequence must be an array"),
             (lambda i: "abc", "the field 'tokens' of a packed sequence must be an array, .* but 'abc' came"),
             (lambda i: [[1], [1, 2], [3]], "inhomogeneous|must be an array"),
             (lambda i: {"x": [0] * 3, "segment_ids": [0] * 3}, "the field 'segment_ids', which packing makes itself"),
@@ -161,6 +163,8 @@ class TestWhatIsRefused:
             (300, lambda x: torch.tensor(x, dtype=torch.uint8), "pad=300 does not fit the field 'tokens', which is torch.uint8"),
             (0.5, np.asarray, "pad=0.5 does not fit the field 'tokens', which is int64"),
             (float("nan"), np.asarray, "pad=nan does not fit"),
+            (-1, lambda x: np.asarray(x) > 0, "pad=-1 does not fit the field 'tokens', which is bool"),
+            (-1, lambda x: torch.tensor(x) > 0, "pad=-1 does not fit the field 'tokens', which is torch.bool"),
             ({"label": 1}, np.asarray, r"pad has a value for 'label', but the sequences have the fields \['tokens'\]"),
         ],
     )

@@ -91,6 +91,8 @@ def test_takes_tuples():
         ({"value": -1}, [torch.ones(1, dtype=torch.uint8)], ValueError, "pad=-1 does not fit the sample, which is torch.uint8"),
         ({}, [np.ones((1, 2)), np.ones((1, 3))], ValueError, r"the sample is torch.float64 of shape \[1, 3\] in one sample and"),
         ({}, [(np.ones(1), 1), (np.ones(1, int), 1)], ValueError, "element 0 is torch.int64"),
+        ({"lengths": True}, [{"a": [1], "a_lengths": 5}], ValueError, "adds a field a_lengths, and the samples have one already"),
+        ({"lengths": True}, [{"a_lengths": 5, "a": [1]}], ValueError, "adds a field a_lengths"),
     ],
 )
 def test_refuses(words, samples, error, said):

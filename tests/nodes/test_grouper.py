@@ -102,6 +102,24 @@ class TestAnEpoch:
         assert epoch(node) == epoch(node) == []
         node.shutdown()
 
+    @counted
+    def test_of_empty_sequences_has_none_of_them(self, count):
+        """Whole blocks of them, at the ends too, and on any number of ranks."""
+        lengths = np.array([0, 0, 0, 5, 0, 3, 9, 0, 0, 0])
+        for world_size in (1, 2):
+            hands = []
+            for rank in range(world_size):
+                node = Sharder(
+                    Cycler(Grouper(SequentialOrder(10), Packs(lengths, 4, block=2, count=count))), rank, world_size, tail="exact"
+                )
+                node.reset()
+                hands.append(epoch(node))
+                assert node.get_state() == {"epoch": 1, "source": node.source.source.start_of(1)}
+                node.shutdown()
+            dealt = [hand[k] for k in range(len(hands[0])) for hand in hands if k < len(hand)]
+            assert pieces_of(dealt) == [(3, 0, 4), (3, 4, 1), (5, 0, 3), (6, 0, 4), (6, 4, 4), (6, 8, 1)]
+        assert_resumes_everywhere(lambda: Cycler(Grouper(SequentialOrder(10), Packs(lengths, 4, block=2, count=count))), steps=20)
+
     def test_packs_what_a_mix_draws_again_and_again(self):
         mix = Mix({"a": range(40), "b": range(20)}, {"a": 1, "b": 3}, epoch_size=80)
         node = Cycler(grouper("packs", mix.order(shuffle=True, seed=1)))
@@ -192,7 +210,8 @@ class TestTheState:
             {"block": 7, "taken": 0, "position": 20},
             {"block": 6, "taken": 1, "position": 40},
             {"block": 0, "taken": 2, "position": 3},
-            {"block": 3, "taken": 1, "position": 3},
+            {"block": 3, "taken": 4, "position": 3},
+            {"block": 3, "taken": 1, "position": 2**63 - 1},
             {"block": -1, "taken": 0, "position": 3},
             {"block": 1, "taken": 1.0, "position": 3},
             {"block": 1, "position": 3},
@@ -201,6 +220,22 @@ class TestTheState:
     def test_out_of_bounds_is_refused(self, wrong):
         with pytest.raises(StateError, match=r"out of bounds|must be a whole number|expected a state"):
             grouper("packs").check({"epoch": 0, **wrong})
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("wrong", [-1, 1, 10])
+    @pytest.mark.parametrize("world_size", [1, 2])
+    def test_that_counts_wrong_is_refused_before_the_epoch_ends(self, kind, wrong, world_size):
+        """A position too high ends the epoch early, or gives every rank all the items. Seen red without the check."""
+        one = grouper(kind, count=True)
+        one.reset()
+        one.take(8)
+        state = one.get_state()
+        assert state["block"]
+        node = Sharder(Cycler(one), 0, world_size, tail="drop")
+        node.reset({"epoch": 0, "source": {**state, "position": state["position"] + wrong}})
+        with pytest.raises(StateError, match=r"groups come before group \d+ of block \d, which is not so"):
+            epoch(node)
+        node.shutdown()
 
     def test_with_more_groups_than_the_block_has_is_refused_on_reading(self):
         node = grouper("packs")

@@ -1065,8 +1065,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_random/groups.py",
-        "-(-lengths // capacity)) if",
-        "lengths // capacity) if",
+        "-(-lengths // capacity) if",
+        "lengths // capacity if",
         "tests/random/test_groups.py::TestPieces::test_of_split_items_are_all_of_them",
     ),
     Mutation(
@@ -1223,7 +1223,7 @@ MUTATIONS = [
     ),
     Mutation(
         "_nodes/grouper.py",
-        "            if taken >= len(plan):",
+        "            if taken and taken >= len(plan):",
         "            if False:",
         "tests/nodes/test_grouper.py::TestTheState::test_with_more_groups_than_the_block_has_is_refused_on_reading",
     ),
@@ -1626,8 +1626,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_nodes/grouper.py",
-        "block == 0 and position != taken",
-        "False",
+        "most = min(block * self.groups.block, len(self.order)) *",
+        "most = len(self.order) *",
         "tests/nodes/test_grouper.py::TestTheState::test_out_of_bounds_is_refused",
     ),
     Mutation(
@@ -1635,6 +1635,66 @@ MUTATIONS = [
         ", run_ahead=False, rank=0, world_size=1",
         ", run_ahead=False",
         "tests/datasets/test_resident.py::test_each_rank_holds_the_whole_dataset",
+    ),
+    Mutation(
+        "_random/groups.py",
+        "-(-lengths // capacity) if oversize",
+        "np.maximum(1, -(-lengths // capacity)) if oversize",
+        "tests/nodes/test_grouper.py::TestAnEpoch::test_of_empty_sequences_has_none_of_them",
+    ),
+    Mutation(
+        "_random/groups.py",
+        "(lengths > 0).astype(np.int64)",
+        "np.ones_like(lengths)",
+        "tests/random/test_groups.py::TestPieces::test_of_empty_items_are_none",
+    ),
+    Mutation(
+        "_nodes/grouper.py",
+        "if self.groups.count and (position > ",
+        "if False and (position > ",
+        "tests/nodes/test_grouper.py::TestTheState::test_that_counts_wrong_is_refused_before_the_epoch_ends",
+    ),
+    Mutation(
+        "_nodes/grouper.py",
+        "not 0 <= position - taken <= most",
+        "not 0 <= position - taken",
+        "tests/nodes/test_grouper.py::TestTheState::test_out_of_bounds_is_refused",
+    ),
+    Mutation(
+        "_datasets/keep.py",
+        '"predicate": holds, ',
+        "",
+        "tests/datasets/test_keep.py::TestTheFile::test_of_a_predicate_that_holds_other_values_is_refused",
+    ),
+    Mutation(
+        "_datasets/keep.py",
+        "        if not len(found):",
+        "        if False:",
+        "tests/datasets/test_keep.py::TestTheFile::test_is_not_written_if_nothing_is_kept",
+    ),
+    Mutation(
+        "_fetch/padding.py",
+        'dtype.kind in "iub"',
+        'dtype.kind in "iu"',
+        "tests/fetch/test_packing.py::TestWhatIsRefused::test_padding_that_does_not_fit",
+    ),
+    Mutation(
+        "_fetch/padding.py",
+        '                if f"{name}_lengths" in names:',
+        "                if False:",
+        "tests/fetch/test_padding.py::test_refuses",
+    ),
+    Mutation(
+        "_streams/tokens.py",
+        "    if given.byteorder == ",
+        "    if False and given.byteorder == ",
+        "tests/streams/test_tokens.py::test_what_cannot_be_read_is_refused_when_it_is_built",
+    ),
+    Mutation(
+        "_fetch/array_dataset.py",
+        "[operator.index(index)]",
+        "[index]",
+        "tests/fetch/test_array_dataset.py::test_a_row_is_asked_for_by_a_whole_number",
     ),
 ]
 

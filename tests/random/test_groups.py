@@ -70,7 +70,12 @@ class TestPieces:
 
     def test_of_truncated_items_are_their_beginnings(self):
         pieces = pieces_of(np.array([3, 12, 0]), 5, "truncate")
-        assert [field.tolist() for field in pieces] == [[0, 1, 2], [0, 0, 0], [3, 5, 0]]
+        assert [field.tolist() for field in pieces] == [[0, 1], [0, 0], [3, 5]]
+
+    @pytest.mark.parametrize("oversize", ["split", "truncate", "error"])
+    def test_of_empty_items_are_none(self, oversize):
+        """Seen red with one piece for each of them: a pack of nothing else cannot be loaded, and which they are changes with the shuffle."""
+        assert [field.tolist() for field in pieces_of(np.array([0, 3, 0]), 5, oversize)] == [[1], [0], [3]]
 
     def test_are_refused_where_that_was_asked_for(self):
         assert pieces_of(np.array([3, 5]), 5, "error").lengths.tolist() == [3, 5]

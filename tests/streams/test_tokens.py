@@ -346,6 +346,7 @@ BAD = {
     "short": (lambda path: np.arange(10, dtype="uint16").tofile(path), {"overlap": 1}, "holds 10 tokens of uint16, and one sequence takes 11"),
     "float": (lambda path: path.write_bytes(b"12"), {"dtype": "float32"}, "dtype='float32' is no integer type that fits into int64"),
     "uint64": (lambda path: path.write_bytes(b"12"), {"dtype": "uint64"}, "dtype='uint64' is no integer type that fits into int64"),
+    "big-endian dtype": (lambda path: path.write_bytes(b"12"), {"dtype": ">u2"}, r"dtype='>u2' is big-endian, .* array.astype\('<u2'\)"),
     "no dtype": (lambda path: path.write_bytes(b"12"), {"dtype": "tokens"}, "dtype='tokens' is no integer type"),
     "other dtype": (lambda path: save(path, np.arange(30, dtype="uint32")), {}, r"holds an array of uint32 of shape \(30,\), and not a row of uint16"),
     "big-endian": (lambda path: save(path, np.arange(30, dtype=">u2")), {}, "holds an array of >u2 of shape"),

@@ -6,6 +6,8 @@ import contextlib
 import json
 import logging
 import os
+import pickle
+import zlib
 from array import array
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -47,25 +49,28 @@ def keep(
         dataset: Map-style.
         predicate: A function of one sample, as the dataset gives it in epoch 0, that returns a bool. Worker processes get it once.
         cache: A file to keep the result in. It is bound to the dataset's type and length, to its ``settings()`` if it has that method, to its fingerprint
-            (``_fingerprint``) if it is one of Hugging Face's, and to the predicate's name: delete the file when you change what the predicate does.
+            (``_fingerprint``) if it is one of Hugging Face's, and to the predicate: its name, and the values that a ``functools.partial`` or an object
+            holds. Delete the file when you change what the predicate does.
         num_workers: Worker threads or processes that load the samples; 0 loads them in this thread.
         method: ``"process"`` or ``"thread"``.
 
     Raises:
         TypeError: The dataset cannot be read by index, or ``predicate`` returned something that is no bool.
-        ValueError: Nothing is kept; ``dataset`` is a `Mix`, or changes with the epoch; the file is of another dataset or predicate.
+        ValueError: Nothing is kept; ``dataset`` is a `Mix`, or changes with the epoch; the file is of another dataset or predicate, or damaged; with
+            ``cache``, the predicate is a lambda or a function inside another, which has nothing to be told apart by.
     """
     name = f"{getattr(predicate, '__module__', '?')}.{getattr(predicate, '__qualname__', type(predicate).__qualname__)}"
     _check(dataset, predicate)
 
     def compute() -> Int64s:
-        return _judged(dataset, predicate, name, num_workers, method)
+        found = _judged(dataset, predicate, name, num_workers, method)
+        if not len(found):
+            raise ValueError(
+                f"{name} keeps none of the {len(dataset)} samples of {type(dataset).__name__}. Check it on a sample: predicate(dataset[0])."
+            )
+        return found
 
-    kept = compute() if cache is None else saved(os.fspath(cache), _identity(dataset, name), compute)
-    if not len(kept):
-        raise ValueError(
-            f"{name} keeps none of the {len(dataset)} samples of {type(dataset).__name__}. Check it on a sample: predicate(dataset[0])."
-        )
+    kept = compute() if cache is None else saved(os.fspath(cache), _identity(dataset, predicate, name), compute)
     _logger.info(f"{name} keeps {len(kept)} of the {len(dataset)} samples of {type(dataset).__name__}")
     return Subset(dataset, array("q", kept.astype(np.int64).tobytes()))  # 8 bytes each, and an int to whoever asks
 
@@ -121,10 +126,17 @@ def _mask(kept: Sequence[bool]) -> np.ndarray:
     return np.array(kept, bool)
 
 
-def _identity(dataset: Any, name: str) -> dict[str, Any]:
+def _identity(dataset: Any, predicate: Any, name: str) -> dict[str, Any]:
+    try:
+        holds = f"{zlib.crc32(pickle.dumps(predicate, 5)):08x}"
+    except Exception as exc:
+        raise ValueError(
+            f"cache= needs a predicate that can be told from another one, but {name} cannot be pickled ({exc}). Use a function at the top of a module, a "
+            f"functools.partial of one, or an object; or leave cache out."
+        ) from exc
     method = getattr(dataset, "settings", None)
     settings = None
     if callable(method):
         with contextlib.suppress(TypeError, ValueError):  # a method of that name that has nothing to do with us
             settings = json.loads(json.dumps(method()))
-    return {"kept by": name, **identity_of(dataset, getattr(dataset, "_fingerprint", None)), "settings": settings}
+    return {"kept by": name, "predicate": holds, **identity_of(dataset, getattr(dataset, "_fingerprint", None)), "settings": settings}

@@ -78,6 +78,10 @@ class Packed(View):
             raise ValueError(
                 f"there are {len(groups.lengths)} lengths, and {type(dataset).__name__} has {len(dataset)} samples. Give one length for each index of the dataset."
             )
+        if groups.groups_per_item >= 2 ** (63 - _BITS):
+            raise ValueError(
+                f"a sequence of {groups.lengths.max()} places would be cut into {groups.groups_per_item} pieces. Raise the capacity."
+            )
         self.dataset = dataset
         self._view = PackView(dataset, groups.capacity, pad)
         self._lengths = groups.lengths

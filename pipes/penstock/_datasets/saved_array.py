@@ -7,6 +7,7 @@ any number of processes may write it at once.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ def opened(path: str, identity: dict[str, Any]) -> Int64s:
         line = file.readline(2**20)
     try:
         head = json.loads(line)
-        theirs, count, crc = head["of"], head["count"], head["crc"]
+        theirs, count, crc = dict(head["of"]), operator.index(head["count"]), head["crc"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a file of penstock's, or damaged. Delete it, or give another path.") from error
     ours = json.loads(json.dumps(identity))

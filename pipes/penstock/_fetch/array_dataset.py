@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -74,7 +75,7 @@ class RowDataset(Dataset[Any]):
         return self._length
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        rows = _from_0(np.array([index], np.int64), self._length)
+        rows = _from_0(np.array([operator.index(index)], np.int64), self._length)
         out = afresh([((1, *shape), dtype) for shape, dtype in self.row.values()])
         self.read(rows, out, ALL)
         return {name: field[0] for name, field in zip(self.row, out, strict=True)}

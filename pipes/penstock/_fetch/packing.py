@@ -184,11 +184,15 @@ class _Rows:
         return torch.full(shape, pad, dtype=value.dtype) if isinstance(value, torch.Tensor) else np.full(shape, pad, value.dtype)
 
 
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or value.dtype.kind in "biufc"
+
+
 def _checked(name: str, value: Any, whole: int, index: int) -> Any:
     """``value`` as an array or a tensor of the length ``whole``."""
     if isinstance(value, list):
         value = np.asarray(value) if value else np.empty(0, np.int64)
-    if not isinstance(value, np.ndarray | torch.Tensor) or not value.ndim or value.dtype == object:
+    if not isinstance(value, np.ndarray | torch.Tensor) or not value.ndim or not _is_numbers(value):
         raise ValueError(
             f"the field {name!r} of a packed sequence must be an array, a tensor or a list of numbers, one for each place, but {value!r:.80} came. Drop it in transform."
         )

@@ -56,6 +56,10 @@ class Padded:
                 continue
             batch[name] = self._padded(f"the field {name!r}", column, self.value[name] if isinstance(self.value, dict) else self.value)
             if self.lengths and (isinstance(self.value, dict) or _is_long(column[0])):
+                if f"{name}_lengths" in names:
+                    raise ValueError(
+                        f"lengths=True adds a field {name}_lengths, and the samples have one already. Rename theirs, or leave lengths out."
+                    )
                 batch[f"{name}_lengths"] = torch.tensor([len(one) for one in column])
         return batch
 
@@ -83,11 +87,12 @@ class Padded:
 def check_fits(value: float, dtype: Any, what: str) -> None:
     """Refuse padding that is out of bounds for ``dtype``, of torch or NumPy, or no whole number where it must be one."""
     if isinstance(dtype, torch.dtype):
-        whole = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+        whole = not (dtype.is_floating_point or dtype.is_complex)
         bounds: Any = torch.iinfo
     else:
-        whole, bounds = dtype.kind in "iu", np.iinfo
-    if whole and not (value % 1 == 0 and bounds(dtype).min <= value <= bounds(dtype).max):
+        whole, bounds = dtype.kind in "iub", np.iinfo
+    low, high = (0, 1) if dtype in (torch.bool, np.bool_) else (bounds(dtype).min, bounds(dtype).max) if whole else (0, 0)
+    if whole and not (value % 1 == 0 and low <= value <= high):
         raise ValueError(f"pad={value!r} does not fit {what}, which is {dtype}. Choose another value, or convert the field.")
 
 

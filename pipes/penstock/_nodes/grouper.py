@@ -81,7 +81,7 @@ class Grouper(Node[Indices]):
         items: list[Indices] = []
         while position < target and block < self._blocks:
             plan = self._plan(block)
-            if taken >= len(plan):
+            if taken and taken >= len(plan):  # a block of empty sequences has no groups
                 raise StateError(
                     f"a state at group {taken} of block {block} is out of bounds: the block has {len(plan)} groups. It is damaged."
                 )
@@ -90,6 +90,11 @@ class Grouper(Node[Indices]):
             items += [plan.item(place - position + taken, place) for place in range(begin, end, every)]
             block, taken = (block, taken + end - position) if taken + end - position < len(plan) else (block + 1, 0)
             position = end
+        if self.groups.count and (position > self._counts[self._epoch] or (block == self._blocks and position < self._counts[self._epoch])):
+            raise StateError(
+                f"a state says that {self._position} groups come before group {self._taken} of block {self._block}, which is not so: epoch {self._epoch} has "
+                f"{self._counts[self._epoch]} groups, and ended at {position}. It is damaged."
+            )
         self._block, self._taken, self._position = block, taken, position
         if self.groups.count and items:
             self._counted_ahead.order(PlanRequest(self._epoch + 1))
@@ -143,8 +148,8 @@ class Grouper(Node[Indices]):
     def check(self, state: Any) -> None:
         fields(state, epoch=int, block=int, taken=int, position=int)
         block, taken, position = state["block"], state["taken"], state["position"]
-        # Every block has at least one group, and the first block's groups are all there is before the second's.
-        if block > self._blocks or (block == self._blocks and taken) or position < block + taken or (block == 0 and position != taken):
+        most = min(block * self.groups.block, len(self.order)) * self.groups.groups_per_item  # in the blocks before
+        if block > self._blocks or (block == self._blocks and taken) or not 0 <= position - taken <= most:
             raise StateError(
                 f"a state at group {taken} of block {block}, with {position} groups before it, is out of bounds: an epoch has {self._blocks} blocks. Was it "
                 f"saved with another dataset?"

@@ -47,7 +47,7 @@ class Groups(NamedTuple):
 
 
 def pieces_of(lengths: Int64s, capacity: int, oversize: Literal["split", "truncate", "error"]) -> Pieces:
-    """Bring every item down to ``capacity``: in several pieces, by its first piece only, or not at all.
+    """Bring every item down to ``capacity``: in several pieces, by its first piece only, or not at all. An empty item has none.
 
     Raises:
         ValueError: ``oversize="error"``, and an item is longer than the capacity.
@@ -57,7 +57,7 @@ def pieces_of(lengths: Int64s, capacity: int, oversize: Literal["split", "trunca
         raise ValueError(
             f"item {int(lengths.argmax())} has the length {longest}, but the capacity is {capacity}. Raise the capacity, or use oversize='split' or 'truncate'."
         )
-    counts = np.maximum(1, -(-lengths // capacity)) if oversize == "split" else np.ones_like(lengths)
+    counts = -(-lengths // capacity) if oversize == "split" else (lengths > 0).astype(np.int64)
     items = np.repeat(np.arange(len(lengths)), counts)
     starts = (np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)) * capacity
     return Pieces(items, starts, np.minimum(lengths[items] - starts, capacity))

@@ -241,12 +241,17 @@ def _header(file: BinaryIO, path: str, dtype: np.dtype[Any]) -> tuple[int, int]:
 
 def _checked_dtype(dtype: Any) -> np.dtype[Any]:
     try:
-        kind: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
+        given = np.dtype(dtype)
     except TypeError:
-        kind = np.dtype(object)
+        given = np.dtype(object)
+    kind: np.dtype[Any] = given.newbyteorder("<")
     if kind.kind not in "iu" or kind == np.uint64:
         raise ValueError(
             f"dtype={dtype!r} is no integer type that fits into int64. Files of tokens hold uint16, uint32 or int32, for example."
+        )
+    if given.byteorder == ">":
+        raise ValueError(
+            f"dtype={dtype!r} is big-endian, and files of tokens are little-endian. Convert them: array.astype({kind.str!r}).tofile(…)."
         )
     return kind
 
