@@ -45,7 +45,7 @@ class SlidingPermutation:
         if (blocks == first).all():
             return self._items(first)[positions - first * self._block]
         out = np.empty_like(positions)
-        for block in np.unique(blocks).tolist():
+        for block in sorted(set(blocks.tolist())):
             chosen = np.flatnonzero(blocks == block)
             out[chosen] = self._items(block)[positions[chosen] - block * self._block]
         return out
