@@ -438,7 +438,6 @@ def in_threads(work: Callable[[int], None], count: int) -> None:
 
 
 @linux
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", [Counted, Gathered])
 def test_no_sample_is_loaded_twice_however_many_ask(kind: type[Counted], place: Path | None, tmp_path: Path) -> None:
     """Three processes of two threads each.
@@ -526,7 +525,6 @@ def test_a_sample_that_failed_is_not_there(place: Path | None) -> None:
 
 
 @linux
-@pytest.mark.timeout(10)
 def test_a_process_forked_meanwhile_holds_nobody_up(place: Path | None) -> None:
     """The child has a copy of the claim's open file. Seen to hang: a claim that was only closed."""
     hold, release = os.pipe()
@@ -1004,7 +1002,7 @@ FULL = """
 
 
 def run_full(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*command], capture_output=True, text=True, timeout=50)
+    return subprocess.run([*command], capture_output=True, text=True, timeout=200)
 
 
 @linux

@@ -15,7 +15,7 @@ from torchrun import torchrun
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parent.parent / "examples"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -53,7 +53,6 @@ def test_every_batch_has_p_classes_with_k_samples(samplers: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("options", [{"rank": 0}, {"rank": 1}, {"rank": 1, "split": "within"}])
 def test_a_loader_of_two_streams_resumes_everywhere(samplers: Any, options: dict[str, Any]) -> None:
     def build() -> Loader[Any]:

@@ -24,7 +24,7 @@ from penstock._fetch.collate import BatchBuilder, Collator
 from penstock._memory.allocation import afresh
 from penstock._memory.tree import nbytes
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 
 # Comparison.

@@ -14,7 +14,6 @@ from torch.utils.data import ConcatDataset, Subset
 from penstock import Loader, Prefetcher
 from penstock.testing import assert_resumes_everywhere
 
-pytestmark = pytest.mark.timeout(60)
 INLINE = pytest.param({"num_workers": 0}, id="inline")
 FORK = pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="fork")
 FORKSERVER = pytest.param({"num_workers": 2, "multiprocessing_context": "forkserver"}, id="forkserver", marks=pytest.mark.slow)

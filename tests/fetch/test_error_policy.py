@@ -17,7 +17,6 @@ from penstock import SKIP, Cycler, Loader, Node, ParallelMapper, SampleError, Sa
 from penstock._fetch.error_policy import WINDOW, ErrorBudget, PartialBatch, SampleFailure
 from penstock.testing import Tagged, assert_resumes_everywhere
 
-pytestmark = pytest.mark.timeout(60)
 WAYS = [
     pytest.param({"num_workers": 0}, id="inline"),
     pytest.param({"num_workers": 2, "method": "thread"}, id="thread"),

@@ -35,7 +35,6 @@ from penstock._nodes.reader_node import ReaderNode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.timeout(60)
 N, BAD = 20, 3
 
 

@@ -13,7 +13,6 @@ from penstock.testing import Tagged
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("method", ["thread", "process"])
 def test_what_was_trained_is_what_an_uninterrupted_run_trains(tmp_path, run_script, method, in_order):

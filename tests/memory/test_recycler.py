@@ -34,8 +34,6 @@ from penstock._memory.shared_memory import attach
 from penstock._memory.slots import KEPT, NO_SLOT, KeptBatches, SlotTable
 from penstock._workers.processes.slot_maker import WorkerSlots
 
-pytestmark = pytest.mark.timeout(60)
-
 KINDS = {
     "inline": {"num_workers": 0},
     "threads": {"num_workers": 2, "method": "thread"},

@@ -19,7 +19,6 @@ from penstock import ClosedError, GraphError, Loader, SamplerWrapper, StateError
 from penstock._nodes import epoch_planner, sampler_reading
 from penstock._workers.process_pool import ProcessPool
 
-pytestmark = pytest.mark.timeout(20)
 N, BLOCK = 7, 10
 
 

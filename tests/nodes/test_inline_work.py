@@ -18,7 +18,6 @@ from penstock._random.global_seeding import CALM
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.timeout(60)
 N, B = 60, 3
 
 

@@ -17,7 +17,6 @@ from penstock._nodes.plan_source import Place, PlanSource
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.timeout(30)
 AWAY: list[Place] = ["thread", "process"]
 
 

@@ -25,7 +25,6 @@ from penstock._memory.allocation import afresh
 from penstock._workers.pool import IDLE, Job, SplitJob
 from penstock.testing import Tagged, assert_resumes_everywhere
 
-pytestmark = pytest.mark.timeout(30)
 METHODS = ["thread", "process"]
 by_method = pytest.mark.parametrize("method", METHODS)
 by_method_at_once = pytest.mark.parametrize("method", ["thread", "process"])

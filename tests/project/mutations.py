@@ -1756,7 +1756,18 @@ def _run(source: Path, tests: list[str], output: Path) -> None:
         sys.path.insert(0, str(source))
         import pytest
 
-        options = ["-q", "-x", "--tb=short", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+        options = [
+            "-q",
+            "--timeout=60",
+            "-x",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            str(ROOT),
+            "-c",
+            str(ROOT / "pyproject.toml"),
+        ]
         code = pytest.main([*options, *(str(ROOT / test) for test in tests)])
     finally:
         sys.stdout.flush()

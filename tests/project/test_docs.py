@@ -78,7 +78,7 @@ RUNNABLE = [page for page in PAGES if script(page.read_text())]
 def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_script: Callable[..., str]) -> None:
     file = tmp_path / f"{page.name}.py"
     file.write_text(script(page.read_text()))
-    run_script(file, timeout_s=50)
+    run_script(file, timeout_s=200)
 
 
 @pages
@@ -137,7 +137,7 @@ def test_script_keeps_the_lines_of_the_page() -> None:
 def test_a_failing_block_is_seen(tmp_path: Path, run_script: Callable[..., str]) -> None:
     (tmp_path / "page.md.py").write_text(script(SAMPLE))
     with pytest.raises(AssertionError, match=r'page\.md\.py", line 10'):
-        run_script(tmp_path / "page.md.py", timeout_s=30)
+        run_script(tmp_path / "page.md.py", timeout_s=200)
 
 
 def test_commands_that_do_not_exist_are_seen() -> None:

@@ -21,7 +21,7 @@ from penstock.testing import Tagged
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:Counted has no state_dict")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Counted has no state_dict")]
 
 
 def new_accelerator(steps: int = 1) -> Accelerator:

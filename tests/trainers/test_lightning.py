@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings(
         "ignore:.*(does not have many workers|isinstance\\(treespec, LeafSpec\\)|srun|'set_vital' is deprecated|Starting from v1.9|GPU available|ckpt_path|The dirpath has changed|Checkpoint directory|Counted has no state_dict)"

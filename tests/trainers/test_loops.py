@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*(isinstance\\(treespec, LeafSpec\\)|'set_vital' is deprecated|pin_memory|srun)"),
     pytest.mark.filterwarnings("ignore:Counted has no state_dict"),

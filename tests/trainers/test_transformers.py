@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:.*pin_memory"),
     pytest.mark.filterwarnings("ignore:Counted has no state_dict"),
 ]

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 pytestmark = [
-    pytest.mark.timeout(60),
     pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="only a fork takes over locks that are held"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]

@@ -24,8 +24,6 @@ from penstock.testing import Tagged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class Alarm(ValueError):
     """The exception that the handler raises."""

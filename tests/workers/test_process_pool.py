@@ -42,9 +42,8 @@ from penstock._workers.processes.worker_handle import WorkerHandle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence
 
-pytestmark = pytest.mark.timeout(30)
 # A new interpreter imports torch, which takes many seconds on a busy machine.
-METHODS = ["fork", *(pytest.param(method, marks=[pytest.mark.slow, pytest.mark.timeout(120)]) for method in ("forkserver", "spawn"))]
+METHODS = ["fork", *(pytest.param(method, marks=[pytest.mark.slow]) for method in ("forkserver", "spawn"))]
 HEAP = multiprocessing.RawValue("i")  # `multiprocessing` keeps the memory of its first value for the life of the program
 BIG = 100_000  # float32: does not fit the small buffer, so it travels in a slot
 
@@ -957,7 +956,7 @@ def script(tmp_path: Path, method: str, body: str) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_pool_that_is_open_at_exit_says_nothing(tmp_path: Path, method: str) -> None:
     process = script(tmp_path, method, 'pool.submit((full, BIG, 1.0))\nglobals()["kept"] = pool')
-    output, _ = process.communicate(timeout=25)
+    output, _ = process.communicate(timeout=200)
     assert (process.returncode, output) == (0, b"")
 
 
@@ -1010,7 +1009,7 @@ def test_ctrl_c_reaches_the_consumer_and_the_workers_live_on(tmp_path: Path, fif
     assert process.stdout is not None
     assert process.stdout.readline() == b"waiting\n"  # a worker may be faster than `submit` returns
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=200)
     assert output.split() == [b"interrupted", b"9", b"True"]
 
 

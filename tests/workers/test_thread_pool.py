@@ -16,8 +16,6 @@ from penstock._workers.lifetime import closing_within
 from penstock._workers.pool import IDLE
 from penstock._workers.thread_pool import ThreadPool
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class Gated:
     """A task is a number: None at once, an exception raised, an `Event` waited for."""
@@ -151,7 +149,6 @@ def test_interrupt_ends_a_wait_and_discard_forgets(pools, gate):
     assert not queued.done
 
 
-@pytest.mark.timeout(10)
 def test_shutdown_ends_a_wait(pools, gate):
     """Seen to fail: `stop` that tells the threads only (it hangs)."""
     pool = pools(1)
