@@ -93,6 +93,9 @@ def test_takes_tuples():
         ({}, [(np.ones(1), 1), (np.ones(1, int), 1)], ValueError, "element 0 is torch.int64"),
         ({"lengths": True}, [{"a": [1], "a_lengths": 5}], ValueError, "adds a field a_lengths, and the samples have one already"),
         ({"lengths": True}, [{"a_lengths": 5, "a": [1]}], ValueError, "adds a field a_lengths"),
+        ({}, [{"a": [1]}, [1]], TypeError, "a sample is a list, and the first of its batch is a dict"),
+        ({}, [{"a": [1]}, {"a": 5}], ValueError, "the field 'a' is to be padded, so it must be a tensor, .* in every sample, but 5 came"),
+        ({}, [{"a": [[1, 2], [3]]}], ValueError, "the field 'a' cannot be made a tensor"),
     ],
 )
 def test_refuses(words, samples, error, said):

@@ -1696,6 +1696,12 @@ MUTATIONS = [
         "[index]",
         "tests/fetch/test_array_dataset.py::test_a_row_is_asked_for_by_a_whole_number",
     ),
+    Mutation(
+        "_fetch/array_dataset.py",
+        """annotate(exc, f"in the source {dataset.names[part]!r} of a mix")""",
+        "pass",
+        "tests/streams/test_tokens.py::test_an_error_of_a_batch_names_its_source_in_a_mix",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -317,6 +318,16 @@ def test_a_file_that_has_changed_since(tmp_path, how):
     ):
         data[10]
     assert open_files(tmp_path) == 1
+
+
+def test_an_error_of_a_batch_names_its_source_in_a_mix(tmp_path):
+    """Seen to fail: only the samples that are loaded one by one named it."""
+    paths, _ = write(tmp_path, [100])
+    mix = Mix({"code": tokens(paths, 10), "web": tokens(paths, 10)}, {"code": 1, "web": 1})
+    os.truncate(paths[0], 20)
+    with Loader.from_dataset(mix, batch_size=4, shuffle=True) as loader, pytest.raises(ValueError, match="is shorter now") as caught:
+        next(iter(loader))
+    assert any(re.search("in the source '(code|web)' of a mix", note) for note in caught.value.__notes__)
 
 
 def test_a_file_that_becomes_shorter_while_it_is_open(tmp_path):

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from penstock._fetch.batch_schema import has_registered
+from penstock._fetch.error_policy import annotate
 from penstock._memory.allocation import afresh, pinned
 from penstock._memory.tree import leaves, mapped
 from penstock._random.batch_rng import BatchRng
@@ -211,11 +212,16 @@ def _read_parts(dataset: Any, rows: np.ndarray, out: Sequence[torch.Tensor], pla
     parts = set(part_of.tolist())
     for part in parts:
         start = ends[part - 1] if part else 0
-        if len(parts) == 1:
-            _read(dataset.datasets[part], rows - start, out, places, checked=True)
-        else:
-            at = np.flatnonzero(part_of == part)
-            _read(dataset.datasets[part], rows[at] - start, out, at if isinstance(places, slice) else places[at], checked=True)
+        try:
+            if len(parts) == 1:
+                _read(dataset.datasets[part], rows - start, out, places, checked=True)
+            else:
+                at = np.flatnonzero(part_of == part)
+                _read(dataset.datasets[part], rows[at] - start, out, at if isinstance(places, slice) else places[at], checked=True)
+        except Exception as exc:
+            if getattr(dataset, "only_concatenates", False):
+                annotate(exc, f"in the source {dataset.names[part]!r} of a mix")
+            raise
 
 
 def _read_tensors(tensors: Sequence[torch.Tensor], rows: np.ndarray, out: Sequence[torch.Tensor], places: Places) -> None:

@@ -44,6 +44,8 @@ class Padded:
     def _of_dicts(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         names = samples[0].keys()
         for sample in samples:
+            if not isinstance(sample, Mapping):
+                raise TypeError(f"a sample is a {type(sample).__name__}, and the first of its batch is a dict.")
             if sample.keys() != names:
                 raise ValueError(f"a sample has the fields {sorted(sample)}, and the first of its batch has {sorted(names)}.")
         if isinstance(self.value, dict) and (unknown := sorted(self.value.keys() - names)):
@@ -68,7 +70,14 @@ class Padded:
             if isinstance(self.value, dict):
                 raise ValueError(f"{what} must be a tensor, an array or a list of numbers to be padded, but {column[0]!r:.80} came.")
             return default_collate(list(column))
-        tensors = [torch.as_tensor(one) for one in column]
+        if (other := next((one for one in column if not _is_long(one)), column)) is not column:
+            raise ValueError(
+                f"{what} is to be padded, so it must be a tensor, an array or a list of numbers in every sample, but {other!r:.80} came."
+            )
+        try:
+            tensors = [torch.as_tensor(one) for one in column]
+        except (TypeError, ValueError, RuntimeError) as exc:  # a ragged list, strings, a step backwards
+            raise ValueError(f"{what} cannot be made a tensor: {exc}") from exc
         like = next((one for one in tensors if len(one)), tensors[0])
         longest = max(map(len, tensors))
         shape = (len(tensors), -(-longest // self.to_multiple_of) * self.to_multiple_of, *like.shape[1:])
