@@ -70,6 +70,7 @@ class RowDataset(Dataset[Any]):
 
     def __init__(self, row: Mapping[str, Spec], length: int) -> None:
         self.row = dict(row)
+        self.form = _Form(list(row), list(row.values()), _CPU)
         self._length = length
 
     def __len__(self) -> int:
@@ -169,7 +170,7 @@ class _Form(NamedTuple):
 def _form(dataset: Any) -> _Form | None:
     """None if the tensors of ``dataset`` are not plain, or its parts disagree."""
     if isinstance(dataset, RowDataset):
-        return _Form(list(dataset.row), list(dataset.row.values()), _CPU)
+        return dataset.form
     if isinstance(dataset, TensorDataset):
         device = dataset.tensors[0].device
         for one in dataset.tensors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast, final
 
@@ -95,7 +96,7 @@ class Tokens(RowDataset):
         count = files[-1].first + files[-1].tokens
         super().__init__(dict.fromkeys(names, ((span,), torch.int64)), (count - span) // sequence_length + 1)
         self._files = files
-        self._ends = np.array([file.first + file.tokens for file in files])
+        self._ends = [file.first + file.tokens for file in files]
         self._dtype = dtype
         self._sequence_length = sequence_length
         self._span = span
@@ -106,8 +107,8 @@ class Tokens(RowDataset):
     def read(self, rows: np.ndarray, out: Sequence[torch.Tensor], places: Places) -> None:
         starts = rows * self._sequence_length
         raw = np.empty((len(rows), self._span), self._dtype)
-        for row, start, number in zip(raw, starts.tolist(), np.searchsorted(self._ends, starts, side="right").tolist(), strict=True):
-            self._fill(row, start, number)
+        for row, start in zip(raw, starts.tolist(), strict=True):
+            self._fill(row, start, bisect_right(self._ends, start))
         out[0].numpy()[places] = raw
         if len(out) > 1:
             for field, numbers in zip(out[1:], self._documents(starts, raw), strict=True):
