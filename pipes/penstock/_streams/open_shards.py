@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import os
-import resource
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, final
@@ -47,8 +46,7 @@ class OpenShards:
     ) -> None:
         self._arguments = (shards, open, counts, lanes, window, name)
         self._seeks = _has_start(open)
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        allowed = max(8, files // 2) if files != resource.RLIM_INFINITY else 2**30
+        allowed = _most_files()
         self._most_readers = min(lanes + 4, allowed)
         self._most_indexed = min(max(lanes + 4, INDEXED), allowed)
         self._start()
@@ -185,6 +183,16 @@ class _IndexedShard:
         if callable(close := getattr(self._opened, "close", None)):
             with contextlib.suppress(Exception):
                 close()
+
+
+def _most_files() -> int:
+    """Half of the files that this process may have open."""
+    try:
+        import resource  # Windows has none
+    except ImportError:
+        return 256
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(8, files // 2) if files != resource.RLIM_INFINITY else 2**30
 
 
 def _has_start(open: Callable[..., Any]) -> bool:
