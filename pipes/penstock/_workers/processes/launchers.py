@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 
-_SERVERS = 3
-"""Fork servers of multiprocessing's that may die while one worker is being started."""
+_TRIES = 9
+"""To start one worker by multiprocessing's fork server, which may die meanwhile. The pauses in between double, and add up to 5 s."""
 
 
 class Launcher(Protocol):
@@ -189,7 +189,7 @@ class ByContext:
     def _started(self, worker: int, channel: socket.socket) -> BaseProcess:
         from multiprocessing import forkserver
 
-        for _ in range(_SERVERS):
+        for number in range(_TRIES):
             process: BaseProcess = self._context.Process(
                 target=worker_main, args=(worker, channel), name=f"{self._name}-{worker}", daemon=True
             )
@@ -200,9 +200,10 @@ class ByContext:
                 with signals_held():
                     process.start()
             except (ConnectionError, EOFError):  # the server has died, for instance of a signal to the whole group
+                time.sleep(0.01 * 2**number)  # for a moment it is still there and refuses connections, so that nobody replaces it
                 continue
             return process
-        raise WorkerDied(f"multiprocessing's fork server has died {_SERVERS} times while it was to start worker process {worker}.")
+        raise WorkerDied(f"multiprocessing's fork server could not start worker process {worker}: it died, or refused, {_TRIES} times.")
 
     def deaths(self) -> Iterator[tuple[int, int]]:
         for watched in self._ended(0.0):
