@@ -1,6 +1,6 @@
 # Every target sets up what it needs in .venv, once, and again when the sources have changed:
 #     make demo     shows what penstock does; installs only what that takes
-#     make test     all tests, against the built wheel
+#     make test     all tests, against the built wheel, in two processes (JOBS=1: in one)
 #     make lint     ruff and mypy
 #     make check    the fast tests of what you have changed, from the sources, and lint: in under a minute
 #     make dist     the wheel
@@ -16,6 +16,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+JOBS ?= 2
 TORCH ?=
 NUMPY ?=
 DEMO_EXTRAS := examples
@@ -40,7 +41,7 @@ demo: $(VENV)/.demo
 
 # The tests run against the installed wheel: `pipes/` is not on the import path.
 test: $(VENV)/.installed
-	PYTHONPATH= $(BIN)/pytest $(PYTEST_ARGS)
+	PYTHONPATH= $(BIN)/pytest $(if $(filter-out 1,$(JOBS)),--numprocesses $(JOBS) --dist worksteal) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check
