@@ -27,7 +27,7 @@ class Numbers:
     def remaining(self, state: Any) -> int | None:
         return N - state["position"] if self.is_sized else None
 
-    def start_of(self, epoch: int) -> Any:
+    def start_of(self, epoch: int, after: Any = None) -> Any:
         return at(epoch, 0)
 
     def end_of(self, epoch: int) -> Any:

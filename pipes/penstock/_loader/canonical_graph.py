@@ -132,7 +132,7 @@ class FromDataset(DataLoaderWords):
             split: How several ranks share the data. By index: ``"items"`` (None means the same) or, with a ``batch_sampler``, ``"within"``; see
                 `Sharder`. What is read from its beginning needs a word there: ``"items"``: every rank reads all of it and is dealt its share; ``"own"``:
                 it splits itself by rank, and nothing is dealt; see `IterableSource`.
-            tail: See `Sharder`: ``"pad"``, ``"drop"`` or ``"exact"``; default ``"pad"``, or ``"drop"`` with ``groups``, which cannot be padded. Means nothing under ``split="own"``.
+            tail: See `Sharder`: ``"pad"``, ``"drop"`` or ``"exact"``; default ``"pad"``, or ``"drop"`` for what cannot be padded: ``groups``, and `Shards` that are not counted. Means nothing under ``split="own"``.
             plan_ahead: See `SamplerWrapper`.
             seed_samples: See `ParallelMapper`.
             run_ahead: Load the first batches of the next epoch before it is asked for.
@@ -148,7 +148,6 @@ class FromDataset(DataLoaderWords):
             GraphError: A sampler that shards by itself.
         """
         shuffle = bool(shuffle)
-        tail = tail or ("pad" if groups is None else "drop")
         if not persistent_workers:
             say_once("persistent_workers=False means nothing here: workers live as long as the loader. loader.close() ends them.")
         if pin_memory_device:
@@ -196,6 +195,7 @@ class FromDataset(DataLoaderWords):
             if isinstance(groups, Buckets):
                 batch_size = None
 
+        tail = tail or ("pad" if groups is None and not source.continues else "drop")
         node: Node[Any] = Sharder(Cycler(source), rank, world_size, mesh=mesh, split="within" if split == "within" else "items", tail=tail)
         if batch_size is not None:
             node = Batcher(node, batch_size, drop_last)
@@ -286,7 +286,7 @@ def _check_together(
     batch_sampler: Any,
     order: Any,
     drop_last: bool,
-    tail: str,
+    tail: str | None,
     split: str | None,
     endless: bool,
 ) -> None:
@@ -343,7 +343,7 @@ def _check_together(
         )
 
 
-def _check_groups(groups: Any, dataset: Any, batch_size: Any, sampler: Any, drop_last: bool, tail: str) -> None:
+def _check_groups(groups: Any, dataset: Any, batch_size: Any, sampler: Any, drop_last: bool, tail: str | None) -> None:
     """Refuse what makes no sense with ``groups``."""
     if not isinstance(groups, Packs | Buckets):
         raise TypeError(f"groups={groups!r:.80} must be penstock.Packs(…) or penstock.Buckets(…).")

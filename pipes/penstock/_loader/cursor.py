@@ -28,8 +28,8 @@ class Epochs(Protocol):
     def remaining(self, state: State) -> int | None:
         """Items still to come in the epoch of ``state``; None if unknown."""
 
-    def start_of(self, epoch: int) -> State:
-        """The state in which ``epoch`` has not begun."""
+    def start_of(self, epoch: int, after: State | None = None) -> State:
+        """The state in which ``epoch`` has not begun. It may depend on ``after``, where the run is now."""
         ...
 
     def end_of(self, epoch: int) -> State:
@@ -119,7 +119,7 @@ class EpochCursor:
     def here(self) -> State:
         """The state; or the start of the next epoch, if ``restart`` says that a finished epoch means that."""
         if self.pending and self._restart and self._complete:
-            return self.epochs.start_of(epoch_of(self.state) + 1)
+            return self._start(epoch_of(self.state) + 1)
         return self.state
 
     @property
@@ -137,10 +137,10 @@ class EpochCursor:
         """``state`` was loaded, and the next run continues from it."""
         self._look()
         epoch = epoch_of(state)
-        if self._restart is False and epoch and state == self.epochs.start_of(epoch):
+        if self._restart is False and epoch and self._at_start(state):
             state = self.epochs.end_of(epoch - 1)  # restart=False: the end of the epoch before is to be seen again
         self._stand(state, Stands.AWAY)
-        self.pending, self.begun, self._offset = True, state != self.epochs.start_of(epoch_of(state)), 0
+        self.pending, self.begun, self._offset = True, not self._at_start(state), 0
 
     def delivered(self, state: State) -> None:
         """An item was handed out, and ``state`` is the position after it."""
@@ -171,7 +171,7 @@ class EpochCursor:
         before = self.stands
         at_end = before is Stands.HERE and self._complete
         self._stand(
-            self.epochs.start_of(epoch_of(self.state) + 1),
+            self._start(epoch_of(self.state) + 1),
             Stands.HERE if before is Stands.BEHIND_MARK else Stands.BEFORE_MARK if at_end else Stands.AWAY,
         )
         return True
@@ -199,7 +199,7 @@ class EpochCursor:
     @property
     def graph_state(self) -> State:
         """Where the graph should be in the middle of a run."""
-        return self.epochs.start_of(epoch_of(self.state) + 1) if self.stands is Stands.BEHIND_MARK else self.state
+        return self._start(epoch_of(self.state) + 1) if self.stands is Stands.BEHIND_MARK else self.state
 
     # Where the next iterator starts.
 
@@ -215,7 +215,7 @@ class EpochCursor:
         if self.pending:
             if self._by_sampler and not self._sized and requested is not None and requested - epoch_of(self.state) in (0, 1):
                 # Only reading on would show whether a stream is at its end. A trainer that asks for the next epoch has counted the batches.
-                return Jump(self.state if requested == epoch_of(self.state) else self.epochs.start_of(requested))
+                return Jump(self.state if requested == epoch_of(self.state) else self._start(requested))
             return self._from_loaded(None if self._by_sampler and not self._completes(requested) else requested)
         return self._from_stream(None if requested is None else self._absolute(requested))
 
@@ -223,7 +223,7 @@ class EpochCursor:
         """The graph has made ``move``; ``state`` is the graph's own after a mark that it passed."""
         resumed, requested = self.pending, self._requested
         if isinstance(move, Jump):
-            begun = move.state != self.epochs.start_of(epoch_of(move.state))
+            begun = not self._at_start(move.state)
             self._stand(move.state, Stands.HERE)
             self.over_mark, self.begun = move.over_mark, begun
             if resumed and requested is not None and move.over_mark:
@@ -232,7 +232,7 @@ class EpochCursor:
             assert state is not None
             self._stand(state, Stands.HERE)
         elif self.stands is Stands.BEHIND_MARK:
-            self._stand(self.epochs.start_of(epoch_of(self.state) + 1), Stands.HERE)
+            self._stand(self._start(epoch_of(self.state) + 1), Stands.HERE)
         self._resumed, self._requested = resumed, None
 
     def _from_loaded(self, requested: int | None) -> Move:
@@ -241,7 +241,7 @@ class EpochCursor:
         if requested == epoch:
             return Jump(self.state, over_mark=self._endless)
         if self._completes(requested):
-            return Jump(self.epochs.start_of(epoch + 1))
+            return Jump(self._start(epoch + 1))
         if requested is None:
             return Jump(self.state, over_mark=self._endless or (self._restart is True and self.begun))
         if self._endless or not self._sized:
@@ -257,16 +257,22 @@ class EpochCursor:
         if self.stands is Stands.AWAY or (self._again and not finished):
             if requested is None and (self.fresh or self._endless):
                 return Jump(self.state)
-            return Jump(self.epochs.start_of(epoch + 1 if requested is None else requested))
+            return Jump(self._start(epoch + 1 if requested is None else requested))
         if self.fresh and not finished and requested in (None, epoch):
             return PassMark(epoch - 1) if self.stands is Stands.BEFORE_MARK else Stay()
         if finished and requested in (None, epoch + 1):
-            return Jump(self.epochs.start_of(epoch + 1)) if self._again else Stay()
+            return Jump(self._start(epoch + 1)) if self._again else Stay()
         if not self.fresh and self._complete and requested in (None, epoch + 1):
             return PassMark(epoch)
         if requested is None and self._endless:
             return Stay()
-        return Jump(self.epochs.start_of(epoch + 1 if requested is None else requested))
+        return Jump(self._start(epoch + 1 if requested is None else requested))
+
+    def _start(self, epoch: int) -> State:
+        return self.epochs.start_of(epoch, self.state)
+
+    def _at_start(self, state: State) -> bool:
+        return state == self.epochs.start_of(epoch_of(state), state)
 
     def _absolute(self, requested: int) -> int:
         """The epoch that the caller means: one of a trainer that counts from its own number, or one that goes by ours."""

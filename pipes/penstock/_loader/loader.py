@@ -73,6 +73,11 @@ class Loader(FromDataset, Generic[T]):
         node = root if isinstance(root, Node) else Cycler(root)
         self.root: Node[T] = node if node.endless else Cycler(node)
         *_, self._first = self.root.chain()
+        if self._first.continues and restart_on_stop_iteration is False:
+            raise GraphError(
+                f"restart_on_stop_iteration=False goes back to the end of an epoch, and {type(self._first).__name__} only goes on. Leave it out: a state that is saved "
+                f"on an epoch's last batch resumes with the empty remainder of that epoch anyway."
+            )
         self._reader = object()  # stands for this loader; the graph must not keep the loader itself alive
         self._endless = endless
         self._settings: dict[str, Any] | None = None
@@ -357,7 +362,7 @@ class Loader(FromDataset, Generic[T]):
                 raise ValueError(
                     f"epoch {item.epoch} has no batch on this rank, so an endless loader would spin. Use a larger dataset, or tail='pad'."
                 )
-            if not cursor.over_mark and cursor.state == cursor.epochs.start_of(epoch):
+            if not cursor.over_mark and cursor.state == cursor.epochs.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
             if cursor.mark(self.root.get_state()):
                 raise StopIteration
@@ -437,7 +442,7 @@ class Loader(FromDataset, Generic[T]):
 
     def _batches(self) -> int | None:
         """Batches in the whole current epoch; the number may change from epoch to epoch."""
-        return self.root.remaining(self._cursor.epochs.start_of(self.epoch))
+        return self.root.remaining(self._cursor.epochs.start_of(self.epoch, self._cursor.state))
 
     def _settings_at(self, state: Any) -> dict[str, Any]:
         """The settings that ``state`` depends on. Stages of a mix that lie ahead of it may change."""
@@ -473,18 +478,27 @@ class _Epochs:
 
     def __init__(self, root: Node[Any]) -> None:
         self._root = root
+        *_, self._first = root.chain()
+        self._continues = root.continues
         self.remaining = root.remaining
         self.end_of: Any = root.end_of
 
     def sized(self) -> bool:
-        *_, first = self._root.chain()
-        return first.sized()
+        return self._first.sized()
 
-    def start_of(self, epoch: int) -> State:
-        state = self._root.start_of(epoch)
+    def start_of(self, epoch: int, after: State | None = None) -> State:
+        state = self._root.start_of(epoch, self._place(epoch, after)) if self._continues and after else self._root.start_of(epoch)
         if not isinstance(state, dict) or epoch_in(state) != epoch:
             raise GraphError(f"{type(self._root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.")
         return state
+
+    def _place(self, epoch: int, after: State) -> State | None:
+        """Where the source of ``after`` is. An epoch without another batch is over, also if a few items at its end make none."""
+        place = place_of(after)
+        inner: State | None = None if place is None else place[1]
+        if inner is None or epoch <= inner["epoch"] or self.remaining(after) != 0:
+            return inner
+        return {**inner, "position": self._first.items_per_epoch()}
 
 
 @final

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from penstock._errors import SourceError, StateError
-from penstock._nodes.node import EndOfEpoch, Node, State, fields
+from penstock._nodes.node import EndOfEpoch, Node, State, fields, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,7 @@ class Cycler(Node[T]):
         self._epoch = 0
         self._ended = False  # only the mark is left, because a state said so
         self._begins = True  # the epoch has not begun: `_begin` resets the source at the first read, because a reset must not read anything
+        self._after: State | None = None  # where the epoch before was left, for a source that continues from there
         self._failure: BaseException | None = None  # after an error the position of the source is unknown, so it is not read again
 
     @property
@@ -49,7 +50,8 @@ class Cycler(Node[T]):
         self._failure = None
         self._epoch = initial_state["epoch"]
         self._ended = initial_state["source"] is None
-        self._begins = initial_state == self.start_of(self._epoch)
+        self._after = self._left_at(initial_state)
+        self._begins = initial_state == self.start_of(self._epoch, self._after)
         if not self._begins and not self._ended:
             self.source.reset(initial_state["source"])
 
@@ -67,7 +69,7 @@ class Cycler(Node[T]):
                 raise
             else:
                 return item
-        mark = EndOfEpoch(self._epoch)
+        mark, self._after = EndOfEpoch(self._epoch), self._left_at(self.get_state())
         self._epoch += 1
         self._ended, self._begins = False, True
         return mark
@@ -100,23 +102,23 @@ class Cycler(Node[T]):
 
     def remaining(self, state: State | None = None) -> int | None:
         if state is None:
-            return 0 if self._ended else self.source.remaining(self.source.start_of(self._epoch) if self._begins else None)
+            return 0 if self._ended else self.source.remaining(self._start if self._begins else None)
         return 0 if state["source"] is None else self.source.remaining(state["source"])
 
     def items_per_epoch(self) -> int | None:
-        items = self.source.remaining(self.source.start_of(self._epoch)) if self._begins else None
+        items = self.source.remaining(self._start) if self._begins else None
         return self.source.items_per_epoch() if items is None else items
 
     def get_state(self) -> State:
         if self._begins:
-            return self.start_of(self._epoch)
+            return self.start_of(self._epoch, self._after)
         return {"epoch": self._epoch, "source": None if self._ended else self.source.get_state()}
 
     def failure(self) -> BaseException | None:
         return self._failure
 
-    def start_of(self, epoch: int) -> State:
-        return {"epoch": epoch, "source": self.source.start_of(epoch)}
+    def start_of(self, epoch: int, after: State | None = None) -> State:
+        return {"epoch": epoch, "source": super().start_of(epoch, after)}
 
     def end_of(self, epoch: int) -> State:
         return {"epoch": epoch, "source": None}
@@ -124,6 +126,10 @@ class Cycler(Node[T]):
     def check(self, state: Any) -> None:
         inner = fields(state, epoch=int, source=object)["source"]
         if inner is None:
+            if self.continues:
+                raise StateError(
+                    "this state does not say where its epoch ended, and this source goes on from there: it is of another graph, or damaged."
+                )
             return
         self.source.check(inner)
         while isinstance(inner, dict):  # nodes with a state of their own nest their source's
@@ -140,5 +146,14 @@ class Cycler(Node[T]):
         if self._failure is not None:
             raise SourceError.after(self._failure)
         if self._begins:
-            self.source.reset(self.source.start_of(self._epoch))
+            self.source.reset(self._start)
             self._begins = False
+
+    @property
+    def _start(self) -> State | None:
+        """The source's state at the start of this epoch."""
+        return super().start_of(self._epoch, self._after)
+
+    def _left_at(self, state: State) -> State | None:
+        place = place_of(state) if self.continues else None
+        return None if place is None else place[1]

@@ -142,7 +142,7 @@ class Grouper(Node[Indices]):
     def get_state(self) -> State:
         return dict(zip(_KEYS, (self._epoch, self._block, self._taken, self._position), strict=True))
 
-    def start_of(self, epoch: int) -> State:
+    def start_of(self, epoch: int, after: State | None = None) -> State:
         return {"epoch": epoch, "block": 0, "taken": 0, "position": 0}
 
     def check(self, state: Any) -> None:

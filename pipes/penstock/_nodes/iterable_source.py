@@ -211,7 +211,7 @@ class IterableSource(Node[Indices]):
             self._reader.KEY: self._inner,  # made for each block, and never changed
         }
 
-    def start_of(self, epoch: int) -> State:
+    def start_of(self, epoch: int, after: State | None = None) -> State:
         return {"epoch": epoch, "position": 0, "ended": False, self._reader.KEY: None}
 
     def check(self, state: Any) -> None:

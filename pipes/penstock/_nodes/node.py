@@ -164,9 +164,15 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
         """Whether a state of the source is valid on one rank only."""
         return self._source is not None and self._source.rank_bound()
 
-    def start_of(self, epoch: int) -> State | None:
-        """The state before the first item of ``epoch``."""
-        return self.source.start_of(epoch)
+    def start_of(self, epoch: int, after: State | None = None) -> State | None:
+        """The state before the first item of ``epoch``.
+
+        Args:
+            epoch: From 0.
+            after: Given only to a source that `continues`: the state of the first node where the run is now, in this epoch or an earlier one. None: the run
+                left no epoch early.
+        """
+        return self.source.start_of(epoch) if after is None else self.source.start_of(epoch, after)
 
     def end_of(self, epoch: int) -> State | None:
         """The state after the last item of ``epoch``, before its mark."""
@@ -188,6 +194,11 @@ class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no t
     def endless(self) -> bool:
         """Whether there is a `Cycler` upstream, so that epochs end with a mark and never with ``StopIteration``."""
         return self._source is not None and self._source.endless
+
+    @property
+    def continues(self) -> bool:
+        """Whether an epoch begins where the one before it was left, even if that was left early. Asked of the first node."""
+        return self._source is not None and self._source.continues
 
     @property
     def may_run_ahead(self) -> bool:

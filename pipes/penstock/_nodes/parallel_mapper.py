@@ -127,6 +127,11 @@ class ParallelMapper(Node[T]):
             raise ValueError(
                 "on_error handles single samples of a batch, and only Fetch(dataset) loads them one by one. Leave on_error out, and let your function catch its own errors."
             )
+        if not in_order and self.continues:
+            raise GraphError(
+                "in_order=False delivers some items before older ones, and this source begins an epoch at one place, where the one before was left. Use "
+                "in_order=True, or data whose shards are counted."
+            )
         seed = self.source.settings().get("seed", 0) if seed is None else checked_seed(seed)
         self.map_fn = map_fn
         self.in_order = in_order
@@ -220,8 +225,8 @@ class ParallelMapper(Node[T]):
         rank, world_size = self.ranks()
         return {"source": window.base, "delivered": list(window.ahead), "rank": rank, "world_size": world_size}
 
-    def start_of(self, epoch: int) -> State | None:
-        return self.source.start_of(epoch)
+    def start_of(self, epoch: int, after: State | None = None) -> State | None:
+        return super().start_of(epoch, after)
 
     def remaining(self, state: State | None = None) -> int | None:
         state = self.get_state() if state is None else state

@@ -71,8 +71,8 @@ class ReaderNode(Node[T]):
     def get_state(self) -> State:
         return self.source.get_state() if self._pump is None else self._pump.state
 
-    def start_of(self, epoch: int) -> State | None:
-        return self.source.start_of(epoch)
+    def start_of(self, epoch: int, after: State | None = None) -> State | None:
+        return super().start_of(epoch, after)
 
     def remaining(self, state: State | None = None) -> int | None:
         return self.source.remaining(self.get_state() if state is None else state)

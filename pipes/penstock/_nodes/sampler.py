@@ -11,7 +11,7 @@ from penstock._fetch.indices import Indices
 from penstock._nodes.epoch_plan import PlanRequest
 from penstock._nodes.node import Node, State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanSource
-from penstock._random.order import Order, PlannedOrder, StagedOrder
+from penstock._random.order import ContinuingOrder, Order, PlannedOrder, StagedOrder
 
 BLOCK = 4096
 """Indices computed at once, at most. An order may want more at once, and says so by an attribute ``read_ahead``."""
@@ -23,7 +23,7 @@ class Sampler(Node[Indices]):
     """Walk through ``order``: one epoch of single `Indices`, then ``StopIteration``.
 
     The state is how far the epoch went and nothing else, so going to a state costs nothing. ``reset()`` without a state begins the next
-    epoch if part of this one has been read, and else this one.
+    epoch if part of this one has been read, and else this one. The state of a `ContinuingOrder` also says where the epoch began.
 
     Args:
         order: What stands at which position: `SequentialOrder`, `ShuffledOrder`, `WeightedOrder`, `TorchOrder`, or your own `Order`.
@@ -41,8 +41,10 @@ class Sampler(Node[Indices]):
         self.order = order
         self._n = len(order)
         self._block: int = getattr(order, "read_ahead", BLOCK)
+        self._round = order.round if isinstance(order, ContinuingOrder) else 0
         self._epoch = 0
         self._position = 0
+        self._origin = 0  # what a continuing order calls position 0 of this epoch
         self._ahead = _NOTHING  # indices computed ahead: their first position, and their stride
         self._ahead_from, self._ahead_every = 0, 1
         self._planned = order if isinstance(order, PlannedOrder) else None
@@ -52,10 +54,11 @@ class Sampler(Node[Indices]):
         super().reset(initial_state)
         self._plans.resume()
         if initial_state is None:
-            initial_state = self.start_of(self._epoch + (self._position > 0))
+            initial_state = self.start_of(self._epoch + (self._position > 0), self.get_state())
         self.check(initial_state)
         self._epoch = initial_state["epoch"]
         self._position = initial_state["position"]
+        self._origin = initial_state.get("origin", 0)
         self._ahead = _NOTHING  # `take` may have been interrupted between these indices and what it notes of them
 
     def next(self) -> Indices:
@@ -79,6 +82,11 @@ class Sampler(Node[Indices]):
         return self._ahead if count == len(self._ahead) else self._ahead[place : place + count]
 
     def at(self, positions: np.ndarray) -> Indices:
+        if self.continues:
+            raise GraphError(
+                f"tail='pad' would show the start of an epoch again, and {type(self.order).__name__} only goes on. Use tail='drop' (what it leaves out comes in a "
+                f"later epoch) or tail='exact'."
+            )
         return self._indices(np.asarray(positions, np.int64))
 
     def remaining(self, state: State | None = None) -> int:
@@ -99,6 +107,10 @@ class Sampler(Node[Indices]):
     def choices(self) -> dict[str, Any]:
         return {"all stages": self.order.settings()} if isinstance(self.order, StagedOrder) else {}
 
+    @property
+    def continues(self) -> bool:
+        return self._round > 0
+
     def interrupt(self) -> None:
         self._plans.interrupt()
 
@@ -106,13 +118,24 @@ class Sampler(Node[Indices]):
         self._plans.shutdown()
 
     def get_state(self) -> State:
-        return {"epoch": self._epoch, "position": self._position}
+        return {"epoch": self._epoch, "position": self._position, **({"origin": self._origin} if self.continues else {})}
 
-    def start_of(self, epoch: int) -> State:
-        return {"epoch": epoch, "position": 0}
+    def start_of(self, epoch: int, after: State | None = None) -> State:
+        if not self.continues:
+            return {"epoch": epoch, "position": 0}
+        whole, origin = self._rounded(self._n), 0
+        if after is None or epoch < after["epoch"]:
+            origin = epoch * whole
+        elif epoch == after["epoch"]:
+            origin = after["origin"]
+        else:
+            origin = after["origin"] + self._rounded(after["position"]) + (epoch - after["epoch"] - 1) * whole
+        return {"epoch": epoch, "position": 0, "origin": origin}
 
     def check(self, state: Any) -> None:
-        position = fields(state, epoch=int, position=int)["position"]
+        position = fields(state, epoch=int, position=int, **({"origin": int} if self.continues else {}))["position"]
+        if self.continues and state["origin"] % self._round:
+            raise StateError(f"a state with the origin {state['origin']} is damaged: an epoch begins at a multiple of {self._round}.")
         if position > self._n:
             raise StateError(
                 f"a state at position {position} is out of bounds: an epoch has {self._n} items. Was it saved with another dataset?"
@@ -123,8 +146,14 @@ class Sampler(Node[Indices]):
         if planned is not None and not planned.keeps(self._epoch):
             planned.keep(self._epoch, self._plans.get(PlanRequest(self._epoch)))
             self._plans.order(PlanRequest(self._epoch + 1))
+        if self.continues:
+            return Indices(self._epoch, positions, self.order.indices(self._epoch, self._origin + positions))
         within = positions % self._n if positions.size and positions.max() >= self._n else positions
         return Indices(self._epoch, positions, self.order.indices(self._epoch, within))
+
+    def _rounded(self, position: int) -> int:
+        """``position`` rounded up to where an epoch may begin."""
+        return -(-position // self._round) * self._round
 
 
 @final

@@ -138,7 +138,7 @@ class SamplerWrapper(Node[Any]):
     def get_state(self) -> State:
         return {"epoch": self._epoch, "position": self._position, "checksum": self._checksum}
 
-    def start_of(self, epoch: int) -> State:
+    def start_of(self, epoch: int, after: State | None = None) -> State:
         return {"epoch": epoch, "position": 0, "checksum": 0}
 
     def check(self, state: Any) -> None:

@@ -167,8 +167,8 @@ class Sharder(Node[T]):
             return state
         return {"source": state, "world_size": world_size, **({"rank": rank} if self.source.rank_bound() else {})}
 
-    def start_of(self, epoch: int) -> State | None:
-        return self.source.start_of(epoch)
+    def start_of(self, epoch: int, after: State | None = None) -> State | None:
+        return super().start_of(epoch, after)
 
     def check(self, state: Any) -> None:
         if isinstance(state, dict) and "world_size" in state:

@@ -49,6 +49,17 @@ class StagedOrder(Order, Protocol):
 
 
 @runtime_checkable
+class ContinuingOrder(Order, Protocol):
+    """An order that never ends, of which each epoch is the next piece. An epoch begins where the one before it was left, even if that was left early.
+
+    `Order.indices` gets the positions since the beginning of training, and does not look at the epoch.
+    """
+
+    round: int
+    """At least 1; an epoch begins at a multiple of this, so what lies between is left out, or comes later."""
+
+
+@runtime_checkable
 class PlannedOrder(Order, Protocol):
     """An order that is computed an epoch at a time, so that whoever walks through it can have the next epoch made ahead."""
 

@@ -1,0 +1,103 @@
+"""Lanes: how shards of unknown lengths are dealt, so that what each rank reads follows from how far all of them are."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from penstock._arguments import whole_number
+from penstock._random.orders import LONGEST, SequentialOrder, ShuffledOrder
+from penstock._random.shard_order import LANE_NUMBERS
+
+if TYPE_CHECKING:
+    from penstock._random.permutation import Int64s
+
+MOST_LANES: Final = 2**16
+
+
+@final
+class Deal:
+    """The endless deal of shards to lanes: shard after shard, pass after pass, in turn to each lane.
+
+    Deal m is shard ``m mod shards`` in the order of pass ``m div shards``, and goes to lane ``m mod lanes``. So every shard comes once in a pass, to one
+    lane, and a lane's next shard is known without knowing how long any shard is.
+
+    Args:
+        shards: How many there are; at least 1.
+        lanes: From 1 to ``shards``; default: the largest of 1, 2, 4, 8, 24, 48 and 96 that leaves at least 4 shards to each lane.
+        shuffle: A new order of the shards in every pass. False: the order given.
+        seed: Of the shuffle; from 0 to 2**63 - 1.
+
+    Raises:
+        ValueError: A number is out of bounds.
+    """
+
+    def __init__(self, shards: int, lanes: int | None = None, *, shuffle: bool = False, seed: int = 0) -> None:
+        self.shards = whole_number("shards", shards, 1)
+        default = max((number for number in LANE_NUMBERS if 4 * number <= shards), default=1)
+        self.lanes = default if lanes is None else whole_number("lanes", lanes, 1, MOST_LANES + 1)
+        if self.lanes > shards:
+            raise ValueError(
+                f"lanes={lanes} is more than the {shards} shards, and each lane reads whole shards. Use at most {shards}, or cut the data into more shards."
+            )
+        self.shuffle = shuffle
+        self.seed = seed
+        self._order = ShuffledOrder(shards, seed) if shuffle else SequentialOrder(shards)
+        self._passes: OrderedDict[int, list[int]] = OrderedDict()
+
+    def __getitem__(self, deal: int) -> tuple[int, int]:
+        """The pass and the shard of a deal. Any thread may ask."""
+        pass_, place = divmod(deal, self.shards)
+        order = self._passes.get(pass_)
+        if order is None:
+            order = self._order.indices(pass_, np.arange(self.shards)).tolist()
+            self._passes[pass_] = order
+            while len(self._passes) > _PASSES:
+                try:
+                    self._passes.popitem(last=False)
+                except KeyError:  # another thread was faster
+                    break
+        return pass_, order[place]
+
+    def __reduce__(self) -> Any:
+        return _deal, (self.shards, self.lanes, self.shuffle, self.seed)
+
+
+def _deal(shards: int, lanes: int, shuffle: bool, seed: int) -> Deal:
+    return Deal(shards, lanes, shuffle=shuffle, seed=seed)
+
+
+_PASSES = 4
+"""How many passes' orders to remember: lanes drift apart, so two or three passes are read at the same time."""
+
+
+@final
+class LaneOrder:
+    """The order of data whose shards have unknown lengths: item k since the beginning of training is item ``k div lanes`` of lane ``k mod lanes``.
+
+    Each lane yields every lanes-th item, so the position alone says how far every lane is, on any number of ranks. An epoch is a number of items, and
+    begins where the one before it was left, rounded up to a multiple of ``lanes``; see `ContinuingOrder`. Its indices are the items since the beginning.
+
+    Args:
+        lanes: See `Shards`.
+        epoch_size: Items in an epoch, from 1 to 2**56.
+        settings: What identifies the data, as JSON.
+    """
+
+    def __init__(self, lanes: int, epoch_size: int, settings: dict[str, Any] | None = None) -> None:
+        self.round = self.lanes = whole_number("lanes", lanes, 1, MOST_LANES + 1)
+        self._n = whole_number("epoch_size", epoch_size, 1, LONGEST + 1)
+        self._said = {"order": "lanes", "length": self._n, "lanes": self.lanes, **(settings or {})}
+
+    def __len__(self) -> int:
+        return self._n
+
+    def indices(self, epoch: int, positions: Int64s) -> Int64s:
+        """The positions since the beginning of training, which are the items' numbers."""
+        return positions.copy()
+
+    def settings(self) -> dict[str, Any]:
+        """See `Order.settings`."""
+        return dict(self._said)
