@@ -176,14 +176,14 @@ MUTATIONS = [
     ),
     Mutation(
         "_workers/processes/task_table.py",
-        "extendleft(reversed([task for task in tasks if not task.job.done]))",
-        "extendleft([task for task in tasks if not task.job.done])",
+        "in reversed([task for task in tasks if not task.job.done]):",
+        "in [task for task in tasks if not task.job.done]:",
         "tests/workers/test_task_table.py::TestAgainstLists",
     ),
     Mutation(
         "_workers/processes/task_table.py",
-        "extendleft(reversed([task for task in tasks if not task.job.done]))",
-        "extend([task for task in tasks if not task.job.done])",
+        "self._queue(task.owner).appendleft(task)",
+        "self._queue(task.owner).append(task)",
         "tests/workers/test_task_table.py::test_what_a_dead_worker_held_comes_first_and_in_its_order",
     ),
     Mutation(
@@ -224,7 +224,7 @@ MUTATIONS = [
     ),
     Mutation(
         "_workers/processes/task_table.py",
-        "        self._backlog = deque(self._wanted.values())\n",
+        "        self._backlog, self._owned = deque(), {}\n",
         "",
         "tests/workers/test_task_table.py::TestAgainstLists",
     ),
@@ -350,8 +350,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_workers/processes/task_table.py",
-        "extendleft(reversed([task for task in tasks if not task.job.done]))",
-        "extendleft([task for task in tasks if not task.job.done])",
+        "in reversed([task for task in tasks if not task.job.done]):",
+        "in [task for task in tasks if not task.job.done]:",
         "tests/workers/test_process_pool.py::test_unfinished_tasks_come_first_and_in_order",
     ),
     Mutation(
@@ -389,6 +389,55 @@ MUTATIONS = [
         "thread.join(max(0.0, deadline - time.monotonic()))",
         "thread.join(max(timeout, _WAKING_S))",
         "tests/workers/test_thread_pool.py::test_many_stuck_threads_take_no_longer_than_one",
+    ),
+    # Tasks with an owner.
+    Mutation(
+        "_workers/processes/task_table.py",
+        "        self._queue(owner).append(task)",
+        "        self._backlog.append(task)",
+        "tests/workers/test_task_table.py::test_a_task_waits_for_its_owner",
+    ),
+    Mutation(
+        "_workers/processes/task_table.py",
+        "        queue = self._queue(owner)",
+        "        queue = self._queue(owner) or self._backlog",
+        "tests/workers/test_task_table.py::test_a_task_waits_for_its_owner",
+    ),
+    Mutation(
+        "_workers/processes/task_table.py",
+        "self._queue(task.owner).appendleft(task)",
+        "self._backlog.appendleft(task)",
+        "tests/workers/test_task_table.py::test_what_a_dead_owner_held_waits_for_its_replacement",
+    ),
+    Mutation(
+        "_workers/processes/task_table.py",
+        "self._queue(task.owner).appendleft(task)",
+        "self._backlog.appendleft(task)",
+        "tests/workers/test_process_pool.py::test_the_replacement_of_an_owner_does_its_tasks",
+    ),
+    Mutation(
+        "_workers/processes/task_table.py",
+        "            self._queue(task.owner).append(task)",
+        "            self._backlog.append(task)",
+        "tests/workers/test_task_table.py::TestAgainstLists",
+    ),
+    Mutation(
+        "_workers/processes/task_table.py",
+        "        self._owned.clear()\n",
+        "",
+        "tests/workers/test_task_table.py::TestAgainstLists",
+    ),
+    Mutation(
+        "_workers/processes/scheduler.py",
+        "            self._tasks.add(job, body, to)",
+        "            self._tasks.add(job, body)",
+        "tests/workers/test_process_pool.py::test_a_task_goes_to_its_owner",
+    ),
+    Mutation(
+        "_workers/processes/scheduler.py",
+        "            while len(worker.held) < most and (task",
+        "            while (task",
+        "tests/workers/test_process_pool.py::test_an_owner_that_is_behind_holds_up_its_own_tasks_only",
     ),
     # One task.
     Mutation(

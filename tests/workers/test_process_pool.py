@@ -322,6 +322,54 @@ def test_tasks_of_any_size_arrive(pools: Any) -> None:
     assert [len(result(pool, job)) for job in jobs] == [1, 60_000, 70_000, 5_000_000] * 5
 
 
+# Owners.
+
+
+def whose(cell: Any, value: int) -> tuple[int, int]:
+    info: Any = get_worker_info()
+    return info.id, value
+
+
+@pytest.mark.parametrize(("queue_size", "refill_at"), [(1, None), (2, 0), (8, 4)])
+def test_a_task_goes_to_its_owner(pools: Any, queue_size: int, refill_at: int | None) -> None:
+    """Also if all belong to one, and between tasks for anybody. Seen to fail: `submit` that drops ``to``; `_feed` that takes for the first hungry worker."""
+    pool = pools(3, queue_size=queue_size, refill_at=refill_at)
+    for owners in ([0, 1, 2] * 7, [2] * 21, [1, None, 0, None, 1, None, None]):
+        jobs = [(owner, pool.submit((whose, value), owner)) for value, owner in enumerate(owners)]
+        for value, (owner, job) in enumerate(jobs):
+            worker, got = result(pool, job)
+            assert (got, job.worker) == (value, worker)
+            assert owner in (None, worker)
+
+
+@pytest.mark.parametrize("queue_size", [1, 8])
+def test_an_owner_that_is_behind_holds_up_its_own_tasks_only(pools: Any, tmp_path: Path, fifo: Path, queue_size: int) -> None:
+    """Its queue stays bounded, and its tasks wait for it, in order. Seen to fail: `_feed` that stops at the first worker whose queue is full."""
+    pool = pools(2, queue_size=queue_size)
+    warm(pool)
+    log = tmp_path / "log"
+    behind = [pool.submit((noted_then_held, log, fifo, 0), 0), *(pool.submit((noted, log, value), 0) for value in range(1, 20))]
+    has_started(fifo)
+    others = [pool.submit((whose, value), 1) for value in range(20)]
+    assert [result(pool, job) for job in others] == [(1, value) for value in range(20)]
+    assert result(pool, pool.submit((whose, 20))) == (1, 20)
+    assert [len(worker.held) for worker in pool._scheduler._supervisor.workers.values()] == [queue_size, 0]
+    fifo.write_bytes(b"go")
+    assert [result(pool, job) for job in behind] == list(range(20))
+    assert log.read_text().split() == [str(value) for value in range(20)]
+
+
+def test_the_replacement_of_an_owner_does_its_tasks(pools: Any, tmp_path: Path) -> None:
+    """And nobody else does, though another worker is idle. Seen to fail: `requeue` that forgets the owner."""
+    pool = pools(2, queue_size=3)
+    warm(pool)
+    before = pool.pids
+    jobs = [pool.submit((once, tmp_path / "flag", kill_myself, 0), 0), *(pool.submit((whose, value), 0) for value in range(1, 8))]
+    assert result(pool, jobs[0]) == 0
+    assert [result(pool, job) for job in jobs[1:]] == [(0, value) for value in range(1, 8)]
+    assert (before[0] in pool.pids, before[1] in pool.pids, pool.statistics().restarts) == (False, True, 1)
+
+
 # Slots.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from penstock._workers.processes import task_table
 from penstock._workers.processes.task_table import TaskTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock._workers.processes.task_table import PendingTask
 
@@ -34,20 +35,28 @@ class CountedJob(Job):
             self.settled += 1
 
 
-def table_of(count: int) -> tuple[TaskTable, list[CountedJob]]:
+def table_of(count: int, owners: Sequence[int | None] = ()) -> tuple[TaskTable, list[CountedJob]]:
+    """A table of ``count`` tasks; the first have ``owners``."""
     table, jobs = TaskTable(), [CountedJob(n) for n in range(count)]
-    for job in jobs:
-        table.add(job, b"%d" % job.task)
+    for job, owner in itertools.zip_longest(jobs, owners):
+        table.add(job, b"%d" % job.task, owner)
     return table, jobs
+
+
+def taken(table: TaskTable, owner: int | None = None) -> PendingTask:
+    """The next task, which there must be."""
+    task = table.take(owner)
+    assert task is not None
+    return task
 
 
 def numbers(tasks: list[PendingTask]) -> list[int]:
     return [task.number for task in tasks]
 
 
-def drained(table: TaskTable) -> list[int]:
-    """Take and finish all tasks of the backlog, in order."""
-    tasks = [table.take() for _ in range(table.waiting)]
+def drained(table: TaskTable, owner: int | None = None) -> list[int]:
+    """Take and finish all tasks that wait for ``owner``, in order."""
+    tasks = list(iter(lambda: table.take(owner), None))
     for task in tasks:
         table.finish(task, task.body)
     return numbers(tasks)
@@ -68,7 +77,7 @@ def drained(table: TaskTable) -> list[int]:
 def test_what_a_dead_worker_held_comes_first_and_in_its_order(held: list[int], ended: list[int], order: list[int]) -> None:
     """Seen to fail: without `reversed`; `extend` instead of `extendleft`; tasks that have ended put back, too."""
     table, _ = table_of(6)
-    tasks = [table.take() for _ in range(4)]
+    tasks = [taken(table) for _ in range(4)]
     for number in ended:
         table.finish(tasks[number])
     table.requeue(tasks[number] for number in held)
@@ -77,7 +86,7 @@ def test_what_a_dead_worker_held_comes_first_and_in_its_order(held: list[int], e
 
 def test_the_later_death_comes_first() -> None:
     table, _ = table_of(5)
-    tasks = [table.take() for _ in range(4)]
+    tasks = [taken(table) for _ in range(4)]
     table.requeue(tasks[:2])
     table.requeue(tasks[2:])
     assert drained(table) == [2, 3, 0, 1, 4]
@@ -98,14 +107,14 @@ def test_the_later_death_comes_first() -> None:
 def test_the_same_row_of_the_same_task_is_to_blame_the_second_time(deaths: list[tuple[int, int]], again: list[bool]) -> None:
     """Seen to fail: no row remembered; the last one only; one set of rows for all tasks."""
     table, _ = table_of(2)
-    tasks = [table.take(), table.take()]
+    tasks = [taken(table), taken(table)]
     assert [table.blame(tasks[number], row) for number, row in deaths] == again
 
 
 def test_a_task_is_settled_once() -> None:
     """Seen to fail: `finish` that does not check the job (a late answer replaced the error of an abandoned job, and was counted)."""
     table, jobs = table_of(2)
-    task = table.take()
+    task = taken(table)
     error = TimeoutError("late")
     table.finish(task, error=error)
     table.finish(task, "its value, which comes too late")
@@ -116,7 +125,7 @@ def test_a_task_is_settled_once() -> None:
 def test_discard_ends_what_waits_and_what_is_held_but_nothing_to_come() -> None:
     """Seen to fail: the backlog kept; one error for all jobs, which then collects every traceback."""
     table, jobs = table_of(4)
-    tasks = [table.take(), table.take()]
+    tasks = [taken(table), taken(table)]
     table.finish(tasks[1], 1)
     table.discard(lambda: ClosedError("moved"))
     assert [type(job.error) for job in jobs] == [ClosedError, type(None), ClosedError, ClosedError]
@@ -137,6 +146,38 @@ def test_fail_ends_what_is_to_come_too() -> None:
     table.add(job := CountedJob(2), b"2")
     assert [type(one.error) for one in [*jobs, job]] == [WorkerDied] * 3
     assert (len(table), table.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("owners", "mine", "other", "any"),
+    [
+        ([None, None, None, None], [], [], [0, 1, 2, 3]),
+        ([1, 1, 1, 1], [0, 1, 2, 3], [], []),
+        ([2, 1, 2, 1], [1, 3], [0, 2], []),
+        ([None, 1, None, 2], [1], [3], [0, 2]),
+        ([0, 0, 1, None], [2], [], [3]),
+    ],
+)
+def test_a_task_waits_for_its_owner(owners: list[int | None], mine: list[int], other: list[int], any: list[int]) -> None:
+    """Seen to fail: `add` that ignores the owner; `take` that hands out anybody's tasks where the owner has none."""
+    table, _ = table_of(4, owners)
+    assert (table.waiting, table.owned) == (4, set(owners) != {None})
+    assert drained(table, 1) == mine
+    assert drained(table, 2) == other
+    assert drained(table) == any
+    assert drained(table, 0) == [number for number, owner in enumerate(owners) if owner == 0]
+    assert (table.waiting, len(table)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("owners", "order"),
+    [([1, 1, 1, 1], ([0, 1, 2, 3, 4], [5])), ([1, None, 1, None], ([0, 2, 4], [1, 3, 5])), ([None] * 4, ([4], [0, 1, 2, 3, 5]))],
+)
+def test_what_a_dead_owner_held_waits_for_its_replacement(owners: list[int | None], order: tuple[list[int], list[int]]) -> None:
+    """Seen to fail: `requeue` that puts all of it where anybody may take it."""
+    table, _ = table_of(6, [*owners, 1])
+    table.requeue([taken(table, owner) for owner in owners])
+    assert (drained(table, 1), drained(table)) == order
 
 
 def interrupted_at(line: int, act: Callable[[], Any]) -> bool:
@@ -165,7 +206,9 @@ def interrupted_at(line: int, act: Callable[[], Any]) -> bool:
 
 CHANGES: dict[str, Callable[[TaskTable, list[PendingTask]], Any]] = {
     "add": lambda table, held: table.add(CountedJob(5), b"5"),
+    "add for an owner": lambda table, held: table.add(CountedJob(5), b"5", 1),
     "take": lambda table, held: table.take(),
+    "take what is owned": lambda table, held: table.take(1),
     "finish": lambda table, held: table.finish(held[0], held[0].body),
     "blame": lambda table, held: table.blame(held[0], 7),
     "requeue": lambda table, held: table.requeue(held),
@@ -180,20 +223,20 @@ def test_restart_mends_a_change_that_was_interrupted_at_any_line(name: str) -> N
     line, stopped = 0, True
     while stopped:
         line += 1
-        table, jobs = table_of(5)
-        held = [table.take() for _ in range(3)]
+        table, jobs = table_of(7, [None, None, None, None, None, 1, 1])
+        held = [taken(table), taken(table), taken(table)]
         table.finish(held.pop(), b"2")
         stopped = interrupted_at(line, lambda table=table, held=held: CHANGES[name](table, held))
         table.restart()
         undone = [job.task for job in jobs if not job.done]
-        assert drained(table)[: len(undone)] == undone, f"interrupted at line {line}"
-        assert [job.settled for job in jobs] == [1] * 5, f"interrupted at line {line}"
+        assert [*drained(table)[: len([n for n in undone if n < 5])], *drained(table, 1)[:2]] == undone, f"interrupted at line {line}"
+        assert [job.settled for job in jobs] == [1] * 7, f"interrupted at line {line}"
         assert all(job.value == b"%d" % job.task and job.error is None for job in jobs if job.task in undone), f"interrupted at line {line}"
     assert line > 1
 
 
 class AgainstLists(RuleBasedStateMachine):
-    """Workers do tasks in order and may die at any time; lists say where every task should be.
+    """Workers do tasks in order and may die at any time; lists say where every task should be. Some tasks have an owner, one of the workers.
 
     Seen to fail: `requeue` without `reversed`; `requeue` and `restart` that bring back what was discarded; `discard` that keeps the backlog;
     `restart` without what the workers held; `finish` that settles a job twice.
@@ -204,25 +247,28 @@ class AgainstLists(RuleBasedStateMachine):
         self.table = TaskTable()
         self.jobs: list[CountedJob] = []
         self.expected: dict[int, Any] = {}  # the result of each finished task
-        self.backlog: list[int] = []
+        self.owners: list[int | None] = []
+        self.backlog: dict[int | None, list[int]] = {None: [], 0: [], 1: []}  # by owner
         self.workers: list[list[PendingTask]] = [[], []]
         self.deaths: list[tuple[int, int]] = []
 
-    @rule(count=st.integers(1, 4))
-    def submit(self, count: int) -> None:
+    @rule(count=st.integers(1, 4), owner=st.sampled_from([None, 0, 1]))
+    def submit(self, count: int, owner: int | None) -> None:
         for number in range(len(self.jobs), len(self.jobs) + count):
             self.jobs.append(CountedJob(number))
-            self.table.add(self.jobs[-1], b"%d" % number)
-            self.backlog.append(number)
+            self.owners.append(owner)
+            self.table.add(self.jobs[-1], b"%d" % number, owner)
+            self.backlog[owner].append(number)
 
-    @precondition(lambda self: self.backlog)
-    @rule(worker=st.integers(0, 1), count=st.integers(1, 4))
-    def feed(self, worker: int, count: int) -> None:
-        for number in self.backlog[:count]:
-            task = self.table.take()
-            assert (task.number, task.body, task.job) == (number, b"%d" % number, self.jobs[number])
+    @rule(worker=st.integers(0, 1), count=st.integers(1, 4), own=st.booleans())
+    def feed(self, worker: int, count: int, own: bool) -> None:
+        owner = worker if own else None
+        for number in self.backlog[owner][:count]:
+            task = taken(self.table, owner)
+            assert (task.number, task.body, task.job, task.owner) == (number, b"%d" % number, self.jobs[number], owner)
             self.workers[worker].append(task)
-        del self.backlog[:count]
+        del self.backlog[owner][:count]
+        assert self.backlog[owner] or self.table.take(owner) is None
 
     def end(self, task: PendingTask, value: Any = None, error: Any = None) -> None:
         self.expected.setdefault(task.number, error or value)
@@ -251,7 +297,8 @@ class AgainstLists(RuleBasedStateMachine):
             if again:
                 self.end(held[0], error=ChildProcessError(row))
         self.table.requeue(held)
-        self.backlog = [task.number for task in held if task.number not in self.expected] + self.backlog
+        for owner, backlog in self.backlog.items():
+            backlog[:0] = [task.number for task in held if task.number not in self.expected and task.owner == owner]
         held.clear()
 
     @precondition(lambda self: any(self.workers))
@@ -269,10 +316,11 @@ class AgainstLists(RuleBasedStateMachine):
     def restart(self) -> None:
         self.table.restart()
         self.workers = [[], []]
-        self.backlog = [number for number in range(len(self.jobs)) if number not in self.expected]
+        undone = [number for number in range(len(self.jobs)) if number not in self.expected]
+        self.backlog = {owner: [number for number in undone if self.owners[number] == owner] for owner in self.backlog}
 
     def end_all(self, error: Any) -> None:
-        self.backlog = []
+        self.backlog = {None: [], 0: [], 1: []}
         for number in range(len(self.jobs)):
             self.expected.setdefault(number, error)
 
@@ -280,7 +328,8 @@ class AgainstLists(RuleBasedStateMachine):
     def every_job_is_where_it_should_be(self) -> None:
         if not hasattr(self, "table"):
             return
-        assert self.table.waiting == len(self.backlog)
+        assert self.table.waiting == sum(map(len, self.backlog.values()))
+        assert self.table.owned or not (self.backlog[0] or self.backlog[1])
         assert len(self.table) == len(self.jobs) - len(self.expected)
         assert self.table.next_number == len(self.jobs)
         assert [job.settled for job in self.jobs] == [int(number in self.expected) for number in range(len(self.jobs))]
@@ -294,7 +343,7 @@ class AgainstLists(RuleBasedStateMachine):
             return
         while any(self.workers):
             self.die(0, None)
-        assert drained(self.table) == self.backlog
+        assert {owner: drained(self.table, owner) for owner in self.backlog} == self.backlog
         assert [job.settled for job in self.jobs] == [1] * len(self.jobs)
         self.table.fail(lambda: WorkerDied("once too often"))
         self.table.add(job := CountedJob(None), b"")

@@ -23,7 +23,7 @@ class InlinePool:
     def start(self) -> None:
         """Nothing to start."""
 
-    def submit(self, task: Any) -> Job:
+    def submit(self, task: Any, to: int | None = None) -> Job:
         return Job(task)
 
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:

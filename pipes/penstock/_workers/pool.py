@@ -108,8 +108,13 @@ class Pool(Protocol):
     def start(self) -> None:
         """Start the workers. Idempotent."""
 
-    def submit(self, task: Any) -> Job:
-        """Queue a task. Never waits for a worker."""
+    def submit(self, task: Any, to: int | None = None) -> Job:
+        """Queue a task. Never waits for a worker.
+
+        Args:
+            task: Any worker can do it.
+            to: The number of the worker that does it best. The task waits for that worker, or, if it dies, for its replacement. None: anybody.
+        """
         ...
 
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:

@@ -100,11 +100,11 @@ class ProcessPool:
         with self._scheduler.lock:
             self._scheduler.start()
 
-    def submit(self, task: Any) -> Job:
-        """Queue a task. Never waits for a worker. Errors from pickling ``task`` propagate."""
+    def submit(self, task: Any, to: int | None = None) -> Job:
+        """Queue a task, for worker ``to`` or for anybody. Never waits for a worker. Errors from pickling ``task`` propagate."""
         self._scheduler.check_usable()
         with self._scheduler.lock:
-            return self._scheduler.submit(task)
+            return self._scheduler.submit(task, to)
 
     def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
         """Wait until one of ``jobs`` is done.

@@ -155,7 +155,8 @@ class ThreadPool:
             start(self._threads, self._core.lock)
             self._started = True
 
-    def submit(self, task: Any) -> Job:
+    def submit(self, task: Any, to: int | None = None) -> Job:
+        """Queue a task. ``to`` means nothing: threads share what they have read."""
         job = Job(task)
         self._core.inbox.put(job)
         return job

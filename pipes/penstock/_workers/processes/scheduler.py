@@ -30,7 +30,7 @@ from penstock._workers.processes.change import Change
 from penstock._workers.processes.deaths import cause_of
 from penstock._workers.processes.protocol import READY, REFUSED, Setup
 from penstock._workers.processes.supervisor import Supervisor
-from penstock._workers.processes.task_table import TaskTable
+from penstock._workers.processes.task_table import PendingTask, TaskTable
 from penstock._workers.processes.worker_handle import MOST_HELD, WorkerHandle
 
 if TYPE_CHECKING:
@@ -100,10 +100,11 @@ class Scheduler:
 
     # What the consumer calls.
 
-    def submit(self, task: Any) -> Job:
+    def submit(self, task: Any, to: int | None = None) -> Job:
+        assert to is None or 0 <= to < self.setup.num_workers, f"there is no worker {to}"
         job, body = Job(task), pickle.dumps(task, 5)
         with self._change.after(self._mend):
-            self._tasks.add(job, body)
+            self._tasks.add(job, body, to)
             self._feed()
         return job
 
@@ -183,7 +184,9 @@ class Scheduler:
             self._feed()
 
     def _feed(self) -> None:
-        """Hand tasks to the least loaded workers, as long as both are there.
+        """Hand tasks to their owners, and the others to the least loaded workers, as long as both are there.
+
+        A worker gets its own tasks in their order, whatever the others do. So the oldest of all can always be done, and nothing waits forever.
 
         While workers are still starting, each gets one task: the first to be ready must not be given all there is.
         """
@@ -192,17 +195,22 @@ class Scheduler:
         workers = self._supervisor.workers.values()
         most, refill_at = (self._queue_size, self._refill_at) if self._restarts or all(worker.ready for worker in workers) else (1, 0)
         hungry = [worker for worker in workers if len(worker.held) <= refill_at and worker.ready and not worker.stuck]
-        while self._tasks.waiting and hungry:
+        for worker in hungry if self._tasks.owned else ():
+            while len(worker.held) < most and (task := self._tasks.take(worker.worker)) is not None:
+                self._hand(worker, task)
+        while hungry:
             worker = min(hungry, key=_load) if len(hungry) > 1 else hungry[0]
-            if len(worker.held) >= most:
+            if len(worker.held) >= most or (task := self._tasks.take()) is None:
                 break
-            task = self._tasks.take()
-            try:
-                worker.hand(task)
-            except OSError as error:
-                self._tasks.finish(task, error=error)
+            self._hand(worker, task)
         for worker in hungry:
             worker.flush()
+
+    def _hand(self, worker: WorkerHandle, task: PendingTask) -> None:
+        try:
+            worker.hand(task)
+        except OSError as error:
+            self._tasks.finish(task, error=error)
 
     def _receive(self, worker: WorkerHandle) -> bool:
         """Deal with what a worker has sent; False where there is nothing, or nothing more."""

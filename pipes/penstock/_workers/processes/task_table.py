@@ -6,6 +6,9 @@
                ▲                     │ the worker died: requeue
                └──── at the front ───┘
 
+A task may have an *owner*, the worker that should do it. It waits for that worker, or for the one that replaces it; nobody else takes it. A task
+without an owner goes to anybody.
+
 `discard` and `fail` end tasks wherever they are. A worker may still hold a task that has ended; nothing that happens to it there
 matters. So "is it wanted?" has one answer everywhere: ``not task.job.done``.
 """
@@ -30,12 +33,14 @@ class PendingTask:
         job: What whoever submitted the task waits for.
         number: Grows with every task.
         body: The task, pickled.
+        owner: The number of the worker that should do it; None: anybody.
         fatal_rows: The rows that workers were loading when they died.
     """
 
     job: Job
     number: int
     body: bytes
+    owner: int | None = None
     fatal_rows: set[int] = field(default_factory=set)
 
 
@@ -53,7 +58,8 @@ class TaskTable:
         self.finished = 0
         self.failure: Callable[[], BaseException] | None = None
         self._wanted: dict[int, PendingTask] = {}  # by number, in order
-        self._backlog: deque[PendingTask] = deque()
+        self._backlog: deque[PendingTask] = deque()  # for anybody
+        self._owned: dict[int, deque[PendingTask]] = {}  # the backlog of each owner
 
     def __len__(self) -> int:
         """Tasks that somebody waits for."""
@@ -62,21 +68,30 @@ class TaskTable:
     @property
     def waiting(self) -> int:
         """Tasks that no worker holds."""
-        return len(self._backlog)
+        return len(self._backlog) + sum(map(len, list(self._owned.values())))  # a copy: `statistics` asks from other threads
 
-    def add(self, job: Job, body: bytes) -> None:
-        """Put a new task at the end of the backlog."""
+    def add(self, job: Job, body: bytes, owner: int | None = None) -> None:
+        """Put a new task at the end of the backlog, of that of its ``owner`` if it has one."""
         if self.failure is not None:
             job.error, job.done = self.failure(), True
             return
-        task = PendingTask(job, self.next_number, body)
+        task = PendingTask(job, self.next_number, body, owner)
         self.next_number += 1
         self._wanted[task.number] = task
-        self._backlog.append(task)
+        self._queue(owner).append(task)
 
-    def take(self) -> PendingTask:
-        """The next task for a worker. Only while some are `waiting`."""
-        return self._backlog.popleft()
+    def take(self, owner: int | None = None) -> PendingTask | None:
+        """The next of the tasks that only worker ``owner`` should do, or of those for anybody; None if there is none."""
+        queue = self._queue(owner)
+        return queue.popleft() if queue else None
+
+    @property
+    def owned(self) -> bool:
+        """Whether a task with an owner may be waiting."""
+        return bool(self._owned)
+
+    def _queue(self, owner: int | None) -> deque[PendingTask]:
+        return self._backlog if owner is None else self._owned.setdefault(owner, deque())
 
     def finish(self, task: PendingTask, value: Any = None, error: BaseException | None = None) -> None:
         """Settle a task's job, unless it has ended already."""
@@ -96,7 +111,8 @@ class TaskTable:
 
     def requeue(self, tasks: Iterable[PendingTask]) -> None:
         """Put what a dead worker held, oldest first, back at the front of the backlog: it has waited longest."""
-        self._backlog.extendleft(reversed([task for task in tasks if not task.job.done]))
+        for task in reversed([task for task in tasks if not task.job.done]):
+            self._queue(task.owner).appendleft(task)
 
     def restart(self) -> None:
         """Put every task back into the backlog, as if no worker had been given any.
@@ -104,7 +120,9 @@ class TaskTable:
         Rebuilt from the jobs alone, because an exception may have come out of the middle of any other method.
         """
         self._wanted = {number: task for number, task in self._wanted.items() if not task.job.done}
-        self._backlog = deque(self._wanted.values())
+        self._backlog, self._owned = deque(), {}
+        for task in self._wanted.values():
+            self._queue(task.owner).append(task)
 
     def discard(self, why: Callable[[], BaseException]) -> None:
         """End every task with an error, each with one of its own."""
@@ -113,6 +131,7 @@ class TaskTable:
                 task.job.error, task.job.done = why(), True
         self._wanted.clear()
         self._backlog.clear()
+        self._owned.clear()
 
     def fail(self, why: Callable[[], BaseException]) -> None:
         """End every task with an error, and from now on each that is added."""
