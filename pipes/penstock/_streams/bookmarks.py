@@ -1,0 +1,344 @@
+"""Bookmarks: facts about shards that are read forward, learned by reading them, so that a later seek need not read them again.
+
+A fact says how many outputs the steps make of one shard, in one pass or in every pass. Facts never change and need no order, so every process appends
+those that it learns to a file of its own, without a word to the others, and whoever seeks reads the union of all files. One that is missing costs time
+only. A false one would mislead a seek silently; therefore
+
+- the folder is named after a hash of the *binding*: all that decides what the steps make of a shard. A fact also names the shard's content by its key;
+- each line ends with its CRC-32 (ISO 3309), which starts from that hash. Any other line is ignored, wherever it stands;
+- two facts that contradict each other are both kept, so that every reader of the files sees the contradiction, and trusts neither.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import secrets
+import threading
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+from penstock._errors import StateMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_logger = logging.getLogger("penstock")
+
+FORMAT: Final = 1
+LONGEST: Final = 2**20
+"""Bytes of the longest line that is written or read."""
+AT_MOST: Final = 2**63
+PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
+"""Troubles of a disk that say nothing about the choice of the folder."""
+
+
+def default_folder() -> Path:
+    """The folder of bookmarks in the user's cache, by the XDG Base Directory Specification: ``$XDG_CACHE_HOME``, else ``~/.cache``."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):  # the specification says to ignore such
+        cache = os.path.expanduser("~/.cache")
+    if not os.path.isabs(cache):
+        cache = os.devnull  # nobody knows a home: nothing can be written below this, and nothing lands in the current folder
+    return Path(cache) / "penstock" / "bookmarks"
+
+
+class Fact(NamedTuple):
+    """How many outputs the steps make of a shard, in one pass; ``pass_`` is None if that holds for every pass."""
+
+    shard: int
+    pass_: int | None
+    outputs: int
+
+
+class Contradiction(NamedTuple):
+    """Two facts of which one is false; ``relied_on`` says whether the older one was handed out."""
+
+    before: Fact
+    now: Fact
+    relied_on: bool
+
+
+@final
+class Facts:
+    """A set of facts that only grows. Pure: knows no file and no thread.
+
+    Attributes:
+        doubted: Shards whose facts contradict each other. Nothing that is said about them is believed.
+    """
+
+    def __init__(self) -> None:
+        self.doubted: set[int] = set()
+        self._always: dict[int, int] = {}
+        self._passes: dict[int, dict[int, int]] = {}  # of shards that are not in `_always`
+        self._relied_on: set[int | tuple[int, int]] = set()  # shards, or shards in one pass
+
+    def get(self, shard: int, pass_: int) -> int | None:
+        """The outputs of ``shard`` in a pass; None if nobody knows. From now on somebody relies on the answer."""
+        outputs = self._always.get(shard)
+        if outputs is not None:
+            self._relied_on.add(shard)
+        elif (passes := self._passes.get(shard)) is not None and (outputs := passes.get(pass_)) is not None:
+            self._relied_on.add((shard, pass_))
+        return outputs
+
+    def add(self, fact: Fact) -> bool | Contradiction:
+        """Take in a fact; whether it is news, or what it contradicts."""
+        shard, pass_, outputs = fact
+        if shard in self.doubted:
+            return False
+        always = self._always.get(shard)
+        if always is not None:
+            return outputs != always and self._doubt(Fact(shard, None, always), fact)
+        passes = self._passes.get(shard, {})
+        if pass_ is None:
+            relied_on = [one for one in passes if (shard, one) in self._relied_on]
+            for one in (*relied_on, *passes):
+                if passes[one] != outputs:
+                    return self._doubt(Fact(shard, one, passes[one]), fact)
+            if relied_on:
+                self._relied_on.add(shard)
+            self._passes.pop(shard, None)
+            self._always[shard] = outputs
+        elif pass_ in passes:
+            return outputs != passes[pass_] and self._doubt(Fact(shard, pass_, passes[pass_]), fact)
+        else:
+            self._passes.setdefault(shard, {})[pass_] = outputs
+        return True
+
+    def _doubt(self, before: Fact, now: Fact) -> Contradiction:
+        shard = before.shard
+        self.doubted.add(shard)
+        self._always.pop(shard, None)
+        self._passes.pop(shard, None)
+        return Contradiction(before, now, (shard if before.pass_ is None else (shard, before.pass_)) in self._relied_on)
+
+
+@final
+class Bookmarks:
+    """Facts about the shards of one dataset under one set of steps, shared with other processes and later runs by files. Thread-safe.
+
+    The files are read when the first fact is asked for or added, and again by `refresh`. Nothing stays open between two calls. A fork goes on with what
+    its parent knew, and writes a file of its own.
+
+    Args:
+        folder: Where to keep the files; None: nowhere, so that the facts last as long as this object. A folder in which nothing can be written costs only time if
+            it is the `default_folder`, and is an error if it was named.
+        binding: JSON that decides what the steps make of a shard. Facts under another binding are not seen.
+        keys: For each shard, a text that tells its content from any other, such as name, size and time. Facts about another content are ignored.
+
+    Raises:
+        OSError: The folder was named, and nothing can be written there.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, binding: dict[str, Any], keys: Sequence[str]) -> None:
+        bound = json.dumps({"format": FORMAT, "binding": binding}, sort_keys=True)
+        self._hash = hashlib.sha256(bound.encode()).hexdigest()[:32]
+        self._root = None if folder is None else os.path.abspath(folder)
+        self._folder = None if self._root is None else os.path.join(self._root, self._hash)
+        self._is_named = self._root is not None and self._root != os.path.abspath(default_folder())
+        self._arguments = (self._root, binding, keys)
+        self._keys = keys
+        self._facts = Facts()
+        self._read_up_to: dict[str, int] | None = None  # bytes of each file; None: nothing was read so far
+        self._writes = self._folder is not None
+        self._warned: set[str] = set()
+        if self._is_named:
+            self._check_folder()
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # guards the facts; held while files are read, and never while one is written
+        node = re.sub(r"[^\w.-]", "_", platform.node(), flags=re.ASCII)[:64]
+        self._file = f"{node}-{self._pid}-{secrets.token_hex(4)}.jsonl"
+
+    def outputs(self, shard: int, pass_: int) -> int | None:
+        """How many outputs ``shard`` has in a pass; None if nobody knows. The caller relies on it, so a contradiction is an error from now on."""
+        with self._locked():
+            return self._facts.get(shard, pass_)
+
+    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool) -> None:
+        """Add what was found by reading ``shard`` to its end. Idempotent.
+
+        Args:
+            shard: Its number.
+            pass_: The pass in which it was read.
+            outputs: How many outputs it had.
+            every_pass: Whether it has as many in every pass.
+
+        Raises:
+            StateMismatch: `outputs` has said something else.
+            OSError: The folder was named, and nothing can be written there.
+        """
+        fact = Fact(int(shard), None if every_pass else int(pass_), int(outputs))
+        with self._locked():
+            news = self._facts.add(fact)
+        if isinstance(news, Contradiction):
+            self._write([news.before, fact])  # both, because the file that has the first may be deleted
+            self._report(news)
+        elif news:
+            self._write([fact])
+
+    def refresh(self) -> None:
+        """Read what other processes have written since the files were read last.
+
+        Raises:
+            StateMismatch: It contradicts what `outputs` has said.
+        """
+        with self._locked(read=False):
+            found = self._read()
+        self._report(*found)
+
+    def close(self) -> None:
+        """Nothing is open between two calls, so there is nothing to do. Idempotent."""
+
+    def __reduce__(self) -> Any:
+        return Bookmarks, self._arguments
+
+    def _locked(self, *, read: bool = True) -> threading.Lock:
+        """The lock; the files have been read once by the time that it is returned, if ``read``."""
+        if self._pid != os.getpid():
+            self._start()  # another thread may have held the lock at the moment of the fork
+        if read and self._read_up_to is None:
+            self.refresh()
+        return self._lock
+
+    # Files. The format is described above.
+
+    def _line(self, fact: Fact) -> bytes:
+        said = {"shard": fact.shard, "key": self._keys[fact.shard], "pass": fact.pass_, "outputs": fact.outputs}
+        return self._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
+
+    def _checked(self, said: bytes) -> bytes:
+        return said + b',"check":%d}\n' % zlib.crc32(said, zlib.crc32(self._hash.encode()))
+
+    def _fact(self, line: bytes) -> Fact | None:
+        """The fact in a line of a file; None if it is damaged, or about another content.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        said, comma, _ = line.rpartition(b',"check":')
+        if not comma or line != self._checked(said):
+            raise ValueError
+        try:
+            found = json.loads(said + b"}")
+            shard, key, pass_, outputs = (found[name] for name in ("shard", "key", "pass", "outputs"))
+        except (LookupError, TypeError, RecursionError):
+            raise ValueError from None
+        if not all(type(number) is int and 0 <= number < AT_MOST for number in (shard, outputs, 0 if pass_ is None else pass_)):
+            raise ValueError
+        return Fact(shard, pass_, outputs) if shard < len(self._keys) and key == self._keys[shard] else None
+
+    def _read(self) -> list[Contradiction]:
+        """Read the new lines of all files; what they contradict."""
+        found: list[Contradiction] = []
+        read_up_to = {} if self._read_up_to is None else self._read_up_to
+        for name in self._files():
+            damaged, at = 0, read_up_to.get(name, 0)
+            try:
+                with open(os.path.join(self._folder or "", name), "rb") as file:
+                    file.seek(at)
+                    while (line := file.readline(LONGEST)).endswith(b"\n") or len(
+                        line
+                    ) == LONGEST:  # the last one may still be being written
+                        at += len(line)
+                        try:
+                            fact = self._fact(line)
+                        except ValueError:
+                            damaged += 1
+                            continue
+                        news = fact is not None and self._facts.add(fact)
+                        if isinstance(news, Contradiction):
+                            found.append(news)
+            except OSError as exc:
+                self._warn_once(name, f"{exc}. These bookmarks are left out, which costs only time.")
+            if damaged:
+                self._warn_once(
+                    name, f"{damaged} lines of {os.path.join(self._folder or '', name)} are damaged, and left out. That costs only time."
+                )
+            read_up_to[name] = at
+        self._read_up_to = read_up_to
+        return found
+
+    def _files(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self._folder) if name.endswith(".jsonl")) if self._folder is not None else []
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as exc:
+            self._writes &= self._is_named
+            self._warn_once("", f"{exc}. No bookmarks are read from there, which costs only time.")
+            return []
+
+    def _write(self, facts: list[Fact]) -> None:
+        if not self._writes or self._folder is None:
+            return
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            fd = os.open(os.path.join(self._folder, self._file), flags, 0o666)
+            try:
+                for fact in facts:
+                    line = self._line(fact)
+                    if len(line) <= LONGEST and os.write(fd, line) < len(line):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._folder)
+            finally:
+                os.close(fd)
+        except OSError as exc:
+            self._writes = False  # behind a line that was cut short, the next one would be damaged too
+            if self._is_named and exc.errno not in PASSING:
+                raise self._refusal(exc) from exc
+            self._warn_once("", f"{exc}. Bookmarks are not kept in {self._root} from now on, so a resume may take longer.")
+
+    def _check_folder(self) -> None:
+        """Refuse a named folder in which nothing can be written, before hours were spent on reading."""
+        place = self._folder or ""
+        while not os.path.lexists(place) and place != os.path.dirname(place):
+            place = os.path.dirname(place)
+        if not os.path.isdir(place):
+            raise self._refusal(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place))
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise self._refusal(PermissionError(errno.EACCES, os.strerror(errno.EACCES), place))
+
+    def _refusal(self, exc: OSError) -> OSError:
+        return type(exc)(
+            exc.errno,
+            f"{exc.strerror}, so bookmarks={self._root!r} cannot be kept. Name a folder that can be written, or None to keep them in memory",
+            exc.filename,
+        )
+
+    def _warn_once(self, what: str, text: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            _logger.warning("%s", text)
+
+    def _report(self, *contradictions: Contradiction) -> None:
+        """Log contradictions.
+
+        Raises:
+            StateMismatch: Somebody has relied on one of the facts.
+        """
+        for one in sorted(contradictions, key=lambda one: one.relied_on):
+            said = (
+                f"shard {one.now.shard} ({self._keys[one.now.shard]:.200}) gave {one.before.outputs} outputs before{_in_pass(one.before)} and "
+                f"{one.now.outputs} now{_in_pass(one.now)}: the data or the code has changed, or a step is not deterministic."
+            )
+            if one.relied_on:
+                raise StateMismatch(
+                    f"{said} The first number was relied on to find a place in the data, so samples may have been lost or repeated since. Make the steps "
+                    f"deterministic (random numbers from penstock.sample().rng), and give a step whose code has changed another version=. Then load the "
+                    f"last checkpoint again: it will read this shard, and trust neither number."
+                )
+            _logger.warning("%s Its bookmarks are not used any more; looking for a place behind it reads it again.", said)
+
+
+def _in_pass(fact: Fact) -> str:
+    return "" if fact.pass_ is None else f" (pass {fact.pass_})"

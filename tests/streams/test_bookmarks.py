@@ -1,0 +1,579 @@
+"""Bookmarks: a union of facts, read from files that anybody may have damaged. Missing ones cost time; a wrong one must never be believed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock._errors import StateMismatch
+from penstock._streams import bookmarks
+from penstock._streams.bookmarks import Bookmarks, Contradiction, Fact, Facts, default_folder
+
+KEYS = [f"data/{shard}.tar 1000 {shard}" for shard in range(8)]
+BINDING = {"steps": ["filter"], "seed": 7}
+
+
+def marks(folder: Path | None, binding: dict[str, Any] = BINDING, keys: list[str] = KEYS) -> Bookmarks:
+    return Bookmarks(folder, binding, keys)
+
+
+def told(one: Bookmarks, passes: int = 4) -> dict[tuple[int, int], int]:
+    """All that ``one`` says."""
+    said = {(shard, pass_): one.outputs(shard, pass_) for shard in range(len(KEYS)) for pass_ in range(passes)}
+    return {place: outputs for place, outputs in said.items() if outputs is not None}
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.jsonl"))
+
+
+@pytest.fixture
+def one_file(tmp_path: Path) -> Path:
+    """A file with the fact that shard 0 has 10 outputs in every pass, and one that shard 1 has 11 in pass 2."""
+    with_facts = marks(tmp_path)
+    with_facts.add(0, 0, 10, every_pass=True)
+    with_facts.add(1, 2, 11, every_pass=False)
+    (file,) = files(tmp_path)
+    return file
+
+
+# Facts.
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.none() | st.integers(0, 2), st.integers(0, 1) | st.just(5)).map(lambda words: Fact(*words)),
+        max_size=12,
+    )
+)
+def test_facts_say_what_all_that_was_added_agrees_on(added: list[Fact]) -> None:
+    """Seen to fail: a fact for every pass that was not compared with those of single passes."""
+    facts = Facts()
+    for fact in added:
+        facts.add(fact)
+    for shard in range(3):
+        about = [fact for fact in added if fact.shard == shard]
+        agreed = not any(
+            one.outputs != other.outputs for one in about for other in about if None in (one.pass_, other.pass_) or one.pass_ == other.pass_
+        )
+        assert (shard in facts.doubted) is not agreed
+        for pass_ in range(3):
+            known = {fact.outputs for fact in about if fact.pass_ in (None, pass_)}
+            assert facts.get(shard, pass_) == (known.pop() if agreed and known else None)
+
+
+@pytest.mark.parametrize(
+    ("first", "asked", "now", "relied_on"),
+    [
+        (Fact(0, 1, 5), 1, Fact(0, 1, 6), True),
+        (Fact(0, 1, 5), 2, Fact(0, 1, 6), False),  # asked for in another pass, which nobody knew
+        (Fact(0, None, 5), 2, Fact(0, 1, 6), True),
+        (Fact(0, None, 5), 2, Fact(0, None, 6), True),
+        (Fact(0, 1, 5), 1, Fact(0, None, 6), True),
+        (Fact(0, 1, 5), None, Fact(0, None, 6), False),
+    ],
+)
+def test_facts_know_whether_somebody_relied_on_what_turns_out_false(first: Fact, asked: int | None, now: Fact, relied_on: bool) -> None:
+    facts = Facts()
+    assert facts.add(first) is True
+    assert facts.add(first) is False
+    if asked is not None:
+        facts.get(0, asked)
+    assert facts.add(now) == Contradiction(first, now, relied_on)
+    assert facts.add(now) is False
+    assert facts.get(0, 1) is None
+
+
+def test_a_fact_for_every_pass_contradicts_the_one_that_was_relied_on() -> None:
+    """Seen to fail: the first pass that differs was reported, on which nobody had relied."""
+    facts = Facts()
+    for pass_ in range(3):
+        facts.add(Fact(0, pass_, 5))
+    facts.get(0, 2)
+    assert facts.add(Fact(0, None, 6)) == Contradiction(Fact(0, 2, 5), Fact(0, None, 6), True)
+
+
+def test_who_relied_on_one_pass_relies_on_every_pass_once_that_is_known() -> None:
+    """Seen to fail: without handing it on."""
+    facts = Facts()
+    facts.add(Fact(0, 1, 5))
+    facts.get(0, 1)
+    facts.add(Fact(0, None, 5))
+    assert facts.add(Fact(0, 1, 6)) == Contradiction(Fact(0, None, 5), Fact(0, 1, 6), True)
+
+
+# Files.
+
+
+def test_bookmarks_are_shared_by_files_and_outlive_a_run(tmp_path: Path) -> None:
+    one, other = marks(tmp_path), marks(tmp_path)
+    assert other.outputs(0, 0) is None
+    one.add(0, 0, 10, every_pass=True)
+    one.add(1, 2, 11, every_pass=False)
+    other.add(2, 0, 0, every_pass=True)
+    assert other.outputs(0, 0) is None  # nothing is read until it is asked to
+    other.refresh()
+    assert told(other) == {**{(0, pass_): 10 for pass_ in range(4)}, (1, 2): 11, **{(2, pass_): 0 for pass_ in range(4)}}
+    assert told(other) == told(marks(tmp_path))
+    assert len(files(tmp_path)) == 2
+
+
+def test_bookmarks_write_what_is_news_and_only_then_make_a_file(tmp_path: Path, one_file: Path) -> None:
+    """Seen to fail: `add` that had not read the files before, so that each run wrote everything once more."""
+    later = marks(tmp_path)
+    later.add(0, 3, 10, every_pass=True)
+    later.add(0, 3, 10, every_pass=False)
+    later.add(1, 2, 11, every_pass=False)
+    assert files(tmp_path) == [one_file]
+    later.add(1, 3, 12, every_pass=False)
+    later.add(1, 3, 12, every_pass=False)
+    assert [len(file.read_bytes().splitlines()) for file in files(tmp_path) if file != one_file] == [1]
+
+
+def test_bookmarks_without_a_folder_last_as_long_as_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = marks(None)
+    one.add(0, 0, 10, every_pass=True)
+    one.refresh()
+    one.close()
+    assert one.outputs(0, 3) == 10
+    assert told(marks(None)) == told(pickle.loads(pickle.dumps(one))) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bookmarks_of_another_binding_or_another_content_are_not_seen(tmp_path: Path, one_file: Path) -> None:
+    assert told(marks(tmp_path, {"steps": ["filter"], "seed": 8})) == {}
+    assert told(marks(tmp_path, {"seed": 7, "steps": ["filter"]})) == told(marks(tmp_path))
+    changed = ["data/0.tar 1000 99", *KEYS[1:]]
+    assert told(marks(tmp_path, keys=changed)) == {(1, 2): 11}
+    assert told(marks(tmp_path, keys=[*KEYS[:1], *"1234567"])) == {(0, pass_): 10 for pass_ in range(4)}
+    again = marks(tmp_path, keys=changed)
+    again.add(0, 0, 12, every_pass=True)  # no contradiction: the content is another one
+    assert again.outputs(0, 0) == 12
+
+
+def test_a_file_in_the_folder_of_another_binding_is_ignored(tmp_path: Path, one_file: Path) -> None:
+    """Seen to fail: a checksum that does not start from the binding."""
+    other = marks(tmp_path, {"steps": []})
+    other.add(7, 0, 1, every_pass=True)
+    (folder,) = {file.parent for file in files(tmp_path)} - {one_file.parent}
+    (folder / one_file.name).write_bytes(one_file.read_bytes())
+    assert told(marks(tmp_path, {"steps": []})) == {(7, pass_): 1 for pass_ in range(4)}
+
+
+def test_the_files_name_their_shard_pass_and_outputs(tmp_path: Path, one_file: Path) -> None:
+    """Anybody may read them; only the checksum is ours."""
+    first, second = map(json.loads, one_file.read_text().splitlines())
+    assert [*first] == [*second] == ["shard", "key", "pass", "outputs", "check"]
+    assert (first["shard"], first["key"], first["pass"], first["outputs"]) == (0, KEYS[0], None, 10)
+    assert (second["shard"], second["key"], second["pass"], second["outputs"]) == (1, KEYS[1], 2, 11)
+    assert one_file.parent.parent == tmp_path
+    assert f"-{os.getpid()}-" in one_file.name
+
+
+@pytest.mark.parametrize("key", ["a/ü \udc80\n\"'\\", "", "x" * 10_000])
+def test_any_text_is_a_key(tmp_path: Path, key: str) -> None:
+    marks(tmp_path, keys=[key]).add(0, 0, 3, every_pass=True)
+    assert marks(tmp_path, keys=[key]).outputs(0, 5) == 3
+
+
+def test_a_key_that_is_too_long_for_a_file_is_kept_in_memory(tmp_path: Path) -> None:
+    one = marks(tmp_path, keys=["x" * bookmarks.LONGEST])
+    one.add(0, 0, 3, every_pass=True)
+    assert one.outputs(0, 0) == 3
+    assert marks(tmp_path, keys=["x" * bookmarks.LONGEST]).outputs(0, 0) is None
+
+
+# Damage.
+
+
+def line(**changed: Any) -> bytes:
+    """A line that is as it should be, checksum included, but for what it says."""
+    said = {"shard": 3, "key": KEYS[3], "pass": None, "outputs": 9, **changed}
+    return marks(None)._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
+
+
+def test_a_line_made_for_these_tests_is_believed_as_such(tmp_path: Path, one_file: Path) -> None:
+    one_file.write_bytes(line())
+    assert told(marks(tmp_path)) == {(3, pass_): 9 for pass_ in range(4)}
+
+
+HOSTILE = [
+    pytest.param(marks(None)._checked(b'{"shard":' + b"3" * 5000 + b',"key":"","pass":null,"outputs":9'), id="a shard beyond all bounds"),
+    pytest.param(line(shard=8), id="no such shard"),
+    pytest.param(line(shard=-5), id="a shard counted from the end"),
+    pytest.param(line(shard=3.0), id="a shard that is a float"),
+    pytest.param(line(shard=True, key=KEYS[1]), id="a shard that is a bool"),
+    pytest.param(line(key=KEYS[2]), id="the key of another shard"),
+    pytest.param(line(key=None), id="no key"),
+    pytest.param(line(key=[KEYS[3]]), id="a key in a list"),
+    pytest.param(line(outputs=-1), id="outputs below 0"),
+    pytest.param(line(outputs=2**63), id="outputs beyond 64 bits"),
+    pytest.param(line(outputs=1e3), id="outputs that are a float"),
+    pytest.param(line(outputs=None), id="no outputs"),
+    pytest.param(line(outputs="9"), id="outputs that are a text"),
+    pytest.param(line(**{"pass": -1}), id="a pass below 0"),
+    pytest.param(line(**{"pass": "0"}), id="a pass that is a text"),
+    pytest.param(line(**{"pass": 2**64}), id="a pass beyond 64 bits"),
+    pytest.param(line().replace(b'"outputs":9', b'"outputs":8'), id="another number under the checksum"),
+    pytest.param(line().replace(b'"check":', b'"check": '), id="a space before the checksum"),
+    pytest.param(line().replace(b'"check":', b'"check":+'), id="a sign before the checksum"),
+    pytest.param(line()[:-1] + b"\r\n", id="the line end of another system"),
+    pytest.param(line()[:-1], id="torn just before its end"),
+    pytest.param(line()[:-10], id="torn"),
+    pytest.param(line()[:-10] + b"\n", id="torn, and a line end"),
+    pytest.param(line()[:-10] + line(shard=4, key=KEYS[4]), id="torn, and gone on with another"),
+    pytest.param(b" " + line(), id="a space before it"),
+    pytest.param(marks(None)._checked(b"[3,null,9"), id="a list"),
+    pytest.param(marks(None)._checked(b"9"), id="a number"),
+    pytest.param(marks(None)._checked(b""), id="nothing but a checksum"),
+    pytest.param(marks(None)._checked(b"[" * 100_000), id="nested too deep"),
+    pytest.param(b"\0" * 5000 + b"\n", id="zeros, as after a power failure"),
+    pytest.param(bytes(range(256)) * 3 + b"\n", id="all bytes"),
+    pytest.param(b"\n\n\n", id="empty lines"),
+    pytest.param(b"x" * (2 * bookmarks.LONGEST + 5) + b"\n", id="a line without end"),
+]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_a_line_that_is_not_quite_right_is_ignored_wherever_it_stands(tmp_path: Path, one_file: Path, hostile: bytes) -> None:
+    """Seen to fail: without the checksum, without the bounds, with ``isinstance(…, int)``, and with the file read as text."""
+    good = one_file.read_bytes()
+    expected = told(marks(tmp_path))
+    one_file.write_bytes(good + hostile)
+    assert told(marks(tmp_path)) == expected
+    if hostile.endswith(b"\n"):
+        one_file.write_bytes(hostile + good)
+        assert told(marks(tmp_path)) == expected
+
+
+@given(st.integers(0, 200), st.binary(min_size=1, max_size=4))
+def test_bytes_that_were_overwritten_never_make_another_fact(at: int, damage: bytes) -> None:
+    """Seen to fail: without the checksum."""
+    good = marks(None)
+    said = line() + line(shard=4, key=KEYS[4], outputs=13, **{"pass": 2})
+    at %= len(said)
+    damaged = said[:at] + damage + said[at + len(damage) :]
+    for one in damaged.splitlines(keepends=True):
+        try:
+            fact = good._fact(one)
+        except ValueError:
+            continue
+        assert fact in (Fact(3, None, 9), Fact(4, 2, 13))
+
+
+def test_damage_is_said_once(tmp_path: Path, one_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one_file.write_bytes(b"x\n" * 3 + one_file.read_bytes() + b"torn")
+    reader = marks(tmp_path)
+    reader.refresh()
+    reader.refresh()
+    assert [record.message.partition(" of ")[0] for record in caplog.records] == ["3 lines"]
+
+
+def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(tmp_path: Path, one_file: Path) -> None:
+    """Seen to fail: a place in the file behind a line that was not complete."""
+    good, more = one_file.read_bytes(), line()
+    one_file.write_bytes(good + more[:20])
+    reader = marks(tmp_path)
+    assert reader.outputs(3, 0) is None
+    one_file.write_bytes(good + more)
+    reader.refresh()
+    assert reader.outputs(3, 0) == 9
+
+
+def test_a_refresh_reads_only_what_is_new(tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, read = marks(tmp_path), []
+    reader.refresh()
+    monkeypatch.setattr(reader, "_fact", lambda line: read.append(line))
+    with one_file.open("ab") as file:
+        file.write(line())
+    reader.refresh()
+    assert read == [line()]
+
+
+def test_folders_and_other_files_between_the_bookmarks_do_no_harm(tmp_path: Path, one_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = told(marks(tmp_path))
+    (one_file.parent / "folder.jsonl").mkdir()
+    (one_file.parent / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    (one_file.parent / "notes.txt").write_bytes(line())
+    reader = marks(tmp_path)
+    assert told(reader) == expected
+    reader.refresh()
+    assert len(caplog.records) == 2  # one for each that cannot be read
+
+
+def test_files_that_go_while_a_run_lasts_cost_only_time(tmp_path: Path) -> None:
+    one = marks(tmp_path)
+    one.add(0, 0, 10, every_pass=True)
+    (file,) = files(tmp_path)
+    file.unlink()
+    file.parent.rmdir()
+    one.refresh()
+    one.add(1, 0, 11, every_pass=True)
+    assert one.outputs(0, 0) == 10
+    assert told(marks(tmp_path)) == {(1, pass_): 11 for pass_ in range(4)}
+
+
+# Contradictions.
+
+
+def test_a_contradiction_of_what_a_seek_relied_on_names_the_shard_and_both_counts(tmp_path: Path, one_file: Path) -> None:
+    one = marks(tmp_path)
+    assert one.outputs(1, 2) == 11
+    with pytest.raises(StateMismatch, match=r"shard 1 \(data/1.tar 1000 1\) gave 11 outputs before \(pass 2\) and 12 now \(pass 2\)"):
+        one.add(1, 2, 12, every_pass=False)
+    one.add(1, 2, 12, every_pass=False)  # said once: nobody relies on it any more
+    assert one.outputs(1, 2) is None
+    assert one.outputs(0, 0) == 10
+
+
+def test_a_contradiction_that_nobody_relied_on_is_logged_and_the_shard_is_not_trusted_any_more(
+    tmp_path: Path, one_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen to fail: only the new number written, and the file with the old one deleted."""
+    one = marks(tmp_path)
+    one.add(0, 1, 12, every_pass=False)
+    assert "gave 10 outputs before and 12 now (pass 1)" in caplog.records[0].message
+    assert told(one) == {(1, 2): 11}
+    assert told(marks(tmp_path)) == {(1, 2): 11}
+    one_file.unlink()
+    assert told(marks(tmp_path)) == {}
+
+
+def test_a_contradiction_that_another_process_found_is_an_error_here_too(tmp_path: Path, one_file: Path) -> None:
+    """Seen to fail: a refresh that only logs."""
+    one, other = marks(tmp_path), marks(tmp_path)
+    assert one.outputs(0, 0) == 10
+    other.add(0, 1, 12, every_pass=True)
+    with pytest.raises(StateMismatch, match="gave 10 outputs before and 12 now"):
+        one.refresh()
+    one.refresh()
+    assert one.outputs(0, 0) is None
+
+
+# Folders that refuse.
+
+
+@pytest.fixture
+def in_the_way(tmp_path: Path) -> Path:
+    """A folder that cannot be made, also not by root: a file stands where its parent should be."""
+    (tmp_path / "file").write_text("")
+    return tmp_path / "file" / "folder"
+
+
+def test_a_named_folder_that_cannot_be_written_is_refused_when_built(in_the_way: Path) -> None:
+    with pytest.raises(NotADirectoryError, match=r"bookmarks='.*folder' cannot be kept. Name a folder that can be written, or None"):
+        marks(in_the_way)
+
+
+def test_a_named_folder_that_cannot_be_written_any_more_is_an_error(tmp_path: Path) -> None:
+    one = marks(tmp_path / "folder")
+    (tmp_path / "folder").write_text("")
+    with pytest.raises(OSError, match="cannot be kept"):
+        one.add(0, 0, 10, every_pass=True)
+    assert one.outputs(0, 0) == 10
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_named_folder_without_the_right_to_write_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        with pytest.raises(PermissionError, match="cannot be kept"):
+            marks(tmp_path / "folder")
+    finally:
+        tmp_path.chmod(stat.S_IRWXU)
+
+
+def test_the_default_folder_need_not_be_writable(
+    in_the_way: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen to fail: the default folder taken for one that was named."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_the_way))
+    one = marks(default_folder())
+    assert one.outputs(0, 0) is None
+    one.add(0, 0, 10, every_pass=True)
+    one.add(1, 0, 11, every_pass=True)
+    one.refresh()
+    assert (one.outputs(0, 0), one.outputs(1, 0)) == (10, 11)
+    assert len(caplog.records) == 1
+    assert "a resume may take longer" in caplog.records[0].message
+
+
+def test_a_full_disk_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Seen to fail: the next line appended to the one that was cut short."""
+    one, write = marks(tmp_path), os.write
+    one.add(0, 0, 10, every_pass=True)
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
+    one.add(1, 0, 11, every_pass=True)
+    monkeypatch.undo()
+    one.add(2, 0, 12, every_pass=True)
+    assert [one.outputs(shard, 0) for shard in range(3)] == [10, 11, 12]
+    assert ["No space left" in record.message for record in caplog.records] == [True]
+    assert told(marks(tmp_path)) == {(0, pass_): 10 for pass_ in range(4)}
+
+
+def test_the_default_folder_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert default_folder() == tmp_path / "cache" / "penstock" / "bookmarks"
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert default_folder() == tmp_path / ".cache" / "penstock" / "bookmarks"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_folder() == tmp_path / ".cache" / "penstock" / "bookmarks"
+
+
+def test_without_a_home_nothing_lands_in_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    one = marks(default_folder())
+    one.add(0, 0, 10, every_pass=True)
+    assert one.outputs(0, 0) == 10
+    assert list(tmp_path.iterdir()) == []
+
+
+# Threads and processes.
+
+
+def test_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = marks(Path("here"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    pickle.loads(pickle.dumps(one)).add(0, 0, 10, every_pass=True)
+    assert one.outputs(0, 0) == 10
+    assert [file.parts[len(tmp_path.parts)] for file in files(tmp_path)] == ["here"]
+
+
+def test_pickled_bookmarks_read_the_same_files_and_write_their_own(tmp_path: Path, one_file: Path) -> None:
+    one = marks(tmp_path)
+    other = pickle.loads(pickle.dumps(one))
+    assert told(other) == told(one)
+    one.add(2, 0, 1, every_pass=True)
+    other.add(3, 0, 1, every_pass=True)
+    assert len(files(tmp_path)) == 3
+
+
+def test_threads_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
+    one = marks(tmp_path, keys=["key"] * 400)
+    gate = threading.Barrier(4)
+
+    def add(first: int) -> None:
+        gate.wait()
+        for shard in range(first, 400, 4):
+            one.add(shard, 0, shard, every_pass=True)
+
+    threads = [threading.Thread(target=add, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    later = marks(tmp_path, keys=["key"] * 400)
+    assert [later.outputs(shard, 0) for shard in range(400)] == list(range(400))
+    (file,) = files(tmp_path)
+    assert len(file.read_bytes().splitlines()) == 400
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_goes_on_with_what_its_parent_knew_and_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    """Seen to fail: the parent's lock, which another thread held at the moment of the fork; and the parent's file."""
+    one = marks(tmp_path)
+    one.add(0, 0, 10, every_pass=True)
+    asked, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with one._locked():
+            asked.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    asked.wait()
+
+    def in_the_child() -> None:
+        one.add(1, 0, 11, every_pass=True)
+        assert (one.outputs(0, 0), one.outputs(1, 0)) == (10, 11)
+
+    child = multiprocessing.get_context("fork").Process(target=in_the_child)
+    child.start()
+    child.join(20)
+    code = child.exitcode
+    child.kill()
+    child.join()
+    child.close()
+    done.set()
+    holder.join()
+    assert code == 0
+    assert len(files(tmp_path)) == 2
+    one.refresh()
+    assert one.outputs(1, 0) == 11
+
+
+ADDS = """
+import sys
+from penstock._streams.bookmarks import Bookmarks
+
+one = Bookmarks(sys.argv[1], {"steps": ["filter"], "seed": 7}, ["key"] * 3000)
+me, of = int(sys.argv[2]), int(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+for shard in range(3000):
+    if shard % of in (me, (me + 1) % of):  # each shard by two processes
+        one.add(shard, 0, 7 * shard, every_pass=bool(shard % 2))
+print("done", flush=True)
+sys.stdin.readline()  # killed here, or before
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_append_at_once_lose_nothing_also_if_one_is_killed(tmp_path: Path) -> None:
+    """Four write at once, and one of them is killed while it does."""
+    (tmp_path / "adds.py").write_text(ADDS)
+    folder = tmp_path / "bookmarks"
+    command = [sys.executable, str(tmp_path / "adds.py"), str(folder)]
+    processes = [subprocess.Popen([*command, str(me), "4"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for me in range(4)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        while sum(file.stat().st_size for file in files(folder)) < 20_000:
+            pass
+        processes[0].kill()
+        for process in processes[1:]:
+            assert process.stdout.readline() == "done\n"
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    one = marks(folder, keys=["key"] * 3000)
+    assert [one.outputs(shard, 0) for shard in range(3000)] == [7 * shard for shard in range(3000)]
+    assert len(files(folder)) == 4
+
+
+def test_nothing_is_open_between_two_calls(tmp_path: Path, one_file: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    one = marks(tmp_path)
+    one.add(2, 0, 5, every_pass=True)
+    one.refresh()
+    assert len(os.listdir("/proc/self/fd")) == before
+    one.close()
+    one.close()
+    one.add(3, 0, 5, every_pass=True)
+    assert one.outputs(3, 0) == 5
