@@ -60,7 +60,9 @@ from penstock._random.order import Order
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
 from penstock._random.shard_order import ShardOrder
 from penstock._random.sliding_order import SlidingOrder
+from penstock._streams.pack_step import Pack
 from penstock._streams.shards import Shards
+from penstock._streams.steps import Filter, Shuffle
 
 __version__ = "0.1.0"
 
@@ -74,6 +76,7 @@ __all__ = [
     "Cycler",
     "EndOfEpoch",
     "Fetch",
+    "Filter",
     "GraphError",
     "Grouper",
     "Indices",
@@ -85,6 +88,7 @@ __all__ = [
     "MixOrder",
     "Node",
     "Order",
+    "Pack",
     "Packed",
     "Packs",
     "ParallelMapper",
@@ -100,6 +104,7 @@ __all__ = [
     "Sharder",
     "ShardOrder",
     "Shards",
+    "Shuffle",
     "ShuffledOrder",
     "SKIP",
     "SlidingOrder",

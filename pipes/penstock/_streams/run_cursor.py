@@ -1,0 +1,119 @@
+"""Where a run over a shard stands: which record is being worked on, and what ``penstock.sample()`` says meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from penstock._fetch.sample import Sample, current
+from penstock._random.permutation import SLID, philox_words
+from penstock._random.sample_rng import epoch_word
+from penstock._random.splitmix import GAMMA, mixed
+
+if TYPE_CHECKING:
+    from penstock._random.permutation import UInt64s
+
+
+@final
+class PassFacts:
+    """What the records of a run know of it.
+
+    Attributes:
+        seed: Of the shard: a hash of the seed and the shard's number.
+        pass_: The pass over the shards.
+        used: Whether a step may have used ``pass_``: it drew random numbers, or asked for the epoch.
+    """
+
+    __slots__ = ("pass_", "seed", "used")
+
+    def __init__(self, seed: int, pass_: int, shard: int) -> None:
+        self.seed = mixed(epoch_word(seed, shard) + 5 * GAMMA) >> 1
+        self.pass_ = pass_
+        self.used = False
+
+
+@final
+class RecordSample(Sample):  # type: ignore[misc]  # final for users
+    """A record, as a `Sample`: its seed is the shard's, its epoch the pass, its position and its index the number of the record in the shard."""
+
+    def __init__(self, facts: PassFacts, number: int, source: str | None) -> None:
+        self._facts = facts
+        self.seed = facts.seed
+        self.position = self.index = number
+        self.source = source
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]  # the generators ask for it, too
+        """The pass over the shards, counted from 0."""
+        self._facts.used = True
+        return self._facts.pass_
+
+
+@final
+class Tag:
+    """The name of a record; travels with it through `Shuffle` and `Pack`, so that its random numbers go on where they were.
+
+    Attributes:
+        number: Of the record in its shard.
+        made: Its sample, once somebody has asked.
+    """
+
+    __slots__ = ("made", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.made: RecordSample | None = None
+
+
+@final
+class RunCursor:
+    """Points to the record that the steps of a run are working on. Stands in for a `SampleCursor` meanwhile.
+
+    Attributes:
+        facts: See `PassFacts`.
+        at: The record.
+        place: Of the item that was yielded last, among those of its step; what a `Filter` has left out counts.
+        records: How many records were read.
+        listed: The ids of the `Shuffle` steps of which is known that they are there.
+        shuffles: How many `Shuffle` steps have begun.
+    """
+
+    __slots__ = ("_source", "at", "facts", "listed", "place", "records", "shuffles")
+
+    def __init__(self, facts: PassFacts, listed: frozenset[int]) -> None:
+        self.facts = facts
+        self.at = Tag(0)
+        self.place = 0
+        self.records = 0
+        self.listed = listed
+        self.shuffles = 0
+        self._source: str | None = None
+
+    def sample(self) -> Sample:
+        """The record, as a sample."""
+        tag = self.at
+        if tag.made is None:
+            tag.made = RecordSample(self.facts, tag.number, self._source)
+        return tag.made
+
+    def enter_source(self, name: str) -> str | None:
+        """See `SampleCursor.enter_source`."""
+        outer = self._source
+        self.leave_source(name if outer is None else f"{outer}/{name}")
+        return outer
+
+    def leave_source(self, outer: str | None) -> None:
+        """See `SampleCursor.leave_source`."""
+        self._source = outer
+        if self.at.made is not None:
+            self.at.made.source = outer
+
+    def shuffle_keys(self) -> UInt64s:
+        """Two random words for the next `Shuffle`."""
+        self.shuffles += 1
+        return philox_words(self.facts.seed, self.facts.pass_ % 2**63, SLID, 2 * self.shuffles)[-2:]
+
+
+def running() -> RunCursor | None:
+    """The cursor of the run that this code is part of; None outside of one."""
+    cursor: Any = current.get()
+    return cursor if type(cursor) is RunCursor else None

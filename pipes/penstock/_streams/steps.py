@@ -1,0 +1,300 @@
+"""Steps: what happens to the records of a shard one after another, when nobody knows beforehand how many come out.
+
+A step is any callable from an iterator to an iterator. The steps of a shard start with its first record and end with its last one, so its outputs are
+a pure function of (seed, pass, shard): whoever reads the shard again gets the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+import numpy as np
+
+from penstock._errors import ClosedError
+from penstock._fetch.sample import current
+from penstock._fetch.task import annotate
+from penstock._random.permutation import splitmix64_stream
+from penstock._random.sliding_order import checked_window
+from penstock._streams.forward_reader import Unreadable
+from penstock._streams.pack_step import Pack as Pack
+from penstock._streams.run_cursor import PassFacts, RunCursor, Tag, running
+from penstock._streams.step_identity import code_hash as code_hash
+from penstock._streams.step_identity import named
+from penstock._streams.step_identity import step_settings as step_settings
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+Step: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
+"""What a step does with the records of one shard, or with the outputs of the step before it. It may have
+
+- ``settings()``: JSON that a saved state and bookmarks must agree with,
+- ``version``: a number or a string to change by hand, when its code does something else and nothing else shows it,
+- ``keeps_count = True``: it makes exactly one output of each input, in whatever order.
+"""
+
+
+@final
+class Filter:
+    """A step: keep the records for which ``predicate(record)`` is true.
+
+    Args:
+        predicate: A function of one record. It should depend on nothing else but the record and ``penstock.sample()``.
+        version: Change it when the predicate changes and its code does not show it: a model that it asks, say.
+    """
+
+    def __init__(self, predicate: Callable[[Any], Any], *, version: int | str | None = None) -> None:
+        if not callable(predicate):
+            raise TypeError(f"predicate must be a function of one record, and {predicate!r:.80} cannot be called.")
+        self.predicate = predicate
+        self.version = version
+
+    def __call__(self, records: Iterator[Any]) -> Generator[Any]:
+        """The records that are kept."""
+        predicate = self.predicate
+        for record in records:
+            if predicate(record):
+                yield record
+
+    def settings(self) -> dict[str, Any]:
+        """What names the predicate."""
+        return {"predicate": named(self.predicate)}
+
+
+@final
+class Shuffle:
+    """A step: shuffle within a sliding window, as `SlidingOrder` does.
+
+    Record j gets the key ``j + window * u``, with u uniform in [0, 1), and the records come in the order of their keys. A `Filter` before it changes nothing
+    in the order of the others. It mixes about as well as a shuffle buffer of half the window, and holds about half the window in memory; the end of the
+    shard empties it. Neighbours in the global sequence come from different shards anyway, so a small window does.
+
+    Args:
+        window: In records, from 0 to 2**30; 0 and 1 leave them in order.
+    """
+
+    keeps_count = True
+
+    def __init__(self, window: int) -> None:
+        self.window = checked_window(window)
+
+    def __call__(self, records: Iterator[Any]) -> Generator[Any]:
+        """The records, shuffled.
+
+        Raises:
+            RuntimeError: It is not used as a step, so nothing says what to seed it with.
+        """
+        run = running()
+        if run is None:
+            raise RuntimeError("penstock.Shuffle works as a step over shards, which seeds it. Pass it in steps=.")
+        if id(self) not in run.listed:  # it is a part of a user's step, and what that does with the order is not known
+            run.facts.used = True
+        if self.window <= 1:
+            yield from records
+            return
+        keys = run.shuffle_keys()
+        heap: list[tuple[int, int, Tag, Any]] = []
+        left = 0
+        block, offsets = -1, [0]
+        for arrived, record in enumerate(records):
+            place = run.place
+            if place >> _BLOCK_BITS != block:
+                block = place >> _BLOCK_BITS
+                offsets = self._offsets(block, *keys)
+            heappush(heap, ((place << 32) + offsets[place & _BLOCK - 1], arrived, run.at, record))
+            while heap and heap[0][0] <= place << 32:  # whatever comes later gets a larger key
+                _, _, run.at, output = heappop(heap)
+                run.place = left
+                left += 1
+                yield output
+        while heap:
+            _, _, run.at, output = heappop(heap)
+            run.place = left
+            left += 1
+            yield output
+
+    def settings(self) -> dict[str, Any]:
+        """The window."""
+        return {"window": self.window}
+
+    def _offsets(self, block: int, *keys: np.uint64) -> list[int]:
+        """How far the records of a block are put back, in units of 2**-32 records."""
+        words = splitmix64_stream(np.arange(block << _BLOCK_BITS, block + 1 << _BLOCK_BITS, dtype=np.uint64), *keys)
+        offsets: list[int] = ((words >> np.uint64(32)) * np.uint64(self.window)).tolist()
+        return offsets
+
+
+_BLOCK_BITS = 10
+_BLOCK = 1 << _BLOCK_BITS
+
+
+def run_steps(records: Iterable[Any], steps: Sequence[Step], *, seed: int, pass_: int, shard: int) -> ShardRun:
+    """Run ``steps`` over the records of one shard. Nothing is read before the first ``next``.
+
+    While a step works, ``penstock.sample()`` is the record that it has taken last: ``index`` is the record's number, and its random numbers are keyed by
+    (seed, pass, shard, number). They travel with the record through `Filter`, `Shuffle` and `Pack`.
+    """
+    return ShardRun(records, steps, seed, pass_, shard)
+
+
+@final
+class ShardRun(Iterator[Any]):
+    """The outputs of one shard, in order; see `run_steps`. For one thread at a time. Ends what it began, at its end, after an error, and by `close`."""
+
+    def __init__(self, records: Iterable[Any], steps: Sequence[Step], seed: int, pass_: int, shard: int) -> None:
+        self._records = records
+        self._steps = list(steps)
+        self._shard = shard
+        self._cursor = RunCursor(PassFacts(seed, pass_, shard), frozenset(id(step) for step in self._steps if type(step) is Shuffle))
+        self._stages: list[Generator[Any]] = []
+        self._closed = self._ended = False
+        shuffled = False
+        for step in self._steps:
+            if shuffled and not getattr(step, "keeps_count", False):
+                self._cursor.facts.used = True
+            shuffled = shuffled or (type(step) is Shuffle and step.window > 1)
+
+    @property
+    def records(self) -> int:
+        """How many records were read so far."""
+        return self._cursor.records
+
+    @property
+    def depends_on_pass(self) -> bool:
+        """Whether another pass may give another number of outputs; for sure only when the run has ended.
+
+        So it is where a `Shuffle` comes before a step that does not keep the count, or where a step drew random numbers.
+        """
+        return self._cursor.facts.used
+
+    def __iter__(self) -> ShardRun:
+        return self
+
+    def __next__(self) -> Any:
+        if self._closed:
+            if self._ended:
+                raise StopIteration
+            raise ClosedError(f"the run over shard {self._shard} is closed, or has failed. Start another one.")
+        token = current.set(self._cursor)  # type: ignore[arg-type]  # it stands in for one
+        try:
+            if not self._stages:
+                self._begin()
+            return next(self._stages[-1])
+        except StopIteration:
+            self._ended = True
+        except BaseException as exc:
+            annotate(exc, f"at record {self._cursor.at.number} of shard {self._shard}")
+            with contextlib.suppress(Exception):
+                self.close()
+            raise
+        finally:
+            current.reset(token)
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Close the steps, the last one first, and then the records. Idempotent.
+
+        Raises:
+            Exception: What a step or the records raised when they were closed; all of them are closed nevertheless.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        stages, self._stages, records = self._stages, [], self._records
+        self._records = ()
+        with contextlib.ExitStack() as stack:
+            stack.callback(_close, records)
+            for stage in stages:
+                stack.callback(stage.close)
+
+    def _begin(self) -> None:
+        self._stages.append(_numbered(self._records, self._cursor))
+        for place, step in enumerate(self._steps):
+            items = self._stages[-1]
+            if type(step) in _OURS:
+                self._stages.append(step(items))  # type: ignore[arg-type]  # ours are generators
+            else:
+                counts = not getattr(step, "keeps_count", False)
+                self._stages.append(_guarded(step, place, items, self._cursor, counts))
+
+
+_OURS = (Filter, Shuffle, Pack)
+
+
+def _numbered(records: Iterable[Any], cursor: RunCursor) -> Generator[Any]:
+    """The records, each with a `Tag`; it is there before the record, for what draws while it reads."""
+    before = tag = cursor.at
+    iterator = iter(records)
+    try:
+        for record in iterator:
+            if type(record) is Unreadable:
+                raise record.error
+            cursor.place = cursor.records
+            cursor.records += 1
+            yield record
+            before, cursor.at = tag, (tag := Tag(cursor.records))
+        cursor.at = before  # what a step does after the last record, it does with that one
+    finally:
+        if iterator is not records:
+            _close(iterator)
+
+
+def _guarded(step: Step, place: int, items: Any, cursor: RunCursor, counts: bool) -> Generator[Any]:
+    """The outputs of a user's step.
+
+    The step goes on with the record it was at, though others were worked on meanwhile. ``counts``: its outputs are numbered anew.
+    """
+    outputs = _opened(step, place, items)
+    tag, number = cursor.at, 0
+    try:
+        while True:
+            cursor.at = tag
+            try:
+                item = next(outputs)
+            except StopIteration as stop:
+                if items.gi_frame is not None and _frames(stop.__traceback__) > isinstance(type(outputs).__next__, FunctionType):
+                    raise RuntimeError(
+                        f"{_name(step, place)} raised StopIteration in the middle of the shard, from a function that it calls: a next() without a default, say. That "
+                        f"would have ended the shard without a word. Catch it there; a step that wants to end early returns."
+                    ) from stop
+                return
+            tag = cursor.at
+            if counts:
+                cursor.place = number
+                number += 1
+            yield item
+    finally:
+        _close(outputs)
+
+
+def _opened(step: Step, place: int, items: Iterator[Any]) -> Iterator[Any]:
+    outputs = step(items)
+    try:
+        return iter(outputs)
+    except TypeError:
+        raise TypeError(
+            f"{_name(step, place)} returned {outputs!r:.80}. It must return an iterator of outputs: a generator function does, with yield in it."
+        ) from None
+
+
+def _frames(traceback: TracebackType | None) -> int:
+    """How many functions written in Python a StopIteration went through before it reached us."""
+    frames = -1
+    while traceback is not None:
+        traceback, frames = traceback.tb_next, frames + 1
+    return frames
+
+
+def _name(step: Step, place: int) -> str:
+    return f"steps[{place}], {getattr(step, '__qualname__', type(step).__qualname__)},"
+
+
+def _close(opened: Any) -> None:
+    close = getattr(opened, "close", None)
+    if callable(close):
+        close()
