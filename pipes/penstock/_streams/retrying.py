@@ -1,0 +1,98 @@
+"""Reads a shard forward from a place that may fail for a while, such as a network or a disk under load."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from penstock._fetch.error_policy import annotate, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_logger = logging.getLogger("penstock")
+
+FINAL: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""What does not pass by waiting."""
+
+LONGEST_PAUSE_S: Final = 60.0
+
+
+class Closing(Protocol):
+    """A `threading.Event`, which is set when nobody wants the records any more."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for it to be set, up to ``timeout`` seconds; whether it is."""
+
+
+def steadily(
+    open: Callable[..., Iterable[Any]],
+    shard: Any,
+    label: str,
+    *,
+    retries: int = 3,
+    pause_s: float = 0.5,
+    start: int = 0,
+    seeks: bool = False,
+    closing: Closing | None = None,
+) -> Iterator[Any]:
+    """The records of a shard, from one of them on. After an `OSError` the shard is opened again, and read up to the same record.
+
+    A missing shard, or one that may not be read, is an error at once. What was opened is closed, whatever happens.
+
+    Args:
+        open: Opens the shard. Must return the same records in the same order every time.
+        shard: Its argument.
+        label: What messages call the shard.
+        retries: How often to try again without getting one record further.
+        pause_s: Seconds to wait before the first of these; twice as long before each further one, up to `LONGEST_PAUSE_S`.
+        start: The number of the first record wanted.
+        seeks: Whether to call ``open(shard, start=number)``, so that it begins with the record wanted. Otherwise the records before it are read, and thrown away.
+        closing: Ends a pause; the error is raised then.
+
+    Raises:
+        OSError: It lasted; a note names the shard and the record. Also where the shard has fewer records than ``start``, or than it had before an error.
+    """
+    number, tries = start, 0
+    while True:
+        doing = f"while opening {label}, to read on from record {number}"
+        try:
+            with contextlib.ExitStack() as stack:
+                opened = open(shard, start=number) if seeks else open(shard)
+                stack.callback(_close, opened)
+                records = iter(opened)
+                if records is not opened:
+                    stack.callback(_close, records)
+                doing = ""
+                if not seeks and (found := sum(1 for _ in itertools.islice(records, number))) < number:
+                    raise OSError(
+                        f"{label} ends after {found} records, and should have at least {number}: it was cut short, or has changed."
+                    )
+                for record in records:
+                    yield record
+                    number, tries = number + 1, 0
+                return
+        except Exception as exc:
+            tries += 1
+            gives_up = not isinstance(exc, OSError) or isinstance(exc, FINAL) or tries > retries
+            if not gives_up:
+                pause = min(pause_s * 2 ** (tries - 1), LONGEST_PAUSE_S)
+                _logger.warning(
+                    "%s. Opening %s again at record %d, in %g s (%d of %d)", describe(exc), label, number, pause, tries, retries
+                )
+                if closing is None:
+                    time.sleep(pause)
+                else:
+                    gives_up = closing.wait(pause)
+            if gives_up:
+                annotate(exc, (doing or f"in record {number} of {label}") + (f", tried {tries} times" if tries > 1 else ""))
+                raise
+
+
+def _close(opened: Any) -> None:
+    if callable(close := getattr(opened, "close", None)):
+        with contextlib.suppress(Exception):
+            close()
