@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from penstock._errors import StateMismatch
 from penstock._streams import bookmarks
-from penstock._streams.bookmarks import Bookmarks, Contradiction, Fact, Facts, default_folder
+from penstock._streams.bookmarks import Bookmarks, default_folder
+from penstock._streams.facts import Contradiction, Fact, Facts
 
 KEYS = [f"data/{shard}.tar 1000 {shard}" for shard in range(8)]
 BINDING = {"steps": ["filter"], "seed": 7}
@@ -418,7 +419,10 @@ def test_a_full_disk_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
     one.add(1, 0, 11, every_pass=True)
     monkeypatch.undo()
+    (file,) = files(tmp_path)
+    before = file.read_bytes()
     one.add(2, 0, 12, every_pass=True)
+    assert file.read_bytes() == before
     assert [one.outputs(shard, 0) for shard in range(3)] == [10, 11, 12]
     assert ["No space left" in record.message for record in caplog.records] == [True]
     assert told(marks(tmp_path)) == {(0, pass_): 10 for pass_ in range(4)}

@@ -12,6 +12,7 @@ only. A false one would mislead a seek silently; therefore
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -22,9 +23,10 @@ import secrets
 import threading
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import StateMismatch
+from penstock._streams.facts import Contradiction, Fact, Facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,77 +49,6 @@ def default_folder() -> Path:
     if not os.path.isabs(cache):
         cache = os.devnull  # nobody knows a home: nothing can be written below this, and nothing lands in the current folder
     return Path(cache) / "penstock" / "bookmarks"
-
-
-class Fact(NamedTuple):
-    """How many outputs the steps make of a shard, in one pass; ``pass_`` is None if that holds for every pass."""
-
-    shard: int
-    pass_: int | None
-    outputs: int
-
-
-class Contradiction(NamedTuple):
-    """Two facts of which one is false; ``relied_on`` says whether the older one was handed out."""
-
-    before: Fact
-    now: Fact
-    relied_on: bool
-
-
-@final
-class Facts:
-    """A set of facts that only grows. Pure: knows no file and no thread.
-
-    Attributes:
-        doubted: Shards whose facts contradict each other. Nothing that is said about them is believed.
-    """
-
-    def __init__(self) -> None:
-        self.doubted: set[int] = set()
-        self._always: dict[int, int] = {}
-        self._passes: dict[int, dict[int, int]] = {}  # of shards that are not in `_always`
-        self._relied_on: set[int | tuple[int, int]] = set()  # shards, or shards in one pass
-
-    def get(self, shard: int, pass_: int) -> int | None:
-        """The outputs of ``shard`` in a pass; None if nobody knows. From now on somebody relies on the answer."""
-        outputs = self._always.get(shard)
-        if outputs is not None:
-            self._relied_on.add(shard)
-        elif (passes := self._passes.get(shard)) is not None and (outputs := passes.get(pass_)) is not None:
-            self._relied_on.add((shard, pass_))
-        return outputs
-
-    def add(self, fact: Fact) -> bool | Contradiction:
-        """Take in a fact; whether it is news, or what it contradicts."""
-        shard, pass_, outputs = fact
-        if shard in self.doubted:
-            return False
-        always = self._always.get(shard)
-        if always is not None:
-            return outputs != always and self._doubt(Fact(shard, None, always), fact)
-        passes = self._passes.get(shard, {})
-        if pass_ is None:
-            relied_on = [one for one in passes if (shard, one) in self._relied_on]
-            for one in (*relied_on, *passes):
-                if passes[one] != outputs:
-                    return self._doubt(Fact(shard, one, passes[one]), fact)
-            if relied_on:
-                self._relied_on.add(shard)
-            self._passes.pop(shard, None)
-            self._always[shard] = outputs
-        elif pass_ in passes:
-            return outputs != passes[pass_] and self._doubt(Fact(shard, pass_, passes[pass_]), fact)
-        else:
-            self._passes.setdefault(shard, {})[pass_] = outputs
-        return True
-
-    def _doubt(self, before: Fact, now: Fact) -> Contradiction:
-        shard = before.shard
-        self.doubted.add(shard)
-        self._always.pop(shard, None)
-        self._passes.pop(shard, None)
-        return Contradiction(before, now, (shard if before.pass_ is None else (shard, before.pass_)) in self._relied_on)
 
 
 @final
@@ -246,9 +177,9 @@ class Bookmarks:
             try:
                 with open(os.path.join(self._folder or "", name), "rb") as file:
                     file.seek(at)
-                    while (line := file.readline(LONGEST)).endswith(b"\n") or len(
-                        line
-                    ) == LONGEST:  # the last one may still be being written
+                    for line in iter(functools.partial(file.readline, LONGEST), b""):
+                        if not line.endswith(b"\n") and len(line) < LONGEST:
+                            break  # somebody may still be writing it
                         at += len(line)
                         try:
                             fact = self._fact(line)
