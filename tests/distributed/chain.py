@@ -1,8 +1,8 @@
 """One link of an elastic chain: go on from a checkpoint for some steps, on as many ranks as torchrun started, and leave another.
 
-chain.py DATA SAVE-TO STEPS LOAD-FROM [LOOK-AT …]     ("-": begin anew; what is only looked at is loaded first, and read for a step)
+chain.py SAVE-TO STEPS LOAD-FROM [LOOK-AT …]     ("-": begin anew; what is only looked at is loaded first, and read for a step)
 
-The checkpoints are torch.distributed.checkpoint's. The global sequence is written to SAVE-TO/sequence.json.
+It does so for each kind of data in turn. The checkpoints are torch.distributed.checkpoint's, in SAVE-TO/KIND; beside it is the global sequence, sequence.json.
 """
 
 from __future__ import annotations
@@ -91,16 +91,22 @@ def endless(loader: Loader[Any]) -> Iterator[list[int]]:
             yield batch.tolist()
 
 
-def main(data: str, save_to: Path, steps: int, load_from: str, look_at: list[str]) -> None:
+def main(save_to: Path, steps: int, load_from: str, look_at: list[str]) -> None:
+    dist.init_process_group("gloo")
+    for data in DATA:
+        link(data, save_to / data, steps, None if load_from == "-" else Path(load_from) / data, [Path(other) / data for other in look_at])
+    dist.destroy_process_group()
+
+
+def link(data: str, save_to: Path, steps: int, load_from: Path | None, look_at: list[Path]) -> None:
     from ranks import RANK, WORLD_SIZE, gathered, in_order  # known under torchrun only
 
-    dist.init_process_group("gloo")
     with new_loader(data, WORLD_SIZE, num_workers=1, method="thread") as loader:
         for other in look_at:
             dcp.load({"loader": loader}, checkpoint_id=other)
-            expected = json.loads((Path(other) / "next.json").read_text())
+            expected = json.loads((other / "next.json").read_text())
             assert in_order(gathered(next(endless(loader)))) == expected, f"{WORLD_SIZE} ranks go on from {other} with another batch"
-        if load_from != "-":
+        if load_from is not None:
             dcp.load({"loader": loader}, checkpoint_id=load_from)
         batches, sequence = endless(loader), []
         for _ in range(steps):
@@ -112,8 +118,7 @@ def main(data: str, save_to: Path, steps: int, load_from: str, look_at: list[str
     if RANK == 0:
         (save_to / "sequence.json").write_text(json.dumps(sequence))
         (save_to / "next.json").write_text(json.dumps(following))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from chain import new_loader, write_tars
+from chain import DATA, new_loader, write_tars
 from torchrun import torchrun
 
 HERE = Path(__file__).parent
@@ -18,41 +18,40 @@ EXAMPLES = HERE.parent.parent / "examples"
 pytestmark = [pytest.mark.slow]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_the_laws_hold_on(world_size: int, tmp_path: Path) -> None:
     """Each law is a function of rank_laws.py. Of those, seen to fail: see the docstrings there."""
     said = torchrun(tmp_path, world_size, HERE / "rank_laws.py")
     good = re.findall(r"^good: (\w+)$", said, re.MULTILINE)
     functions = {node.name for node in ast.parse((HERE / "rank_laws.py").read_text()).body if isinstance(node, ast.FunctionDef)}
     assert set(good) <= functions
-    assert len(good) == {1: 15, 2: 19, 3: 19, 4: 20}[world_size]
+    assert len(good) == {1: 15, 2: 19, 4: 20}[world_size]
 
 
-@pytest.mark.parametrize("data", ["tagged", "mix", "packs", "tars"])
-def test_a_chain_of_world_sizes_goes_on_with_the_same_sequence(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chain_of_world_sizes_goes_on_with_the_same_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1 -> 2 -> 4 -> 3 -> 1 ranks over three ends of an epoch, through torch.distributed.checkpoint.
 
     Seen to fail when a copy of the Sharder took its state in mid-round (behind the rank's own item instead of the round's last):
     the ranks' states differed at the first step; with that comparison out, the sequence did after the first change.
     """
     monkeypatch.chdir(tmp_path)
-    if data == "tars":
-        write_tars()
+    write_tars()
     chain = [(1, 3), (2, 4), (4, 2), (3, 5), (1, 4)]
     links = [tmp_path / f"link{k}" for k in range(len(chain))]
     for k, (world_size, steps) in enumerate(chain):
         looked_at = [links[1]] if k > 2 else []  # what 2 ranks saved, on 3 and on 1
-        torchrun(tmp_path, world_size, HERE / "chain.py", data, links[k], steps, links[k - 1] if k else "-", *looked_at)
-    pieces = [json.loads((link / "sequence.json").read_text()) for link in links]
-    assert [len(piece) for piece in pieces] == [12 * steps for _, steps in chain]
-    with new_loader(data) as uninterrupted:
-        whole = [value for _ in range(4) for batch in uninterrupted for value in batch.tolist()]
-    assert [value for piece in pieces for value in piece] == whole[: sum(map(len, pieces))]
-    for link, following in pairwise(links):
-        assert json.loads((following / "sequence.json").read_text())[:12] == json.loads((link / "next.json").read_text())
+        torchrun(tmp_path, world_size, HERE / "chain.py", links[k], steps, links[k - 1] if k else "-", *looked_at)
+    for data in DATA:
+        pieces = [json.loads((link / data / "sequence.json").read_text()) for link in links]
+        assert [len(piece) for piece in pieces] == [12 * steps for _, steps in chain]
+        with new_loader(data) as uninterrupted:
+            whole = [value for _ in range(4) for batch in uninterrupted for value in batch.tolist()]
+        assert [value for piece in pieces for value in piece] == whole[: sum(map(len, pieces))], data
+        for link, following in pairwise(links):
+            assert json.loads((following / data / "sequence.json").read_text())[:12] == json.loads((link / data / "next.json").read_text()), data
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [3])
 def test_two_streams_are_divided_over_the_ranks(world_size: int, tmp_path: Path) -> None:
     said = torchrun(tmp_path, world_size, EXAMPLES / "two_stream.py")
     assert f"{world_size} ranks: every labelled index exactly once in each of 3 epochs: True" in said

@@ -65,7 +65,7 @@ def hosts() -> Iterator[list[Host]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks_of_each", [1, 2])
+@pytest.mark.parametrize("ranks_of_each", [2])
 def test_the_laws_hold_over_two_hosts(hosts: list[Host], ranks_of_each: int, tmp_path: Path) -> None:
     idle = [host.received() for host in hosts]
     with ExitStack() as stack:

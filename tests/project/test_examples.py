@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-SCRIPTS = sorted(file for file in EXAMPLES.glob("*.py") if not file.name.startswith("benchmark_"))
+SCRIPTS = sorted(
+    file for file in EXAMPLES.glob("*.py") if not file.name.startswith(("benchmark_", "port_"))  # test_ports.py runs those
+)
 
 
 @pytest.mark.slow
