@@ -32,7 +32,7 @@ MAY_IMPORT = {  # room: those it may import from
     "_fetch": "_arguments _errors _statistics _random _memory _workers",
     "_nodes": "_arguments _errors _statistics _random _memory _workers _fetch",
     "_loader": "_arguments _errors _random _memory _workers _fetch _nodes",
-    "_datasets": "_arguments _errors _random _memory _fetch _loader",
+    "_datasets": "_arguments _errors _random _memory _fetch _streams _loader",
     "_streams": "_arguments _errors _statistics _random _memory _fetch",
     "": "_errors _random _fetch _nodes _loader _datasets _streams",  # the front door itself, penstock/__init__.py
     "collate": "_fetch",
@@ -45,7 +45,7 @@ CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subproces
 ONLY_IN = {  # module: the rooms and files that may import it
     **dict.fromkeys(
         CONCURRENCY,
-        "_workers testing _memory.recycler _memory.slots _datasets.cache_files _datasets.randomness_check _streams.bookmarks _streams.open_shards _streams.indexing _streams.tables",
+        "_workers testing _memory.recycler _memory.slots _datasets.cache_files _datasets.randomness_check _streams.bookmarks _streams.open_shards _streams.indexing _streams.tables _streams.lanes _streams.retrying",
     ),
     "torchdata": "_nodes.node",
     "torch.distributed": "_nodes.sharder _loader.check_ranks _loader.canonical_graph",

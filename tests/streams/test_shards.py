@@ -187,7 +187,7 @@ class TestReadingForward:
         dataset = shards(files, **words)
         lanes = words.get("lanes", 1)
         read(dataset, shuffle=True)
-        opener = dataset._open._arguments[1]
+        opener = dataset._records._open._arguments[1]
         assert opener.opened <= 6 + lanes
         assert opener.read <= 88 + 40 * (lanes - 1)
         assert words or opener.read == 88
@@ -211,13 +211,13 @@ class TestReadingForward:
         dataset = Shards(1, count, counts=[1000])
         assert [dataset[999], dataset[3], dataset[950]] == [999, 3, 950]
         assert count.read == 1000 + 4
-        shard = dataset._open._shards[0].content
+        shard = dataset._records._open._shards[0].content
         assert sum(len(reader.kept) for reader in shard._readers) < 200
 
     def test_a_seek_skips(self, files):
         dataset = shards(files, "seeking")
         assert dataset.__getitems__([30, 31, 46]) == [30, 31, 46]
-        opener = dataset._open._arguments[1]
+        opener = dataset._records._open._arguments[1]
         assert opener.opened == 1
         dataset.close()
 
@@ -337,7 +337,7 @@ class TestOpenFiles:
         for path in paths:
             path.write_text("1\n" * 4)
         dataset = Shards([str(path) for path in paths], OPEN[kind](), counts=[4] * 150)
-        bound = 64 if kind == "indexed" else dataset._open._most_readers
+        bound = 64 if kind == "indexed" else dataset._records._open._most_readers
         seen = 0
         with Loader.from_dataset(dataset, batch_size=7, shuffle=True) as loader:
             for _ in loader:
@@ -365,7 +365,7 @@ class TestOpenFiles:
     def test_are_not_sent_along(self, files, kind):
         dataset = shards(files, kind, lanes=2, window=5)
         assert dataset[20] == 20 or not dataset.close()
-        dataset._open.close()
+        dataset._records._open.close()
         again = pickle.loads(pickle.dumps(dataset))
         assert [again[k] for k in (20, 3)] == [20, 3]
         again.close()
@@ -452,8 +452,8 @@ def test_many_threads_read_right(files):
     ("make", "error", "why"),
     [
         (lambda: Shards("a.txt", list, counts=[1]), TypeError, r"shards='a.txt' is one path, .*: \['a.txt'\]"),
-        (lambda: Shards(["a"], "r", counts=[1]), TypeError, "open must be a function of a shard"),
-        (lambda: Shards(["a"], list, counts=None), ValueError, "counts=None.*counts=, or .*python -m penstock index.*IterableDataset"),
+        (lambda: Shards(["a"], "r", counts=[1]), TypeError, "open must be a function"),
+        (lambda: Shards(["a"], list, counts=None), ValueError, "counts=None.*counts=, or .*python -m penstock index.*epoch_size="),
         (lambda: Shards(["a", "b"], list, counts=[1]), ValueError, "there are 1 counts for 2 shards"),
         (lambda: Shards(-1, list, counts=[]), ValueError, "shards=-1 must be a whole number"),
         (lambda: Shards(1, list, counts=[-3]), ValueError, r"counts\[0\] is -3"),

@@ -12,8 +12,11 @@ from torch.utils.data import ConcatDataset, IterableDataset
 from penstock._arguments import whole_number
 from penstock._fetch.sample import current
 from penstock._fetch.task import annotate
+from penstock._random.lane_mix_order import LaneMixOrder
+from penstock._random.lane_order import LaneOrder
 from penstock._random.mix_order import MixOrder, source_seed
 from penstock._random.orders import order_of
+from penstock._streams.shards import Shards
 
 if TYPE_CHECKING:
     from penstock._random.mix_stages import Weights
@@ -24,7 +27,7 @@ class Share(NamedTuple):
 
     Attributes:
         items: The expected number of items; the actual one is within a few of it.
-        passes: How often the source is repeated: items divided by its length.
+        passes: How often the source is repeated: items divided by its length. Not a number in a mix with streams.
     """
 
     items: float
@@ -40,10 +43,13 @@ class Mix(ConcatDataset[Any]):
     made from the loader's seed and the source's name; a source that brings its own order keeps it. While a sample loads,
     ``penstock.sample().source`` is the name of its source.
 
+    A source may be a stream: `Shards` that are not counted. Then each lane of the mix mixes by itself (see `LaneMixOrder`), ``epoch_size`` is needed, and an
+    epoch goes on where the one before was left. The lanes of every stream must divide those of the stream with most.
+
     You can stop a run and continue with other weights: loading a state compares only the stages that started before it was taken.
 
     Args:
-        datasets: The sources, by name. Each needs ``__len__`` and ``__getitem__``.
+        datasets: The sources, by name: map-style datasets, or streams of `Shards`.
         weights: The weight of each source, with any sum. Or stages: pairs of a start and weights, where the start is an item counted from the start of
             training, over all ranks. A stage may leave sources out.
         epoch_size: Items in an epoch, over all ranks. Default: the sum of the lengths.
@@ -82,16 +88,21 @@ class Mix(ConcatDataset[Any]):
         self._weights = copy.deepcopy(weights)
         self._epoch_size = epoch_size if stop is None else stop
         self._run = run
-        order = self.order(shuffle=False, seed=0)
+        self._streams = {name: dataset for name, dataset in datasets.items() if _is_stream(dataset)}
+        order = self._order(shuffle=False, seed=0, read=False)
+        if isinstance(order, LaneMixOrder):
+            self.lanes = order.lanes  # tells the loader to leave each lane to one worker
         if max_passes is not None:
+            if isinstance(order, LaneMixOrder):
+                raise ValueError(f"max_passes={max_passes} needs sources whose lengths are known, and {min(self._streams)!r} is a stream. Leave it out.")
             _check_passes(order, max_passes)
 
+    def __len__(self) -> int:
+        return int(self._epoch_size) if self._streams and self._epoch_size is not None else super().__len__()
+
     def __getitem__(self, index: int) -> Any:
-        at = index + len(self) if index < 0 else index
-        if not 0 <= at < len(self):
-            raise IndexError(f"index {index} is out of bounds for {len(self)} samples")
-        number = bisect_right(self.cumulative_sizes, at)
-        name, at = self.names[number], at - (self.cumulative_sizes[number - 1] if number else 0)
+        number, at = self._place_in_stream(index) if self._streams else self._place(index)
+        name = self.names[number]
         loading = current.get()
         outer = loading.enter_source(name) if loading is not None else None
         try:
@@ -107,19 +118,47 @@ class Mix(ConcatDataset[Any]):
     @property
     def only_concatenates(self) -> bool:
         """Whether samples are just what the sources return, so that sources that are arrays can be gathered."""
-        return self.tag is None
+        return self.tag is None and not self._streams
 
-    def order(self, *, shuffle: bool, seed: int) -> MixOrder:
+    def order(self, *, shuffle: bool, seed: int) -> MixOrder | LaneMixOrder:
         """The order of the mix; see `OrderedDataset`. ``shuffle`` is about the sources: without it, each is read from its first item to its last."""
-        pairs: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
-        orders = {name: order_of(dataset, shuffle=shuffle, seed=source_seed(seed, name)) for name, dataset in pairs}
-        sizes = {name: len(dataset) for name, dataset in pairs}
-        return MixOrder(orders, self._weights, self._epoch_size, seed, self._run, sizes)
+        return self._order(shuffle=shuffle, seed=seed, read=True)
 
     def report(self, items: int | None = None) -> dict[str, Share]:
         """What the first ``items`` items of training (default: one epoch) take from each source, by name."""
-        order = self.order(shuffle=False, seed=0)
+        order = self._order(shuffle=False, seed=0, read=False)
         return _shares(order, 0, len(order) if items is None else whole_number("items", items, 0))
+
+    def _order(self, *, shuffle: bool, seed: int, read: bool) -> MixOrder | LaneMixOrder:
+        """See `order`. Without ``read`` the streams are not asked for theirs, because that decides which one they have."""
+        pairs: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
+        orders = {
+            name: LaneOrder(dataset.lanes, 1) if name in self._streams and not read else order_of(dataset, shuffle=shuffle, seed=source_seed(seed, name))
+            for name, dataset in pairs
+        }
+        if not self._streams:
+            return MixOrder(orders, self._weights, self._epoch_size, seed, self._run, {name: len(dataset) for name, dataset in pairs})
+        if not isinstance(self._epoch_size, int) or self._run != 1:
+            what = f"run={self._run}" if self._run != 1 else "stop" if isinstance(self._epoch_size, str) else "epoch_size=None"
+            raise ValueError(
+                f"{what}: the source {min(self._streams)!r} is a stream, whose length nobody knows. Say how many items make an epoch, epoch_size=, and leave out "
+                f"stop and run."
+            )
+        return LaneMixOrder(orders, self._weights, self._epoch_size, seed)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The number of the source of a sample, and the sample's index in it."""
+        at = index + len(self) if index < 0 else index
+        if not 0 <= at < len(self):
+            raise IndexError(f"index {index} is out of bounds for {len(self)} samples")
+        number = bisect_right(self.cumulative_sizes, at)
+        return number, at - (self.cumulative_sizes[number - 1] if number else 0)
+
+    def _place_in_stream(self, index: int) -> tuple[int, int]:
+        """The same, by the rule of `LaneMixOrder`."""
+        rest, lane = divmod(index, self.lanes)
+        at, number = divmod(rest, len(self.names))
+        return number, at * self.lanes + lane if self.names[number] in self._streams else at
 
     def _tagged(self, sample: Any, name: str) -> Any:
         if isinstance(sample, dict) and self.tag not in sample:
@@ -141,8 +180,16 @@ def _check_sources(datasets: Any) -> None:
             )
 
 
-def _shares(order: MixOrder, begin: int, end: int) -> dict[str, Share]:
+def _is_stream(dataset: Any) -> bool:
+    if isinstance(dataset, Mix) and dataset._streams:
+        raise ValueError("a mix with streams cannot be a source of another mix. Put all of the sources into one, with the products of their weights.")
+    return isinstance(dataset, Shards) and dataset.counts is None
+
+
+def _shares(order: MixOrder | LaneMixOrder, begin: int, end: int) -> dict[str, Share]:
     expected = order.expected(begin, end)
+    if isinstance(order, LaneMixOrder):
+        return {name: Share(float(items), float("nan")) for name, items in expected.items()}
     return {name: Share(float(items), float(items / length)) for (name, items), length in zip(expected.items(), order.lengths, strict=True)}
 
 

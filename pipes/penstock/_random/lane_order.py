@@ -27,7 +27,8 @@ class Deal:
     Args:
         shards: How many there are; at least 1.
         lanes: From 1 to ``shards``; default: the largest of 1, 2, 4, 8, 24, 48 and 96 that leaves at least 4 shards to each lane.
-        shuffle: A new order of the shards in every pass. False: the order given.
+        shuffle: A new order of the shards in every pass. False: the order given, which pass e begins with shard e. (If all began with shard 0, and the lanes
+            divided the shards, a lane would read the same shards for ever, and those of the faster lanes would come more often than the others.)
         seed: Of the shuffle; from 0 to 2**63 - 1.
 
     Raises:
@@ -52,7 +53,8 @@ class Deal:
         pass_, place = divmod(deal, self.shards)
         order = self._passes.get(pass_)
         if order is None:
-            order = self._order.indices(pass_, np.arange(self.shards)).tolist()
+            places = np.arange(self.shards)
+            order = self._order.indices(pass_, places if self.shuffle else (places + pass_ % self.shards) % self.shards).tolist()
             self._passes[pass_] = order
             while len(self._passes) > _PASSES:
                 try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock._streams.files import Paths, Stamp
+    from penstock._streams.shards import Words
 
 _WHO: Final = "penstock.formats.arrow"
 _MAGIC: Final = b"ARROW1"
@@ -34,7 +35,9 @@ class _Look(NamedTuple):
     offsets: npt.NDArray[np.int64] | None  # where in a stream they begin, if each can be read by itself
 
 
-def arrow(paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0) -> Shards:
+def arrow(
+    paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0, **words: Unpack[Words]
+) -> Shards:
     """Arrow IPC files (also Feather version 2) and streams (``.arrow`` as Hugging Face writes it) as one dataset, in which a shard is a record batch.
 
     The files are mapped into memory, so rows are read by index, and only the operating system's page cache holds them. (A compressed record batch is decompressed
@@ -46,6 +49,8 @@ def arrow(paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | No
         columns: Read only these. Default: all.
         lanes: See `Shards`.
         window: See `Shards`.
+        **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
+            the counts are not used.
 
     Raises:
         ValueError: A file is not Arrow, was cut short, or is not local; its columns differ from those of the first file, or one of ``columns`` is missing.
@@ -65,7 +70,8 @@ def arrow(paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | No
     counts = np.array([rows for look in looks for rows in look.rows], dtype=np.int64)
     batches = Pieces(files, [look.stamp for look in looks], [len(look.rows) for look in looks])
     opener = _RecordBatches([look.offsets for look in looks], columns)
-    return Shards(batches, opener, counts=counts, lanes=lanes, window=window, name="record batch")
+    known = None if words.get("epoch_size") is not None else counts
+    return Shards(batches, opener, counts=known, lanes=lanes, window=window, name="record batch", **words)
 
 
 @final

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from torch.utils.data import _utils
 
@@ -11,6 +11,8 @@ from penstock._streams.shards import Shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from penstock._streams.shards import Words
 
 _WHO: Final = "penstock.formats.hf"
 _KEEP_COUNTS: Final = {
@@ -24,7 +26,7 @@ _KEEP_COUNTS: Final = {
 _END: Final = object()
 
 
-def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None = None, window: int = 0) -> Any:
+def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None = None, window: int = 0, **words: Unpack[Words]) -> Any:
     """A Hugging Face dataset, for `Loader.from_dataset` and `Mix`.
 
     A ``Dataset`` is read by index already, with its format and its transform, so it is returned as it is. An ``IterableDataset`` becomes `Shards`: shard i is
@@ -37,6 +39,8 @@ def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None =
             shards are, and has been changed only by steps that keep the number of samples.
         lanes: See `Shards`.
         window: See `Shards`.
+        **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``
+            the lengths of the shards need not be known, so the stream may have any steps of its own, too.
 
     Raises:
         ValueError: The lengths are not known; there is not one count for each shard; the stream was shuffled or split over ranks.
@@ -45,8 +49,11 @@ def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None =
     """
     datasets = extra("datasets", _WHO)
     if isinstance(dataset, datasets.Dataset):
-        if counts is not None or lanes is not None or window:
-            raise ValueError("counts, lanes and window are for an IterableDataset, and this Dataset is read by index. Drop them.")
+        if counts is not None or lanes is not None or window or words:
+            raise ValueError(
+                f"{', '.join(['counts', 'lanes', 'window', *words])} are for an IterableDataset, and this Dataset is read by index. Drop them, or pass "
+                f"dataset.to_iterable_dataset()."
+            )
         return dataset
     if isinstance(dataset, dict):
         raise TypeError(
@@ -54,7 +61,12 @@ def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None =
         )
     if not isinstance(dataset, datasets.IterableDataset):
         raise TypeError(f"hf takes a datasets.Dataset or a datasets.IterableDataset, but a {type(dataset).__name__} came.")
-    return Shards(dataset.num_shards, _Shards(dataset), counts=_checked(dataset, counts), lanes=lanes, window=window)
+    steps = _checked(dataset)
+    if counts is None and words.get("epoch_size") is None:
+        counts = _known_counts(dataset, steps)
+    if counts is not None and len(counts) != dataset.num_shards:
+        raise ValueError(f"{len(counts)} counts came for {dataset.num_shards} shards (dataset.num_shards). Pass one count for each.")
+    return Shards(dataset.num_shards, _Shards(dataset), counts=counts, lanes=lanes, window=window, **words)
 
 
 @final
@@ -84,7 +96,8 @@ def _first(samples: Iterator[Any]) -> Any:
         worker._worker_info = info
 
 
-def _checked(dataset: Any, counts: Sequence[int] | None) -> Sequence[int]:
+def _checked(dataset: Any) -> list[Any]:
+    """What makes the stream, from the last step back to its sources."""
     steps = list(_steps(dataset._ex_iterable))
     if dataset._distributed is not None:
         raise ValueError(
@@ -95,11 +108,7 @@ def _checked(dataset: Any, counts: Sequence[int] | None) -> Sequence[int]:
             "this stream was shuffled, and a buffer of random samples cannot resume. Pass the stream without .shuffle(), and shuffle=True to the loader: "
             "it shuffles the shards, and with window=1000 also samples within 1000 of each other."
         )
-    if counts is None:
-        counts = _known_counts(dataset, steps)
-    if len(counts) != dataset.num_shards:
-        raise ValueError(f"{len(counts)} counts came for {dataset.num_shards} shards (dataset.num_shards). Pass one count for each.")
-    return counts
+    return steps
 
 
 def _steps(step: Any) -> Iterator[Any]:
@@ -122,7 +131,7 @@ def _known_counts(dataset: Any, steps: list[Any]) -> Sequence[int]:
             return lengths
     why = "" if unclear is None else f" after the step {type(unclear).__name__}"
     raise ValueError(
-        f"it is not known how many samples each of the {dataset.num_shards} shards has{why}. Pass counts=, or load the dataset without streaming, which reads "
+        f"it is not known how many samples each of the {dataset.num_shards} shards has{why}. Pass counts=; or epoch_size=, to read it without counting; or load the dataset without streaming, which reads "
         f"it by index. For parquet files there is penstock.formats.parquet, also with hf:// paths: it counts them by their footers."
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import numpy as np
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock._streams.files import Paths
-    from penstock._streams.shards import Shards
+    from penstock._streams.shards import Shards, Words
 
 CHUNK = 2**22
 
@@ -30,6 +30,7 @@ def jsonl(
     counts: npt.ArrayLike | None = None,
     lanes: int | None = None,
     window: int = 0,
+    **words: Unpack[Words],
 ) -> Shards:
     """The records of files of JSON lines, as ``json.loads`` returns them. Blank lines are left out.
 
@@ -42,12 +43,14 @@ def jsonl(
         counts: How many records each file has, to read them without an index.
         lanes: See `penstock.Shards`.
         window: See `penstock.Shards`.
+        **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
+            no index is needed or used.
 
     Raises:
         ValueError: A file has no index and no counts. On reading: a line is not JSON, or a file has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    return known_files(JSONL, paths, index, counts, lanes, window)
+    return known_files(JSONL, paths, index, counts, lanes, window, words)
 
 
 def line_offsets(file: BinaryIO) -> np.ndarray:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from penstock._streams.files import Paths
     from penstock._streams.index_file import Header
+    from penstock._streams.shards import Words
 
 
 class Format(NamedTuple):
@@ -48,6 +49,7 @@ def known_files(
     counts: npt.ArrayLike | None,
     lanes: int | None,
     window: int,
+    words: Words,
 ) -> Shards:
     """The records of files.
 
@@ -58,6 +60,7 @@ def known_files(
         counts: How many records each file has. The files are then read forward, and no index is looked for.
         lanes: See `Shards`.
         window: See `Shards`.
+        words: See `Shards`.
 
     Raises:
         ValueError: The counts are not known, or an index is damaged.
@@ -65,7 +68,12 @@ def known_files(
     """
     files = expanded(paths)
     places = None
-    if counts is not None:
+    if words.get("epoch_size") is not None:
+        if index is not None:
+            raise ValueError(
+                "index= and epoch_size= exclude each other: an index counts the records, and an epoch is all of them. Drop one of them."
+            )
+    elif counts is not None:
         if index is not None:
             raise ValueError("index= and counts= exclude each other, because an index has the counts. Drop one of them.")
     else:
@@ -76,7 +84,7 @@ def known_files(
             _refuse(format, missing, len(files), index)
         counts, places = (found, places) if beside is None else (beside, None)
     opener = Opener(format, None if places is None else dict(zip(files, places, strict=True)))
-    return Shards(files, opener, counts=counts, lanes=lanes, window=window, name=f"{format.kind} file")
+    return Shards(files, opener, counts=counts, lanes=lanes, window=window, name=f"{format.kind} file", **words)
 
 
 @final
@@ -166,6 +174,6 @@ def _refuse(format: Format, missing: list[str], n: int, index: str | os.PathLike
             f"{len(missing)} of {n} files have no index, {missing[0]} for one, and the others have. Write it once: {command}"
         )
     raise ValueError(
-        f"nobody knows how many records {missing[0]} has. Write an index once: {command}. Or pass counts=, the number of records in each file; or read data "
-        f"that cannot be counted as a torch.utils.data.IterableDataset."
+        f"nobody knows how many records {missing[0]} has. Write an index once: {command}. Or pass counts=, the number of records in each file. Or read the files "
+        f"without counting them, and say how many items make an epoch: epoch_size=."
     )

@@ -46,7 +46,7 @@ class OpenShards:
     ) -> None:
         self._arguments = (shards, open, counts, lanes, window, name)
         self._seeks = _has_start(open)
-        allowed = _most_files()
+        allowed = most_files()
         self._most_readers = min(lanes + 4, allowed)
         self._most_indexed = min(max(lanes + 4, INDEXED), allowed)
         self._start()
@@ -185,7 +185,7 @@ class _IndexedShard:
                 close()
 
 
-def _most_files() -> int:
+def most_files() -> int:
     """Half of the files that this process may have open."""
     try:
         import resource  # Windows has none

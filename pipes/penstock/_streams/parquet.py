@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, final
 
 import numpy as np
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock._streams.files import Paths, Stamp
+    from penstock._streams.shards import Words
 
 _WHO: Final = "penstock.formats.parquet"
 LANES_BYTES: Final = 2**31
@@ -35,7 +36,9 @@ class _Footer(NamedTuple):
     lane_bytes: int  # what reading the longest of them takes, at most
 
 
-def parquet(paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0) -> Shards:
+def parquet(
+    paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0, **words: Unpack[Words]
+) -> Shards:
     """Parquet files as one dataset, in which a shard is a row group. A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it.
 
     The footers count the rows. They are read here, those of many files in parallel. A row group is read front to back and takes a few MiB while it is open: a
@@ -47,6 +50,8 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | 
         lanes: See `Shards`. Default: as there, unless so many would take more than 2 GiB by an estimate from the footers; then as many as fit, also
             without a shuffle.
         window: See `Shards`.
+        **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
+            the counts are not used.
 
     Raises:
         ValueError: A file is not parquet or was cut short; its columns differ from those of the first file, or one of ``columns`` is missing.
@@ -61,7 +66,8 @@ def parquet(paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | 
     counts = np.array([rows for footer in footers for rows in footer.rows], dtype=np.int64)
     fit = LANES_BYTES // max(1, *(footer.lane_bytes for footer in footers))
     groups = Pieces(files, [footer.stamp for footer in footers], [len(footer.rows) for footer in footers])
-    return Shards(groups, _Rows(columns), counts=counts, lanes=lanes, most_lanes=fit, window=window, name="row group")
+    known = None if words.get("epoch_size") is not None else counts
+    return Shards(groups, _Rows(columns), counts=known, lanes=lanes, most_lanes=fit, window=window, name="row group", **words)
 
 
 @final

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, final
 
-import numpy as np
 from torch.utils.data import Dataset
 
 from penstock._arguments import whole_number
-from penstock._random.shard_order import LANE_NUMBERS, ShardOrder
-from penstock._streams.open_shards import OpenShards
+from penstock._streams.counted import Counted
+from penstock._streams.uncounted import Uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     import numpy.typing as npt
 
     from penstock._random.order import Order
-    from penstock._random.permutation import Int64s
+    from penstock._streams.steps import Step
 
 
 @final
 class Shards(Dataset[Any]):
     """Data in shards, such as files of many records each. Pass it to `Loader.from_dataset` like any dataset.
 
-    As a dataset it is the concatenation of its shards. It brings its own order, a `ShardOrder`: with ``shuffle=True`` the shards are shuffled in every
-    epoch and read front to back, in lanes that take turns; without it, the records come in the order given.
+    *Counted* (``counts=``): a dataset like any other, the concatenation of its shards. It brings its own order, a `ShardOrder`: with ``shuffle=True`` the
+    shards are shuffled in every epoch and read front to back, in lanes that take turns; without it, the records come in the order given. A shard that can
+    be indexed is read by position. One that can only be iterated is read forward, and records that are passed over are kept until they are asked for: at
+    most ``2 * window`` of them and a few batches, for each lane. The sequence is the same either way.
 
-    A shard that can be indexed is read by position. One that can only be iterated is read forward, and records that are passed over are kept until they
-    are asked for: at most ``2 * window`` of them and a few batches, for each lane. The sequence is the same either way, with any number of workers and
-    ranks, and after any resume; a jump into a shard that is read forward reads what lies before.
+    *Not counted* (``epoch_size=``): a stream without end, for records that are filtered, split or joined on the way (``steps``), or that nobody has counted. Each
+    of the ``lanes`` reads whole shards, one after another, pass after pass, and the items of the lanes come in turn; see `LaneOrder`. Every record comes
+    once in a pass. Where one pass ends and the next begins depends on the lengths, so an epoch is a number of items, and goes on where the one before was
+    left. To resume, a shard is read again in each lane, up to where the lane was: whole shards before it are passed over if bookmarks say how many outputs
+    they had, and otherwise read, too.
+
+    Either way the sequence is the same with any number of workers and ranks, and after any resume.
 
     Each open shard is used by one thread at a time, so what ``open`` returns need not be thread-safe. A process has a bounded number of shards open: those of the lanes and 4 more, or
     64 that can be indexed if that is more; never more than half of the files it may open.
@@ -44,16 +49,27 @@ class Shards(Dataset[Any]):
             of records, always in the same order. If it has an argument ``start``, it must return an iterable that begins with that record. What it
             returns is closed by its ``close``, if it has one. Worker processes need an ``open`` that can be pickled, unless they are forked.
         counts: How many records each shard has. Checked when a shard is opened, or has been read to its end.
-        lanes: See `ShardOrder`. Without a shuffle the default is 1.
+        lanes: Counted: see `ShardOrder`; without a shuffle the default is 1. Not counted: at most the shards; default as in `ShardOrder`, shuffled or not. For
+            a large job choose a multiple of the ranks; its workers are kept busy by as many lanes as there are workers, or more.
         most_lanes: Bound of the default of ``lanes``, for shards of which only so many should be open at a time.
-        window: See `ShardOrder`. Means nothing without a shuffle.
+        window: See `ShardOrder`. Means nothing without a shuffle. Counted only; otherwise there is the step `Shuffle`.
         name: What messages call a shard.
-        settings: JSON that a saved state must agree with, in addition to the counts: what else decides which records there are.
+        settings: JSON that a saved state must agree with, in addition to the counts or steps: what else decides which records there are.
+        transform: Applied to each record by whoever loads it: decoding, augmentation. Its random numbers are the sample's (``penstock.sample().rng``).
+        epoch_size: Items in an epoch, of all ranks together, from 1 to 2**56. Not counted only.
+        steps: Functions from an iterator to an iterator, applied to the records of a shard one after another: `Filter`, `Shuffle`, `Pack`, or generator functions
+            of yours. They must be deterministic. A shard's end is the end of the iterator. Not counted only.
+        bookmarks: A folder that keeps how many outputs each shard had; True: one in the user's cache; False: none. Ranks on several machines, and runs
+            that are resumed elsewhere, need a shared one, next to the checkpoints. It changes only how long a resume takes. Not counted only.
+        retries: How often in a row to open a shard again after an ``OSError``, with growing pauses. Not counted only.
+        on_error: ``"skip"`` leaves out, with a warning, records that cannot be read, and a shard from the first error on (all of it, if it is missing).
+            Not counted only.
 
     Raises:
-        ValueError: ``counts`` are missing or of another number than the shards, or an argument is out of bounds. On reading: a shard has more or fewer
-            records than it should.
+        ValueError: Neither ``counts`` nor ``epoch_size``, or arguments of both; counts of another number than the shards, or an argument out of bounds. On
+            reading: a shard has more or fewer records than it should, or nothing comes out of the steps.
         TypeError: ``shards`` is a single path, or ``open`` cannot be called. On reading: it returned something that has no records.
+        StateMismatch: On reading: a shard has given another number of outputs than before.
     """
 
     def __init__(
@@ -61,94 +77,86 @@ class Shards(Dataset[Any]):
         shards: Sequence[Any] | int,
         open: Callable[..., Any],
         *,
-        counts: npt.ArrayLike | None,
+        counts: npt.ArrayLike | None = None,
         lanes: int | None = None,
         most_lanes: int | None = None,
         window: int = 0,
         name: str = "shard",
         settings: dict[str, Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        epoch_size: int | None = None,
+        steps: Sequence[Step] = (),
+        bookmarks: str | os.PathLike[str] | bool = True,
+        retries: int = 3,
+        on_error: Literal["raise", "skip"] = "raise",
     ) -> None:
         if isinstance(shards, str | bytes | os.PathLike):
             raise TypeError(f"shards={shards!r} is one path, and a list of paths was expected: [{shards!r}].")
-        if not callable(open):
-            raise TypeError(f"open must be a function of a shard, and {open!r:.80} cannot be called.")
+        for what, function in (("open", open), *(() if transform is None else (("transform", transform),))):
+            if not callable(function):
+                raise TypeError(f"{what} must be a function, and {function!r:.80} cannot be called.")
         self.shards: Sequence[Any] = shards if isinstance(shards, Sequence) else range(whole_number("shards", shards, 0))
-        if counts is None:
-            raise ValueError(
-                "counts=None: the order is made of the number of records in each shard. Pass them as counts=, or write an index of the files once, with "
-                "python -m penstock index, and read them with penstock.formats. Data that nobody can count can be read as an IterableDataset."
-            )
-        order = ShardOrder(counts, lanes, window)
-        if lanes is None and most_lanes is not None and order.lanes > most_lanes:
-            order = ShardOrder(counts, max((number for number in LANE_NUMBERS if number <= most_lanes), default=1), window)
-        self.counts = np.asarray(counts).astype(np.int64)
-        if len(self.counts) != len(self.shards):
-            raise ValueError(f"there are {len(self.counts)} counts for {len(self.shards)} shards. Each shard needs its count.")
-        self._lanes, self._lanes_unshuffled = order.lanes, lanes or 1
-        self._window = window
-        self._settings = copy.deepcopy(settings)
-        self._ends = np.cumsum(self.counts)
-        self._starts = self._ends - self.counts
-        self._open = OpenShards(self.shards, open, self.counts, order.lanes, window, name)
+        settings = copy.deepcopy(settings)
+        self._transform = transform
+        self._records: Counted | Uncounted
+        if counts is not None:
+            if epoch_size is not None or len(steps):
+                raise ValueError(
+                    f"counts= and {'epoch_size=' if epoch_size is not None else 'steps='} exclude each other. Drop epoch_size and steps, and an epoch is all the records "
+                    f"(transform= changes them one by one); or drop counts, and it is epoch_size items of what the steps make."
+                )
+            self._records = Counted(self.shards, open, counts, lanes, most_lanes, window, name, settings)
+        else:
+            if epoch_size is None:
+                raise ValueError(
+                    "counts=None: the order is made of the number of records in each shard. Pass them as counts=, or write an index of the files once, with "
+                    "python -m penstock index, and read them with penstock.formats. Or have the shards read without being counted, and say how many items make an epoch: "
+                    "epoch_size=."
+                )
+            if window:
+                raise ValueError(
+                    f"window={window} needs counts=. Without them, shuffle inside the shards: steps=[penstock.Shuffle({window})]."
+                )
+            if on_error not in ("raise", "skip"):
+                raise ValueError(f"on_error={on_error!r} is neither 'raise' nor 'skip'.")
+            self._records = Uncounted(self.shards, open, epoch_size, steps, lanes, most_lanes, bookmarks, retries, on_error, name, settings)
+            self.lanes = self._records.lanes  # tells the loader to leave each lane to one worker
+        if transform is not None or counts is None:
+            self.__getitems__ = None  # type: ignore[method-assign,assignment]  # one by one, so that each has its own random numbers, and an error its own address
+
+    @property
+    def counts(self) -> np.ndarray | None:
+        """How many records each shard has: int64, shape ``(shards,)``; None if they are not counted."""
+        return self._records.counts if isinstance(self._records, Counted) else None
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return len(self._records)
 
     def __getitem__(self, index: int) -> Any:
-        """Record ``index`` of all shards together; a negative index counts from the end."""
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
-            raise IndexError(f"index {index} is out of bounds for {len(self)} records")
-        shard = int(np.searchsorted(self._ends, place, side="right"))
-        return self._open.read(shard, [place - int(self._starts[shard])])[0]
+        """Counted: record ``index`` of all shards together; a negative index counts from the end. Not counted: the item that comes as number ``index``."""
+        record = self._records[index]
+        return record if self._transform is None else self._transform(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The records of many indices. Each shard is read once, front to back."""
-        places = np.array(indices, np.int64).reshape(-1)
-        wrong = (places < -len(self)) | (places >= len(self))
-        if wrong.any():
-            raise IndexError(f"index {places[wrong][0]} is out of bounds for {len(self)} records")
-        places[places < 0] += len(self)
-        rows = np.argsort(places, kind="stable")
-        places = places[rows]
-        shards = np.searchsorted(self._ends, places, side="right")
-        numbers = places - self._starts[shards]
-        borders = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(rows)]
-        records: list[Any] = [None] * len(rows)
-        for begin, end in itertools.pairwise(borders):
-            if begin < end:
-                found = self._open.read(int(shards[begin]), numbers[begin:end].tolist())
-                for row, record in zip(rows[begin:end].tolist(), found, strict=True):
-                    records[row] = record
-        return records
+        """The records of many indices. Each shard is read once, front to back. None unless the shards are counted and there is no transform."""
+        assert isinstance(self._records, Counted)
+        return self._records.gathered(indices)
 
     def order(self, *, shuffle: bool, seed: int) -> Order:
-        """The order of the records; see `OrderedDataset`."""
-        if shuffle:
-            order = ShardOrder(self.counts, self._lanes, self._window, seed)
-        else:
-            order = ShardOrder(self.counts, self._lanes_unshuffled, shuffle=False)
-        return order if self._settings is None else _WithSettings(order, self._settings)
+        """The order of the records; see `OrderedDataset`. Shards that are not counted can have one only, because it decides what an index means."""
+        return self._records.order(shuffle=shuffle, seed=seed)
 
     def close(self) -> None:
         """Close the files that are open in this process; garbage collection does the same. Idempotent. Reading opens them again."""
-        self._open.close()
+        self._records.close()
 
 
-class _WithSettings:
-    """An order over data that has settings of its own."""
+class Words(TypedDict, total=False):
+    """The keyword arguments that the formats hand on to `Shards`."""
 
-    def __init__(self, order: Order, settings: dict[str, Any]) -> None:
-        self._order = order
-        self._said = {**order.settings(), "data": settings}
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def indices(self, epoch: int, positions: Int64s) -> Int64s:
-        """See `Order.indices`."""
-        return self._order.indices(epoch, positions)
-
-    def settings(self) -> dict[str, Any]:
-        """See `Order.settings`."""
-        return dict(self._said)
+    transform: Callable[[Any], Any] | None
+    epoch_size: int | None
+    steps: Sequence[Step]
+    bookmarks: str | os.PathLike[str] | bool
+    retries: int
+    on_error: Literal["raise", "skip"]

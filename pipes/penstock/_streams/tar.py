@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack
 
 import numpy as np
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock._streams.files import Paths
-    from penstock._streams.shards import Shards
+    from penstock._streams.shards import Shards, Words
 
 BLOCK: Final = 512
 END: Final = bytes(BLOCK)
@@ -41,6 +41,7 @@ def tar(
     counts: npt.ArrayLike | None = None,
     lanes: int | None = None,
     window: int = 0,
+    **words: Unpack[Words],
 ) -> Shards:
     """The samples of tar files, as webdataset groups them: dicts of ``bytes``.
 
@@ -58,12 +59,14 @@ def tar(
         counts: How many samples each file has, to read them without an index.
         lanes: See `penstock.Shards`.
         window: See `penstock.Shards`.
+        **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
+            no index is needed or used.
 
     Raises:
         ValueError: A file has no index and no counts. On reading: it is damaged, or has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    return known_files(TAR, paths, index, counts, lanes, window)
+    return known_files(TAR, paths, index, counts, lanes, window, words)
 
 
 def sample_offsets(file: BinaryIO, path: str) -> np.ndarray:

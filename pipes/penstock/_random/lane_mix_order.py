@@ -1,0 +1,114 @@
+"""The order of a mix in which a source has no known length: each lane mixes by itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from penstock._arguments import whole_number
+from penstock._random.mix_order import MixOrder
+from penstock._random.order import ContinuingOrder
+from penstock._random.orders import LONGEST, SequentialOrder, checked_seed
+from penstock._random.splitmix import GAMMA, mixed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
+    from penstock._random.mix_stages import Weights
+    from penstock._random.order import Order
+    from penstock._random.permutation import Int64s
+
+MOST_SOURCES: Final = 64
+_BITS: Final = 56
+"""The mix of a lane numbers the items of a source from ``source << 56`` on."""
+
+
+@final
+class LaneMixOrder:
+    """Mix orders by weight, some of which never end. Like a `LaneOrder`, its item k is item ``k div lanes`` of lane ``k mod lanes``.
+
+    Each lane is a `MixOrder` with a seed of its own, so its shares are exact by themselves: of a lane's items at the end of each block, every source has
+    its exact share within 1. Item r of a source in lane v is item ``r * lanes + v`` of the source. So a stream is read by the ranks that read its lanes anyway.
+
+    The index of a sample is ``(at * sources + source) * lanes + lane``, where ``at`` is r for a stream, and the index in its dataset for another source.
+
+    Args:
+        orders: The order of each source, by name: at most 64.
+        weights: See `MixOrder`. A stage begins, in each lane, at its share of the start, rounded up.
+        epoch_size: Items in an epoch.
+        seed: From 0 to 2**63 - 1.
+
+    Raises:
+        ValueError: The lanes of a source do not divide those of the source with most; too many sources; or see `MixOrder`.
+    """
+
+    def __init__(
+        self, orders: Mapping[str, Order], weights: Weights | Sequence[tuple[int, Weights]], epoch_size: int, seed: int = 0
+    ) -> None:
+        self.names = sorted(orders)
+        if len(self.names) > MOST_SOURCES:
+            raise ValueError(f"a mix with streams has at most {MOST_SOURCES} sources, and {len(self.names)} came.")
+        self._n = whole_number("epoch_size", epoch_size, 1, LONGEST + 1)
+        self._orders = [orders[name] for name in self.names]
+        lanes = {name: order.round for name, order in orders.items() if isinstance(order, ContinuingOrder)}
+        self.round = self.lanes = max(lanes.values())
+        for name, number in lanes.items():
+            if self.lanes % number:
+                raise ValueError(
+                    f"the source {name!r} has {number} lanes, which do not divide {self.lanes}, the most that a source of this mix has. Give each source a number of "
+                    f"lanes= that divides {self.lanes}: {number} shards or more allow {max(d for d in range(1, number + 1) if self.lanes % d == 0)}."
+                )
+        self._seed = checked_seed(seed)
+        of_a_lane = weights if isinstance(weights, Mapping) else [(-(-start // self.lanes), of) for start, of in weights]
+        endless = {name: SequentialOrder(1 << _BITS) for name in self.names}
+        self._mixes = [
+            MixOrder(endless, of_a_lane, LONGEST, mixed((mixed(self._seed + GAMMA) ^ lane) + GAMMA) >> 1) for lane in range(self.lanes)
+        ]
+        self.stages = self._mixes[0].stages
+        self.read_ahead = 2**16  # one call to the mix of each lane costs 0.3 ms, so it had better be for many items
+        said = [[name, order.settings()] for name, order in zip(self.names, self._orders, strict=True)]
+        checksum = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
+        self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "sources": checksum}
+
+    def __len__(self) -> int:
+        return self._n
+
+    def indices(self, epoch: int, positions: Int64s) -> Int64s:
+        """See `ContinuingOrder`: ``positions`` count from the beginning of training."""
+        out = np.empty(len(positions), np.int64)
+        lanes = positions % self.lanes
+        by_lane = np.argsort(lanes, kind="stable")
+        ends = np.cumsum(np.bincount(lanes, minlength=self.lanes)).tolist()
+        for lane, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+            if begin < end:
+                chosen = by_lane[begin:end]
+                found = self._mixes[lane].indices(0, positions[chosen] // self.lanes)
+                out[chosen] = self._placed(lane, found >> _BITS, found & ((1 << _BITS) - 1))
+        return out
+
+    def settings(self) -> dict[str, Any]:
+        """See `Order.settings`."""
+        return {**self._said, "stages": self._mixes[0].settings()["stages"]}
+
+    def expected(self, begin: int, end: int) -> dict[str, Fraction]:
+        """The exact shares of the sources in the items from ``begin`` to ``end - 1``, if both are multiples of the number of lanes."""
+        of_a_lane = self._mixes[0].expected(begin // self.lanes, -(-end // self.lanes))
+        return {name: share * self.lanes for name, share in of_a_lane.items()}
+
+    def _placed(self, lane: int, sources: Int64s, numbers: Int64s) -> Int64s:
+        """The indices of the items ``numbers`` that ``sources`` have in one lane."""
+        at = numbers.copy()
+        for source, order in enumerate(self._orders):
+            if not isinstance(order, ContinuingOrder) and (chosen := np.flatnonzero(sources == source)).size:
+                items = numbers[chosen] * self.lanes + lane
+                passes, places = np.divmod(items, len(order))
+                found = at[chosen]
+                for one in sorted(set(passes.tolist())):
+                    found[passes == one] = order.indices(one, places[passes == one])
+                at[chosen] = found
+        return (at * len(self.names) + sources) * self.lanes + lane

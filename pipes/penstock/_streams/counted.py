@@ -1,0 +1,113 @@
+"""Shards whose numbers of records are known: every record has a number, and an epoch is all of them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from penstock._random.shard_order import LANE_NUMBERS, ShardOrder
+from penstock._streams.open_shards import OpenShards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from penstock._random.order import Order
+    from penstock._random.permutation import Int64s
+
+
+@final
+class Counted:
+    """The records of `Shards` with counts. The arguments are theirs.
+
+    Raises:
+        ValueError: See `Shards`.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Any],
+        open: Callable[..., Any],
+        counts: npt.ArrayLike,
+        lanes: int | None,
+        most_lanes: int | None,
+        window: int,
+        name: str,
+        settings: dict[str, Any] | None,
+    ) -> None:
+        order = ShardOrder(counts, lanes, window)
+        if lanes is None and most_lanes is not None and order.lanes > most_lanes:
+            order = ShardOrder(counts, max((number for number in LANE_NUMBERS if number <= most_lanes), default=1), window)
+        self.counts = np.asarray(counts).astype(np.int64)
+        if len(self.counts) != len(shards):
+            raise ValueError(f"there are {len(self.counts)} counts for {len(shards)} shards. Each shard needs its count.")
+        self._lanes, self._lanes_unshuffled = order.lanes, lanes or 1
+        self._window = window
+        self._settings = settings
+        self._ends = np.cumsum(self.counts)
+        self._starts = self._ends - self.counts
+        self._open = OpenShards(shards, open, self.counts, order.lanes, window, name)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> Any:
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(f"index {index} is out of bounds for {len(self)} records")
+        shard = int(np.searchsorted(self._ends, place, side="right"))
+        return self._open.read(shard, [place - int(self._starts[shard])])[0]
+
+    def gathered(self, indices: Sequence[int]) -> list[Any]:
+        """The records of many indices. Each shard is read once, front to back."""
+        places = np.array(indices, np.int64).reshape(-1)
+        wrong = (places < -len(self)) | (places >= len(self))
+        if wrong.any():
+            raise IndexError(f"index {places[wrong][0]} is out of bounds for {len(self)} records")
+        places[places < 0] += len(self)
+        rows = np.argsort(places, kind="stable")
+        places = places[rows]
+        shards = np.searchsorted(self._ends, places, side="right")
+        numbers = places - self._starts[shards]
+        borders = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(rows)]
+        records: list[Any] = [None] * len(rows)
+        for begin, end in itertools.pairwise(borders):
+            if begin < end:
+                found = self._open.read(int(shards[begin]), numbers[begin:end].tolist())
+                for row, record in zip(rows[begin:end].tolist(), found, strict=True):
+                    records[row] = record
+        return records
+
+    def order(self, *, shuffle: bool, seed: int) -> Order:
+        """See `Shards.order`."""
+        if shuffle:
+            order = ShardOrder(self.counts, self._lanes, self._window, seed)
+        else:
+            order = ShardOrder(self.counts, self._lanes_unshuffled, shuffle=False)
+        return order if self._settings is None else _WithSettings(order, self._settings)
+
+    def close(self) -> None:
+        """See `Shards.close`."""
+        self._open.close()
+
+
+class _WithSettings:
+    """An order over data that has settings of its own."""
+
+    def __init__(self, order: Order, settings: dict[str, Any]) -> None:
+        self._order = order
+        self._said = {**order.settings(), "data": settings}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def indices(self, epoch: int, positions: Int64s) -> Int64s:
+        """See `Order.indices`."""
+        return self._order.indices(epoch, positions)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Order.settings`."""
+        return dict(self._said)

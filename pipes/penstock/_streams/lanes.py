@@ -1,0 +1,222 @@
+"""Reads lanes: shards of unknown lengths, one after another, from the front.
+
+An item of a lane is found by counting: the outputs of the shards before it, which bookmarks tell or reading does, and then those of its own shard. A
+lane only moves forward. What was passed over lately is kept, because threads overtake each other; going further back means reading a shard again,
+which is right, only slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, Protocol, final
+
+from penstock._fetch.task import annotate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._random.lane_order import Deal
+    from penstock._streams.steps import ShardRun
+
+
+log = logging.getLogger("penstock")
+
+SLOW_S: Final = 1.0
+"""After how long a search for the place in a lane is logged, in seconds; then after twice that, and so on."""
+LEAST_KEPT: Final = 16
+MOST_KEPT: Final = 4096
+"""How many of the items passed over last a lane keeps: twice as many each time that this was not enough."""
+
+
+class Facts(Protocol):
+    """How many outputs shards have, as far as anybody has read them."""
+
+    def outputs(self, shard: int, pass_: int) -> int | None:
+        """The number of outputs; None if unknown."""
+
+    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool) -> None:
+        """A shard was read to its end. ``every_pass``: it has as many outputs in any other pass."""
+
+
+@final
+class Lanes:
+    """The lanes that one process reads.
+
+    Guarantees: Any number of threads may read, and two of them wait for each other only at the same lane. A process uses only what it opened itself: it
+    starts with nothing open after a fork.
+
+    Args:
+        deal: Which shards make up a lane.
+        run: Opens a shard and runs the steps over its records: called with the shard and the pass.
+        facts: Asked where to begin, and told what was found.
+        skips: What follows an error in a shard is left out, with a warning. Otherwise the error is raised.
+        label: The name of a shard, for messages.
+    """
+
+    def __init__(
+        self, deal: Deal, run: Callable[[int, int], ShardRun], facts: Facts, *, skips: bool = False, label: Callable[[int], str] = str
+    ) -> None:
+        self.deal = deal
+        self.run = run
+        self.facts = facts
+        self.skips = skips
+        self.label = label
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # guards the next line only, and is never held while a lane is read
+        self._lanes: dict[int, _Lane] = {}
+
+    def read(self, item: int) -> Any:
+        """The item of this number since the beginning of training."""
+        if self._pid != os.getpid():
+            self._start()  # another thread may have been reading at the moment of the fork, so neither its lock nor its readers can be used
+        number, place = divmod(item, self.deal.lanes)
+        lane = self._lanes.get(place)
+        if lane is None:
+            with self._lock:
+                lane = self._lanes.setdefault(place, _Lane(place, self))
+        with lane.lock:
+            return lane.item(number)
+
+    def close(self) -> None:
+        """Close every shard that this process has open. Idempotent; reading opens them again."""
+        for lane in list(self._lanes.values()) if self._pid == os.getpid() else ():
+            with lane.lock:
+                lane.close()
+
+
+class _Lane:
+    """One lane. ``lock`` is held while it is read."""
+
+    def __init__(self, lane: int, lanes: Lanes) -> None:
+        self.lock = threading.Lock()
+        self._lane = lane
+        self._lanes = lanes
+        self._kept: OrderedDict[int, Any] = OrderedDict()  # passed over and not yet asked for, by number, in ascending order
+        self._most_kept = LEAST_KEPT
+        self._run: ShardRun | None = None
+        self._rewind()
+
+    def item(self, number: int) -> Any:
+        """The output ``number`` of this lane."""
+        if number in self._kept:
+            return self._kept.pop(number)
+        if number < self._next:
+            if number >= self._next - MOST_KEPT:
+                self._most_kept = min(2 * self._most_kept, MOST_KEPT)
+            self.close()
+            if number < self._first:
+                self._rewind()
+        try:
+            return self._found(number)
+        except BaseException:
+            self._drop()  # after an error nobody knows where it stands in the shard
+            raise
+
+    def close(self) -> None:
+        """Close the open shard, and forget what was kept."""
+        self._kept.clear()
+        self._drop()
+
+    def _rewind(self) -> None:
+        self._deal = self._lane  # the shard that is read, or comes next, by its number in the endless deal
+        self._first = self._next = 0  # the numbers, in this lane, of the shard's first output and of the one that comes next
+        self._empty: set[int] = set()  # the shards that had no output, since one had
+
+    def _drop(self) -> None:
+        run, self._run, self._next = self._run, None, self._first
+        if run is not None:
+            with contextlib.suppress(Exception):
+                run.close()
+
+    def _found(self, number: int) -> Any:
+        begun, patience = time.monotonic(), SLOW_S
+        while True:
+            if self._run is None:
+                self._skip_to(number)
+                self._open()
+            while (value := self._output()) is not _END:
+                self._next += 1
+                if self._next > number:
+                    return value
+                if self._next > number - self._most_kept:
+                    self._kept[self._next - 1] = value
+                    if len(self._kept) > self._most_kept:
+                        self._kept.popitem(last=False)
+                if not self._next % 64 and (seconds := time.monotonic() - begun) > patience:
+                    patience *= 2
+                    log.warning(_SLOW, self._lane, seconds, number, self._next)
+            self._end()
+
+    def _skip_to(self, number: int) -> None:
+        """Pass over shards, unopened, whose outputs all come before ``number``."""
+        while True:
+            outputs = self._known()
+            if outputs is None or self._first + outputs > number:
+                return
+            self._next = self._first + outputs
+            self._go_on()
+
+    def _known(self) -> int | None:
+        pass_, shard = self._lanes.deal[self._deal]
+        return self._lanes.facts.outputs(shard, pass_)
+
+    def _open(self) -> None:
+        pass_, shard = self._lanes.deal[self._deal]
+        self._run = self._lanes.run(shard, pass_)
+        self._most = self._known() if self._lanes.skips else None  # a shard that was cut short by an error stays so when it is read again
+
+    def _output(self) -> Any:
+        assert self._run is not None
+        if self._most is not None and self._next == self._first + self._most:
+            return _END
+        try:
+            return next(self._run, _END)
+        except Exception as exc:
+            annotate(exc, f"in {self._label}")
+            if not self._lanes.skips:
+                raise
+            log.warning('on_error="skip" leaves out the rest of %s: %s: %s', self._label, type(exc).__name__, exc)
+            return _END
+
+    def _end(self) -> None:
+        """The open shard has ended."""
+        run = self._run
+        assert run is not None
+        pass_, shard = self._lanes.deal[self._deal]
+        self._lanes.facts.add(shard, pass_, self._next - self._first, every_pass=not run.depends_on_pass)
+        self._run = None
+        run.close()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Go to the lane's next shard."""
+        deal = self._lanes.deal
+        if self._next == self._first:
+            self._empty.add(deal[self._deal][1])
+        elif self._empty:
+            self._empty = set()
+        self._deal += deal.lanes
+        self._first = self._next
+        if len(self._empty) == deal.shards:
+            self._rewind()
+            raise ValueError(
+                f"nothing came out of any of the {deal.shards} shards, which lane {self._lane} has read one after another. Look at what the steps drop, and "
+                f"whether the shards have records."
+            )
+
+    @property
+    def _label(self) -> str:
+        pass_, shard = self._lanes.deal[self._deal]
+        return f"{self._lanes.label(shard)}, pass {pass_}"
+
+
+_END: Final = object()
+_SLOW: Final = "lane %d: it has taken %.0f s to find item %d; now at item %d. With bookmarks it takes less than a shard: keep their folder (bookmarks=) from run to run."

@@ -1,0 +1,159 @@
+"""Shards that nobody has counted, or whose records are filtered, split or joined as they are read: an endless stream, cut into epochs by number."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import TYPE_CHECKING, Any, final
+
+from penstock._random.lane_order import Deal, LaneOrder
+from penstock._random.shard_order import LANE_NUMBERS
+from penstock._streams.bookmarks import Bookmarks, default_folder
+from penstock._streams.files import stamp
+from penstock._streams.forward_reader import Unreadable
+from penstock._streams.lanes import Lanes
+from penstock._streams.open_shards import most_files
+from penstock._streams.retrying import steadily
+from penstock._streams.steps import code_hash, run_steps, step_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from penstock._random.order import Order
+    from penstock._streams.steps import ShardRun, Step
+
+
+@final
+class Uncounted:
+    """The items of `Shards` without counts. The arguments are theirs.
+
+    Raises:
+        ValueError: See `Shards`.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Any],
+        open: Callable[..., Any],
+        epoch_size: int,
+        steps: Sequence[Step],
+        lanes: int | None,
+        most_lanes: int | None,
+        bookmarks: str | os.PathLike[str] | bool,
+        retries: int,
+        on_error: str,
+        name: str,
+        settings: dict[str, Any] | None,
+    ) -> None:
+        self._shards = shards
+        self._open = open
+        self._steps = list(steps)
+        self._bookmarks = bookmarks
+        self._retries = retries
+        self._skips = on_error == "skip"
+        self._name = name
+        self._settings = settings
+        self._deal = Deal(len(shards), lanes)
+        if lanes is None and most_lanes is not None and self.lanes > most_lanes:
+            self._deal = Deal(len(shards), max((number for number in LANE_NUMBERS if number <= most_lanes), default=1))
+        self._length = len(LaneOrder(self._deal.lanes, epoch_size))
+        self._ordered = False
+        self._lanes: Lanes | None = None
+        if self.lanes > most_files():
+            raise ValueError(
+                f"lanes={self.lanes} keeps as many files open, and this process may open {2 * most_files()}, for everything. Use fewer lanes, or raise the bound "
+                f"(ulimit -n)."
+            )
+
+    @property
+    def lanes(self) -> int:
+        """How many shards are read in turn."""
+        return self._deal.lanes
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, item: int) -> Any:
+        if item < 0:
+            raise IndexError(f"index {item}: shards that are not counted have no last item to count from.")
+        lanes = self._lanes
+        if lanes is None:
+            lanes = self._lanes = Lanes(self._deal, self._run, self._facts(), skips=self._skips, label=self._label)
+        return lanes.read(item)
+
+    def order(self, *, shuffle: bool, seed: int) -> Order:
+        """See `Shards.order`."""
+        if self._ordered and (shuffle, seed) != (self._deal.shuffle, self._deal.seed):
+            raise ValueError(
+                f"shuffle={shuffle}, seed={seed}: these Shards are read by a loader with shuffle={self._deal.shuffle}, seed={self._deal.seed}, and which shard an index "
+                f"means depends on both. Make other Shards for another loader; they share their bookmarks."
+            )
+        if not self._ordered:
+            self.close()
+            self._deal, self._lanes = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed), None
+            self._ordered = True
+        names = hashlib.blake2b(json.dumps([_named(shard) for shard in self._shards]).encode(), digest_size=8).hexdigest()
+        said = {"shards": len(self._shards), "names": names, "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
+        return LaneOrder(self.lanes, self._length, said if self._settings is None else {**said, "data": self._settings})
+
+    def close(self) -> None:
+        """See `Shards.close`."""
+        if self._lanes is not None:
+            self._lanes.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_lanes": None}
+
+    def _run(self, shard: int, pass_: int) -> ShardRun:
+        records = steadily(self._open, self._shards[shard], self._label(shard), retries=self._retries)
+        return run_steps(_readable(records, self._skips), self._steps, seed=self._deal.seed, pass_=pass_, shard=shard)
+
+    def _label(self, shard: int) -> str:
+        return f"{self._name} {self._shards[shard]}"
+
+    def _facts(self) -> _Facts:
+        if self._bookmarks is True:
+            folder: Any = default_folder()
+        else:
+            folder = None if self._bookmarks is False else self._bookmarks
+        binding = {"steps": code_hash(self._steps), "name": self._name, "data": self._settings}
+        return _Facts(folder, binding, self._deal.seed, [_key(shard) for shard in self._shards])
+
+
+class _Facts:
+    """What is known of the shards: what holds in every pass, under any seed, and what holds in one pass."""
+
+    def __init__(self, folder: Any, binding: dict[str, Any], seed: int, keys: list[str]) -> None:
+        self._always = Bookmarks(folder, binding, keys)
+        self._passes = Bookmarks(folder, {**binding, "seed": seed}, keys)
+
+    def outputs(self, shard: int, pass_: int) -> int | None:
+        always = self._always.outputs(shard, pass_)
+        return self._passes.outputs(shard, pass_) if always is None else always
+
+    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool) -> None:
+        (self._always if every_pass else self._passes).add(shard, pass_, outputs, every_pass=every_pass)
+
+
+def _readable(records: Iterable[Any], skips: bool) -> Iterator[Any]:
+    for record in records:
+        if not isinstance(record, Unreadable):
+            yield record
+        elif not skips:
+            raise record.error
+
+
+def _named(shard: Any) -> Any:
+    """A shard's name without its folder, so that data may be moved."""
+    return os.path.basename(os.fspath(shard)) if isinstance(shard, str | os.PathLike) else shard if isinstance(shard, int) else None
+
+
+def _key(shard: Any) -> str:
+    """What a bookmark of a shard is bound to: its name, and where it is a file, its size and time."""
+    if not isinstance(shard, str | os.PathLike):
+        return repr(shard)
+    try:
+        return f"{_named(shard)} {stamp(os.fspath(shard))}"
+    except OSError:
+        return str(_named(shard))

@@ -1,0 +1,309 @@
+"""The laws for shards that nobody has counted: one sequence for all ranks and workers, every record once in a pass, resume everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+from math import gcd
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+import penstock
+from penstock import Filter, Loader, Pack, Shards, Shuffle, StateError, StateMismatch
+from penstock._random.lane_order import Deal
+from penstock.testing import assert_resumes_everywhere
+
+LENGTHS = [7, 0, 13, 5, 9, 1, 22, 4, 4, 8, 3, 16]
+
+
+def numbered(lengths):
+    """Record k of shard i is 1000 * i + k."""
+    return lambda shard: iter(range(1000 * shard, 1000 * shard + lengths[shard]))
+
+
+def forward(shard):
+    yield from range(1000 * shard, 1000 * shard + LENGTHS[shard])
+
+
+def not_of_three(record):
+    return record % 3
+
+
+def repeated(records):
+    """A flat map: a record gives none, one or two outputs."""
+    for record in records:
+        yield from [record] * (record % 3)
+
+
+def documents(records):
+    for record in records:
+        yield [record] * (1 + record % 5)
+
+
+def drawn(value):
+    return value, penstock.sample().rng.random()
+
+
+STEPS = {
+    "none": [],
+    "filter": [Filter(not_of_three)],
+    "flat-map": [repeated],
+    "shuffle": [Shuffle(4)],
+    "pack": [documents, Pack(8)],
+    "filter, shuffle, flat-map": [Filter(not_of_three), Shuffle(4), repeated],
+}
+
+
+def model(lengths, lanes, shuffle, seed, steps=lambda records, shard, pass_: records):
+    """The sequence by the rule alone: item k is item k div lanes of lane k mod lanes."""
+    deal = Deal(len(lengths), lanes, shuffle=shuffle, seed=seed)
+
+    def lane(v):
+        m = v
+        while True:
+            pass_, shard = deal[m]
+            yield from steps(range(1000 * shard, 1000 * shard + lengths[shard]), shard, pass_)
+            m += lanes
+
+    running = [lane(v) for v in range(lanes)]
+    while True:
+        for one in running:
+            yield next(one)
+
+
+def read(loader, batches):
+    """That many batches as lists, over as many epochs as it takes."""
+    found = []
+    while len(found) < batches:
+        found += [batch.tolist() for batch in islice(loader, batches - len(found))]
+    return found
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_all_ranks_together_read_one_sequence_and_each_record_once_in_a_pass(data):
+    """Seen to fail with a deal that depends on the rank, and with lanes that start at another shard."""
+    lengths = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any), label="lengths")
+    lanes = data.draw(st.integers(1, len(lengths)), label="lanes")
+    ranks, batch = data.draw(st.integers(1, 6), label="ranks"), data.draw(st.integers(1, 5), label="batch")
+    shuffle, seed = data.draw(st.booleans(), label="shuffle"), data.draw(st.integers(0, 2**63 - 1), label="seed")
+    deal, passes = Deal(len(lengths), lanes, shuffle=shuffle, seed=seed), 3
+    dealt = [[deal[m] for m in range(v, passes * len(lengths), lanes)] for v in range(lanes)]
+    assert sorted(one for lane in dealt for one in lane) == [(e, shard) for e in range(passes) for shard in range(len(lengths))]
+
+    size = ranks * batch * 7
+    expected = list(islice(model(lengths, lanes, shuffle, seed), size))
+    dealt_to = []
+    for rank in range(ranks):
+        data_set = Shards(len(lengths), numbered(lengths), epoch_size=size, lanes=lanes, bookmarks=False)
+        loader = Loader.from_dataset(data_set, batch_size=batch, shuffle=shuffle, seed=seed, rank=rank, world_size=ranks)
+        dealt_to.append([item for chunk in loader for item in chunk.tolist()])
+    assert [dealt_to[k % ranks][k // ranks] for k in range(size)] == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
+def test_a_rank_reads_only_its_lanes(ranks):
+    """The sum over the ranks is records x W / gcd(W, V). Seen to fail with readers for all lanes."""
+    lanes, size, opened = 4, 192, []
+
+    def noted(shard):
+        for value in range(8):
+            opened.append((shard, value))
+            yield value
+
+    for rank in range(ranks):
+        data = Shards(12, noted, epoch_size=size, lanes=lanes, bookmarks=False)
+        list(Loader.from_dataset(data, batch_size=2, rank=rank, world_size=ranks))
+    ahead = ranks * lanes // gcd(ranks, lanes)
+    share = size * ranks // gcd(ranks, lanes)
+    assert share - 8 * ahead <= len(opened) <= share, "items that no rank reads at the end of a lane make the difference"
+
+
+@pytest.mark.parametrize("bookmarks", ["kept", "none", "half of them"])
+@pytest.mark.parametrize("workers", [(0, "thread"), (2, "thread"), (2, "process")], ids=["inline", "threads", "processes"])
+@pytest.mark.parametrize("steps", STEPS)
+def test_resume_at_every_step(tmp_path, steps, workers, bookmarks):
+    """Seen to fail with a lane that skips one output too many, and with `Shuffle` keyed by the loader's position."""
+    if workers[1] == "process" and bookmarks != "half of them":
+        pytest.skip("the other ways of keeping bookmarks are seen inline and with threads")
+
+    def build():
+        if bookmarks == "half of them":
+            for file in tmp_path.glob("**/*.jsonl"):
+                lines = file.read_text().splitlines(keepends=True)
+                file.write_text("".join(lines[::2]))
+        data = Shards(
+            12, forward, epoch_size=18, steps=STEPS[steps], lanes=4, transform=drawn, bookmarks=False if bookmarks == "none" else tmp_path
+        )
+        return Loader.from_dataset(
+            data,
+            batch_size=4,
+            shuffle=True,
+            seed=3,
+            num_workers=workers[0],
+            method=workers[1],
+            collate_fn=list,
+            multiprocessing_context="fork",
+        )
+
+    assert_resumes_everywhere(build, steps=24 if workers[0] == 0 else 14)
+
+
+def test_an_epoch_begins_where_the_one_before_was_left():
+    """Seen to fail with epochs that begin at epoch * epoch_size. What is left out comes later: nothing is lost, and nothing comes twice."""
+
+    def build():
+        data = Shards(12, numbered(LENGTHS), epoch_size=40, lanes=4, bookmarks=False)
+        return Loader.from_dataset(data, batch_size=4, drop_last=True)
+
+    expected = list(islice(model(LENGTHS, 4, False, 0), 400))
+    loader, found, states = build(), [], []
+    for batches in (3, 10, 1, 2):
+        for batch in islice(loader, batches):
+            found += batch.tolist()
+            states.append(loader.state_dict())
+        loader.end_epoch()
+    assert found == expected[: len(found)]
+    for done, state in enumerate(states, 1):
+        resumed = build()
+        resumed.load_state_dict(state)
+        assert [item for batch in read(resumed, 6) for item in batch] == expected[4 * done : 4 * done + 24]
+
+
+def test_an_epoch_left_in_the_middle_of_a_round_goes_on_with_the_next_round():
+    """Batches of 3 over 4 lanes: the next epoch begins at a multiple of 4, and what lies between comes... never in this pass, as with drop_last."""
+    data = Shards(12, numbered(LENGTHS), epoch_size=40, lanes=4, bookmarks=False)
+    loader = Loader.from_dataset(data, batch_size=3)
+    expected = list(islice(model(LENGTHS, 4, False, 0), 100))
+    assert next(iter(loader)).tolist() == expected[:3]
+    loader.end_epoch()
+    assert next(iter(loader)).tolist() == expected[4:7]
+
+
+@pytest.mark.parametrize("batch_size, drop_last", [(4, False), (7, True), (7, False), (40, False)])
+def test_a_state_on_the_last_batch_goes_on_as_the_run_did(batch_size, drop_last):
+    """Seen to fail with a next epoch that begins behind the last batch, where drop_last has left items out."""
+
+    def build():
+        data = Shards(12, numbered(LENGTHS), epoch_size=41, lanes=4, bookmarks=False)
+        return Loader.from_dataset(data, batch_size=batch_size, drop_last=drop_last)
+
+    loader, epochs = build(), []
+    last = None
+    for _ in range(2):
+        epoch = []
+        for batch in loader:
+            epoch.append(batch.tolist())
+            if not epochs:
+                last = loader.state_dict()
+        epochs.append(epoch)
+    resumed = build()
+    resumed.load_state_dict(last)
+    assert list(resumed) == []
+    assert [batch.tolist() for batch in resumed] == epochs[1]
+    assert build().epoch == 0 and resumed.epoch == 2
+
+
+def test_set_epoch_goes_to_whole_epochs_ahead_and_back():
+    data = Shards(12, numbered(LENGTHS), epoch_size=8, lanes=4, bookmarks=False)
+    loader, expected = Loader.from_dataset(data, batch_size=8), list(islice(model(LENGTHS, 4, False, 0), 100))
+    found = {}
+    for epoch in (0, 3, 1, 2, 2, 0):
+        loader.set_epoch(epoch)
+        found[epoch] = next(iter(loader)).tolist()
+        assert found[epoch] == expected[8 * epoch : 8 * epoch + 8]
+
+
+def test_the_state_is_small_and_json():
+    data = Shards(10**5, numbered(LENGTHS), epoch_size=10**9, lanes=96, steps=[Filter(not_of_three), Shuffle(1000)])
+    loader = Loader.from_dataset(data, batch_size=256, shuffle=True, seed=1)
+    loader.set_epoch(10**6)
+    state = loader.state_dict()["penstock"]
+    assert len(state) < 600
+    assert json.loads(state)["state"]["source"] == {"epoch": 0, "position": 0, "origin": 0}
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        ({"lanes": 2}, "lanes was 4 and is 2"),
+        ({"steps": [Filter(not_of_three)]}, "steps was"),
+        ({"shards": 11}, "shards was 12 and is 11"),
+        ({"epoch_size": 44}, "length was 40 and is 44"),
+        ({"shuffle": True}, "shuffle was False and is True"),
+        ({"seed": 1}, "seed was 0 and is 1"),
+    ],
+)
+def test_a_state_of_another_stream_is_refused(change, why):
+    def build(shards=12, epoch_size=40, lanes=4, steps=(), shuffle=False, seed=0):
+        data = Shards(shards, forward, epoch_size=epoch_size, lanes=lanes, steps=steps, bookmarks=False)
+        return Loader.from_dataset(data, shuffle=shuffle, seed=seed)
+
+    state = build().state_dict()
+    with pytest.raises(StateMismatch, match=why):
+        build(**change).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "source", [None, {"epoch": 0, "position": 0}, {"epoch": 0, "position": 0, "origin": 3}, {"epoch": 0, "position": 41, "origin": 0}]
+)
+def test_a_hostile_state_is_refused(source):
+    def build():
+        return Loader.from_dataset(Shards(12, forward, epoch_size=40, lanes=4, bookmarks=False))
+
+    state = json.loads(build().state_dict()["penstock"])
+    state["state"]["source"] = source
+    with pytest.raises(StateError):
+        build().load_state_dict({"penstock": json.dumps(state)})
+
+
+def test_what_cannot_be_right_with_a_stream_is_refused():
+    def data():
+        return Shards(12, forward, epoch_size=40, lanes=4, bookmarks=False)
+
+    with pytest.raises(penstock.GraphError, match="in_order=True"):
+        Loader.from_dataset(data(), in_order=False)
+    with pytest.raises(penstock.GraphError, match="restart_on_stop_iteration=False"):
+        Loader.from_dataset(data(), restart_on_stop_iteration=False)
+    with pytest.raises(penstock.GraphError, match="tail='drop'"):
+        next(iter(Loader.from_dataset(data(), tail="pad", rank=0, world_size=2)))
+    one = data()
+    Loader.from_dataset(one, shuffle=True, seed=1)
+    Loader.from_dataset(one, shuffle=True, seed=1)
+    with pytest.raises(ValueError, match="Make other Shards"):
+        Loader.from_dataset(one, shuffle=True, seed=2)
+    with pytest.raises(ValueError, match="lanes=13 is more than the 12 shards"):
+        Shards(12, forward, epoch_size=40, lanes=13)
+    with pytest.raises(ValueError, match="counts= and epoch_size= exclude"):
+        Shards(12, forward, epoch_size=40, counts=LENGTHS)
+    with pytest.raises(ValueError, match="counts= and steps= exclude"):
+        Shards(12, forward, counts=LENGTHS, steps=[Filter(not_of_three)])
+    with pytest.raises(ValueError, match="penstock.Shuffle"):
+        Shards(12, forward, epoch_size=40, window=5)
+
+
+@pytest.mark.parametrize("workers", [(0, "thread"), (2, "process")], ids=["inline", "processes"])
+def test_steps_that_keep_nothing_are_an_error(workers):
+    """Seen to hang without the count of empty shards in a row."""
+    data = Shards(12, forward, epoch_size=40, lanes=4, steps=[Filter(never)], bookmarks=False)
+    loader = Loader.from_dataset(data, num_workers=workers[0], method=workers[1])
+    with pytest.raises(ValueError, match="nothing came out of any of the 12 shards"):
+        next(iter(loader))
+    loader.close()
+
+
+def never(record):
+    return False
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_in_the_long_run_every_record_comes_as_often(shuffle):
+    """Lanes drift apart, but none keeps to the same shards. Seen to fail where every pass began with shard 0: 66 times against 278."""
+    lengths = [7, 0, 13, 5, 9, 1, 22, 4, 4, 8, 3, 16]
+    items = list(islice(model(lengths, 4, shuffle, 1), 200 * sum(lengths)))
+    times = Counter(items)
+    assert len(times) == sum(lengths)
+    assert 180 <= min(times.values()) and max(times.values()) <= 220
