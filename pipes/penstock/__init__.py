@@ -55,6 +55,8 @@ from penstock._nodes.sharder import Sharder
 from penstock._nodes.to_device import ToDevice
 from penstock._random.batch_rng import BatchRng
 from penstock._random.grouping import Buckets, Packs
+from penstock._random.lane_mix_order import LaneMixOrder
+from penstock._random.lane_order import LaneOrder
 from penstock._random.mix_order import MixOrder
 from penstock._random.order import Order
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
@@ -82,6 +84,8 @@ __all__ = [
     "Indices",
     "IterableSource",
     "keep",
+    "LaneMixOrder",
+    "LaneOrder",
     "Loader",
     "Mapper",
     "Mix",

@@ -48,7 +48,9 @@ def test_a_chain_of_world_sizes_goes_on_with_the_same_sequence(tmp_path: Path, m
             whole = [value for _ in range(4) for batch in uninterrupted for value in batch.tolist()]
         assert [value for piece in pieces for value in piece] == whole[: sum(map(len, pieces))], data
         for link, following in pairwise(links):
-            assert json.loads((following / data / "sequence.json").read_text())[:12] == json.loads((link / data / "next.json").read_text()), data
+            assert json.loads((following / data / "sequence.json").read_text())[:12] == json.loads(
+                (link / data / "next.json").read_text()
+            ), data
 
 
 @pytest.mark.parametrize("world_size", [3])

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SCRIPTS = sorted(
-    file for file in EXAMPLES.glob("*.py") if not file.name.startswith(("benchmark_", "port_"))  # test_ports.py runs those
+    file
+    for file in EXAMPLES.glob("*.py")
+    if not file.name.startswith(("benchmark_", "port_"))  # test_ports.py runs those
 )
 
 

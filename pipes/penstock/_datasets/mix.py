@@ -94,7 +94,9 @@ class Mix(ConcatDataset[Any]):
             self.lanes = order.lanes  # tells the loader to leave each lane to one worker
         if max_passes is not None:
             if isinstance(order, LaneMixOrder):
-                raise ValueError(f"max_passes={max_passes} needs sources whose lengths are known, and {min(self._streams)!r} is a stream. Leave it out.")
+                raise ValueError(
+                    f"max_passes={max_passes} needs sources whose lengths are known, and {min(self._streams)!r} is a stream. Leave it out."
+                )
             _check_passes(order, max_passes)
 
     def __len__(self) -> int:
@@ -133,7 +135,9 @@ class Mix(ConcatDataset[Any]):
         """See `order`. Without ``read`` the streams are not asked for theirs, because that decides which one they have."""
         pairs: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
         orders = {
-            name: LaneOrder(dataset.lanes, 1) if name in self._streams and not read else order_of(dataset, shuffle=shuffle, seed=source_seed(seed, name))
+            name: LaneOrder(dataset.lanes, 1)
+            if name in self._streams and not read
+            else order_of(dataset, shuffle=shuffle, seed=source_seed(seed, name))
             for name, dataset in pairs
         }
         if not self._streams:
@@ -182,7 +186,9 @@ def _check_sources(datasets: Any) -> None:
 
 def _is_stream(dataset: Any) -> bool:
     if isinstance(dataset, Mix) and dataset._streams:
-        raise ValueError("a mix with streams cannot be a source of another mix. Put all of the sources into one, with the products of their weights.")
+        raise ValueError(
+            "a mix with streams cannot be a source of another mix. Put all of the sources into one, with the products of their weights."
+        )
     return isinstance(dataset, Shards) and dataset.counts is None
 
 

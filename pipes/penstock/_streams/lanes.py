@@ -52,14 +52,20 @@ class Lanes:
 
     Args:
         deal: Which shards make up a lane.
-        run: Opens a shard and runs the steps over its records: called with the shard and the pass.
+        run: Opens a shard and runs the steps over its records: called with the shard, the pass, and an event that is set while `close` waits for it.
         facts: Asked where to begin, and told what was found.
         skips: What follows an error in a shard is left out, with a warning. Otherwise the error is raised.
         label: The name of a shard, for messages.
     """
 
     def __init__(
-        self, deal: Deal, run: Callable[[int, int], ShardRun], facts: Facts, *, skips: bool = False, label: Callable[[int], str] = str
+        self,
+        deal: Deal,
+        run: Callable[[int, int, threading.Event], ShardRun],
+        facts: Facts,
+        *,
+        skips: bool = False,
+        label: Callable[[int], str] = str,
     ) -> None:
         self.deal = deal
         self.run = run
@@ -72,6 +78,7 @@ class Lanes:
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards the next line only, and is never held while a lane is read
         self._lanes: dict[int, _Lane] = {}
+        self.closing = threading.Event()
 
     def read(self, item: int) -> Any:
         """The item of this number since the beginning of training."""
@@ -87,9 +94,13 @@ class Lanes:
 
     def close(self) -> None:
         """Close every shard that this process has open. Idempotent; reading opens them again."""
-        for lane in list(self._lanes.values()) if self._pid == os.getpid() else ():
+        if self._pid != os.getpid():
+            return
+        self.closing.set()
+        for lane in list(self._lanes.values()):
             with lane.lock:
                 lane.close()
+        self.closing.clear()
 
 
 class _Lane:
@@ -170,7 +181,7 @@ class _Lane:
 
     def _open(self) -> None:
         pass_, shard = self._lanes.deal[self._deal]
-        self._run = self._lanes.run(shard, pass_)
+        self._run = self._lanes.run(shard, pass_, self._lanes.closing)
         self._most = self._known() if self._lanes.skips else None  # a shard that was cut short by an error stays so when it is read again
 
     def _output(self) -> Any:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock._random.order import Order
+    from penstock._streams.retrying import Closing
     from penstock._streams.steps import ShardRun, Step
 
 
@@ -105,8 +106,8 @@ class Uncounted:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_lanes": None}
 
-    def _run(self, shard: int, pass_: int) -> ShardRun:
-        records = steadily(self._open, self._shards[shard], self._label(shard), retries=self._retries)
+    def _run(self, shard: int, pass_: int, closing: Closing) -> ShardRun:
+        records = steadily(self._open, self._shards[shard], self._label(shard), retries=self._retries, closing=closing)
         return run_steps(_readable(records, self._skips), self._steps, seed=self._deal.seed, pass_=pass_, shard=shard)
 
     def _label(self, shard: int) -> str:
