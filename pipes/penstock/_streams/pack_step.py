@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
@@ -32,7 +33,7 @@ class Pack:
     ``segment_ids``, 1 in the first sequence, 2 in the second, …, 0 in the padding.
 
     *Best fit over a window.* A row begins with the oldest sequence that waits, and is filled with those of the others that leave the least room, one or two at
-    a time. That fills 99.8 % where lengths are lognormal. At the end of the shard what waits is packed as well as it goes; the last row may be half empty.
+    a time. That fills 99.8 % where lengths are lognormal. At the end of the shard all that waits is packed, the longest first; the last row may be half empty.
 
     Args:
         capacity: Length of a row.
@@ -80,9 +81,9 @@ class Pack:
         rows = _Rows(self.capacity, self.pad) if self.length is len else None
         number = 0
 
-        def row() -> Any:
+        def row(*, last: bool) -> Any:
             nonlocal number
-            pieces = waiting.take()
+            pieces = waiting.take(last=last)
             if run is not None:
                 run.at, run.place = pieces[0].tag, number  # type: ignore[assignment]  # within a run each has one
             number += 1
@@ -102,9 +103,9 @@ class Pack:
                     stop = min(start + self.capacity, end)
                     waiting.add(_Piece(stop - start, {name: value[start:stop] for name, value in fields.items()}, tag))
             while len(waiting) >= self.window and waiting.total >= 2 * self.capacity:
-                yield row()
+                yield row(last=False)
         while len(waiting):
-            yield row()
+            yield row(last=True)
 
     def settings(self) -> dict[str, Any]:
         """All arguments."""
@@ -124,7 +125,7 @@ class Pack:
         return length
 
     def _refuse(self, length: int) -> None:
-        also = " , or use oversize='split' or 'truncate'" if self.length is len else ""
+        also = ", or use oversize='split' or 'truncate'" if self.length is len else ""
         raise ValueError(
             f"a record has the length {length}, but the capacity is {self.capacity}. Raise the capacity, leave the record out with a Filter{also}."
         )
@@ -164,13 +165,13 @@ class _Waiting:
         self._came += 1
         self.total += piece.length
 
-    def take(self) -> list[_Piece]:
-        """The pieces of the next row, as they came."""
+    def take(self, *, last: bool) -> list[_Piece]:
+        """The pieces of the next row, as they came. ``last``: no more will come, so what is hardest to place goes first, and not what is oldest."""
         sizes = self._sizes
-        oldest = next(iter(self._pieces))
-        first = self._pieces[oldest].length
-        del sizes[bisect_left(sizes, (first, oldest))]
-        members, room = [oldest], self._capacity - first
+        first = sizes[bisect_left(sizes, (sizes[-1][0], 0))][1] if last else next(iter(self._pieces))
+        length = self._pieces[first].length
+        del sizes[bisect_left(sizes, (length, first))]
+        members, room = [first], self._capacity - length
         while sizes and sizes[0][0] <= room:
             for place in [len(sizes) - 1] if room > 2 * sizes[-1][0] else self._best(room):
                 length, came = sizes.pop(place)
@@ -275,7 +276,10 @@ class _Rows:
 
 def _array(name: str, value: Any) -> Any:
     if isinstance(value, list):
-        value = np.asarray(value) if value else np.empty(0, np.int64)
+        try:
+            value = np.frombuffer(array("q", value), np.int64) if value and type(value[0]) is int else np.asarray(value)  # half the time
+        except (TypeError, OverflowError):
+            value = np.asarray(value)
     numbers = isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
     if not numbers or not value.ndim:
         raise ValueError(

@@ -144,14 +144,15 @@ class _Hasher:
         )
 
     def _function(self, function: FunctionType) -> bytes:
-        if _is_library_file(function.__code__.co_filename):
-            return self.all("function", (function.__module__, function.__qualname__))
         cells = []
         for cell in function.__closure__ or ():
             try:
                 cells.append(cell.cell_contents)
             except ValueError:
                 cells.append("empty")
+        if _is_library_file(function.__code__.co_filename):
+            wrapped = [cell for cell in cells if callable(cell)]  # what a decorator of a library wraps
+            return self.all("function", (function.__globals__.get("__name__"), function.__code__.co_qualname, wrapped))
         named = sorted(_names(function.__code__))
         used = [(name, self._used(function.__globals__[name], named)) for name in named if name in function.__globals__]
         return self.all("user", (function.__code__, function.__defaults__, function.__kwdefaults__, cells, used))
