@@ -515,13 +515,13 @@ MUTATIONS = [
     ),
     Mutation(
         "_nodes/sampler.py",
-        'return {"epoch": self._epoch, "position": self._position}',
+        'return {"epoch": self._epoch, "position": self._position, **({"origin": self._origin} if self.continues else {})}',
         'vars(self).setdefault("live", {}).update(epoch=self._epoch, position=self._position)\n        return vars(self)["live"]',
         "tests/laws/test_resume.py::test_nodes_above_the_cycler_resume_everywhere",
     ),
     Mutation(
         "_nodes/sampler.py",
-        'return {"epoch": self._epoch, "position": self._position}',
+        'return {"epoch": self._epoch, "position": self._position, **({"origin": self._origin} if self.continues else {})}',
         'return {"epoch": self._epoch, "position": self._position, "plan": self.at(np.arange(min(self._n, BLOCK))).plain()}',
         "tests/loader/test_loader.py::test_state_is_small_and_json_at_any_size",
     ),
@@ -1415,7 +1415,7 @@ MUTATIONS = [
         "tests/streams/test_parquet.py::TestResources::test_a_row_group_is_never_in_memory_whole",
     ),
     Mutation(
-        "_streams/shards.py",
+        "_streams/counted.py",
         "order.lanes > most_lanes",
         "False",
         "tests/streams/test_parquet.py::TestResources::test_the_default_lanes_fit_into_memory",
@@ -1524,7 +1524,7 @@ MUTATIONS = [
     ),
     # Data in shards.
     Mutation(
-        "_streams/shards.py",
+        "_streams/counted.py",
         'shards = np.searchsorted(self._ends, places, side="right")',
         'shards = np.searchsorted(self._ends, places, side="left")',
         "tests/streams/test_shards.py::TestWhatComes::test_in_order_is_the_concatenation",
@@ -1925,6 +1925,66 @@ MUTATIONS = [
         "opened = open(shard, start=number)",
         "opened = open(shard)",
         "tests/streams/test_retrying.py::test_it_seeks_to_the_record_at_which_it_failed",
+    ),
+    Mutation(
+        "_streams/lanes.py",
+        "if outputs is None or self._first + outputs > number:",
+        "if outputs is None or self._first + outputs > number + 1:",
+        "tests/laws/test_lanes.py::test_resume_at_every_step",
+    ),
+    Mutation(
+        "_streams/lanes.py",
+        "            if number < self._first:\n                self._rewind()\n",
+        "",
+        "tests/laws/test_lanes.py::test_reading_backwards_is_slow_and_right",
+    ),
+    Mutation(
+        "_streams/lanes.py",
+        "            self._drop()  # after an error nobody knows where it stands in the shard\n",
+        "            pass\n",
+        "tests/laws/test_lanes.py::test_an_error_in_a_shard_leaves_the_lane_where_it_was",
+    ),
+    Mutation(
+        "_nodes/sampler.py",
+        'origin = after["origin"] + self._rounded(after["position"]) + (epoch - after["epoch"] - 1) * whole',
+        "origin = epoch * whole",
+        "tests/laws/test_lanes.py::test_an_epoch_begins_where_the_one_before_was_left",
+    ),
+    Mutation(
+        "_nodes/sampler.py",
+        'origin = after["origin"] + self._rounded(after["position"]) + (epoch - after["epoch"] - 1) * whole',
+        'origin = after["origin"] + after["position"] + (epoch - after["epoch"] - 1) * whole',
+        "tests/laws/test_lanes.py::test_an_epoch_left_in_the_middle_of_a_round_goes_on_with_the_next_round",
+    ),
+    Mutation(
+        "_loader/loader.py",
+        " or self.remaining(after) != 0:",
+        ":",
+        "tests/laws/test_lanes.py::test_an_epoch_without_another_batch_is_over",
+    ),
+    Mutation(
+        "_random/lane_order.py",
+        "(places + pass_ % self.shards) % self.shards",
+        "places",
+        "tests/laws/test_lanes.py::test_in_the_long_run_every_record_comes_as_often",
+    ),
+    Mutation(
+        "_random/lane_order.py",
+        "pass_, place = divmod(deal, self.shards)",
+        "pass_, place = 0, deal % self.shards",
+        "tests/laws/test_lanes.py::test_all_ranks_together_read_one_sequence_and_each_record_once_in_a_pass",
+    ),
+    Mutation(
+        "_random/lane_mix_order.py",
+        "items = numbers[chosen] * self.lanes + lane",
+        "items = numbers[chosen]",
+        "tests/laws/test_lane_mix.py::test_each_lane_has_the_exact_shares_and_each_source_goes_on",
+    ),
+    Mutation(
+        "_random/lane_mix_order.py",
+        "mixed((mixed(self._seed + GAMMA) ^ lane) + GAMMA) >> 1",
+        "self._seed",
+        "tests/laws/test_lane_mix.py::test_the_lanes_are_mixed_independently",
     ),
 ]
 
