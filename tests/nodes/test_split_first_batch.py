@@ -20,8 +20,7 @@ from torch.utils.data import get_worker_info
 import penstock
 from penstock import SKIP, Fetch, Indices, Loader, SampleError
 from penstock._fetch.error_policy import PartialBatch
-from penstock._fetch.task import FetchTask
-from penstock._memory.allocation import afresh
+from penstock._fetch.task import FetchTask, Loaded
 from penstock._workers.pool import IDLE, Job, SplitJob
 from penstock.testing import Tagged, assert_resumes_everywhere
 
@@ -161,7 +160,7 @@ def test_parts_are_the_batch():
                 assert [value for part in parts for value in part.indices.values.tolist()] == task.values.tolist()
                 assert [place for part in parts for place in part.indices.positions.tolist()] == task.positions.tolist()
                 values = [work(part, [IDLE]) for part in parts]
-                assert work.together(task, parts, values, afresh).tolist() == [2000 + value for value in task.values.tolist()]
+                assert work.inline(Loaded(task, parts, values)).tolist() == [2000 + value for value in task.values.tolist()]
             else:
                 assert parts == []
 
@@ -403,7 +402,7 @@ def test_the_rows_of_faults():
     work = FetchTask(Fetch(Bad(N, {0, 5, 6, 11})), 0, seed_samples=False, on_error="skip")
     task = Indices(0, np.arange(100, 112), np.arange(12))
     parts = work.parts(task, 3)
-    partial = work.together(task, parts, [work(part, [IDLE]) for part in parts], afresh)
+    partial = work.inline(Loaded(task, parts, [work(part, [IDLE]) for part in parts]))
     assert isinstance(partial, PartialBatch)
     assert [failure.row for failure in partial.failures] == [0, 5, 6, 11]
     assert ["position 105" in failure.sample for failure in partial.failures] == [False, True, False, False]

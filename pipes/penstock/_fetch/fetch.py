@@ -26,6 +26,10 @@ class Fetch:
     Without a ``collate_fn`` each sample is written straight into its row of the batch, in recycled memory. A ``TensorDataset`` (also inside a
     ``Subset`` or a ``ConcatDataset``) is read by one index operation per tensor.
 
+    A dataset may say that it is read forward in lanes, by an attribute ``lanes``, a positive ``int``: rows whose indices are equal modulo ``lanes`` should
+    be read by one reader, in ascending order. With several worker processes, each lane then has a worker of its own: a batch is loaded by the owners of
+    its rows, and their samples, which must be picklable, are collated in the order of the batch in the consumer's process. A ``collate_fn`` runs there, too.
+
     Args:
         dataset: Has ``__getitem__``, or ``__getitems__``. The latter gets a list of indices and returns either the list of their samples or
             the batch itself: a tensor, an array, or a dict or named tuple of them.
@@ -85,6 +89,12 @@ class Fetch:
         if not isinstance(indices.values, np.ndarray) or not len(indices.values):
             return None
         return gathered(self.dataset, indices, seed, allocate)
+
+    @property
+    def lanes(self) -> int | None:
+        """The number of lanes, if the dataset itself says that it has any; not what it is wrapped in."""
+        lanes = getattr(self.dataset, "lanes", None)
+        return lanes if isinstance(lanes, int) and not isinstance(lanes, bool) and lanes > 0 else None
 
     def begin(self, rows: int, allocate: Allocate) -> BatchBuilder | Listed:
         """An empty batch, to which up to ``rows`` samples may be added."""

@@ -1,11 +1,12 @@
 """What a worker does with one task: load samples by their addresses, make a batch of them, and add the address to any error.
 
-Nothing here knows of threads or processes. A task is an `Indices`, any other item, or a `Part` of a batch. A sample's random numbers are
+Nothing here knows of threads or processes. A task is an `Indices`, any other item, a `Part` of a batch, or a batch that was `Loaded` in parts. A sample's random numbers are
 seeded by (seed, epoch, position), so a task can run anywhere, and can be repeated.
 """
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from penstock._errors import GraphError
@@ -17,7 +18,7 @@ from penstock._fetch.indices import Indices
 from penstock._fetch.packing import PackView
 from penstock._fetch.sample import SampleCursor, current
 from penstock._memory.allocation import afresh
-from penstock._memory.modes import in_neutral_modes, neutral_modes
+from penstock._memory.modes import neutral_modes
 from penstock._random.global_seeding import CALM, GlobalSeeding
 from penstock._workers.pool import IDLE
 
@@ -30,9 +31,18 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """Some rows of a batch. The worker returns their samples uncollated; the consumer collates all parts together."""
+    """Some ``rows`` of a batch, in ascending order. The worker returns their samples uncollated; the consumer collates all parts together."""
 
     indices: Indices
+    rows: Sequence[int]
+
+
+class Loaded(NamedTuple):
+    """A batch whose samples are there: the ``values`` of its parts."""
+
+    indices: Indices
+    parts: Sequence[Part]
+    values: Sequence[Any]
 
 
 class _Task:
@@ -80,9 +90,14 @@ class _Task:
     def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
         raise NotImplementedError
 
+    @property
+    def collates_itself(self) -> bool:
+        """Whether the user's own code makes the batches."""
+        return False
+
     def name(self, task: Any, row: int) -> str:
         """A description of ``task``, or of one row of it, for messages."""
-        if isinstance(task, Part):
+        if isinstance(task, Part | Loaded):
             task = task.indices
         if not isinstance(task, Indices):
             return f"the item {task!r:.80}"
@@ -150,6 +165,10 @@ class FetchTask(_Task):
         self.epoch_aware = epoch_aware(self.dataset)
         self._epoch: int | None = None  # the last one passed to `epoch_aware`, in this process
 
+    @property
+    def collates_itself(self) -> bool:
+        return self.fetch.collate_fn is not None or has_registered()
+
     def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
         return self._fetched(self.fetch, task, cell, allocate, inline)
 
@@ -165,31 +184,37 @@ class FetchTask(_Task):
         fetch = self.fetch
         if fetch.has_getitems or fetch.is_arrays or not isinstance(task, Indices) or not task.is_batch:
             return []
-        if not here and (fetch.collate_fn is not None or has_registered()):
+        if not here and self.collates_itself:
             return []
         size = -(-len(task) // n)
-        return [Part(task[start : start + size]) for start in range(0, len(task), size)] if size < len(task) else []
+        rows = range(len(task))
+        return [Part(task[start : start + size], rows[start : start + size]) for start in rows[::size]] if size < len(task) else []
 
-    @in_neutral_modes
-    def together(self, task: Indices, parts: Sequence[Part], values: Sequence[Any], allocate: Allocate) -> Any:
-        """The batch of ``task``, put together from the values of its parts, in the consumer's process."""
-        fetch = self.fetch
+    def part(self, task: Indices, rows: Sequence[int]) -> Part:
+        """Some rows of a batch whose values are an array."""
+        return Part(Indices(task.epoch, task.positions[rows], task.values[rows]), rows)
+
+    def _together(self, task: Loaded, allocate: Allocate) -> Any:
+        """The batch, with its rows in order, whatever the parts."""
         failures: list[SampleFailure] = []
-        batch, start = fetch.begin(len(task), allocate), 0
-        try:
-            for part, value in zip(parts, values, strict=True):
-                partial = value if isinstance(value, PartialBatch) else PartialBatch(value, [], len(value))
-                failures += [failure._replace(row=start + failure.row) for failure in partial.failures]
-                start += len(part.indices)
-                batch.add(partial.value or [])
-            return self._finished(fetch, task, batch, failures)
-        except BaseException as exc:
-            annotate(exc, f"while loading {self.name(task, IDLE)}")
-            raise
+        samples: list[tuple[int, Any]] = []
+        for part, value in zip(task.parts, task.values, strict=True):
+            partial = value if isinstance(value, PartialBatch) else PartialBatch(value, [], len(value))
+            skipped = {failure.row for failure in partial.failures if failure.skipped}
+            failures += [failure._replace(row=part.rows[failure.row]) for failure in partial.failures]
+            kept = part.rows if not skipped else [row for place, row in enumerate(part.rows) if place not in skipped]
+            samples += zip(kept, partial.value or (), strict=True)
+        samples.sort(key=_row)
+        failures.sort(key=_row)
+        batch = self.fetch.begin(len(task.indices), allocate)
+        batch.add([sample for _, sample in samples])
+        return self._finished(self.fetch, task.indices, batch, failures)
 
     # A task for one worker.
 
     def _fetched(self, fetch: Fetch, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
+        if isinstance(task, Loaded):
+            return self._seeding.run(lambda: self._together(task, allocate), of_many=False, kept=inline and fetch.collate_fn is not None)
         if isinstance(task, Part):
             fetch, task = Fetch(fetch.dataset, _samples, fetch.transform), task.indices
         if not isinstance(task, Indices):
@@ -314,8 +339,16 @@ _WATCHED = 8
 """Samples in the smallest batch that `GlobalSeeding` watches for draws instead of seeding each sample."""
 
 
-def _samples(samples: list[Any]) -> list[Any]:
+_row = itemgetter(0)
+
+
+def _samples(samples: Any) -> Any:
     """The ``collate_fn`` of a `Part`: returns the samples as they are."""
+    if type(samples) not in (list, tuple):
+        raise TypeError(
+            f"several workers load the samples of each batch, because the dataset has lanes, but its __getitems__ returned a whole batch, a "
+            f"{type(samples).__name__}. Return a list of samples."
+        )
     return samples
 
 

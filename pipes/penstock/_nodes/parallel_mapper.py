@@ -19,13 +19,15 @@ from penstock._arguments import seconds, whole_number
 from penstock._errors import ClosedError, GraphError, StateError, StateMismatch
 from penstock._fetch.error_policy import ErrorBudget, check_policy
 from penstock._fetch.fetch import Fetch
-from penstock._fetch.task import FetchTask, annotate
+from penstock._fetch.indices import Indices
+from penstock._fetch.task import FetchTask, Loaded, Part, annotate
 from penstock._memory.allocation import afresh, pinned
 from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler
 from penstock._memory.tree import nbytes
 from penstock._nodes.delivery_window import DeliveryWindow, Entry
 from penstock._nodes.inline_work import InlineWork
+from penstock._nodes.lane_owners import LaneOwners
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
 from penstock._random.orders import checked_seed
 from penstock._statistics import ProcessStatistics, ThreadStatistics
@@ -153,6 +155,7 @@ class ParallelMapper(Node[T]):
         if num_workers and method == "process":
             check_processes(multiprocessing_context)
         self._method = method
+        self._lanes = map_fn.lanes if method == "process" and num_workers > 1 and isinstance(map_fn, Fetch) else None
         self._pin_memory = pin_memory
         self._seed = seed
         self._of_processes: dict[str, Any] = {
@@ -165,6 +168,7 @@ class ParallelMapper(Node[T]):
         # These are made at the first reset, so that a graph can be forked and pickled until then.
         self._allocate: Allocate | None = None
         self._pool: Pool | None = None
+        self._owners: LaneOwners | None = None
         self._closed = False
         self._stale = False
         self._said = False
@@ -271,7 +275,7 @@ class ParallelMapper(Node[T]):
     @property
     def in_step(self) -> bool:
         """See `InlineWork.in_step`."""
-        return not self.num_workers and self._inline.in_step
+        return (not self.num_workers or (self._lanes is not None and self._inline.seeded.collates_itself)) and self._inline.in_step
 
     def refresh(self) -> None:
         """Replace the workers at the next `reset`, so that they get the dataset as it is now in this process. Starts nothing by itself."""
@@ -294,6 +298,7 @@ class ParallelMapper(Node[T]):
                 self._pool = ThreadPool(self._work, self.num_workers, allocate=self._allocate)
             else:
                 self._pool = ProcessPool(self._work, self.num_workers, seed=self._seed, **self._of_processes)
+                self._owners = None if self._lanes is None else LaneOwners(self._lanes, self.ranks()[1], self.num_workers)
         return self._pool
 
     def _fill(self, most: int) -> None:
@@ -318,15 +323,29 @@ class ParallelMapper(Node[T]):
             window.push(entry)
 
     def _submitted(self, item: Any) -> Job | SplitJob:
-        """Submit ``item``. If the pipeline is empty, split it among all workers, so that the first batch takes the time of a few samples."""
+        """Submit ``item``: its rows to the owners of their lanes if it has any, otherwise all of it to anybody.
+
+        If the pipeline is empty, split it among all workers, so that the first batch takes the time of a few samples.
+        """
         pool: Any = self._pool
-        if self.num_workers > 1 and not self._window.under_way and isinstance(self._work, FetchTask):
-            parts = self._work.parts(item, self.num_workers, here=self._method == "thread")
-            if len(parts) > 1:
-                jobs, together, allocate = [pool.submit(part) for part in parts], self._work.together, self._allocate or afresh
-                return SplitJob(item, jobs, lambda values: together(item, parts, values, allocate))
+        work = self._work
+        if self.num_workers > 1 and isinstance(work, FetchTask):
+            if self._owners is not None and isinstance(item, Indices):
+                rows = self._owners.rows(item)
+                if item.is_batch and (len(rows) > 1 or (rows and work.collates_itself)):
+                    return self._split(work, item, [work.part(item, own) for own in rows.values()], [*rows])
+                one: Job = pool.submit(item, next(iter(rows), None))
+                return one
+            if not self._window.under_way and (parts := work.parts(item, self.num_workers, here=self._method == "thread")):
+                return self._split(work, item, parts, [None] * len(parts))
         job: Job = pool.submit(item)
         return job
+
+    def _split(self, work: FetchTask, item: Indices, parts: list[Part], to: list[int | None]) -> SplitJob:
+        pool: Any = self._pool
+        jobs, allocate = list(map(pool.submit, parts, to)), self._allocate or afresh
+        collate = self._inline if work.collates_itself else work.inline
+        return SplitJob(item, jobs, lambda values: collate(Loaded(item, parts, values), allocate))
 
     def _awaited(self) -> Entry:
         """Wait for the entry to deliver next."""

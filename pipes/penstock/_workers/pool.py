@@ -85,7 +85,8 @@ class SplitJob:
 
     @property
     def done(self) -> bool:
-        return all(job.done for job in self._jobs) or any(job.error is not None for job in self._jobs)
+        """Whether all of it is: an error leaves nothing behind in the workers' queues. But a part that took too long is not waited for a second time."""
+        return all(job.done for job in self._jobs) or any(isinstance(job.error, TimeoutError) for job in self._jobs)
 
     @property
     def under_way(self) -> list[Job]:

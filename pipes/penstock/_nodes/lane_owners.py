@@ -1,0 +1,46 @@
+"""Which worker reads which lane, so that each lane is read by one worker only, forward. Pure. Only speed depends on it: any worker can read any lane."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from penstock._fetch.indices import Indices
+
+
+@final
+class LaneOwners:
+    """Divides the lanes of one rank among its workers. A lane never changes its owner.
+
+    Of a round robin over ``lanes``, a rank that is dealt every ``world_size``-th item gets those of ``lanes / gcd(lanes, world_size)`` lanes, in turn. In
+    the order in which they appear, they are cut into contiguous pieces that are dealt to the workers, as many to each. A piece is as long as a batch, or
+    up to twice as long, if there are enough lanes. So a small batch falls to one or two workers, the next ones to others, and a large batch to all.
+
+    Args:
+        lanes: Index ``i`` belongs to lane ``i mod lanes``.
+        world_size: Number of ranks.
+        workers: Number of workers of this rank.
+    """
+
+    def __init__(self, lanes: int, world_size: int, workers: int) -> None:
+        self._lanes = lanes
+        self._workers = workers
+        self._share = lanes // math.gcd(lanes, world_size)
+        self._pieces = 0  # decided by the first batch
+        self._places: dict[
+            int, int
+        ] = {}  # of each lane seen so far, in the order of appearance; after a jump there may be more than this rank's share
+
+    def rows(self, task: Indices) -> dict[int, list[int]]:
+        """The rows of a batch by their owner, each in ascending order; one index is row 0. Empty if the values are no whole numbers."""
+        values = task.plain() if task.is_batch else [task.values]
+        if not self._pieces:
+            self._pieces = self._workers * max(1, self._share // (self._workers * max(1, len(values))))
+        rows: dict[int, list[int]] = {}
+        for row, index in enumerate(values):
+            if not isinstance(index, int):
+                return {}
+            place = self._places.setdefault(index % self._lanes, len(self._places))
+            rows.setdefault(place * self._pieces // self._share % self._workers, []).append(row)
+        return rows
