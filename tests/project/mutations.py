@@ -2025,9 +2025,21 @@ MUTATIONS = [
     ),
     Mutation(
         "_streams/retrying.py",
-        " or isinstance(exc, FINAL)",
-        "",
+        "return not isinstance(exc, FINAL)",
+        "return True",
         "tests/streams/test_retrying.py::test_what_does_not_pass_is_raised_at_once",
+    ),
+    Mutation(
+        "_streams/retrying.py",
+        "    return any((kind.__module__",
+        "    return False and any((kind.__module__",
+        "tests/streams/test_retrying.py::test_errors_of_a_network_pass_though_they_are_no_oserrors",
+    ),
+    Mutation(
+        "_streams/retrying.py",
+        '(kind.__module__.partition(".")[0], kind.__name__) in NETWORK',
+        "kind.__name__ in {name for _, name in NETWORK}",
+        "tests/streams/test_retrying.py::test_an_error_of_that_name_from_elsewhere_does_not_pass",
     ),
     Mutation(
         "_streams/retrying.py",

@@ -133,6 +133,45 @@ def test_what_does_not_pass_is_raised_at_once(error: type[Exception], pauses: li
     assert pauses == []
 
 
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        ("aiohttp", "ClientPayloadError"),
+        ("aiohttp", "ServerDisconnectedError"),
+        ("botocore.exceptions", "ConnectionClosedError"),
+        ("botocore.exceptions", "EndpointConnectionError"),
+        ("http.client", "IncompleteRead"),
+        ("http.client", "RemoteDisconnected"),
+        ("httpx2", "ReadError"),
+        ("requests", "ConnectionError"),
+        ("urllib3.exceptions", "ProtocolError"),
+    ],
+)
+def test_errors_of_a_network_pass_though_they_are_no_oserrors(module: str, error: str) -> None:
+    """Seen to fail: only an OSError retried. An answer of S3 that breaks off raises the first of these."""
+    kind = getattr(pytest.importorskip(module), error)
+    words = {"endpoint_url": "http://127.0.0.1"} if module.startswith("botocore") else {}
+    raised = [kind(**words) if words else kind(b"")]
+
+    def open(_: str) -> Iterator[int]:
+        yield from RECORDS[:5]
+        if raised:
+            raise raised.pop()
+        yield from RECORDS[5:]
+
+    assert list(read(open)) == RECORDS
+    assert raised == []
+
+
+def test_an_error_of_that_name_from_elsewhere_does_not_pass(pauses: list[float]) -> None:
+    class HTTPError(Exception):
+        pass
+
+    with pytest.raises(HTTPError):
+        list(read(Flaky(3, error=HTTPError)))
+    assert pauses == []
+
+
 def test_a_shard_that_has_become_shorter_is_not_a_shard_that_ends(pauses: list[float]) -> None:
     """Seen to fail: an end before the record at which reading failed, taken for the end of the shard."""
 

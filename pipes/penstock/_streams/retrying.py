@@ -18,6 +18,20 @@ _logger = logging.getLogger("penstock")
 FINAL: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 """What does not pass by waiting."""
 
+NETWORK: Final = frozenset(
+    {
+        ("aiohttp", "ClientError"),
+        ("botocore", "ConnectionError"),
+        ("botocore", "HTTPClientError"),
+        ("botocore", "IncompleteReadError"),
+        ("http", "HTTPException"),
+        ("httpx", "TransportError"),
+        ("httpx2", "TransportError"),
+        ("urllib3", "HTTPError"),
+    }
+)
+"""What the libraries under fsspec raise when an answer breaks off: package and class. These are no subclasses of `OSError`, though they should be."""
+
 LONGEST_PAUSE_S: Final = 60.0
 
 
@@ -39,7 +53,7 @@ def steadily(
     seeks: bool = False,
     closing: Closing | None = None,
 ) -> Iterator[Any]:
-    """The records of a shard, from one of them on. After an `OSError` the shard is opened again, and read up to the same record.
+    """The records of a shard, from one of them on. After an `OSError`, or an error of a network, the shard is opened again, and read up to the same record.
 
     A missing shard, or one that may not be read, is an error at once. What was opened is closed, whatever happens.
 
@@ -54,7 +68,8 @@ def steadily(
         closing: Ends a pause; the error is raised then.
 
     Raises:
-        OSError: It lasted; a note names the shard and the record. Also where the shard has fewer records than ``start``, or than it had before an error.
+        OSError: It lasted, or the shard has fewer records than ``start``, or than it had before an error. Whatever is raised has a note that names the shard
+            and the record.
     """
     number, tries = start, 0
     while True:
@@ -77,7 +92,7 @@ def steadily(
                 return
         except Exception as exc:
             tries += 1
-            gives_up = not isinstance(exc, OSError) or isinstance(exc, FINAL) or tries > retries
+            gives_up = not may_pass(exc) or tries > retries
             if not gives_up:
                 pause = min(pause_s * 2 ** (tries - 1), LONGEST_PAUSE_S)
                 _logger.warning(
@@ -90,6 +105,13 @@ def steadily(
             if gives_up:
                 annotate(exc, (doing or f"in record {number} of {label}") + (f", tried {tries} times" if tries > 1 else ""))
                 raise
+
+
+def may_pass(exc: Exception) -> bool:
+    """Whether an error may be one of a disk or a network that comes back."""
+    if isinstance(exc, OSError):
+        return not isinstance(exc, FINAL)
+    return any((kind.__module__.partition(".")[0], kind.__name__) in NETWORK for kind in type(exc).__mro__)
 
 
 def _close(opened: Any) -> None:
