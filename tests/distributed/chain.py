@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import penstock
-from penstock import Loader, Mix, Packs
+from penstock import Loader, Mix, Packs, Shards, Shuffle
 from penstock.formats import tar
 from penstock.testing import Tagged
 
@@ -67,11 +67,34 @@ def decoded(sample: dict[str, Any]) -> int:
     return 1000 * int(sample["cls"]) + int(penstock.sample().rng.integers(1000))
 
 
+def numbers(shard: int) -> Iterator[int]:
+    """The records of a shard, of which some have none."""
+    yield from range(100 * shard, 100 * shard + shard * 7 % 23)
+
+
+def twice(records: Iterator[int]) -> Iterator[int]:
+    """A flat map: some numbers come twice, some never."""
+    for record in records:
+        yield from [record] * (record % 3)
+
+
+def marked(value: int) -> int:
+    """A number, with a random number of its own."""
+    return 1000 * value + int(penstock.sample().rng.integers(1000))
+
+
+def stream(**words: Any) -> Shards:
+    """Lanes of shards whose lengths nobody knows."""
+    return Shards(20, numbers, epoch_size=62, transform=marked, bookmarks="bookmarks", **words)
+
+
 DATA = {  # an epoch of each has 5 batches, and 2 samples that are left over
     "tagged": lambda: Tagged(62),
     "mix": lambda: Mix({"a": range(40), "b": range(1000, 1900), "c": range(2000, 2007)}, STAGES, epoch_size=62),
     "packs": Documents,
     "tars": lambda: tar("tars/*[rz]", lanes=4, window=5),
+    "lanes": lambda: stream(lanes=4, steps=[twice, Shuffle(5)]),
+    "mixed lanes": lambda: Mix({"a": stream(lanes=4), "b": stream(lanes=2, steps=[twice]), "c": range(9)}, STAGES, epoch_size=62),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "packs": {"groups": Packs(LENGTHS, 64, block=64), "collate_fn": checksums},

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 import penstock
 from penstock import Filter, Loader, Pack, Shards, Shuffle, StateError, StateMismatch
 from penstock._random.lane_order import Deal
-from penstock.testing import assert_resumes_everywhere
+from penstock.testing import Tagged, assert_resumes_everywhere
 
 LENGTHS = [7, 0, 13, 5, 9, 1, 22, 4, 4, 8, 3, 16]
 
@@ -30,6 +30,10 @@ def forward(shard):
 
 def not_of_three(record):
     return record % 3
+
+
+def tag_not_of_three(tag):
+    return tag % 1000 % 3
 
 
 def repeated(records):
@@ -355,3 +359,19 @@ def test_in_the_long_run_every_record_comes_as_often(shuffle):
     assert len(times) == sum(lengths)
     assert min(times.values()) >= 180
     assert max(times.values()) <= 220
+
+
+@pytest.mark.parametrize("pieces_seed", [None, 7])
+def test_pieces_of_a_map_style_dataset(pieces_seed):
+    """Filtered, with refill: batches are full, each sample that is kept comes once in a pass, and the run resumes."""
+
+    def build():
+        data = Shards.of(Tagged(100), 9, lanes=4, pieces_seed=pieces_seed, epoch_size=16, steps=[Filter(tag_not_of_three)], bookmarks=False)
+        return Loader.from_dataset(data, batch_size=4, shuffle=True, seed=1)
+
+    assert_resumes_everywhere(build, steps=14)
+    kept = [value for value in range(100) if value % 3]
+    with build() as loader:
+        found = Counter(value % 1000 for batch in read(loader, 20 * len(kept) // 4) for value in batch)
+    assert sorted(found) == kept
+    assert max(found.values()) - min(found.values()) <= 6

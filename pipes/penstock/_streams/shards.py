@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, final
 
+import numpy as np
 from torch.utils.data import Dataset
 
 from penstock._arguments import whole_number
+from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._streams.counted import Counted
 from penstock._streams.uncounted import Uncounted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    import numpy as np
     import numpy.typing as npt
 
     from penstock._random.order import Order
@@ -124,6 +125,25 @@ class Shards(Dataset[Any]):
         if transform is not None or counts is None:
             self.__getitems__ = None  # type: ignore[method-assign,assignment]  # one by one, so that each has its own random numbers, and an error its own address
 
+    @classmethod
+    def of(cls, dataset: Any, piece: int, *, lanes: int | None = None, pieces_seed: int | None = None, **words: Unpack[Words]) -> Shards:
+        """Pieces of a map-style dataset as shards, for ``steps`` that filter, split or join its samples.
+
+        Args:
+            dataset: Has ``__len__`` and ``__getitem__``, or ``__getitems__``.
+            piece: Samples in a shard; steps end at its end. It should be much larger than what they hold: a `Shuffle` window, a pack.
+            lanes: See `Shards`.
+            pieces_seed: Cut a shuffled order into pieces, the same in every pass. None: neighbours make a piece.
+            **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`.
+
+        Raises:
+            ValueError: See `Shards`.
+        """
+        length = len(dataset)
+        order = SequentialOrder(length) if pieces_seed is None else ShuffledOrder(length, pieces_seed)
+        open = Pieces(dataset, whole_number("piece", piece, 1), order)
+        return cls(-(-length // piece), open, lanes=lanes, name="piece", settings={**order.settings(), "piece": piece}, **words)
+
     @property
     def counts(self) -> np.ndarray | None:
         """How many records each shard has: int64, shape ``(shards,)``; None if they are not counted."""
@@ -149,6 +169,31 @@ class Shards(Dataset[Any]):
     def close(self) -> None:
         """Close the files that are open in this process; garbage collection does the same. Idempotent. Reading opens them again."""
         self._records.close()
+
+
+@final
+class Pieces:
+    """Opens a piece of a map-style dataset: ``piece`` samples that stand together in an order."""
+
+    def __init__(self, dataset: Any, piece: int, order: Order) -> None:
+        self._dataset = dataset
+        self._piece = piece
+        self._order = order
+
+    def __call__(self, shard: int) -> Iterator[Any]:
+        """The samples of a piece."""
+        places = np.arange(shard * self._piece, min((shard + 1) * self._piece, len(self._order)))
+        indices: list[int] = self._order.indices(0, places).tolist()
+        many = getattr(self._dataset, "__getitems__", None)
+        if not callable(many):
+            yield from map(self._dataset.__getitem__, indices)
+            return
+        for begin in range(0, len(indices), _AT_ONCE):
+            yield from many(indices[begin : begin + _AT_ONCE])
+
+
+_AT_ONCE: Final = 64
+"""Samples asked for together, of a dataset that can load many."""
 
 
 class Words(TypedDict, total=False):
