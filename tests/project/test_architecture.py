@@ -45,7 +45,7 @@ CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subproces
 ONLY_IN = {  # module: the rooms and files that may import it
     **dict.fromkeys(
         CONCURRENCY,
-        "_workers testing _memory.recycler _memory.slots _datasets.cache_files _datasets.randomness_check _streams.bookmarks _streams.open_shards _streams.indexing _streams.tables _streams.lanes _streams.retrying",
+        "_workers testing _memory.recycler _memory.slots _datasets.cache_files _datasets.randomness_check _streams.bookmarks _streams.open_shards _streams.steps _streams.indexing _streams.tables _streams.lanes _streams.retrying",
     ),
     "torchdata": "_nodes.node",
     "torch.distributed": "_nodes.sharder _loader.check_ranks _loader.canonical_graph",

@@ -20,7 +20,7 @@ class PassFacts:
     Attributes:
         seed: Of the shard: a hash of the seed and the shard's number.
         pass_: The pass over the shards.
-        used: Whether a step may have used ``pass_``: it drew random numbers, or asked for the epoch.
+        used: Whether a step may have used ``pass_`` or ``seed``: it drew random numbers, say.
     """
 
     __slots__ = ("pass_", "seed", "used")
@@ -37,12 +37,17 @@ class RecordSample(Sample):  # type: ignore[misc]  # final for users
 
     def __init__(self, facts: PassFacts, number: int, source: str | None) -> None:
         self._facts = facts
-        self.seed = facts.seed
         self.position = self.index = number
         self.source = source
 
     @property
-    def epoch(self) -> int:  # type: ignore[override]  # the generators ask for it, too
+    def seed(self) -> int:  # type: ignore[override]  # the generators ask for it, too
+        """The seed of the shard."""
+        self._facts.used = True
+        return self._facts.seed
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
         """The pass over the shards, counted from 0."""
         self._facts.used = True
         return self._facts.pass_

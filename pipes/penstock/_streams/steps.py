@@ -7,6 +7,8 @@ a pure function of (seed, pass, shard): whoever reads the shard again gets the s
 from __future__ import annotations
 
 import contextlib
+import logging
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from types import FunctionType
@@ -17,9 +19,9 @@ import numpy as np
 from penstock._errors import ClosedError
 from penstock._fetch.sample import current
 from penstock._fetch.task import annotate
+from penstock._random.global_rng import GlobalRngSnapshot
 from penstock._random.permutation import splitmix64_stream
 from penstock._random.sliding_order import checked_window
-from penstock._streams.forward_reader import Unreadable
 from penstock._streams.pack_step import Pack as Pack
 from penstock._streams.run_cursor import PassFacts, RunCursor, Tag, running
 from penstock._streams.step_identity import code_hash as code_hash
@@ -152,6 +154,7 @@ class ShardRun(Iterator[Any]):
         self._cursor = RunCursor(PassFacts(seed, pass_, shard), frozenset(id(step) for step in self._steps if type(step) is Shuffle))
         self._stages: list[Generator[Any]] = []
         self._closed = self._ended = False
+        self._given = 0
         shuffled = False
         for step in self._steps:
             if shuffled and not getattr(step, "keeps_count", False):
@@ -165,9 +168,9 @@ class ShardRun(Iterator[Any]):
 
     @property
     def depends_on_pass(self) -> bool:
-        """Whether another pass may give another number of outputs; for sure only when the run has ended.
+        """Whether another pass, or another seed, may give another number of outputs; for sure only when the run has ended.
 
-        So it is where a `Shuffle` comes before a step that does not keep the count, or where a step drew random numbers.
+        So it is where a `Shuffle` comes before a step that does not keep the count, and where a step drew random numbers.
         """
         return self._cursor.facts.used
 
@@ -180,10 +183,15 @@ class ShardRun(Iterator[Any]):
                 raise StopIteration
             raise ClosedError(f"the run over shard {self._shard} is closed, or has failed. Start another one.")
         token = current.set(self._cursor)  # type: ignore[arg-type]  # it stands in for one
+        before = None if self._given & (self._given - 1) else _looked()  # at outputs 0, 1, 2, 4, 8, …: a look costs 4 us
         try:
             if not self._stages:
                 self._begin()
-            return next(self._stages[-1])
+            output = next(self._stages[-1])
+            self._given += 1
+            if before is not None and _looked() != before:
+                self._drew()
+            return output
         except StopIteration:
             self._ended = True
         except BaseException as exc:
@@ -212,6 +220,17 @@ class ShardRun(Iterator[Any]):
             for stage in stages:
                 stack.callback(stage.close)
 
+    def _drew(self) -> None:
+        global _warned
+        self._cursor.facts.used = True
+        if not _warned:
+            _warned = True
+            _logger.warning(
+                "the steps over shard %d, or what reads it, drew from the global random numbers (random, numpy.random or torch). What they draw depends on what else "
+                "this process has done, so after a resume the outputs are others. Draw from penstock.sample().rng or penstock.sample().torch_generator.",
+                self._shard,
+            )
+
     def _begin(self) -> None:
         self._stages.append(_numbered(self._records, self._cursor))
         for place, step in enumerate(self._steps):
@@ -224,6 +243,15 @@ class ShardRun(Iterator[Any]):
 
 
 _OURS = (Filter, Shuffle, Pack)
+_logger = logging.getLogger("penstock")
+_warned = False
+"""In this process; once is enough."""
+_watch = GlobalRngSnapshot()
+
+
+def _looked() -> Any:
+    """The states of the global generators; None where another thread may be drawing from them."""
+    return _watch.look() if threading.current_thread() is threading.main_thread() else None
 
 
 def _numbered(records: Iterable[Any], cursor: RunCursor) -> Generator[Any]:
@@ -232,8 +260,6 @@ def _numbered(records: Iterable[Any], cursor: RunCursor) -> Generator[Any]:
     iterator = iter(records)
     try:
         for record in iterator:
-            if type(record) is Unreadable:
-                raise record.error
             cursor.place = cursor.records
             cursor.records += 1
             yield record
