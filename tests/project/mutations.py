@@ -2373,13 +2373,14 @@ def tested(source: Path, tests: list[str]) -> tuple[int, str]:
     pid = os.fork()
     if pid == 0:
         _run(source, tests, output)
-    deadline = time.monotonic() + LIMIT_S
+    limit_s = LIMIT_S + 5 * len(tests)
+    deadline = time.monotonic() + limit_s
     while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
         time.sleep(0.02)
     if ended == (0, 0):
         os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        return 1, f"E no end after {LIMIT_S} s"
+        return 1, f"E no end after {limit_s} s"
     return os.waitstatus_to_exitcode(ended[1]), output.read_text()
 
 
