@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from chain import DATA, new_loader, write_tars
+from killed_lanes import new_loader as new_lanes
 from torchrun import torchrun
 
 HERE = Path(__file__).parent
@@ -51,6 +52,23 @@ def test_a_chain_of_world_sizes_goes_on_with_the_same_sequence(tmp_path: Path, m
             assert json.loads((following / data / "sequence.json").read_text())[:12] == json.loads(
                 (link / data / "next.json").read_text()
             ), data
+
+
+def test_lanes_survive_a_worker_and_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter that empties some shards, on 4 ranks: every rank gets as many batches. SIGKILL of a worker, then of a rank; then on 3 ranks, and on 1.
+
+    Seen to fail with bookmarks that count the records read instead of the outputs.
+    """
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError, match=r"Signal 9 \(SIGKILL\)"):
+        torchrun(tmp_path, 4, HERE / "killed_lanes.py", ".", 20, 3, 13)
+    torchrun(tmp_path, 3, HERE / "killed_lanes.py", ".", 12)
+    torchrun(tmp_path, 1, HERE / "killed_lanes.py", ".", 8)
+    steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [step["ranks"] for step in steps] == [4] * 13 + [3] * 12 + [1] * 8
+    with new_lanes() as uninterrupted:
+        whole = [value for _ in range(4) for batch in uninterrupted for value in batch.tolist()]
+    assert [value for step in steps for value in step["sequence"]] == whole[: 12 * len(steps)]
 
 
 @pytest.mark.parametrize("world_size", [3])
