@@ -224,7 +224,7 @@ MUTATIONS = [
     ),
     Mutation(
         "_workers/processes/task_table.py",
-        "        self._backlog, self._owned = deque(), {}\n",
+        "        self._backlog, self.owned = deque(), {}\n",
         "",
         "tests/workers/test_task_table.py::TestAgainstLists",
     ),
@@ -393,14 +393,14 @@ MUTATIONS = [
     # Tasks with an owner.
     Mutation(
         "_workers/processes/task_table.py",
-        "        self._queue(owner).append(task)",
-        "        self._backlog.append(task)",
+        "(self._backlog if owner is None else self._queue(owner)).append(task)",
+        "self._backlog.append(task)",
         "tests/workers/test_task_table.py::test_a_task_waits_for_its_owner",
     ),
     Mutation(
         "_workers/processes/task_table.py",
-        "        queue = self._queue(owner)",
-        "        queue = self._queue(owner) or self._backlog",
+        "else self._queue(owner)\n        return queue",
+        "else self._queue(owner) or self._backlog\n        return queue",
         "tests/workers/test_task_table.py::test_a_task_waits_for_its_owner",
     ),
     Mutation(
@@ -423,7 +423,7 @@ MUTATIONS = [
     ),
     Mutation(
         "_workers/processes/task_table.py",
-        "        self._owned.clear()\n",
+        "        self.owned.clear()\n",
         "",
         "tests/workers/test_task_table.py::TestAgainstLists",
     ),

@@ -195,9 +195,10 @@ class Scheduler:
         workers = self._supervisor.workers.values()
         most, refill_at = (self._queue_size, self._refill_at) if self._restarts or all(worker.ready for worker in workers) else (1, 0)
         hungry = [worker for worker in workers if len(worker.held) <= refill_at and worker.ready and not worker.stuck]
-        for worker in hungry if self._tasks.owned else ():
-            while len(worker.held) < most and (task := self._tasks.take(worker.worker)) is not None:
-                self._hand(worker, task)
+        if self._tasks.owned:
+            for worker in hungry:
+                while len(worker.held) < most and (task := self._tasks.take(worker.worker)) is not None:
+                    self._hand(worker, task)
         while hungry:
             worker = min(hungry, key=_load) if len(hungry) > 1 else hungry[0]
             if len(worker.held) >= most or (task := self._tasks.take()) is None:

@@ -51,6 +51,7 @@ class TaskTable:
         next_number: The next task's number; all tasks so far have lower ones.
         finished: Tasks that came to a result or an error of their own.
         failure: Makes the error of every task to come, once nothing more can be done.
+        owned: The backlog of each owner. Empty if no task has had one.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class TaskTable:
         self.failure: Callable[[], BaseException] | None = None
         self._wanted: dict[int, PendingTask] = {}  # by number, in order
         self._backlog: deque[PendingTask] = deque()  # for anybody
-        self._owned: dict[int, deque[PendingTask]] = {}  # the backlog of each owner
+        self.owned: dict[int, deque[PendingTask]] = {}
 
     def __len__(self) -> int:
         """Tasks that somebody waits for."""
@@ -68,7 +69,9 @@ class TaskTable:
     @property
     def waiting(self) -> int:
         """Tasks that no worker holds."""
-        return len(self._backlog) + sum(map(len, list(self._owned.values())))  # a copy: `statistics` asks from other threads
+        if not self.owned:
+            return len(self._backlog)
+        return len(self._backlog) + sum(map(len, list(self.owned.values())))  # a copy, because `statistics` asks from other threads
 
     def add(self, job: Job, body: bytes, owner: int | None = None) -> None:
         """Put a new task at the end of the backlog, of that of its ``owner`` if it has one."""
@@ -78,20 +81,15 @@ class TaskTable:
         task = PendingTask(job, self.next_number, body, owner)
         self.next_number += 1
         self._wanted[task.number] = task
-        self._queue(owner).append(task)
+        (self._backlog if owner is None else self._queue(owner)).append(task)
 
     def take(self, owner: int | None = None) -> PendingTask | None:
         """The next of the tasks that only worker ``owner`` should do, or of those for anybody; None if there is none."""
-        queue = self._queue(owner)
+        queue = self._backlog if owner is None else self._queue(owner)
         return queue.popleft() if queue else None
 
-    @property
-    def owned(self) -> bool:
-        """Whether a task with an owner may be waiting."""
-        return bool(self._owned)
-
     def _queue(self, owner: int | None) -> deque[PendingTask]:
-        return self._backlog if owner is None else self._owned.setdefault(owner, deque())
+        return self._backlog if owner is None else self.owned.setdefault(owner, deque())
 
     def finish(self, task: PendingTask, value: Any = None, error: BaseException | None = None) -> None:
         """Settle a task's job, unless it has ended already."""
@@ -120,7 +118,7 @@ class TaskTable:
         Rebuilt from the jobs alone, because an exception may have come out of the middle of any other method.
         """
         self._wanted = {number: task for number, task in self._wanted.items() if not task.job.done}
-        self._backlog, self._owned = deque(), {}
+        self._backlog, self.owned = deque(), {}
         for task in self._wanted.values():
             self._queue(task.owner).append(task)
 
@@ -131,7 +129,7 @@ class TaskTable:
                 task.job.error, task.job.done = why(), True
         self._wanted.clear()
         self._backlog.clear()
-        self._owned.clear()
+        self.owned.clear()
 
     def fail(self, why: Callable[[], BaseException]) -> None:
         """End every task with an error, and from now on each that is added."""
