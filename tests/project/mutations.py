@@ -572,6 +572,18 @@ MUTATIONS = [
         "self._backlog.appendleft(task)",
         "tests/nodes/test_lanes_and_workers.py::test_a_worker_that_dies_in_the_middle_of_a_part",
     ),
+    Mutation(
+        "_nodes/parallel_mapper.py",
+        'map_fn.lanes if method == "process" and',
+        'None if method == "process" and',
+        "tests/streams/test_lane_workers.py::test_each_shard_is_opened_once_in_a_pass",
+    ),
+    Mutation(
+        "_fetch/task.py",
+        "samples += zip(kept, partial.value or (), strict=True)",
+        "samples += zip(sorted(kept, reverse=True), partial.value or (), strict=True)",
+        "tests/streams/test_lane_workers.py::test_a_worker_that_dies_in_the_middle_of_a_shard",
+    ),
     # One task.
     Mutation(
         "_fetch/task.py",
