@@ -682,7 +682,7 @@ class Step(Base):
 def quiet(record):
     return record + {quiet}
 def long(record):
-    return quiet(record) > LIMIT and str(record) not in WORDS and json.dumps(record){method}()
+    return quiet(record) > LIMIT and __name__ and str(record) not in WORDS and json.dumps(record){method}()
 @functools.lru_cache
 def cached(record):
     return record + {cached}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -68,8 +70,8 @@ def code_hash(steps: Sequence[Any]) -> str:
 
 
 _LIBRARIES: Final = (
-    str(Path(__file__).parent.parent),
-    *(path for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))),
+    os.path.join(Path(__file__).parent.parent, ""),
+    *(os.path.join(path, "") for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))),
 )
 _PLAIN: Final = (int, float, complex, str, bytes, bool, type(None), type(...))
 _DATA: Final = (*_PLAIN, tuple, list, dict, set, frozenset)
@@ -120,15 +122,15 @@ class _Hasher:
         if kind is np.ndarray and value.dtype.kind != "O":
             return _digest("array", repr((value.dtype.str, value.shape)).encode(), np.ascontiguousarray(value).tobytes())
         if isinstance(value, torch.Tensor):
-            plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            return _digest("tensor", repr((value.dtype, tuple(value.shape))).encode(), plain.numpy().tobytes())
+            with contextlib.suppress(Exception):  # a sparse one, say
+                plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                return _digest("tensor", repr((value.dtype, tuple(value.shape))).encode(), plain.numpy().tobytes())
         return self._object(value)
 
     def _object(self, value: Any) -> bytes:
         parts: list[Any] = [type(value)]
-        wrapped = getattr(value, "__wrapped__", None)
-        if callable(wrapped):
-            parts.append(wrapped)  # functools.lru_cache
+        if "__wrapped__" in getattr(value, "__dict__", ()):
+            parts.append(value.__wrapped__)  # functools.lru_cache
         try:
             reduced = value.__reduce_ex__(4)
         except Exception:
@@ -153,8 +155,8 @@ class _Hasher:
         if _is_library_file(function.__code__.co_filename):
             wrapped = [cell for cell in cells if callable(cell)]  # what a decorator of a library wraps
             return self.all("function", (function.__globals__.get("__name__"), function.__code__.co_qualname, wrapped))
-        named = sorted(_names(function.__code__))
-        used = [(name, self._used(function.__globals__[name], named)) for name in named if name in function.__globals__]
+        names = sorted(name for name in _names(function.__code__) if not name.startswith("__"))  # not __name__ and __file__
+        used = [(name, self._used(function.__globals__[name], names)) for name in names if name in function.__globals__]
         return self.all("user", (function.__code__, function.__defaults__, function.__kwdefaults__, cells, used))
 
     def _used(self, value: Any, names: Sequence[str]) -> Any:
@@ -199,7 +201,7 @@ def _is_users(kind: type) -> bool:
 
 
 def _is_library_file(file: str | None) -> bool:
-    return file is None or file.startswith(_LIBRARIES) or file.startswith("<frozen")
+    return file is None or file.startswith(("<frozen", *_LIBRARIES)) or "site-packages" in file or "dist-packages" in file
 
 
 def _digest(kind: str, *parts: bytes) -> bytes:
