@@ -435,6 +435,20 @@ def test_dependence_on_the_pass_is_seen(chain, depends) -> None:
     assert outputs.depends_on_pass is depends
 
 
+def test_what_was_cut_short_may_depend_on_the_pass() -> None:
+    """How many outputs come before a bad record is up to the shuffle. Seen to fail: a shard skipped in one pass taken for as short in all of them."""
+    counts = set()
+    for pass_ in range(5):
+        outputs = run(["1", "2", "3", "4", "x"], lambda records: map(int, records), Shuffle(4), pass_=pass_)
+        given = 0
+        with pytest.raises(ValueError, match="invalid literal"):
+            for given, _ in enumerate(outputs, 1):  # noqa: B007
+                pass
+        counts.add(given)
+        assert outputs.depends_on_pass
+    assert len(counts) > 1
+
+
 @pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(1)])
 def test_draws_from_the_global_generators_are_seen(draw, caplog, monkeypatch) -> None:
     """They belong to the process: a resumed run would draw others. Seen to fail: no look at the generators."""

@@ -168,11 +168,12 @@ class ShardRun(Iterator[Any]):
 
     @property
     def depends_on_pass(self) -> bool:
-        """Whether another pass, or another seed, may give another number of outputs; for sure only when the run has ended.
+        """Whether another pass, or another seed, may give another number of outputs.
 
-        So it is where a `Shuffle` comes before a step that does not keep the count, and where a step drew random numbers.
+        So it is where a `Shuffle` comes before a step that does not keep the count, where a step drew random numbers, and as long as the run has not come to its
+        end: where an error cuts it short, a `Shuffle` decides what has come out by then.
         """
-        return self._cursor.facts.used
+        return self._cursor.facts.used or not self._ended
 
     def __iter__(self) -> ShardRun:
         return self
