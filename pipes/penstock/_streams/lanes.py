@@ -39,8 +39,8 @@ class Facts(Protocol):
     def outputs(self, shard: int, pass_: int) -> int | None:
         """The number of outputs; None if unknown."""
 
-    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool) -> None:
-        """A shard was read to its end. ``every_pass``: it has as many outputs in any other pass."""
+    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
+        """A shard was read to its end, or up to an error if it is ``cut``. ``every_pass``: it has as many outputs in any other pass."""
 
 
 @final
@@ -182,6 +182,7 @@ class _Lane:
     def _open(self) -> None:
         pass_, shard = self._lanes.deal[self._deal]
         self._run = self._lanes.run(shard, pass_, self._lanes.closing)
+        self._cut = False
         self._most = self._known() if self._lanes.skips else None  # a shard that was cut short by an error stays so when it is read again
 
     def _output(self) -> Any:
@@ -194,6 +195,7 @@ class _Lane:
             annotate(exc, f"in {self._label}")
             if not self._lanes.skips:
                 raise
+            self._cut = True
             log.warning('on_error="skip" leaves out the rest of %s: %s: %s', self._label, type(exc).__name__, exc)
             return _END
 
@@ -202,7 +204,9 @@ class _Lane:
         run = self._run
         assert run is not None
         pass_, shard = self._lanes.deal[self._deal]
-        self._lanes.facts.add(shard, pass_, self._next - self._first, every_pass=not run.depends_on_pass)
+        outputs = self._next - self._first
+        if outputs != self._most:
+            self._lanes.facts.add(shard, pass_, outputs, every_pass=not run.depends_on_pass, cut=self._cut)
         self._run = None
         run.close()
         self._go_on()

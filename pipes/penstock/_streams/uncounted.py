@@ -119,22 +119,29 @@ class Uncounted:
         else:
             folder = None if self._bookmarks is False else self._bookmarks
         binding = {"steps": code_hash(self._steps), "name": self._name, "data": self._settings}
-        return _Facts(folder, binding, self._deal.seed, [_key(shard) for shard in self._shards])
+        return _Facts(folder, binding, self._deal.seed, self._shards, self._skips)
 
 
 class _Facts:
-    """What is known of the shards: what holds in every pass, under any seed, and what holds in one pass."""
+    """What is known of the shards: what holds in every pass, under any seed; what holds in one pass; and where an error has cut a shard short, whatever
+    becomes of the file later.
+    """
 
-    def __init__(self, folder: Any, binding: dict[str, Any], seed: int, keys: list[str]) -> None:
+    def __init__(self, folder: Any, binding: dict[str, Any], seed: int, shards: Sequence[Any], skips: bool) -> None:
+        keys = [_key(shard) for shard in shards]
         self._always = Bookmarks(folder, binding, keys)
         self._passes = Bookmarks(folder, {**binding, "seed": seed}, keys)
+        self._cut = Bookmarks(folder, {**binding, "seed": seed, "cut": True}, [str(_named(shard)) for shard in shards]) if skips else None
 
     def outputs(self, shard: int, pass_: int) -> int | None:
-        always = self._always.outputs(shard, pass_)
-        return self._passes.outputs(shard, pass_) if always is None else always
+        for facts in (self._cut, self._always, self._passes):
+            if facts is not None and (outputs := facts.outputs(shard, pass_)) is not None:
+                return outputs
+        return None
 
-    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool) -> None:
-        (self._always if every_pass else self._passes).add(shard, pass_, outputs, every_pass=every_pass)
+    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
+        facts = self._cut if cut and self._cut is not None else self._always if every_pass else self._passes
+        facts.add(shard, pass_, outputs, every_pass=every_pass)
 
 
 def _readable(records: Iterable[Any], skips: bool) -> Iterator[Any]:
