@@ -123,9 +123,7 @@ class Uncounted:
 
 
 class _Facts:
-    """What is known of the shards: what holds in every pass, under any seed; what holds in one pass; and where an error has cut a shard short, whatever
-    becomes of the file later.
-    """
+    """What is known of the shards: in every pass, in one pass, and where an error has cut one short, whatever becomes of the file later."""
 
     def __init__(self, folder: Any, binding: dict[str, Any], seed: int, shards: Sequence[Any], skips: bool) -> None:
         keys = [_key(shard) for shard in shards]
