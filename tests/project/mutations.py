@@ -2314,8 +2314,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_streams/pack_step.py",
-        "np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)",
-        "np.arange(total)",
+        "self._places[: piece.length]",
+        "self._places[begin:total]",
         "tests/streams/test_steps.py::test_pack_lays_out_every_sequence_once",
     ),
     Mutation(

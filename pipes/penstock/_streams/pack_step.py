@@ -241,8 +241,12 @@ class _Rows:
 
     def row(self, pieces: list[_Piece]) -> dict[str, Any]:
         """One row."""
-        lengths = np.array([piece.length for piece in pieces])
-        total = int(lengths.sum())
+        position_ids, segment_ids = np.zeros((2, self._capacity), np.int64)
+        total = 0
+        for number, piece in enumerate(pieces, 1):
+            begin, total = total, total + piece.length
+            position_ids[begin:total] = self._places[: piece.length]
+            segment_ids[begin:total] = number
         row: dict[str, Any] = {}
         for name, first in self._first.items():
             values, pad = [piece.value[name] for piece in pieces], self._pad_of(name)
@@ -253,9 +257,6 @@ class _Rows:
             else:
                 row[name] = np.full(shape, pad, first.dtype)
                 np.concatenate(values, out=row[name][:total])
-        position_ids, segment_ids = np.zeros((2, self._capacity), np.int64)
-        position_ids[:total] = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        segment_ids[:total] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
         numbers: list[Any] = [position_ids, segment_ids]
         if any(isinstance(first, torch.Tensor) for first in self._first.values()):
             numbers = [torch.from_numpy(array) for array in numbers]
@@ -269,6 +270,7 @@ class _Rows:
         for name, value in fields.items():
             check_fits(self._pad_of(name), value.dtype, f"the field {name!r}")
         self._first = {name: value[:0] for name, value in fields.items()}
+        self._places = np.arange(self._capacity)
 
     def _pad_of(self, name: str) -> Any:
         return self._pad.get(name, 0) if isinstance(self._pad, dict) else self._pad
