@@ -43,7 +43,7 @@ class Supervisor:
         self._places = places
         self._context = context
         self._serial = 0
-        self._kept_batches = KeptBatches()
+        self._kept_batches = KeptBatches(places * setup.num_workers)  # each worker may have a part of every batch in work
         self._launcher: Launcher | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None  # read here, written by `wake`
 
