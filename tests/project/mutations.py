@@ -2360,6 +2360,43 @@ MUTATIONS = [
         "        parts: list[Any] = [kind.__module__]\n",
         "tests/streams/test_steps.py::test_the_code_hash_is_the_same_in_every_process",
     ),
+    # Disks and networks that break off.
+    Mutation(
+        "_streams/retrying.py",
+        "gives_up = not may_pass(exc) or tries > retries",
+        "gives_up = True",
+        "tests/streams/test_faults.py::test_a_disk_that_breaks_off_again_and_again_changes_nothing",
+    ),
+    Mutation(
+        "_streams/retrying.py",
+        "itertools.islice(records, number))",
+        "itertools.islice(records, number + 1))",
+        "tests/streams/test_faults.py::test_a_disk_that_breaks_off_again_and_again_changes_nothing",
+    ),
+    Mutation(
+        "_streams/lanes.py",
+        "            self._drop()  # after an error",
+        "            pass  # after an error",
+        "tests/streams/test_faults.py::test_a_fault_that_lasts_is_raised_with_shard_and_record_and_a_resume_goes_on_from_there",
+    ),
+    Mutation(
+        "_streams/lanes.py",
+        "        self.closing.set()\n",
+        "",
+        "tests/streams/test_faults.py::test_closing_the_data_ends_the_pauses_of_its_readers",
+    ),
+    Mutation(
+        "_streams/jsonl.py",
+        "                    record = Unreadable(exc)",
+        "                    return",
+        "tests/streams/test_faults.py::test_a_file_that_is_cut_short_is_an_error_that_names_it_and_not_its_end",
+    ),
+    Mutation(
+        "_streams/lanes.py",
+        '                raise\n            log.warning(\'on_error="skip"',
+        '                return _END\n            log.warning(\'on_error="skip"',
+        "tests/streams/test_faults.py::test_a_missing_shard_is_an_error_or_is_left_out",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)

@@ -1,0 +1,452 @@
+"""Shards on disks and networks that are slow, break off and come back: nothing lost, nothing twice, no hang, nothing left open."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from fault_proxy import Fault, FaultProxy
+
+from penstock import Filter, Loader, Shards, StateMismatch, formats
+from penstock._random.lane_order import Deal
+from penstock._streams.retrying import steadily
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+WAYS = [
+    pytest.param({}, id="inline"),
+    pytest.param({"num_workers": 2, "method": "thread"}, id="threads"),
+    pytest.param({"num_workers": 2, "method": "process", "multiprocessing_context": "fork"}, id="processes", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries wait for milliseconds here, in forked workers too."""
+    assert steadily.__kwdefaults__ is not None
+    monkeypatch.setitem(steadily.__kwdefaults__, "pause_s", 0.002)
+
+
+class Disk:
+    """The ``open`` of a disk that breaks off again and again, and sometimes answers late. Record k of shard i is 10,000 * i + k.
+
+    Args:
+        lengths: How many records each shard has.
+        log: A file to which each opening adds how many shards its process has open.
+        faults: Whether it breaks off at all.
+    """
+
+    def __init__(self, lengths: list[int], log: Path | None = None, *, faults: bool = True) -> None:
+        self.lengths = lengths
+        self.log = log
+        self.faults = faults
+        self.lock = threading.Lock()
+        self.openings: Counter[int] = Counter()
+        self.broke = self.open = 0
+
+    def __reduce__(self) -> Any:
+        return Disk, (self.lengths, self.log)
+
+    def __call__(self, shard: int) -> Iterator[int]:
+        with self.lock:
+            number = self.openings[shard]
+            self.openings[shard] += 1
+        chance = random.Random(f"{shard} {number}")
+        # Each third opening lasts to the end.
+        breaks_at = chance.choice([-1, chance.randrange(self.lengths[shard] + 1)]) if self.faults and number % 3 < 2 else None
+        if breaks_at == -1:
+            self.broke += 1
+            raise TimeoutError("no answer")
+        return self.records(shard, breaks_at, late_at=chance.randrange(1, 400) if self.faults else -1)
+
+    def records(self, shard: int, breaks_at: int | None, late_at: int) -> Iterator[int]:
+        with self.lock:
+            self.open += 1
+            if self.log is not None:
+                with self.log.open("a") as log:
+                    log.write(f"{self.open}\n")
+        try:
+            for number in range(self.lengths[shard] + 1):
+                if number == breaks_at:
+                    self.broke += 1
+                    raise ConnectionResetError("gone")
+                if number == late_at:
+                    time.sleep(0.002)
+                if number < self.lengths[shard]:
+                    yield 10_000 * shard + number
+        finally:
+            with self.lock:
+                self.open -= 1
+
+
+def not_of_five(record: int) -> bool:
+    return record % 5 != 3
+
+
+LENGTHS = [40, 0, 90, 7, 60, 33, 1]
+
+
+def expected_of_a_disk() -> list[list[int]]:
+    """By the rule, without a reader: the first 60 batches of what `streamed` reads."""
+    deal = Deal(len(LENGTHS), 3, shuffle=True, seed=3)
+    dealt = [deal[number][1] for number in range(60)]
+    lanes = [
+        [item for shard in dealt[lane::3] for item in range(10_000 * shard, 10_000 * shard + LENGTHS[shard]) if not_of_five(item)]
+        for lane in range(3)
+    ]
+    return [[lanes[item % 3][item // 3] for item in range(begin, begin + 8)] for begin in range(0, 480, 8)]
+
+
+def streamed(disk: Disk, batches: int, **words: Any) -> list[list[int]]:
+    """That many batches of 8, over epochs of 96 items."""
+    data = Shards(len(disk.lengths), disk, epoch_size=96, lanes=3, steps=[Filter(not_of_five)], bookmarks=False, retries=8)
+    found: list[list[int]] = []
+    with Loader.from_dataset(data, batch_size=8, shuffle=True, seed=3, **words) as loader:
+        while len(found) < batches:
+            found += [batch.tolist() for batch in islice(loader, batches - len(found))]
+    data.close()
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_disk_that_breaks_off_again_and_again_changes_nothing(tmp_path: Path, way: dict[str, Any]) -> None:
+    """Every record once, in the same order, and no more shards open than lanes. Seen to fail: without retries; reading on one record later."""
+    disk = Disk(LENGTHS, tmp_path / "log")
+    assert streamed(disk, 60, **way) == expected_of_a_disk()
+    if way.get("method") != "thread":
+        assert max(map(int, (tmp_path / "log").read_text().split())) <= 3
+    if "multiprocessing_context" not in way:
+        assert disk.broke > 20
+        assert disk.open == 0
+
+
+@pytest.mark.slow
+def test_an_hours_worth_of_records() -> None:
+    """360,000 records: one hour of a hundred a second. Each shard breaks off about once each time it is read."""
+    lengths = [random.Random(shard).randrange(500, 1500) for shard in range(200)]
+
+    def read(disk: Disk) -> Iterator[np.ndarray]:
+        data = Shards(200, disk, epoch_size=72_000, lanes=8, steps=[Filter(not_of_five)], bookmarks=False, retries=8)
+        with Loader.from_dataset(data, batch_size=500, shuffle=True, seed=3) as loader:
+            for _ in range(5):
+                for batch in loader:
+                    yield batch.numpy()
+        data.close()
+
+    disk = Disk(lengths)
+    seen: Counter[int] = Counter()
+    for batch, expected in zip(read(disk), read(Disk(lengths, faults=False)), strict=True):
+        assert np.array_equal(batch, expected)
+        seen.update(batch.tolist())
+        assert disk.open <= 8
+    assert seen.total() == 360_000
+    assert disk.open == 0
+    assert disk.broke > 200
+    assert len(seen) == sum(number % 5 != 3 for length in lengths for number in range(length))
+    assert max(seen.values()) - min(seen.values()) <= 2
+
+
+@pytest.mark.slow
+def test_a_worker_killed_in_the_middle_of_a_shard_loses_nothing(tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+
+    class Killing(Disk):
+        def records(self, shard: int, breaks_at: int | None, late_at: int) -> Iterator[int]:
+            for record in super().records(shard, breaks_at, late_at):
+                if record == 40_030 and not killed.exists():
+                    killed.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield record
+
+    assert streamed(Killing(LENGTHS), 60, num_workers=2, multiprocessing_context="fork") == expected_of_a_disk()
+    assert killed.exists()
+
+
+# Faults that last.
+
+
+class Broken:
+    """Breaks off at record 5 of shard 2, until it is mended."""
+
+    def __init__(self, error: Callable[[], Exception] = lambda: ConnectionResetError("gone")) -> None:
+        self.error: Callable[[], Exception] | None = error
+
+    def __call__(self, shard: int) -> Iterator[int]:
+        for number in range(10):
+            if (shard, number) == (2, 5) and self.error is not None:
+                raise self.error()
+            yield 10 * shard + number
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_a_fault_that_lasts_is_raised_with_shard_and_record_and_a_resume_goes_on_from_there(way: dict[str, Any]) -> None:
+    """Seen to fail: a lane that goes on behind the record at which it failed."""
+    disk = Broken()
+    data = Shards(4, disk, epoch_size=40, lanes=2, bookmarks=False, name="disk")
+    with Loader.from_dataset(data, batch_size=2, **way) as loader:
+        found: list[list[int]] = []
+        with pytest.raises(ConnectionResetError) as caught:
+            found.extend(batch.tolist() for batch in loader)
+        assert any("record 5 of disk 2, tried 4 times" in note for note in caught.value.__notes__)
+        state = loader.state_dict()
+    disk.error = None
+    assert len(found) == 15
+    with Loader.from_dataset(data, batch_size=2, **way) as loader:
+        loader.load_state_dict(state)
+        rest = [batch.tolist() for batch in loader]
+    with Loader.from_dataset(data, batch_size=2, **way) as loader:
+        assert found + rest == [batch.tolist() for batch in loader]
+    data.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [WAYS[1], WAYS[2]])
+def test_a_read_that_never_ends_is_answered_by_a_time_out_and_does_not_keep_the_loader_open(way: dict[str, Any]) -> None:
+    """A thread cannot be stopped, so it is let go here; a process is."""
+    let_go = threading.Event()
+
+    def hangs(shard: int) -> Iterator[int]:
+        yield shard
+        let_go.wait()
+        yield shard
+
+    data = Shards(4, hangs, epoch_size=40, lanes=2, bookmarks=False)
+    with Loader.from_dataset(data, batch_size=2, timeout=1, **way) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1]
+        with pytest.raises(TimeoutError, match="dataset index"):
+            next(batches)
+        began = time.monotonic()
+    assert time.monotonic() - began < 30
+    let_go.set()
+    data.close()
+
+
+@pytest.mark.slow
+def test_closing_the_data_ends_the_pauses_of_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: a pause that nothing ends. Two threads wait for an hour each here."""
+    assert steadily.__kwdefaults__ is not None
+    monkeypatch.setitem(steadily.__kwdefaults__, "pause_s", 3600)
+    monkeypatch.setattr("penstock._streams.retrying.LONGEST_PAUSE_S", 3600)
+
+    def broken(shard: int) -> Iterator[int]:
+        yield shard
+        raise ConnectionResetError("gone")
+
+    data = Shards(4, broken, epoch_size=40, lanes=2, bookmarks=False, retries=1)
+    with Loader.from_dataset(data, batch_size=2, num_workers=2, method="thread", timeout=1) as loader:
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1]
+        with pytest.raises(TimeoutError):
+            next(batches)
+    data.close()
+
+
+# Shards that are cut short, changed or missing.
+
+
+def tar_bytes(samples: int) -> bytes:
+    with io.BytesIO() as memory:
+        with tarfile.open(fileobj=memory, mode="w") as tar:
+            for sample in range(samples):
+                member = tarfile.TarInfo(f"{sample:03}.txt")
+                member.size = 600
+                tar.addfile(member, io.BytesIO(f"{sample:03}".encode() * 200))
+        return memory.getvalue()
+
+
+def lines(shard: int, n: int = 30) -> bytes:
+    return b"".join(json.dumps({"shard": shard, "record": record, "text": "x" * 100}).encode() + b"\n" for record in range(n))
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.8])
+def test_a_file_that_is_cut_short_is_an_error_that_names_it_and_not_its_end(tmp_path: Path, name: str, keep: float) -> None:
+    """Seen to fail: an end of the file taken for the end of its records."""
+    whole = tar_bytes(30) if ".tar" in name else lines(0)
+    whole = gzip.compress(whole, 0) if name.endswith(".gz") else whole
+    (tmp_path / name).write_bytes(whole[: int(len(whole) * keep)])
+    read = formats.tar if ".tar" in name else formats.jsonl
+    data = read(tmp_path / name, epoch_size=30, bookmarks=False)
+    with Loader.from_dataset(data, batch_size=None, collate_fn=list) as loader, pytest.raises((ValueError, EOFError), match=name) as caught:
+        for _ in loader:
+            pass
+    assert any(name in note for note in caught.value.__notes__)
+
+
+def test_a_shard_that_has_become_shorter_since_its_bookmark_was_made_is_an_error(tmp_path: Path) -> None:
+    """What cannot be seen in one reading: the name says nothing of the content, and the records end without an error."""
+    lengths = [6, 4, 5]
+    data = Shards(3, lambda shard: iter(range(lengths[shard])), epoch_size=30, lanes=1, bookmarks=tmp_path)
+    with (
+        Loader.from_dataset(data, batch_size=1) as loader,
+        pytest.raises(StateMismatch, match="shard 1 .* gave 4 outputs before and 3 now"),
+    ):
+        for number, _ in enumerate(loader):
+            if number == 10:
+                lengths[1] = 3
+    data.close()
+
+
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_a_missing_shard_is_an_error_or_is_left_out(tmp_path: Path, way: dict[str, Any]) -> None:
+    for shard in (0, 1, 3):
+        (tmp_path / f"{shard}.jsonl").write_bytes(lines(shard, 5))
+    paths = [str(tmp_path / f"{shard}.jsonl") for shard in range(4)]
+    words: dict[str, Any] = {"epoch_size": 15, "lanes": 1, "bookmarks": tmp_path / "bookmarks"}
+
+    def read(data: Shards) -> list[tuple[int, int]]:
+        with Loader.from_dataset(data, batch_size=5, collate_fn=list, **way) as loader:
+            found = [(one["shard"], one["record"]) for _ in range(2) for batch in loader for one in batch]
+        data.close()
+        return found
+
+    with pytest.raises(FileNotFoundError, match=r"2\.jsonl") as caught:
+        read(formats.jsonl(paths, **words))
+    assert any("2.jsonl" in note for note in caught.value.__notes__)
+    deal = Deal(4, 1)
+    expected = [(shard, record) for number in range(8) for shard in [deal[number][1]] if shard != 2 for record in range(5)]
+    assert read(formats.jsonl(paths, on_error="skip", **words)) == expected
+
+
+# An object store.
+
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+server.stop()
+"""
+SHARDS = 6
+RECORDS = 200
+PATHS = [f"s3://data/{shard}.jsonl" for shard in range(SHARDS)]
+BLOCK = 2**13
+"""Bytes of one GET: a shard is read in four."""
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[int]:
+    """The port of an S3 server with six files of JSON lines; its process ends with this one."""
+    pytest.importorskip("moto")
+    fsspec, boto3 = pytest.importorskip("s3fs").core.fsspec, pytest.importorskip("boto3")
+    fsspec.asyn.get_loop()  # its thread lives as long as the program
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", region_name="us-east-1", **KEYS)
+        client.create_bucket(Bucket="data")
+        for shard in range(SHARDS):
+            client.put_object(Bucket="data", Key=f"{shard}.jsonl", Body=lines(shard, RECORDS))
+        client.close()
+        yield port
+        server.stdin.close()  # type: ignore[union-attr]
+
+
+KEYS = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
+
+
+@pytest.fixture
+def proxy(store: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """What ``s3://`` leads to here and in worker processes. Requests are not repeated by boto, and once by s3fs, so that faults come through to us."""
+    import s3fs
+    from fsspec.asyn import get_loop, sync
+
+    with FaultProxy(store).running() as running:
+        said = {"key": "any", "secret": "any", "endpoint_url": f"http://127.0.0.1:{running.port}", "default_block_size": BLOCK}
+        monkeypatch.setitem(s3fs.core.fsspec.config.conf, "s3", said)
+        monkeypatch.setenv("FSSPEC_S3", json.dumps(said))
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setattr(s3fs.S3FileSystem, "retries", 2)
+        yield running
+        for one in s3fs.S3FileSystem._cache.values():
+            if one._s3 is not None:
+                sync(one.loop, one._s3creator.__aexit__, None, None, None)
+        s3fs.S3FileSystem.clear_instance_cache()
+        executor, get_loop()._default_executor = get_loop()._default_executor, None
+        if executor is not None:
+            executor.shutdown()
+
+
+def of_s3(**words: Any) -> Shards:
+    return formats.jsonl(PATHS, epoch_size=480, lanes=3, steps=[Filter(of_even_number)], bookmarks=False, **words)
+
+
+def of_even_number(record: dict[str, Any]) -> bool:
+    return record["record"] % 2 == 0
+
+
+def numbers(batch: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return [(record["shard"], record["record"]) for record in batch]
+
+
+def expected_of_s3() -> list[list[tuple[int, int]]]:
+    """By the rule, without a reader: 720 items in batches of 24."""
+    deal = Deal(SHARDS, 3, shuffle=True, seed=1)
+    lanes = [[(deal[number][1], record) for number in range(lane, 24, 3) for record in range(0, RECORDS, 2)] for lane in range(3)]
+    return [[lanes[item % 3][item // 3] for item in range(begin, begin + 24)] for begin in range(0, 720, 24)]
+
+
+def now_and_then(*faults: Fault) -> Callable[[int], Fault | None]:
+    """One of ``faults`` on a third of the requests."""
+
+    def fault(number: int) -> Fault | None:
+        chance = random.Random(f"{number} of {faults}")
+        return chance.choice(faults) if chance.random() < 1 / 3 else None
+
+    return fault
+
+
+FAULTS = {
+    "none": lambda number: None,
+    "slow": lambda number: Fault("slow"),
+    "cut": now_and_then(Fault("cut"), Fault("cut", share=0), Fault("cut", share=0.99)),
+    "refuse": now_and_then(Fault("refuse")),
+    "reset": now_and_then(Fault("reset")),
+    "all": now_and_then(Fault("slow"), Fault("cut"), Fault("refuse"), Fault("reset")),
+}
+SPAWNED = {"num_workers": 2, "multiprocessing_context": "forkserver"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("faults", "way"),
+    [
+        *(pytest.param(name, {}, id=f"{name}-inline") for name in FAULTS),
+        pytest.param("all", {"num_workers": 2, "method": "thread"}, id="all-threads"),
+        pytest.param("all", SPAWNED, id="all-processes"),
+    ],
+)
+def test_an_object_store_that_answers_slowly_breaks_off_and_refuses(proxy: FaultProxy, faults: str, way: dict[str, Any]) -> None:
+    """Every record once and in order; connections bounded. Seen to fail: without retries, and with those for an OSError only."""
+    proxy.faults = FAULTS[faults]
+    data = of_s3(retries=8)
+    found: list[list[tuple[int, int]]] = []
+    with Loader.from_dataset(data, batch_size=24, shuffle=True, seed=1, collate_fn=list, **way) as loader:
+        while len(found) < 30:
+            found += [numbers(batch) for batch in islice(loader, 30 - len(found))]
+    data.close()
+    assert found == expected_of_s3()
+    assert proxy.most_connections <= 10 * (1 + way.get("num_workers", 0))
+    assert sum(proxy.given.values()) > 0 or faults == "none"
