@@ -10,9 +10,10 @@ from math import gcd
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import penstock
-from penstock import Filter, Loader, Pack, Shards, Shuffle, StateError, StateMismatch
+from penstock import Filter, Loader, Mix, Pack, Shards, Shuffle, StateError, StateMismatch
 from penstock._random.lane_order import Deal
 from penstock.testing import Tagged, assert_resumes_everywhere
 
@@ -229,6 +230,7 @@ def test_an_epoch_without_another_batch_is_over():
 
 def test_reading_backwards_is_slow_and_right():
     data = Shards(12, numbered(LENGTHS), epoch_size=1, lanes=4, bookmarks=False)
+    data.order(shuffle=False, seed=0)
     expected = list(islice(model(LENGTHS, 4, False, 0), 300))
     assert [data[item] for item in reversed(range(300))] == expected[::-1]
     assert [data[item] for item in range(0, 300, 7)] == expected[::7]
@@ -266,6 +268,40 @@ def test_set_epoch_goes_to_whole_epochs_ahead_and_back():
         loader.set_epoch(epoch)
         found[epoch] = next(iter(loader)).tolist()
         assert found[epoch] == expected[8 * epoch : 8 * epoch + 8]
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_set_epoch_before_the_first_batch_goes_as_far_as_reading_does(epoch):
+    """Seen to fail: a new loader that was sent to epoch 1 began with the items of epoch 0."""
+    data = Shards(12, numbered(LENGTHS), epoch_size=8, lanes=4, bookmarks=False)
+    loader = Loader.from_dataset(data, batch_size=8)
+    loader.set_epoch(epoch)
+    assert next(iter(loader)).tolist() == list(islice(model(LENGTHS, 4, False, 0), 100))[8 * epoch : 8 * epoch + 8]
+
+
+def test_whoever_asks_by_index_is_refused():
+    """Seen to fail: each of these showed the first 40 items again in every epoch, or ended the second one with an IndexError."""
+
+    def data():
+        return Shards(12, forward, epoch_size=40, lanes=4, bookmarks=False)
+
+    several = {
+        "Subset": lambda: Loader.from_dataset(Subset(data(), range(20))),
+        "ConcatDataset": lambda: Loader.from_dataset(ConcatDataset([data(), data()])),
+        "DataLoader": lambda: DataLoader(data(), 4),
+        "order=": lambda: Loader.from_dataset(data(), order=penstock.ShuffledOrder(40, 1)),
+        "Resident": lambda: Loader.from_dataset(penstock.Resident(data(), progress=False)),
+        "Mix of a Subset": lambda: Loader.from_dataset(Mix({"a": Subset(data(), range(20))}, {"a": 1}, epoch_size=8)),
+        "list": data,
+    }
+    for make in several.values():
+        with pytest.raises(TypeError, match="are a stream, and are read by Loader.from_dataset"):
+            next(iter(make()))
+    with pytest.raises(TypeError, match="a stream without end, and a cache has 40 samples"):
+        Loader.from_dataset(penstock.Cached(data()))
+    for groups in (penstock.Buckets([3] * 40, 12), penstock.Packs([3] * 40, 12)):
+        with pytest.raises(ValueError, match=r"groups needs the length of each sample.* penstock\.Pack"):
+            Loader.from_dataset(data(), groups=groups)
 
 
 def test_the_state_is_small_and_json():
@@ -321,6 +357,8 @@ def test_what_cannot_be_right_with_a_stream_is_refused():
         Loader.from_dataset(data(), restart_on_stop_iteration=False)
     with pytest.raises(penstock.GraphError, match="tail='drop'"):
         next(iter(Loader.from_dataset(data(), tail="pad", rank=0, world_size=2)))
+    with pytest.raises(penstock.GraphError, match="the ranks would begin at different places"):  # seen: ranks 0 and 2 of 4, left early
+        next(iter(Loader.from_dataset(data(), tail="exact", rank=0, world_size=2)))
     one = data()
     Loader.from_dataset(one, shuffle=True, seed=1)
     Loader.from_dataset(one, shuffle=True, seed=1)

@@ -17,7 +17,7 @@ from penstock._datasets.cache_record import NotCacheable, record_of, value_at
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._errors import ClosedError
 from penstock._fetch.fetch import Fetch, epoch_aware
-from penstock._random.order import brought_order
+from penstock._random.order import ContinuingOrder, brought_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,12 @@ class Cached:
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
         """The order that the dataset brings; see `OrderedDataset`."""
-        return brought_order(self.dataset, shuffle=shuffle, seed=seed)
+        order = brought_order(self.dataset, shuffle=shuffle, seed=seed)
+        if isinstance(order, ContinuingOrder):
+            raise TypeError(
+                f"{type(self.dataset).__name__} is a stream without end, and a cache has {len(self)} samples. Pass it to Loader.from_dataset as it is, or count its shards."
+            )
+        return order
 
     def __getitem__(self, index: Any) -> Any:
         """Sample ``index``; a negative index counts from the end.

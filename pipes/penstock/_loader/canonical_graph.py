@@ -26,7 +26,7 @@ from penstock._nodes.sampler_wrapper import SamplerWrapper
 from penstock._nodes.sharder import Sharder
 from penstock._nodes.to_device import ToDevice
 from penstock._random.grouping import Buckets, Packs
-from penstock._random.order import brought_order
+from penstock._random.order import ContinuingOrder, brought_order
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder, order_of
 
 if TYPE_CHECKING:
@@ -191,6 +191,10 @@ class FromDataset(DataLoaderWords):
                 made_for, order = _length(dataset), order_of(dataset, shuffle=shuffle, seed=seed)
             else:
                 order = _checked_order(order, dataset)
+            if groups is not None and isinstance(order, ContinuingOrder):
+                raise ValueError(
+                    f"groups needs the length of each sample, and {type(dataset).__name__} is a stream without end. Leave groups out; pack with the step penstock.Pack."
+                )
             source = Sampler(order) if groups is None else Grouper(order, groups)
             if isinstance(groups, Buckets):
                 batch_size = None

@@ -84,8 +84,8 @@ class Sampler(Node[Indices]):
     def at(self, positions: np.ndarray) -> Indices:
         if self.continues:
             raise GraphError(
-                f"tail='pad' would show the start of an epoch again, and {type(self.order).__name__} only goes on. Use tail='drop' (what it leaves out comes in a "
-                f"later epoch) or tail='exact'."
+                f"tail='pad' would show the start of an epoch again, and {type(self.order).__name__} only goes on. Use tail='drop': what it leaves out comes "
+                f"in a later epoch."
             )
         return self._indices(np.asarray(positions, np.int64))
 
@@ -129,7 +129,8 @@ class Sampler(Node[Indices]):
         elif epoch == after["epoch"]:
             origin = after["origin"]
         else:
-            origin = after["origin"] + self._rounded(after["position"]) + (epoch - after["epoch"] - 1) * whole
+            read = self._rounded(after["position"]) or whole  # an epoch that is passed over unread counts as a whole one
+            origin = after["origin"] + read + (epoch - after["epoch"] - 1) * whole
         return {"epoch": epoch, "position": 0, "origin": origin}
 
     def check(self, state: Any) -> None:

@@ -59,7 +59,7 @@ class Sharder(Node[T]):
         ValueError: On construction or at the first item, on all ranks alike: numbers that make no sense.
         GraphError: On construction: ``split="within"`` over a source that splits itself. At the first item, on all ranks alike:
             ``tail="pad"`` over a source that cannot be read by position or does not know its length; several ranks, and a source
-            that does not say who deals. At any item: a process group that disagrees with the rank found before it existed.
+            that does not say who deals; ``tail="exact"`` over a source that `continues`. At any item: a process group that disagrees with the rank found before it existed.
         StateMismatch: At the first item: the source splits itself, and the state belongs to another rank or world size.
     """
 
@@ -252,6 +252,11 @@ class Sharder(Node[T]):
 
     def _open(self) -> None:
         """Check before each epoch that its items can be dealt, so that all ranks fail here, and not a single rank at the end of the epoch."""
+        if self.tail == "exact" and self.continues:
+            raise GraphError(
+                "tail='exact' lets some ranks end an epoch before the others, and this source begins the next one where it was left: the ranks would begin at "
+                "different places. Use tail='drop': what it leaves out comes in a later epoch."
+            )
         self.source.take(0)  # makes a sampler plan the epoch, so that it knows its length
         if self.tail == "pad":
             self.source.at(np.arange(0))  # raises if the source cannot be read by position

@@ -78,6 +78,12 @@ class Uncounted:
     def __getitem__(self, item: int) -> Any:
         if item < 0:
             raise IndexError(f"index {item}: shards that are not counted have no last item to count from.")
+        if not self._ordered:
+            raise TypeError(
+                f"nobody has asked these Shards for their order. They are a stream, and are read by Loader.from_dataset(shards) or as a source of a Mix: whatever else asks for "
+                f"samples by index, such as a Subset, a DataLoader or another order=, would show the first {self._length} items again in every epoch. Use steps= to choose "
+                f"records, or count the shards."
+            )
         lanes = self._lanes
         if lanes is None:
             lanes = self._lanes = Lanes(self._deal, self._run, self._facts(), skips=self._skips, label=self._label)
