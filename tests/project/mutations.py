@@ -1784,6 +1784,12 @@ MUTATIONS = [
     ),
     Mutation(
         "_streams/tar.py",
+        "if (said - others + 1) % 65521 != zlib.adler32(header) & 0xFFFF:",
+        "if False:",
+        "tests/streams/test_tar.py::TestDamaged::test_a_header_that_is_damaged",
+    ),
+    Mutation(
+        "_streams/tar.py",
         "if field[0] == 0x80:",
         "if False:",
         "tests/streams/test_tar.py::test_a_large_file_is_measured_in_binary",
