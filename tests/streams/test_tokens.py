@@ -260,10 +260,15 @@ def test_threads_read_while_files_are_closed(tmp_path, monkeypatch):
         wrong.append([index for index in rows if data[index]["tokens"].tolist() != expected[5 * index : 5 * index + 5].tolist()])
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert wrong == [[]] * 6
 
 
