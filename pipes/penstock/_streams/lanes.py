@@ -193,7 +193,7 @@ class _Lane:
             return next(self._run, _END)
         except Exception as exc:
             annotate(exc, f"in {self._label}")
-            if not self._lanes.skips:
+            if not self._lanes.skips or self._lanes.closing.is_set():
                 raise
             self._cut = True
             log.warning('on_error="skip" leaves out the rest of %s: %s: %s', self._label, type(exc).__name__, exc)

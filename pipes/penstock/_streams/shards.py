@@ -60,7 +60,8 @@ class Shards(Dataset[Any]):
         epoch_size: Items in an epoch, of all ranks together, from 1 to 2**56. Not counted only.
         steps: Functions from an iterator to an iterator, applied to the records of a shard one after another: `Filter`, `Shuffle`, `Pack`, or generator functions
             of yours. They must be deterministic. A shard's end is the end of the iterator. Not counted only.
-        bookmarks: A folder that keeps how many outputs each shard had; True: one in the user's cache; False: none. Ranks on several machines, and runs
+        bookmarks: A folder that keeps how many outputs each shard had; True: one in the user's cache, unless the shards are numbers, which do not say
+            what is in them; False: none. Ranks on several machines, and runs
             that are resumed elsewhere, need a shared one, next to the checkpoints. It changes only how long a resume takes. Not counted only.
         retries: How often in a row to open a shard again after an ``OSError``, with growing pauses. Not counted only.
         on_error: ``"skip"`` leaves out, with a warning, records that cannot be read, and a shard from the first error on (all of it, if it is missing).

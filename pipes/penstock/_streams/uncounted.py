@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, final, overload
 
 from penstock._random.lane_order import Deal, LaneOrder
 from penstock._random.shard_order import LANE_NUMBERS
 from penstock._streams.bookmarks import Bookmarks, default_folder
-from penstock._streams.files import stamp
+from penstock._streams.files import Stamp, stamp
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import most_files
@@ -18,11 +20,18 @@ from penstock._streams.retrying import steadily
 from penstock._streams.steps import code_hash, run_steps, step_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from penstock._random.order import Order
     from penstock._streams.retrying import Closing
     from penstock._streams.steps import ShardRun, Step
+
+log = logging.getLogger("penstock")
+
+_STAYS_CUT: Final = (
+    '%s gives %d outputs in pass %d, because on_error="skip" has left out the rest of it before: a run that goes on needs the same sequence. A new run reads it '
+    "to its end with other bookmarks=, or another seed."
+)
 
 
 @final
@@ -120,11 +129,13 @@ class Uncounted:
         return f"{self._name} {self._shards[shard]}"
 
     def _facts(self) -> _Facts:
+        numbered = isinstance(self._shards[0], int)  # any two datasets have a shard 3, so these bookmarks are for those who say where
         if self._bookmarks is True:
-            folder: Any = default_folder()
+            folder: Any = None if numbered else default_folder()
         else:
             folder = None if self._bookmarks is False else self._bookmarks
-        binding = {"steps": code_hash(self._steps), "name": self._name, "data": self._settings}
+        code = code_hash(self._steps if numbered else [*self._steps, self._open])
+        binding = {"steps": code, "name": self._name, "data": self._settings}
         return _Facts(folder, binding, self._deal.seed, self._shards, self._skips)
 
 
@@ -132,20 +143,51 @@ class _Facts:
     """What is known of the shards: in every pass, in one pass, and where an error has cut one short, whatever becomes of the file later."""
 
     def __init__(self, folder: Any, binding: dict[str, Any], seed: int, shards: Sequence[Any], skips: bool) -> None:
-        keys = [_key(shard) for shard in shards]
+        self._names = [str(_named(shard)) for shard in shards]
+        self._keys = keys = _Keys(shards)
         self._always = Bookmarks(folder, binding, keys)
         self._passes = Bookmarks(folder, {**binding, "seed": seed}, keys)
-        self._cut = Bookmarks(folder, {**binding, "seed": seed, "cut": True}, [str(_named(shard)) for shard in shards]) if skips else None
+        self._cut = Bookmarks(folder, {**binding, "seed": seed, "cut": True}, self._names) if skips else None
+        self._said: set[int] = set()
 
     def outputs(self, shard: int, pass_: int) -> int | None:
+        self._keys[shard]  # looks at the file before it is opened, so that what is read is never taken for a later version
         for facts in (self._cut, self._always, self._passes):
             if facts is not None and (outputs := facts.outputs(shard, pass_)) is not None:
+                if facts is self._cut and shard not in self._said:
+                    self._said.add(shard)
+                    log.warning(_STAYS_CUT, self._names[shard], outputs, pass_)
                 return outputs
         return None
 
     def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
+        if cut:
+            self._said.add(shard)  # whoever has found it has said so
         facts = self._cut if cut and self._cut is not None else self._always if every_pass else self._passes
         facts.add(shard, pass_, outputs, every_pass=every_pass)
+
+
+@final
+class _Keys(Sequence[str]):
+    """What a bookmark of each shard is bound to. Looks at a file once, and when it has to: there may be very many, and far away."""
+
+    def __init__(self, shards: Sequence[Any]) -> None:
+        self._shards = shards
+        self._found: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+    def __getitem__(self, number: int | slice) -> str | list[str]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        if number not in self._found:
+            self._found[number] = _key(self._shards[number])
+        return self._found[number]
 
 
 def _readable(records: Iterable[Any], skips: bool) -> Iterator[Any]:
@@ -157,8 +199,12 @@ def _readable(records: Iterable[Any], skips: bool) -> Iterator[Any]:
 
 
 def _named(shard: Any) -> Any:
-    """A shard's name without its folder, so that data may be moved."""
-    return os.path.basename(os.fspath(shard)) if isinstance(shard, str | os.PathLike) else shard if isinstance(shard, int) else None
+    """What names a shard, as JSON. Paths without their folders, so that data may be moved."""
+    if isinstance(shard, str | os.PathLike):
+        return os.path.basename(os.fspath(shard))
+    if isinstance(shard, Sequence) and not isinstance(shard, bytes | Stamp):
+        return [_named(part) for part in shard]
+    return shard if isinstance(shard, int) else None
 
 
 def _key(shard: Any) -> str:
@@ -167,5 +213,5 @@ def _key(shard: Any) -> str:
         return repr(shard)
     try:
         return f"{_named(shard)} {stamp(os.fspath(shard))}"
-    except OSError:
-        return str(_named(shard))
+    except Exception:  # a URL that only the user's `open` understands
+        return str(shard)
