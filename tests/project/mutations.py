@@ -1358,7 +1358,7 @@ MUTATIONS = [
         "_streams/tokens.py",
         "os.preadv(descriptor.fd,",
         "os.preadv(self._descriptor(number).fd,",
-        "tests/streams/test_tokens.py::test_threads_read_while_files_are_closed",
+        "tests/streams/test_tokens.py::test_a_file_that_is_closed_while_it_is_read",
     ),
     Mutation(
         "_streams/tokens.py",

@@ -249,7 +249,7 @@ def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
 
 
 def test_threads_read_while_files_are_closed(tmp_path, monkeypatch):
-    """Seen to fail: `_fill` not holding the descriptor that it reads from."""
+    """Seen to fail, by luck, for the same reason as the next test."""
     monkeypatch.setattr(module, "MOST_OPEN", 2)
     paths, expected = write(tmp_path, [50] * 8)
     data = tokens(paths, 5)
@@ -260,16 +260,27 @@ def test_threads_read_while_files_are_closed(tmp_path, monkeypatch):
         wrong.append([index for index in rows if data[index]["tokens"].tolist() != expected[5 * index : 5 * index + 5].tolist()])
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert wrong == [[]] * 6
+
+
+def test_a_file_that_is_closed_while_it_is_read(tmp_path, monkeypatch):
+    """As another thread may do, which then opens another file under the same number. Seen to fail: `_fill` not holding the descriptor that it reads from."""
+    paths, expected = write(tmp_path, [50] * 2)
+    data, preadv, opened = tokens(paths, 5), os.preadv, []
+
+    def closing(descriptor, buffers, offset):
+        data.close()
+        opened.append(os.open(paths[1], os.O_RDONLY))
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", closing)
+    assert data[3]["tokens"].tolist() == expected[15:20].tolist()
+    for descriptor in opened:
+        os.close(descriptor)
 
 
 def test_memory_does_not_grow_with_the_files(tmp_path):
