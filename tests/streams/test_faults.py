@@ -349,7 +349,7 @@ def store() -> Iterator[int]:
     """The port of an S3 server with six files of JSON lines; its process ends with this one."""
     pytest.importorskip("moto")
     fsspec, boto3 = pytest.importorskip("s3fs").core.fsspec, pytest.importorskip("boto3")
-    fsspec.asyn.get_loop()  # its thread lives as long as the program
+    loop, thread = fsspec.asyn.get_loop(), fsspec.asyn.iothread[0]
     server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     with server:
         assert server.stdout is not None
@@ -360,7 +360,12 @@ def store() -> Iterator[int]:
             client.put_object(Bucket="data", Key=f"{shard}.jsonl", Body=lines(shard, RECORDS))
         client.close()
         yield port
-        server.stdin.close()  # type: ignore[union-attr]
+        assert server.stdin is not None
+        server.stdin.close()
+    loop.call_soon_threadsafe(loop.stop)  # fsspec would keep it as long as the program lives, and later tests fork
+    thread.join()
+    loop.close()
+    fsspec.asyn.reset_after_fork()
 
 
 KEYS = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
