@@ -1356,8 +1356,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_streams/tokens.py",
-        "os.preadv(descriptor.fd,",
-        "os.preadv(self._descriptor(number).fd,",
+        "            descriptor = self._descriptor(number)  # held while it is read, because another thread may have it closed\n            done = os.preadv(descriptor.fd,",
+        "            done = os.preadv(self._descriptor(number).fd,",
         "tests/streams/test_tokens.py::test_a_file_that_is_closed_while_it_is_read",
     ),
     Mutation(
