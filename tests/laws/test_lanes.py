@@ -128,12 +128,17 @@ def test_a_rank_reads_only_its_lanes(ranks):
 
 
 @pytest.mark.parametrize("bookmarks", ["kept", "none", "half of them"])
-@pytest.mark.parametrize("workers", [(0, "thread"), (2, "thread"), (2, "process")], ids=["inline", "threads", "processes"])
+@pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param((0, "thread"), id="inline"),
+        pytest.param((2, "thread"), id="threads"),
+        pytest.param((2, "process"), id="processes", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("steps", STEPS)
 def test_resume_at_every_step(tmp_path, steps, workers, bookmarks):
     """Seen to fail with a lane that skips one output too many, and with `Shuffle` keyed by the loader's position."""
-    if workers[1] == "process" and bookmarks != "half of them":
-        pytest.skip("the other ways of keeping bookmarks are seen inline and with threads")
 
     def build():
         if bookmarks == "half of them":
