@@ -20,7 +20,22 @@ import torch
 from torch.utils.data import IterableDataset
 
 import penstock
-from penstock import Batcher, ClosedError, Cycler, Fetch, IterableSource, Loader, Mapper, Node, Prefetcher, Sampler, ShuffledOrder
+from penstock import (
+    Batcher,
+    ClosedError,
+    Cycler,
+    Fetch,
+    Filter,
+    IterableSource,
+    Loader,
+    Mapper,
+    Node,
+    Prefetcher,
+    Sampler,
+    Shards,
+    Shuffle,
+    ShuffledOrder,
+)
 from penstock._loader.cursor import EpochCursor
 from penstock._nodes import parallel_mapper
 from penstock.testing import Tagged
@@ -66,8 +81,23 @@ BUILDS: dict[str, Callable[[], Loader[Any]]] = {
     "a stream with a state": lambda: Loader.from_dataset(Resumable(), batch_size=B, num_workers=1, method="thread"),
     "Mapper": lambda: Loader(Mapper(Batcher(Cycler(Sampler(ShuffledOrder(N, seed=1))), B), Fetch(Tagged(N)))),
     "Prefetcher": lambda: Loader(Prefetcher(Mapper(Batcher(Cycler(Sampler(ShuffledOrder(N, seed=1))), B), Fetch(Tagged(N))))),
+    "lanes": lambda: Loader.from_dataset(
+        Shards(
+            4,
+            lambda shard: iter(range(10 * shard, 10 * shard + 4 + shard % 2)),
+            epoch_size=N,
+            lanes=2,
+            steps=[Filter(odd), Shuffle(3)],
+            bookmarks=False,
+        ),
+        batch_size=B,
+    ),
     "no batches": lambda: Loader(IterableSource(range(N))),
 }
+
+
+def odd(record: int) -> int:
+    return record % 2
 
 
 def plain(batch: Any) -> Any:

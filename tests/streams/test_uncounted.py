@@ -215,6 +215,36 @@ def test_a_missing_shard_and_a_damaged_record(tmp_path, on_error, caplog):
     again.close()
 
 
+def ten_numbers(shard):
+    yield from range(10 * shard, 10 * shard + 10)
+
+
+def unless_12(value):
+    if value == 12:
+        raise ValueError("12")
+    return value
+
+
+def all_but_12(records):
+    yield from map(unless_12, records)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_leaves_out_items_and_not_what_lies_behind_an_error(workers):
+    """Seen to fail: every item of the lane from the damaged record on was left out, for ever, and so was a StateMismatch."""
+
+    def read(**words):
+        data = Shards(4, ten_numbers, epoch_size=24, lanes=2, bookmarks=False, **words)
+        with Loader.from_dataset(data, 4, on_error="skip", num_workers=workers, method="process", multiprocessing_context="fork") as loader:
+            return [value for batch in loader for value in batch.tolist()]
+
+    whole = read()
+    assert read(transform=unless_12) == [value for value in whole if value != 12]
+    with pytest.raises(ValueError, match="12") as raised:
+        read(steps=[all_but_12])
+    assert any('Shards(…, on_error="skip") leaves out the rest' in note for note in raised.value.__notes__)
+
+
 def test_a_shard_that_is_closed_in_a_pause_is_not_cut_short(caplog):
     """Seen to fail: with on_error="skip" the closing ended the pause, the rest of the shard was left out, and a bookmark kept that."""
     fails, paused = [True], threading.Event()

@@ -145,6 +145,24 @@ def annotate(exc: BaseException, note: str) -> None:
             del exc.__notes__[:-_NOTES]
 
 
+def mark_of_stream(exc: Exception) -> None:
+    """Say that ``exc`` is not about a single sample: whatever comes after it in a stream cannot be read either."""
+    with contextlib.suppress(Exception):
+        exc._penstock_of_stream = True  # type: ignore[attr-defined]
+
+
+def is_of_stream(exc: Exception) -> bool:
+    """Whether ``exc`` was marked so. Adds the remedy, because the caller is about to raise it although ``on_error`` was given."""
+    if not getattr(exc, "_penstock_of_stream", False):
+        return False
+    annotate(
+        exc,
+        "raised although the loader has on_error=, which leaves out single samples: nothing behind this place in the stream can be read. What may be left out of "
+        'a stream is for it to say: Shards(…, on_error="skip") leaves out the rest of a shard',
+    )
+    return True
+
+
 def describe(exc: BaseException) -> str:
     """Type and message of ``exc``, even if its ``__str__`` raises."""
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from penstock._errors import GraphError
 from penstock._fetch.batch_schema import has_registered
-from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, describe
+from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, describe, is_of_stream
 from penstock._fetch.error_policy import annotate as annotate
 from penstock._fetch.fetch import Fetch, Items, Listed, epoch_aware
 from penstock._fetch.indices import Indices
@@ -285,7 +285,7 @@ class FetchTask(_Task):
                 try:
                     samples.append(load(indices[row]))
                 except Exception as exc:
-                    if self.on_error == "raise":
+                    if self.on_error == "raise" or is_of_stream(exc):
                         raise
                     substitute = self._substitute(exc, loading)
                     failures.append(SampleFailure(row, self.name(task, row), describe(exc), substitute is SKIP))

@@ -137,8 +137,8 @@ class _Lane:
         self._drop()
 
     def _rewind(self) -> None:
-        self._deal = self._lane  # the shard that is read, or comes next, by its number in the endless deal
-        self._first = self._next = 0  # the numbers, in this lane, of the shard's first output and of the one that comes next
+        # The shard that is read, or comes next, by its number in the endless deal; and the numbers, in this lane, of its first output and of the one that comes next.
+        self._deal, self._first, self._next = self._lane, 0, 0
         self._empty: set[int] = set()  # the shards that had no output, since one had
 
     def _drop(self) -> None:
@@ -218,8 +218,7 @@ class _Lane:
             self._empty.add(deal[self._deal][1])
         elif self._empty:
             self._empty = set()
-        self._deal += deal.lanes
-        self._first = self._next
+        self._deal, self._first = self._deal + deal.lanes, self._next  # in one line, because Ctrl-C may come between any two
         if len(self._empty) == deal.shards:
             self._rewind()
             raise ValueError(

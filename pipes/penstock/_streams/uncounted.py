@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, final, overload
 
+from penstock._fetch.error_policy import mark_of_stream
 from penstock._random.lane_order import Deal, LaneOrder
 from penstock._random.shard_order import LANE_NUMBERS
 from penstock._streams.bookmarks import Bookmarks, default_folder
@@ -96,7 +97,11 @@ class Uncounted:
         lanes = self._lanes
         if lanes is None:
             lanes = self._lanes = Lanes(self._deal, self._run, self._facts(), skips=self._skips, label=self._label)
-        return lanes.read(item)
+        try:
+            return lanes.read(item)
+        except Exception as exc:
+            mark_of_stream(exc)
+            raise
 
     def order(self, *, shuffle: bool, seed: int) -> Order:
         """See `Shards.order`."""
