@@ -62,7 +62,8 @@ class Bookmarks:
         folder: Where to keep the files; None: nowhere, so that the facts last as long as this object. A folder in which nothing can be written costs only time if
             it is the `default_folder`, and is an error if it was named.
         binding: JSON that decides what the steps make of a shard. Facts under another binding are not seen.
-        keys: For each shard, a text that tells its content from any other, such as name, size and time. Facts about another content are ignored.
+        keys: For each shard, a text that tells its content from any other, such as name, size and time. Facts about another content are ignored. Looked up
+            only for a shard that is asked about, or written of, because it may take a request to a server.
 
     Raises:
         OSError: The folder was named, and nothing can be written there.
@@ -77,6 +78,8 @@ class Bookmarks:
         self._arguments = (self._root, binding, keys)
         self._keys = keys
         self._facts = Facts()
+        self._settled: set[int] = set()  # shards whose facts, as far as they were read, are in `_facts`
+        self._unsettled: dict[int, list[tuple[str, Fact]]] = {}  # of other shards: what was read, with the key that it is true of
         self._read_up_to: dict[str, int] | None = None  # bytes of each file; None: nothing was read so far
         self._writes = self._folder is not None
         self._warned: set[str] = set()
@@ -92,6 +95,8 @@ class Bookmarks:
 
     def outputs(self, shard: int, pass_: int) -> int | None:
         """How many outputs ``shard`` has in a pass; None if nobody knows. The caller relies on it, so a contradiction is an error from now on."""
+        if shard not in self._settled:
+            self._settle(shard)
         with self._locked():
             return self._facts.get(shard, pass_)
 
@@ -109,6 +114,7 @@ class Bookmarks:
             OSError: The folder was named, and nothing can be written there.
         """
         fact = Fact(int(shard), None if every_pass else int(pass_), int(outputs))
+        self._settle(fact.shard)
         with self._locked():
             news = self._facts.add(fact)
         if isinstance(news, Contradiction):
@@ -141,6 +147,18 @@ class Bookmarks:
             self.refresh()
         return self._lock
 
+    def _settle(self, shard: int) -> None:
+        """Believe what was read about a shard, where it is about the content that the shard has now."""
+        with self._locked():
+            if shard not in self._unsettled:
+                self._settled.add(shard)
+                return
+        key = self._keys[shard]
+        with self._locked():
+            found = [self._facts.add(fact) for about, fact in self._unsettled.pop(shard, ()) if about == key]
+            self._settled.add(shard)
+        self._report(*(one for one in found if isinstance(one, Contradiction)))
+
     # Files. The format is described above.
 
     def _line(self, fact: Fact) -> bytes:
@@ -150,8 +168,8 @@ class Bookmarks:
     def _checked(self, said: bytes) -> bytes:
         return said + b',"check":%d}\n' % zlib.crc32(said, zlib.crc32(self._hash.encode()))
 
-    def _fact(self, line: bytes) -> Fact | None:
-        """The fact in a line of a file; None if it is damaged, or about another content.
+    def _fact(self, line: bytes) -> tuple[str, Fact]:
+        """The fact in a line of a file, and the key that it is true of.
 
         Raises:
             ValueError: It is damaged.
@@ -166,7 +184,9 @@ class Bookmarks:
             raise ValueError from None
         if not all(type(number) is int and 0 <= number < AT_MOST for number in (shard, outputs, 0 if pass_ is None else pass_)):
             raise ValueError
-        return Fact(shard, pass_, outputs) if shard < len(self._keys) and key == self._keys[shard] else None
+        if type(key) is not str:
+            raise ValueError
+        return key, Fact(shard, pass_, outputs)
 
     def _read(self) -> list[Contradiction]:
         """Read the new lines of all files; what they contradict."""
@@ -182,12 +202,13 @@ class Bookmarks:
                             break  # somebody may still be writing it
                         at += len(line)
                         try:
-                            fact = self._fact(line)
+                            key, fact = self._fact(line)
                         except ValueError:
                             damaged += 1
                             continue
-                        news = fact is not None and self._facts.add(fact)
-                        if isinstance(news, Contradiction):
+                        if fact.shard not in self._settled:
+                            self._unsettled.setdefault(fact.shard, []).append((key, fact))
+                        elif key == self._keys[fact.shard] and isinstance(news := self._facts.add(fact), Contradiction):
                             found.append(news)
             except OSError as exc:
                 self._warn_once(name, f"{exc}. These bookmarks are left out, which costs only time.")
