@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 import penstock
 from penstock import Filter, Loader, Mix, Pack, Shards, Shuffle, StateError, StateMismatch
 from penstock._random.lane_order import Deal
+from penstock._streams import lanes
 from penstock.testing import Tagged, assert_resumes_everywhere
 
 LENGTHS = [7, 0, 13, 5, 9, 1, 22, 4, 4, 8, 3, 16]
@@ -309,6 +310,18 @@ def test_whoever_asks_by_index_is_refused():
             Loader.from_dataset(data(), groups=groups)
 
 
+def test_a_long_search_is_said_even_where_no_shard_is_opened(monkeypatch, caplog):
+    """Seen to fail: passing over a million shards that had been read before took seconds, without a word."""
+    monkeypatch.setattr(lanes, "SLOW_S", 0.0)
+    data = Shards(12, numbered(LENGTHS), epoch_size=sum(LENGTHS), lanes=1, bookmarks=False)
+    with Loader.from_dataset(data, batch_size=None) as loader:
+        assert len(list(loader)) == sum(LENGTHS)
+        caplog.clear()
+        loader.set_epoch(20)
+        next(iter(loader))
+    assert "lane 0: it has taken" in caplog.text
+
+
 def test_the_state_is_small_and_json():
     data = Shards(10**5, numbered(LENGTHS), epoch_size=10**9, lanes=96, steps=[Filter(not_of_three), Shuffle(1000)])
     loader = Loader.from_dataset(data, batch_size=256, shuffle=True, seed=1)
@@ -340,9 +353,18 @@ def test_a_state_of_another_stream_is_refused(change, why):
 
 
 @pytest.mark.parametrize(
-    "source", [None, {"epoch": 0, "position": 0}, {"epoch": 0, "position": 0, "origin": 3}, {"epoch": 0, "position": 41, "origin": 0}]
+    "source",
+    [
+        None,
+        {"epoch": 0, "position": 0},
+        {"epoch": 0, "position": 0, "origin": 3},
+        {"epoch": 0, "position": 41, "origin": 0},
+        {"epoch": 2, "position": 0, "origin": 84},
+    ],
 )
 def test_a_hostile_state_is_refused(source):
+    """Seen to fail: an origin beyond all epochs before it was searched for, for ever."""
+
     def build():
         return Loader.from_dataset(Shards(12, forward, epoch_size=40, lanes=4, bookmarks=False))
 

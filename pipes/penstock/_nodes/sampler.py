@@ -137,6 +137,10 @@ class Sampler(Node[Indices]):
         position = fields(state, epoch=int, position=int, **({"origin": int} if self.continues else {}))["position"]
         if self.continues and state["origin"] % self._round:
             raise StateError(f"a state with the origin {state['origin']} is damaged: an epoch begins at a multiple of {self._round}.")
+        if self.continues and state["origin"] > state["epoch"] * self._rounded(self._n):
+            raise StateError(
+                f"a state with the origin {state['origin']} is damaged: the {state['epoch']} epochs before have at most {self._rounded(self._n)} items each."
+            )
         if position > self._n:
             raise StateError(
                 f"a state at position {position} is out of bounds: an epoch has {self._n} items. Was it saved with another dataset?"

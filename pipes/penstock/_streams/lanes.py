@@ -148,7 +148,7 @@ class _Lane:
                 run.close()
 
     def _found(self, number: int) -> Any:
-        begun, patience = time.monotonic(), SLOW_S
+        self._begun, self._patience = time.monotonic(), SLOW_S
         while True:
             if self._run is None:
                 self._skip_to(number)
@@ -161,9 +161,8 @@ class _Lane:
                     self._kept[self._next - 1] = value
                     if len(self._kept) > self._most_kept:
                         self._kept.popitem(last=False)
-                if not self._next % 64 and (seconds := time.monotonic() - begun) > patience:
-                    patience *= 2
-                    log.warning(_SLOW, self._lane, seconds, number, self._next)
+                if not self._next % 64:
+                    self._say_if_slow(number)
             self._end()
 
     def _skip_to(self, number: int) -> None:
@@ -174,6 +173,13 @@ class _Lane:
                 return
             self._next = self._first + outputs
             self._go_on()
+            self._say_if_slow(number)
+
+    def _say_if_slow(self, number: int) -> None:
+        seconds = time.monotonic() - self._begun
+        if seconds > self._patience:
+            self._patience *= 2
+            log.warning(_SLOW, self._lane, seconds, number, self._next)
 
     def _known(self) -> int | None:
         pass_, shard = self._lanes.deal[self._deal]
