@@ -1,22 +1,28 @@
-"""The loaders that benchmark_streams.py compares: how each writes and mixes token files, stops and resumes.
+"""The loaders that benchmark_streams.py compares: how each reads tars and lines, writes and mixes token files, stops and resumes.
 
-Everybody is set up as its own documentation says, and delivers int64. A loader is a function of the folder with the data; it returns batches without end
-(X3), an order of sources (X8), or batches of durations for each rank (X9). What is not installed is left out, and said.
+Everybody is set up as its own documentation says. A loader is a function of the folder with the data; it returns batches without end (X1 to X4, X11), one
+pass after another (X10), an order of sources (X8), or batches of durations for each rank (X9). What is not installed is left out, and said.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import itertools
+import json
+import multiprocessing
+import os
 import random
+import tarfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, WeightedRandomSampler
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, WeightedRandomSampler, get_worker_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,12 +43,396 @@ class Peer:
     Attributes:
         open: Sets it up; its arguments are the workload's.
         modules: What it needs.
-        write: Writes its files into the folder, from the token files that are there.
+        write: Writes its files into the folder, from those that are there.
+        huge: X5 and X7 measure it with much more, too.
     """
 
     open: Callable[..., Any]
     modules: tuple[str, ...] = ()
     write: Callable[[Path], None] | None = None
+    huge: bool = False
+
+
+# ------------------------------------------------------------------------------------------------- X1, X2, X10, X11: samples of tars
+#
+# Each is a function of the folder and returns batches of 64: lists of bytes; or of images, if ``then`` makes one of the bytes.
+
+RECORD = 20_000  # bytes in a sample
+SAMPLES = 64  # in a batch
+HELD = 1000  # by a shuffle buffer; each of the two workers has one
+
+
+def write_tars(folder: Path, name: str, samples: Iterable[bytes], each: int) -> None:
+    """Tars of ``each`` samples, which have one file."""
+    folder.mkdir(parents=True)
+    numbered = enumerate(samples)
+    for shard in itertools.count():
+        part = list(itertools.islice(numbered, each))
+        if not part:
+            return
+        with tarfile.open(folder / f"{shard:06}.tar", "w") as tar:
+            for number, data in part:
+                info = tarfile.TarInfo(f"{number:09}.{name}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+
+
+def records(n: int) -> Iterator[bytes]:
+    """Noise that begins with its number."""
+    noise = random.Random(SEED).randbytes(RECORD - 8)
+    return (number.to_bytes(8, "little") + noise for number in range(n))
+
+
+def pictures(n: int) -> Iterator[bytes]:
+    """JPEGs of 256 x 256, of some 20 KB."""
+    from PIL import Image
+
+    generator = np.random.default_rng(SEED)
+    for _ in range(n):
+        smooth = Image.fromarray(generator.integers(0, 256, (16, 16, 3), dtype=np.uint8)).resize((256, 256), Image.Resampling.BICUBIC)
+        noisy = np.asarray(smooth).astype(np.int16) + generator.integers(-12, 13, (256, 256, 3))
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file := io.BytesIO(), "JPEG", quality=80)
+        yield file.getvalue()
+
+
+def decoded(data: bytes) -> torch.Tensor:
+    from PIL import Image
+
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(data))))
+
+
+def paths_of(folder: Path) -> list[str]:
+    return sorted(map(str, (folder / "tars").glob("*.tar")))
+
+
+def by_tarfile(path: str) -> Iterator[bytes]:
+    """The files of a tar, by the standard library."""
+    with tarfile.open(path, "r|") as tar:
+        for member in tar:
+            yield tar.extractfile(member).read()
+            tar.members = []
+
+
+def by_size(path: str) -> Iterator[bytes]:
+    """The files of a tar: nothing but their sizes is looked at, and nothing is checked."""
+    with open(path, "rb") as file:
+        while (header := file.read(512))[0]:
+            size = int(header[124:135], 8)
+            yield file.read(size)
+            file.read(-size % 512)
+
+
+Then = Callable[[bytes], Any] | None
+
+
+def without_loader(folder: Path, read: Callable[[str], Iterator[bytes]] = by_size, then: Then = None) -> Iterator[None]:
+    """No loader: two processes read tars and throw away what they have read. Counts their batches."""
+    done = multiprocessing.Semaphore(0)
+    for worker in range(WORKERS):
+        multiprocessing.Process(target=reading, args=(paths_of(folder)[worker::WORKERS], read, then, done), daemon=True).start()
+    while True:
+        done.acquire()
+        yield None
+
+
+def reading(paths: list[str], read: Callable[[str], Iterator[bytes]], then: Then, done: Any) -> None:
+    torch.set_num_threads(1)
+    samples = (sample for _ in itertools.count() for path in paths for sample in read(path))
+    while True:
+        for sample in itertools.islice(samples, SAMPLES):
+            if then is not None:
+                then(sample)
+        done.release()
+
+
+class Chosen:
+    """The only file of a sample."""
+
+    def __init__(self, name: str, then: Then) -> None:
+        self.name = name
+        self.then = then
+
+    def __call__(self, sample: Any) -> Any:
+        data = sample[self.name]
+        return data if self.then is None else self.then(data)
+
+    def batch(self, samples: list[Any]) -> Any:
+        chosen = [self(sample) for sample in samples]
+        return chosen if self.then is None else torch.stack(chosen)
+
+
+def stacked(samples: list[Any]) -> Any:
+    return torch.stack(samples) if isinstance(samples[0], torch.Tensor) else samples
+
+
+def by_webdataset(folder: Path, held: int = HELD, then: Then = None, *, passes: bool = False) -> Iterable[Any]:
+    import webdataset
+
+    dataset = webdataset.WebDataset(paths_of(folder), shardshuffle=100, seed=SEED)
+    if not passes:
+        dataset = dataset.repeat()
+    dataset = dataset.shuffle(held).map(Chosen("bin" if then is None else "jpg", then)).batched(SAMPLES, collation_fn=stacked)
+    loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=WORKERS, persistent_workers=True)
+    return loader if passes else iter(loader)
+
+
+def by_hugging_face(folder: Path, held: int = HELD, then: Then = None, *, passes: bool = False) -> Iterable[Any]:
+    from datasets import load_dataset
+
+    dataset = load_dataset("webdataset", data_files=paths_of(folder), split="train", streaming=True, cache_dir=str(folder / "cache"))
+    dataset = dataset.shuffle(seed=SEED, buffer_size=held)
+    chosen = Chosen("bin", None) if then is None else Chosen("jpg", lambda image: torch.from_numpy(np.array(image)))  # it decodes itself
+    loader = DataLoader(dataset, SAMPLES, num_workers=WORKERS, persistent_workers=True, collate_fn=chosen.batch)
+    return loader if passes else again(loader)
+
+
+def write_energon(folder: Path) -> None:
+    from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
+
+    names = [os.path.basename(path) for path in paths_of(folder)]
+    parts = [("train", 1.0), ("val", 0.0), ("test", 0.0)]
+    WebdatasetPreparator.prepare_dataset(folder / "tars", names, split_parts_ratio=parts, workers=1)
+    (folder / "tars" / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
+
+
+def by_energon(folder: Path, held: int = HELD, then: Then = None, *, passes: bool = False) -> Iterable[Any]:
+    import dataclasses
+
+    from megatron import energon
+
+    @dataclasses.dataclass
+    class Raw(energon.Sample):
+        data: Any
+
+    chosen = Chosen("bin" if then is None else "jpg", then)
+
+    @energon.stateless
+    def cook(sample: Any) -> Raw:
+        return Raw(**energon.basic_sample_keys(sample), data=chosen(sample))
+
+    class Encoder(energon.DefaultTaskEncoder):
+        decoder = None
+        cookers = (energon.Cooker(cook),)
+
+        @energon.stateless
+        def batch(self, samples: list[Raw]) -> Any:
+            return stacked([sample.data for sample in samples])
+
+        def encode_batch(self, batch: Any) -> Any:
+            return batch
+
+    dataset = energon.get_train_dataset(
+        folder / "tars",
+        worker_config=energon.WorkerConfig(rank=0, world_size=1, num_workers=WORKERS),
+        batch_size=SAMPLES,
+        shuffle_buffer_size=held,
+        max_samples_per_sequence=100,
+        virtual_epoch_length=PASS * 1000 // SAMPLES if passes else 0,
+        task_encoder=Encoder(),
+    )
+    loader = energon.get_savable_loader(dataset)
+    return loader if passes else iter(loader)
+
+
+def whole_tar(path: str) -> Iterator[dict[str, bytes]]:
+    for data in by_size(path):
+        yield {"data": data}
+
+
+def write_litdata_of_tars(folder: Path) -> None:
+    from litdata import optimize
+
+    optimize(whole_tar, paths_of(folder), str(folder / "litdata"), chunk_bytes="64MB", num_workers=1, verbose=False)
+
+
+def by_litdata(folder: Path, then: Then = None, *, passes: bool = False) -> Iterable[Any]:
+    """LitData: tars in its own chunks."""
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    dataset = StreamingDataset(str(folder / "litdata"), shuffle=True, seed=SEED, transform=Chosen("data", then))
+    loader = StreamingDataLoader(dataset, batch_size=SAMPLES, num_workers=WORKERS, collate_fn=stacked, persistent_workers=True)
+    return loader if passes else again(loader)
+
+
+def by_us(folder: Path, held: int = 2 * HELD, lanes: int = 8, then: Then = None, *, passes: bool = False, **options: Any) -> Iterable[Any]:
+    """penstock: nobody has counted the samples. Half a window is held in each lane."""
+    import penstock
+
+    data = penstock.formats.tar(
+        paths_of(folder),
+        epoch_size=PASS * 1000,
+        lanes=min(lanes, len(paths_of(folder))),
+        steps=[penstock.Shuffle(2 * held // lanes)],
+        transform=Chosen("bin" if then is None else "jpg", then),
+        bookmarks=False,
+    )
+    loader = penstock.Loader.from_dataset(data, batch_size=SAMPLES, shuffle=True, seed=SEED, **options)
+    return loader if passes else again(loader)
+
+
+PASS = 8  # tars in a pass of X10
+
+OURS = {
+    "penstock, 0 workers": {},
+    "penstock, threads": {"num_workers": WORKERS, "method": "thread"},
+    "penstock, processes": {"num_workers": WORKERS, "method": "process"},
+}
+
+
+def readers_of_tars(then: Then = None, **options: Any) -> dict[str, Peer]:
+    more = () if then is None else ("PIL",)
+    others = {
+        "webdataset": Peer(by_webdataset, ("webdataset", *more)),
+        "HF datasets": Peer(by_hugging_face, ("datasets", *more)),
+        "Energon": Peer(by_energon, ("megatron.energon", *more), write_energon),
+        "LitData": Peer(by_litdata, ("litdata", *more), write_litdata_of_tars),
+        **{name: Peer(functools.partial(by_us, **ours), ("penstock", *more)) for name, ours in OURS.items()},
+    }
+    return {
+        name: Peer(functools.partial(peer.open, **({} if then is None else {"then": then}), **options), peer.modules, peer.write)
+        for name, peer in others.items()
+    }
+
+
+X1 = {
+    "no loader": Peer(without_loader),
+    "no loader, tarfile": Peer(functools.partial(without_loader, read=by_tarfile)),
+    **readers_of_tars(),
+}
+
+X2 = {"no loader": Peer(functools.partial(without_loader, then=decoded), ("PIL",)), **readers_of_tars(decoded)}
+
+X10 = readers_of_tars(passes=True)
+
+X11 = {
+    "webdataset, 2 x 5000": Peer(functools.partial(by_webdataset, held=5000), ("webdataset",)),
+    "HF datasets, 2 x 5000": Peer(functools.partial(by_hugging_face, held=5000), ("datasets",)),
+    "penstock, 64 lanes, window 156": Peer(functools.partial(by_us, lanes=64, held=64 * 78, **OURS["penstock, processes"]), ("penstock",)),
+    "penstock, 64 lanes, window 512": Peer(functools.partial(by_us, lanes=64, held=64 * 256, **OURS["penstock, processes"]), ("penstock",)),
+}
+
+
+# ------------------------------------------------------------------------------------------------- X4: lines of JSON, tokenised and packed
+#
+# Each is a function of the folder and returns batches of 8 rows of 2048 tokens, padded with 0.
+
+ROW = 2048
+WORDS = {f"word{k * k}": k + 1 for k in range(VOCABULARY)}
+
+
+def write_lines(folder: Path, files: int, each: int) -> None:
+    """Texts of lognormal lengths."""
+    generator = np.random.default_rng(SEED)
+    words = np.array(list(WORDS))
+    for file in range(files):
+        begins, at = [0], 0
+        with open(folder / f"{file:03}.jsonl", "wb") as lines:
+            for length in np.clip(generator.lognormal(6, 0.9, each), 8, ROW).astype(int):
+                at += lines.write(json.dumps({"text": " ".join(generator.choice(words, length))}).encode() + b"\n")
+                begins.append(at)
+        np.save(folder / f"{file:03}.npy", begins)  # for who reads by position
+
+
+def toy_tokens(text: str) -> list[int]:
+    return [WORDS[word] for word in text.split()]
+
+
+class Concatenated(IterableDataset):
+    """As everybody writes it: the tokens of a file one after another, cut into rows wherever that falls."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = sorted(folder.glob("*.jsonl"))
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        tokens: list[int] = []
+        for epoch in itertools.count():
+            files = random.Random(f"{SEED} {epoch}").sample(self.files, len(self.files))
+            for file in files[worker.id :: worker.num_workers]:
+                with open(file, "rb") as lines:
+                    for line in lines:
+                        tokens += toy_tokens(json.loads(line)["text"])
+                        while len(tokens) >= ROW:
+                            yield torch.tensor(tokens[:ROW])
+                            del tokens[:ROW]
+
+
+def cut_by_a_generator(folder: Path) -> Iterator[torch.Tensor]:
+    return iter(DataLoader(Concatenated(folder), BATCH_SIZE, num_workers=WORKERS))
+
+
+def texts_to_tokens(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+    return {"tokens": [toy_tokens(text) for text in batch["text"]]}
+
+
+def grouped(batch: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+    """As in its examples of language modelling: concatenated, cut, and the rest dropped."""
+    tokens = list(itertools.chain(*batch["tokens"]))
+    return {"tokens": [tokens[at : at + ROW] for at in range(0, len(tokens) - ROW + 1, ROW)]}
+
+
+def cut_by_hugging_face(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+    from datasets import load_dataset
+
+    files = sorted(map(str, folder.glob("*.jsonl")))
+    dataset = load_dataset("json", data_files=files, split="train", streaming=True, cache_dir=str(folder / "cache"))
+    dataset = dataset.shuffle(seed=SEED, buffer_size=HELD).map(texts_to_tokens, batched=True, remove_columns=["text"])
+    dataset = dataset.map(grouped, batched=True).with_format("torch")
+    return again(DataLoader(dataset, BATCH_SIZE, num_workers=WORKERS, persistent_workers=True))
+
+
+class Lines:
+    """Lines by position."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = sorted(folder.glob("*.jsonl"))
+        self.begins = [np.load(file.with_suffix(".npy")) for file in self.files]
+        self.ends = np.cumsum([len(begins) - 1 for begins in self.begins])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, index: int) -> bytes:
+        file = int(np.searchsorted(self.ends, index, "right"))
+        line = index - int(self.ends[file - 1] if file else 0)
+        begin, end = map(int, self.begins[file][line : line + 2])
+        with open(self.files[file], "rb") as lines:
+            lines.seek(begin)
+            return lines.read(end - begin)
+
+
+def line_to_tokens(line: bytes) -> dict[str, np.ndarray]:
+    return {"tokens": np.array(toy_tokens(json.loads(line)["text"]))}
+
+
+def packed_by_grain(folder: Path, packing: str) -> Iterator[dict[str, np.ndarray]]:
+    import grain.python as pygrain
+    from grain import experimental
+
+    lines = pygrain.MapDataset.source(Lines(folder)).seed(SEED).shuffle().repeat().map(line_to_tokens)
+    rows = getattr(experimental, packing)(lines.to_iter_dataset(), length_struct={"tokens": ROW}, num_packing_bins=64)
+    return iter(rows.batch(BATCH_SIZE).mp_prefetch(pygrain.MultiprocessingOptions(num_workers=WORKERS)))
+
+
+def tokenised(lines: Iterator[dict[str, str]]) -> Iterator[list[int]]:
+    for line in lines:
+        yield toy_tokens(line["text"])
+
+
+def packed_by_us(folder: Path, **options: Any) -> Iterator[dict[str, torch.Tensor]]:
+    import penstock
+
+    data = penstock.formats.jsonl(folder / "*.jsonl", epoch_size=10_000, steps=[tokenised, penstock.Pack(ROW)], bookmarks=False)
+    return again(penstock.Loader.from_dataset(data, batch_size=BATCH_SIZE, shuffle=True, seed=SEED, **options))
+
+
+X4 = {
+    "DataLoader and a generator, cuts": Peer(cut_by_a_generator),
+    "HF datasets, cuts": Peer(cut_by_hugging_face, ("datasets",)),
+    "Grain, first fit": Peer(functools.partial(packed_by_grain, packing="FirstFitPackIterDataset"), ("grain",)),
+    "Grain, best fit": Peer(functools.partial(packed_by_grain, packing="BestFitPackIterDataset"), ("grain",)),
+    **{name: Peer(functools.partial(packed_by_us, **ours), ("penstock",)) for name, ours in OURS.items()},
+}
 
 
 # ------------------------------------------------------------------------------------------------- X3: sequences from token files
@@ -246,9 +636,7 @@ X3 = {
     "MosaicML Streaming": Peer(mds, ("streaming",), write_mds),
     "LitData": Peer(litdata, ("litdata",), write_litdata),
     "HF datasets": Peer(hugging_face, ("datasets",), write_hugging_face),
-    "penstock, 0 workers": Peer(ours, ("penstock",)),
-    "penstock, threads": Peer(functools.partial(ours, num_workers=WORKERS, method="thread"), ("penstock",)),
-    "penstock, processes": Peer(functools.partial(ours, num_workers=WORKERS, method="process"), ("penstock",)),
+    **{name: Peer(functools.partial(ours, **options), ("penstock",)) for name, options in OURS.items()},
 }
 
 
@@ -285,8 +673,6 @@ def walked(begin: Callable[[], tuple[Iterator[Any], Callable[[], Any]]], places:
 
 
 def resume_ours(folder: Path, sequences: int, **options: Any) -> Resumable:
-    import json
-
     import penstock
     from penstock.formats import tokens
 
@@ -396,23 +782,83 @@ def resume_hugging_face(folder: Path, sequences: int) -> Resumable:
     return Resumable(functools.partial(walked, begin), resume)
 
 
-def write_tars(folder: Path, length: int) -> None:
-    import webdataset
-
-    (folder / "tars").mkdir(exist_ok=True)
-    with contextlib.redirect_stdout(None), webdataset.ShardWriter(str(folder / "tars" / "%06d.tar"), maxcount=10_000, verbose=0) as writer:
-        for number, row in enumerate(sequences_of(folder, "web", length)):
-            writer.write({"__key__": f"{number:09}", "bin": row.tobytes()})
-
-
 def resume_webdataset(folder: Path, sequences: int) -> Resumable:
     """It has no state: a resumed run reads what it has read before, and throws it away."""
     import webdataset
 
     def resume(place: int) -> Any:
-        shards = sorted(map(str, (folder / "tars").glob("*.tar")))
-        dataset = webdataset.WebDataset(shards, shardshuffle=100, seed=SEED).shuffle(1000).batched(BATCH_SIZE)
+        dataset = webdataset.WebDataset(paths_of(folder), shardshuffle=100, seed=SEED).shuffle(1000).batched(BATCH_SIZE)
         return next(itertools.islice(iter(dataset), place, None)), None
+
+    return Resumable(lambda places: places, resume)
+
+
+def resume_energon(folder: Path, sequences: int) -> Resumable:
+    from megatron import energon
+
+    class Encoder(energon.DefaultTaskEncoder):
+        decoder = None
+        cookers = (energon.Cooker(energon.stateless(lambda sample: sample)),)
+
+        @energon.stateless
+        def batch(self, samples: list[Any]) -> Any:
+            return [sample["bin"] for sample in samples]
+
+        def encode_batch(self, batch: Any) -> Any:
+            return batch
+
+    def build() -> Any:
+        alone = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
+        options = {"shuffle_buffer_size": HELD, "max_samples_per_sequence": 100, "task_encoder": Encoder()}
+        return energon.get_savable_loader(energon.get_train_dataset(folder / "tars", worker_config=alone, batch_size=BATCH_SIZE, **options))
+
+    def begin() -> tuple[Iterator[Any], Callable[[], Any]]:
+        loader = build()
+        return iter(loader), loader.save_state_rank
+
+    def resume(state: Any) -> Any:
+        loader = build()
+        loader.restore_state_rank(state)
+        return next(iter(loader)), None
+
+    return Resumable(functools.partial(walked, begin), resume)
+
+
+def resume_lanes(folder: Path, sequences: int, *, bookmarks: bool) -> Resumable:
+    """penstock: lanes of tars that nobody has counted, two of them."""
+    import penstock
+
+    def build() -> Any:
+        data = penstock.formats.tar(
+            paths_of(folder), epoch_size=sequences, lanes=2, bookmarks=str(folder / "bookmarks") if bookmarks else False
+        )
+        return penstock.Loader.from_dataset(data, batch_size=BATCH_SIZE, shuffle=True, seed=SEED)
+
+    def states(places: list[int]) -> list[Any]:
+        with build() as loader:
+            last = places[-1] if bookmarks else 0  # whoever saved this state has read up to there, and left bookmarks
+            for _ in itertools.islice(loader, last + 1):
+                state = json.loads(loader.state_dict()["penstock"])
+        found = []
+        for place in places:
+            state["state"]["source"] = {**state["state"]["source"], "position": place * BATCH_SIZE}
+            found.append({"penstock": json.dumps(state)})
+        return found
+
+    def resume(state: Any) -> Any:
+        loader = build()
+        loader.load_state_dict(state)
+        return next(iter(loader)), loader.close
+
+    return Resumable(states, resume)
+
+
+def half_a_shard(folder: Path, sequences: int) -> Resumable:
+    """No loader: half of each of two tars is read, which is what bookmarks leave to read, on average. There are ten tars."""
+
+    def resume(place: int) -> Any:
+        lanes = [by_size(path) for path in paths_of(folder)[:2]]
+        return [list(itertools.islice(lane, sequences // 20))[-1] for lane in lanes], None
 
     return Resumable(lambda places: places, resume)
 
@@ -422,10 +868,84 @@ X5 = {
     "MosaicML Streaming": Peer(resume_mds, ("streaming",), functools.partial(write_mds, length=SHORT)),
     "LitData": Peer(resume_litdata, ("litdata",), functools.partial(write_litdata, length=SHORT)),
     "HF datasets": Peer(resume_hugging_face, ("datasets",), functools.partial(write_hugging_face, length=SHORT)),
-    "webdataset": Peer(resume_webdataset, ("webdataset",), functools.partial(write_tars, length=SHORT)),
-    "penstock, 0 workers": Peer(resume_ours, ("penstock",)),
-    "penstock, threads": Peer(functools.partial(resume_ours, num_workers=WORKERS, method="thread"), ("penstock",)),
-    "penstock, processes": Peer(functools.partial(resume_ours, num_workers=WORKERS, method="process"), ("penstock",)),
+    "Energon": Peer(resume_energon, ("megatron.energon",), write_energon),
+    "webdataset": Peer(resume_webdataset, ("webdataset",)),
+    "no loader, half a shard a lane": Peer(half_a_shard),
+    "penstock, lanes": Peer(functools.partial(resume_lanes, bookmarks=True), ("penstock",)),
+    "penstock, lanes without bookmarks": Peer(functools.partial(resume_lanes, bookmarks=False), ("penstock",)),
+    **{name: Peer(functools.partial(resume_ours, **ours), ("penstock",), huge=True) for name, ours in OURS.items()},
+}
+
+
+# ------------------------------------------------------------------------------------------------- X6: going on with other ranks
+#
+# Each is a function of the folder. It returns a function of (ranks, state, steps) that returns the samples of all ranks and the state of one.
+
+ITEMS = 4800  # in all
+Run = Callable[[int, Any, int], tuple[list[int], Any]]
+
+
+def elastic_grain(folder: Path) -> Run:
+    import grain.python as pygrain
+    from grain import experimental
+
+    def run(ranks: int, state: Any, steps: int) -> tuple[list[int], Any]:
+        data = pygrain.MapDataset.source(range(ITEMS)).seed(SEED).shuffle()
+        shares = [iter(experimental.ElasticIterator(data, BATCH_SIZE * ranks, pygrain.ShardOptions(rank, ranks))) for rank in range(ranks)]
+        for share in shares:
+            if state is not None:
+                share.set_state(state)
+        return [int(number) for _ in range(steps) for share in shares for number in next(share)], shares[0].get_state()
+
+    return run
+
+
+class Numbers:
+    """Shards of uneven lengths."""
+
+    def __call__(self, shard: int) -> Iterator[int]:
+        return iter(range(1000 * shard, 1000 * shard + 60 + 7 * (shard % 13)))
+
+
+def not_a_multiple_of_three(number: int) -> bool:
+    return number % 3 > 0
+
+
+def elastic_ours(folder: Path, **options: Any) -> Run:
+    """penstock: filtered shards, which nobody has counted."""
+    import penstock
+
+    def run(ranks: int, state: Any, steps: int) -> tuple[list[int], Any]:
+        loaders = []
+        for rank in range(ranks):
+            kept = [penstock.Filter(not_a_multiple_of_three), penstock.Shuffle(32)]
+            data = penstock.Shards(96, Numbers(), epoch_size=ITEMS, lanes=24, steps=kept, bookmarks=str(folder / "bookmarks"))
+            loaders.append(
+                penstock.Loader.from_dataset(data, batch_size=BATCH_SIZE, shuffle=True, seed=SEED, rank=rank, world_size=ranks, **options)
+            )
+            if state is not None:
+                loaders[-1].load_state_dict(state)
+        with contextlib.ExitStack() as stack:
+            for loader in loaders:
+                stack.enter_context(loader)
+            read = [iter(loader) for loader in loaders]
+            return [int(number) for _ in range(steps) for batches in read for number in next(batches)], loaders[-1].state_dict()
+
+    return run
+
+
+def lost_and_repeated(run: Run) -> tuple[int, int]:
+    """Of a run on 2 ranks that goes on with 3, compared with one that does not."""
+    whole, _ = run(2, None, ITEMS // (2 * BATCH_SIZE))
+    before, state = run(2, None, 120)
+    after, _ = run(3, state, (ITEMS - len(before)) // (3 * BATCH_SIZE))
+    should, found = Counter(whole), Counter(before + after)
+    return sum((should - found).values()), sum((found - should).values())
+
+
+X6 = {
+    "Grain, elastic": Peer(elastic_grain, ("grain",)),
+    "penstock": Peer(elastic_ours, ("penstock",)),
 }
 
 
@@ -468,7 +988,7 @@ def state_hugging_face(shards: int) -> tuple[Any, Callable[[], Any]]:
 
 X7 = {
     "HF datasets": Peer(state_hugging_face, ("datasets",)),
-    "penstock, 8 threads": Peer(state_ours, ("penstock",)),
+    "penstock, 8 threads": Peer(state_ours, ("penstock",), huge=True),
 }
 
 

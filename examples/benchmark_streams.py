@@ -1,23 +1,33 @@
-"""Streams side by side: token files, resuming, states, mixes, buckets.
+"""Streams side by side: tars, lines, token files, resuming, states, mixes, buckets, memory.
 
-    python benchmark_streams.py [--workloads X3 X5 X7 X8 X9] [--peers NAME ...] [--repeats 5] [--seconds 1] [--quick] [--json FILE]
+    python benchmark_streams.py [--workloads X1 X2 …] [--peers NAME ...] [--repeats 5] [--seconds 1] [--quick] [--json FILE]
                                 [--python MODULE=INTERPRETER ...] [--folder FOLDER]
 
 The loaders and their settings are in benchmark_stream_peers.py. Every measurement has its own process; the loaders take turns, and the figures are medians
 over the rounds. A ratio is the median of the ratios within a round. What is not installed says so; ``--python streaming=/path/to/python`` runs what needs
 the module ``streaming`` in another environment, which needs torch, NumPy and psutil, too.
 
+X1  Samples of 20 KB from 64 tars of 1000, shuffled, in batches of 64, 2 workers, as bytes. "no loader" are two processes that read tars and do nothing else;
+    the first looks at nothing but the sizes, the second uses the standard library's tarfile. Files are in the page cache.
+X2  The same with JPEGs of 256 x 256, decoded by Pillow. "no loader" reads and decodes.
 X3  Sequences of 4096 tokens from files of uint16, shuffled, a mix of three sources (.7, .2, .1), batches of 8, as int64. Files are in the page cache.
     tokens/s: at the steady speed. us CPU: of all processes, a sequence. first: from building everything to the first batch, packages imported.
     "no loader" copies random rows into new batches, and does nothing else.
+X4  Lines of JSON, made into tokens by a toy tokeniser, in rows of 2048, in batches of 8. Some pack whole texts, others cut the texts where a row ends. tokens/s,
+    without padding; fill: the share of the places that have one.
 X5  From building everything to the first batch, ms, resumed at 0.1, 10, 50 and 90 % of an epoch of sequences of 64 tokens, without worker processes unless it
     says so. The peers walk to the places first; MosaicML's and our states are made. Our larger files are sparse.
+    Lanes: ten tars that nobody has counted. With bookmarks, half of a tar is read in each of the two lanes, on average.
+X6  A run on 2 ranks is stopped at 40 % and goes on with 3: how many samples are lost, and how many come once more than in a run that was not stopped.
 X7  Bytes of a state (JSON, or a pickle where it is none), and us to take it.
 X8  A mix of 35 sources, weighted 1, 1/2, 1/3, …: us of CPU time an item, the best of 5 times 131,072 on one rank; over 32,768 items on 8 ranks, the largest difference between a source's
     count and its share, at the ends of 1024 items and anywhere. Skew: how far the worst rank's count of a source is from its share, in standard deviations
     of a draw, also for two sources (3 to 1) on 4 ranks; a fair draw is at 3 or so.
 X9  Batches of speech (lognormal, 9 s in the middle, at most 40), at most 200 s with padding and 64 samples, on 8 ranks: padding, and how long 8 ranks wait for
     the slowest, if a batch costs its padded seconds times (1 + longest / 30).
+X10 A step with the first batch of a pass over 8 tars as in X1, and with any other batch; the work on a batch takes 4 ms.
+X11 Memory (MB, all processes, without the page cache) that reading as in X1 takes, once the buffers are full. neighbours: how many per cent of the records have
+    the record after them in the file in their batch: the fewer, the better it is shuffled. shards: how many a batch is from.
 """
 
 from __future__ import annotations
@@ -35,6 +45,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PLACES = (0.001, 0.1, 0.5, 0.9)
+X10_STEP_S = 0.004
 LIMIT_S = 300
 
 
@@ -72,31 +84,80 @@ def rows_of(batch: Any) -> np.ndarray:
     return tokens
 
 
-def x3(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+def timed(peer: peers.Peer, folder: Path, options: argparse.Namespace, look: Callable[[Any], int], least: int = 0) -> dict[str, float]:
+    """Batches at the steady speed: after at least ``least`` batches. ``look`` checks one and says how many rows it has."""
     begin = time.perf_counter()
     batches = peer.open(folder)
-    rows_of(next(batches))
+    look(next(batches))
     first_s = time.perf_counter() - begin
     end = time.perf_counter() + options.seconds / 4
-    while time.perf_counter() < end:
-        next(batches)
-    sources = []
-    begin, busy_s, sequences = time.perf_counter(), cpu_s(), 0
+    while time.perf_counter() < end or least > 0:
+        look(next(batches))
+        least -= 1
+    begin, busy_s, rows = time.perf_counter(), cpu_s(), 0
     while (took_s := time.perf_counter() - begin) < options.seconds:
         for _ in range(16):
-            rows = rows_of(next(batches))
-            sequences += len(rows)
-            sources.append(rows[:, 0] // peers.VOCABULARY)
+            rows += look(next(batches))
     busy_s = cpu_s() - busy_s
+    return {"per_s": rows / took_s, "cpu_us": 1e6 * busy_s / rows, "first_ms": 1e3 * first_s}
+
+
+def x1(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    def look(batch: Any) -> int:
+        if batch is None:
+            return peers.SAMPLES
+        if any(type(sample) is not bytes or len(sample) != peers.RECORD for sample in batch):
+            raise TypeError(f"got a batch of {type(batch[0])}")
+        return len(batch)
+
+    return timed(peer, folder, options, look, 0 if options.quick else 2 * peers.HELD // peers.SAMPLES)
+
+
+def x2(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    def look(batch: Any) -> int:
+        if batch is None:
+            return peers.SAMPLES
+        if (batch.dtype, tuple(batch.shape[1:])) != (torch.uint8, (256, 256, 3)):
+            raise TypeError(f"got a batch of {batch.dtype} of shape {batch.shape}")
+        return len(batch)
+
+    return timed(peer, folder, options, look)
+
+
+def x3(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    sources = []
+
+    def look(batch: Any) -> int:
+        rows = rows_of(batch)
+        sources.append(rows[:, 0] // peers.VOCABULARY)
+        return len(rows)
+
+    found = timed(peer, folder, options, look)
+    sequences = sum(map(len, sources))
     shares = np.bincount(np.concatenate(sources), minlength=len(peers.WEIGHTS)) / sequences
     off = float(np.abs(shares - list(peers.WEIGHTS.values())).max())
     if peer.modules and sequences > 2000 and off > 0.1:
         raise ValueError(f"the shares of the sources are {shares}")
-    return {"tokens_per_s": sequences * peers.LENGTH / took_s, "cpu_us": 1e6 * busy_s / sequences, "first_ms": 1e3 * first_s}
+    return {"tokens_per_s": found.pop("per_s") * peers.LENGTH, **found}
+
+
+def x4(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    fills = []
+
+    def look(batch: Any) -> int:
+        tokens = np.asarray(batch["tokens"] if isinstance(batch, dict) else batch)
+        if tokens.dtype != np.int64 or tokens.shape[1:] != (peers.ROW,):
+            raise TypeError(f"got a batch of {tokens.dtype} of shape {tokens.shape}")
+        fills.append(np.count_nonzero(tokens) / tokens.size)
+        return len(tokens)
+
+    found = timed(peer, folder, options, look)
+    fill = statistics.mean(fills)
+    return {"tokens_per_s": found.pop("per_s") * peers.ROW * fill, "fill": fill, **found}
 
 
 def x5(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    sizes = [10**5, 10**7, 10**9] if peer.modules == ("penstock",) else [x5_sequences(options)]
+    sizes = [10**5, 10**7, 10**9] if peer.huge else [x5_sequences(options)]
     found: dict[str, list[float]] = {}
     for size in sizes:
         resumable = peer.open(folder, size)
@@ -119,9 +180,14 @@ def x5_sequences(options: argparse.Namespace) -> int:
     return 5_000 if options.quick else 100_000
 
 
+def x6(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    lost, repeated = peers.lost_and_repeated(peer.open(folder))
+    return {"lost": lost, "repeated": repeated}
+
+
 def x7(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str, float]:
     found = {}
-    sizes = [10**5, 10**6] if peer.modules == ("penstock",) else [10**5]  # 10^6 takes minutes to set up elsewhere
+    sizes = [10**5, 10**6] if peer.huge else [10**5]  # 10^6 takes minutes to set up elsewhere
     for shards in [1000] if options.quick else sizes:
         batches, state = peer.open(shards)
         for _ in range(3):
@@ -142,9 +208,9 @@ def x7(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str,
 
 def x8(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str, float]:
     weights, items = 1 / np.arange(1, 36), 4096 if options.quick else 32_768
-    busy_s = [timed(peer.open(weights, 4 * items, 1))]
+    busy_s = [busy(peer.open(weights, 4 * items, 1))]
     while len(busy_s) < 5 and busy_s[0] < 1:
-        busy_s.append(timed(peer.open(weights, 4 * items, 1)))
+        busy_s.append(busy(peer.open(weights, 4 * items, 1)))
     many, two = peer.open(weights, items // 8, 8)(), peer.open(np.array([3, 1]), items // 8, 4)()
     weights = weights / weights.sum()
     counts = np.cumsum(many.T.reshape(-1, 1) == np.arange(35), axis=0)
@@ -165,7 +231,7 @@ def skew(rows: np.ndarray, weights: np.ndarray) -> float:
     return float((np.abs(counts - drawn) / np.sqrt(drawn * (1 - weights))).max())
 
 
-def timed(function: Callable[[], Any]) -> float:
+def busy(function: Callable[[], Any]) -> float:
     """Its CPU seconds."""
     begin = time.process_time()
     function()
@@ -194,13 +260,57 @@ def x9(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str,
     }
 
 
+def x10(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    loader = peer.open(folder)
+    first, other = [], []
+    begin = last = time.perf_counter()
+    while len(first) < 3 or (len(first) < 20 and time.perf_counter() - begin < 4 * options.seconds):
+        for number, _ in enumerate(loader):
+            time.sleep(X10_STEP_S)
+            (other if number else first).append(1e3 * (time.perf_counter() - last))
+            last = time.perf_counter()
+    found = {"first_ms": statistics.median(first[1:]), "other_ms": statistics.mean(other)}
+    return {**found, "ratio": found["first_ms"] / found["other_ms"]}
+
+
+def memory() -> float:
+    """MB of this process and its descendants; what they share is divided among them."""
+    me = psutil.Process()
+    return sum(process.memory_full_info().pss for process in (me, *me.children(recursive=True))) / 1e6
+
+
+def x11(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    before = memory()
+    batches = peer.open(folder)
+    for _ in range(10 if options.quick else 400):
+        next(batches)
+    most, neighbours, shards, records = 0.0, 0, 0, 0
+    for number in range(10 if options.quick else 600):
+        numbers = {int.from_bytes(sample[:8], "little") for sample in next(batches)}
+        neighbours += sum(number + 1 in numbers for number in numbers)
+        shards += len({number // 1000 for number in numbers})
+        records += len(numbers)
+        if number % 50 == 0:
+            most = max(most, memory() - before)
+    return {"MB": most, "neighbours": 100 * neighbours / records, "shards": shards / (number + 1)}
+
+
 WORKLOADS = {
+    "X1": (peers.X1, x1),
+    "X2": (peers.X2, x2),
     "X3": (peers.X3, x3),
+    "X4": (peers.X4, x4),
     "X5": (peers.X5, x5),
+    "X6": (peers.X6, x6),
     "X7": (peers.X7, x7),
     "X8": (peers.X8, x8),
     "X9": (peers.X9, x9),
+    "X10": (peers.X10, x10),
+    "X11": (peers.X11, x11),
 }
+
+DATA = {"X11": "X1"}  # which workloads read another's
+REPEATED = ("X1", "X2", "X3", "X4", "X10")  # the others repeat within, or have no use for it
 
 
 def child(options: argparse.Namespace) -> None:
@@ -223,6 +333,9 @@ def child(options: argparse.Namespace) -> None:
         except Exception as exc:  # whatever a loader raises is its result
             result = {"failed": f"{type(exc).__name__}: {exc}"[:200]}
     print("\n" + json.dumps(result), flush=True)
+    for process in psutil.Process().children(recursive=True):  # they hold on to the pipe that the parent reads
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     os._exit(0)  # some peers hang when the interpreter ends
 
 
@@ -279,27 +392,46 @@ def measured(workload: str, name: str, folder: Path, options: argparse.Namespace
 
 
 def prepare(workload: str, folder: Path, options: argparse.Namespace) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / "web").exists():
+    """The data that the loaders read, or make theirs of."""
+    if (folder / "prepared").exists():
         return
+    folder.mkdir(parents=True, exist_ok=True)
+    quick = options.quick
+    if workload == "X1":
+        peers.write_tars(folder / "tars", "bin", peers.records(800 if quick else 64_000), 50 if quick else 1000)
+    if workload == "X2" and importlib.util.find_spec("PIL"):
+        peers.write_tars(folder / "tars", "jpg", peers.pictures(320 if quick else 3200), 20 if quick else 100)
     if workload == "X3":
-        peers.write_tokens(folder, 1000 if options.quick else 24_000)
+        peers.write_tokens(folder, 1000 if quick else 24_000)
+    if workload == "X4":
+        peers.write_lines(folder, 8, 40 if quick else 4000)
     if workload == "X5":  # the peers resume in one source
         peers.write_tokens(folder, int(x5_sequences(options) / peers.WEIGHTS["web"]) + 100, peers.SHORT, 1)
+        rows = [row.tobytes() for row in peers.sequences_of(folder, "web", peers.SHORT)]
+        peers.write_tars(folder / "tars", "bin", rows, -(-len(rows) // 10))
+    if workload == "X10":
+        peers.write_tars(folder / "tars", "bin", peers.records(1000 * peers.PASS), 1000)
+    (folder / "prepared").touch()
 
 
 def rounds_of(workload: str, folder: Path, options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """The loaders in turn, ``--repeats`` times. What is missing or fails is not tried again; All but X3 repeat within, or have no use for it."""
-    prepare(workload, folder, options)
+    """The loaders in turn, ``--repeats`` times; with ``--quick``, two at a time. What is missing or fails is not tried again."""
     names = [
         name for name in WORKLOADS[workload][0] if options.peers is None or any(word.lower() in name.lower() for word in options.peers)
     ]
+    if names:
+        prepare(DATA.get(workload, workload), folder, options)
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for _ in range(options.repeats if workload == "X3" else 1):
-        for name, found in results.items():
-            if not found or not {"skipped", "failed"} & found[0].keys():
-                found.append(measured(workload, name, folder, options))
-                print(f"{workload} {name}: {found[-1]}", file=sys.stderr, flush=True)
+
+    def measure(name: str) -> None:
+        found = results[name]
+        if not found or not {"skipped", "failed"} & found[0].keys():
+            found.append(measured(workload, name, folder, options))
+            print(f"{workload} {name}: {found[-1]}", file=sys.stderr, flush=True)
+
+    for _ in range(options.repeats if workload in REPEATED else 1):
+        with ThreadPoolExecutor(2 if options.quick else 1) as together:
+            list(together.map(measure, names))
     return results
 
 
@@ -315,28 +447,39 @@ def ratio(rounds: dict[str, list[dict[str, Any]]], name: str, other: str, key: s
     return f"{statistics.median(ratios):.2f}" if ratios else ""
 
 
+RATE = {"per_s": "{:,.0f}", "cpu_us": "{:.1f}", "first_ms": "{:.0f}"}
 COLUMNS = {
-    "X3": {"tokens_per_s": "{:,.0f}", "cpu_us": "{:.1f}", "first_ms": "{:.0f}"},
-    "X7": {},
+    "X1": RATE,
+    "X2": RATE,
+    "X3": {"tokens_per_s": "{:,.0f}", **RATE},
+    "X4": {"tokens_per_s": "{:,.0f}", "fill": "{:.2%}", **RATE},
+    "X6": {"lost": "{:.0f}", "repeated": "{:.0f}"},
     "X8": {"us_per_item": "{:.3f}", "error_at_ends": "{:.2f}", "error": "{:.1f}", "skew_of_35": "{:.1f}", "skew_of_two": "{:.1f}"},
     "X9": {"padding": "{:.2%}", "wait": "{:.2%}", "seconds_per_batch": "{:.1f}", "left_out": "{:.2%}", "us_per_sample": "{:.1f}"},
+    "X10": {"first_ms": "{:.2f}", "other_ms": "{:.2f}", "ratio": "{:.2f}"},
+    "X11": {"MB": "{:.0f}", "neighbours": "{:.2f}", "shards": "{:.1f}"},
+}
+RATIOS = {  # of what, and to whom
+    "X1": ("per_s", "webdataset", "no loader", "no loader, tarfile"),
+    "X2": ("per_s", "webdataset", "no loader"),
+    "X3": ("tokens_per_s", "DataLoader", "DataLoader, 0 workers", "no loader"),
+    "X4": ("tokens_per_s", "DataLoader and a generator, cuts", "Grain, best fit"),
 }
 
 
 def show(workload: str, rounds: dict[str, list[dict[str, Any]]]) -> None:
     print(f"\n## {workload}\n")
     keys = list(dict.fromkeys(key for found in rounds.values() for one in found for key in one if key not in ("skipped", "failed")))
-    more = ["x DataLoader", "x 0 workers", "x no loader"] if workload == "X3" else []
-    print("| | " + " | ".join([key.replace("_", " ") for key in keys] + more) + " |")
-    print("|---" * (1 + len(keys) + len(more)) + "|")
+    key_of_ratios, *others = RATIOS.get(workload, ("",))
+    print("| | " + " | ".join([key.replace("_", " ") for key in keys] + [f"x {other}" for other in others]) + " |")
+    print("|---" * (1 + len(keys) + len(others)) + "|")
     for name, found in rounds.items():
         if reason := found[0].get("skipped") or found[0].get("failed"):
             print(f"| {name} | {'failed: ' if 'failed' in found[0] else ''}{reason} |")
             continue
         values = medians(found)
         cells = [COLUMNS.get(workload, {}).get(key, "{:,.1f}").format(values[key]) if key in values else "" for key in keys]
-        if workload == "X3":
-            cells += [ratio(rounds, name, other, "tokens_per_s") for other in ("DataLoader", "DataLoader, 0 workers", "no loader")]
+        cells += [ratio(rounds, name, other, key_of_ratios) for other in others]
         print(f"| {name} | " + " | ".join(cells) + " |")
 
 
@@ -345,7 +488,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--peers", nargs="+", help="only loaders with one of these words in their name")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="how long X3 reads")
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long X1 to X4 read")
     parser.add_argument("--quick", action="store_true", help="small data, one round: to see that it runs")
     parser.add_argument("--python", nargs="*", default=[], metavar="MODULE=INTERPRETER")
     parser.add_argument("--folder", help="where the data is; kept, and used again if it is there")
@@ -360,7 +503,7 @@ def main() -> None:
     folder = Path(options.folder or tempfile.mkdtemp(prefix="benchmark-streams-"))
     begin, load = time.perf_counter(), os.getloadavg()[0]
     try:
-        results = {workload: rounds_of(workload, folder / workload, options) for workload in options.workloads}
+        results = {workload: rounds_of(workload, folder / DATA.get(workload, workload), options) for workload in options.workloads}
     finally:
         if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
