@@ -102,7 +102,8 @@ class Sampler(Node[Indices]):
         position = self._n if state is None else state.get("position")
         if not isinstance(self.order, StagedOrder) or not is_count(position):
             return {}
-        return self.order.settings_at(epoch, min(position, self._n))
+        origin = state.get("origin") if self.continues and state is not None else 0
+        return self.order.settings_at(epoch, origin + min(position, self._n)) if is_count(origin) else {}
 
     def choices(self) -> dict[str, Any]:
         return {"all stages": self.order.settings()} if isinstance(self.order, StagedOrder) else {}

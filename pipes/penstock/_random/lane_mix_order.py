@@ -95,6 +95,10 @@ class LaneMixOrder:
         """See `Order.settings`."""
         return {**self._said, "stages": self._mixes[0].settings()["stages"]}
 
+    def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
+        """See `StagedOrder.settings_at`; like those of `indices`, ``position`` counts from the beginning of training."""
+        return self._mixes[0].settings_at(0, -(-position // self.lanes))
+
     def expected(self, begin: int, end: int) -> dict[str, Fraction]:
         """The exact shares of the sources in the items from ``begin`` to ``end - 1``, if both are multiples of the number of lanes."""
         of_a_lane = self._mixes[0].expected(begin // self.lanes, -(-end // self.lanes))
