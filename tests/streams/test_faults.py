@@ -228,10 +228,9 @@ def test_a_read_that_never_ends_is_answered_by_a_time_out_and_does_not_keep_the_
 
     data = Shards(4, hangs, epoch_size=40, lanes=2, bookmarks=False)
     with Loader.from_dataset(data, batch_size=2, timeout=1, **way) as loader:
-        batches = iter(loader)
-        assert next(batches).tolist() == [0, 1]
         with pytest.raises(TimeoutError, match="dataset index"):
-            next(batches)
+            for _ in loader:  # none at all, where a thread that is ahead in the lane hangs first
+                pass
         began = time.monotonic()
     assert time.monotonic() - began < 30
     let_go.set()
