@@ -30,7 +30,7 @@ SLOW_S: Final = 1.0
 """After how long a search for the place in a lane is logged, in seconds; then after twice that, and so on."""
 LEAST_KEPT: Final = 16
 MOST_KEPT: Final = 4096
-"""How many of the items passed over last a lane keeps: twice as many each time that this was not enough."""
+"""How many of the items passed over last a lane keeps: those that it was asked for, rounded up to a power of two."""
 
 
 class Facts(Protocol):
@@ -120,8 +120,9 @@ class _Lane:
         if number in self._kept:
             return self._kept.pop(number)
         if number < self._next:
-            if number >= self._next - MOST_KEPT:
-                self._most_kept = min(2 * self._most_kept, MOST_KEPT)
+            back = self._next - number
+            if back <= MOST_KEPT:
+                self._most_kept = max(self._most_kept, 1 << (back - 1).bit_length())
             self.close()
             if number < self._first:
                 self._rewind()
