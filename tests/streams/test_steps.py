@@ -541,6 +541,26 @@ def test_an_iterator_may_end_where_it_wants() -> None:
     assert list(run(range(5), First)) == [0, 1]
 
 
+class Itself:
+    """Works in one lane; in two it would hand the records of one to the other."""
+
+    def __call__(self, records):
+        self.records = records
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.records)
+
+
+def test_a_step_that_is_its_own_iterator_is_refused() -> None:
+    """Seen to fail: the records of one shard came in another's place, without a word."""
+    with pytest.raises(TypeError, match=r"steps\[0\], Itself, returned itself as the iterator"):
+        list(run(range(5), Itself()))
+
+
 def test_what_is_no_step_is_refused() -> None:
     with pytest.raises(TypeError, match=r"steps\[1\] is 5"):
         step_settings([twice, 5])

@@ -302,11 +302,17 @@ def _guarded(step: Step, place: int, items: Any, cursor: RunCursor, counts: bool
 def _opened(step: Step, place: int, items: Iterator[Any]) -> Iterator[Any]:
     outputs = step(items)
     try:
-        return iter(outputs)
+        iterator = iter(outputs)
     except TypeError:
         raise TypeError(
             f"{_name(step, place)} returned {outputs!r:.80}. It must return an iterator of outputs: a generator function does, with yield in it."
         ) from None
+    if iterator is step:
+        raise TypeError(
+            f"{_name(step, place)} returned itself as the iterator, but all lanes run one step at the same time, each over its own shard, and would take each other's "
+            f"records. Write __call__ as a generator, with yield in it and its state in local variables."
+        )
+    return iterator
 
 
 def _frames(traceback: TracebackType | None) -> int:
