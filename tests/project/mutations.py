@@ -2109,14 +2109,14 @@ MUTATIONS = [
     ),
     Mutation(
         "_nodes/sampler.py",
-        'origin = after["origin"] + self._rounded(after["position"]) + (epoch - after["epoch"] - 1) * whole',
+        'origin = after["origin"] + read + (epoch - after["epoch"] - 1) * whole',
         "origin = epoch * whole",
         "tests/laws/test_lanes.py::test_an_epoch_begins_where_the_one_before_was_left",
     ),
     Mutation(
         "_nodes/sampler.py",
-        'origin = after["origin"] + self._rounded(after["position"]) + (epoch - after["epoch"] - 1) * whole',
-        'origin = after["origin"] + after["position"] + (epoch - after["epoch"] - 1) * whole',
+        'read = self._rounded(after["position"]) or whole',
+        'read = after["position"] or whole',
         "tests/laws/test_lanes.py::test_an_epoch_left_in_the_middle_of_a_round_goes_on_with_the_next_round",
     ),
     Mutation(
@@ -2405,9 +2405,94 @@ MUTATIONS = [
     ),
     Mutation(
         "_streams/lanes.py",
-        '                raise\n            log.warning(\'on_error="skip"',
-        '                return _END\n            log.warning(\'on_error="skip"',
+        "is_set():\n                raise\n",
+        "is_set():\n                return _END\n",
         "tests/streams/test_faults.py::test_a_missing_shard_is_an_error_or_is_left_out",
+    ),
+    # A stream, attacked.
+    Mutation(
+        "_nodes/sampler.py",
+        'read = self._rounded(after["position"]) or whole',
+        'read = self._rounded(after["position"])',
+        "tests/laws/test_lanes.py::test_set_epoch_before_the_first_batch_goes_as_far_as_reading_does",
+    ),
+    Mutation(
+        "_nodes/sampler.py",
+        'if self.continues and state["origin"] > state["epoch"] * self._rounded(self._n):',
+        "if False:",
+        "tests/laws/test_lanes.py::test_a_hostile_state_is_refused",
+    ),
+    Mutation(
+        "_nodes/sampler.py",
+        "self.order.settings_at(epoch, origin + min(position, self._n))",
+        "self.order.settings_at(epoch, epoch * self._n + min(position, self._n))",
+        "tests/laws/test_lane_mix.py::test_stages_ahead_of_a_state_may_change",
+    ),
+    Mutation(
+        "_nodes/sharder.py",
+        'if self.tail == "exact" and self.continues:',
+        "if False:",
+        "tests/laws/test_lanes.py::test_what_cannot_be_right_with_a_stream_is_refused",
+    ),
+    Mutation(
+        "_streams/uncounted.py",
+        "        if not self._ordered:\n            raise TypeError(",
+        "        if False:\n            raise TypeError(",
+        "tests/laws/test_lanes.py::test_whoever_asks_by_index_is_refused",
+    ),
+    Mutation(
+        "_streams/uncounted.py",
+        "numbered = isinstance(self._shards[0], int)",
+        "numbered = False",
+        "tests/streams/test_uncounted.py::test_bookmarks_are_those_of_the_same_data_and_code",
+    ),
+    Mutation(
+        "_streams/uncounted.py",
+        "self._steps if numbered else [*self._steps, self._open]",
+        "self._steps",
+        "tests/streams/test_uncounted.py::test_bookmarks_are_those_of_the_same_data_and_code",
+    ),
+    Mutation(
+        "_streams/uncounted.py",
+        "self._keys = keys = _Keys(shards)",
+        "self._keys = keys = list(_Keys(shards))",
+        "tests/streams/test_uncounted.py::test_a_file_is_looked_at_when_its_turn_comes",
+    ),
+    Mutation(
+        "_streams/uncounted.py",
+        "            mark_of_stream(exc)\n",
+        "",
+        "tests/streams/test_uncounted.py::test_the_loader_leaves_out_items_and_not_what_lies_behind_an_error",
+    ),
+    Mutation(
+        "_streams/lanes.py",
+        "not self._lanes.skips or self._lanes.closing.is_set()",
+        "not self._lanes.skips",
+        "tests/streams/test_uncounted.py::test_a_shard_that_is_closed_in_a_pause_is_not_cut_short",
+    ),
+    Mutation(
+        "_streams/lanes.py",
+        "self._deal, self._first = self._deal + deal.lanes, self._next  #",
+        "self._deal = self._deal + deal.lanes\n        self._first = self._next  #",
+        "tests/loader/test_interrupts.py::test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing[1-lanes]",
+    ),
+    Mutation(
+        "_streams/lanes.py",
+        "max(self._most_kept, 1 << (back - 1).bit_length())",
+        "min(2 * self._most_kept, MOST_KEPT)",
+        "tests/laws/test_lanes.py::test_epochs_left_early_do_not_make_the_lanes_keep_more",
+    ),
+    Mutation(
+        "_streams/lanes.py",
+        "            self._go_on()\n            self._say_if_slow(number)\n",
+        "            self._go_on()\n",
+        "tests/laws/test_lanes.py::test_a_long_search_is_said_even_where_no_shard_is_opened",
+    ),
+    Mutation(
+        "_streams/steps.py",
+        "if iterator is step:",
+        "if False:",
+        "tests/streams/test_steps.py::test_a_step_that_is_its_own_iterator_is_refused",
     ),
 ]
 
