@@ -438,7 +438,6 @@ SPAWNED = {"num_workers": 2, "multiprocessing_context": "forkserver"}
     ("faults", "way"),
     [
         *(pytest.param(name, {}, id=f"{name}-inline") for name in FAULTS),
-        pytest.param("all", {"num_workers": 2, "method": "thread"}, id="all-threads"),
         pytest.param("all", SPAWNED, id="all-processes"),
     ],
 )
