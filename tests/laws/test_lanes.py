@@ -371,7 +371,7 @@ def test_a_state_of_another_stream_is_refused(change, why):
         {"epoch": 0, "position": 0},
         {"epoch": 0, "position": 0, "origin": 3},
         {"epoch": 0, "position": 41, "origin": 0},
-        {"epoch": 2, "position": 0, "origin": 84},
+        {"epoch": 0, "position": 0, "origin": 4},
     ],
 )
 def test_a_hostile_state_is_refused(source):
