@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import random
+import socket
 import tarfile
 from collections import Counter
 from collections.abc import Callable
@@ -307,8 +308,12 @@ X10 = readers_of_tars(passes=True)
 X11 = {
     "webdataset, 2 x 5000": Peer(functools.partial(by_webdataset, held=5000), ("webdataset",)),
     "HF datasets, 2 x 5000": Peer(functools.partial(by_hugging_face, held=5000), ("datasets",)),
-    "penstock, 64 lanes, window 156": Peer(functools.partial(by_us, lanes=64, held=64 * 78, **OURS["penstock, processes"]), ("penstock",)),
-    "penstock, 64 lanes, window 512": Peer(functools.partial(by_us, lanes=64, held=64 * 256, **OURS["penstock, processes"]), ("penstock",)),
+    **{
+        f"penstock, 64 lanes, window {window}": Peer(
+            functools.partial(by_us, lanes=64, held=32 * window, **OURS["penstock, processes"]), ("penstock",)
+        )
+        for window in (64, 512)
+    },
 }
 
 
@@ -900,6 +905,42 @@ def elastic_grain(folder: Path) -> Run:
     return run
 
 
+def write_numbers(folder: Path) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(folder / "mds"), columns={"number": "int"}, size_limit=1000) as writer:
+        for number in range(ITEMS):
+            writer.write({"number": number})
+
+
+def elastic_mds(folder: Path) -> Run:
+    """MosaicML Streaming: its ranks are processes, which talk to each other."""
+    context = multiprocessing.get_context("fork")
+
+    def run(ranks: int, state: Any, steps: int) -> tuple[list[int], Any]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        results = context.Queue()
+        for rank in range(ranks):
+            context.Process(target=rank_of_mds, args=(folder, rank, ranks, port, state, steps, results), daemon=True).start()
+        found = [results.get(timeout=60) for _ in range(ranks)]
+        return [number for numbers, _ in found for number in numbers], found[0][1]
+
+    return run
+
+
+def rank_of_mds(folder: Path, rank: int, ranks: int, port: int, state: Any, steps: int, results: Any) -> None:
+    from streaming import StreamingDataset
+
+    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    dataset = StreamingDataset(local=str(folder / "mds"), batch_size=BATCH_SIZE, shuffle=True, shuffle_seed=SEED)
+    if state is not None:
+        dataset.load_state_dict(state)
+    numbers = [int(sample["number"]) for sample in itertools.islice(dataset, BATCH_SIZE * steps)]
+    results.put((numbers, dataset.state_dict(BATCH_SIZE * ranks * steps, from_beginning=True)))
+
+
 class Numbers:
     """Shards of uneven lengths."""
 
@@ -945,6 +986,7 @@ def lost_and_repeated(run: Run) -> tuple[int, int]:
 
 X6 = {
     "Grain, elastic": Peer(elastic_grain, ("grain",)),
+    "MosaicML Streaming": Peer(elastic_mds, ("streaming",), write_numbers),
     "penstock": Peer(elastic_ours, ("penstock",)),
 }
 

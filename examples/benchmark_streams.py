@@ -26,8 +26,9 @@ X8  A mix of 35 sources, weighted 1, 1/2, 1/3, …: us of CPU time an item, the 
 X9  Batches of speech (lognormal, 9 s in the middle, at most 40), at most 200 s with padding and 64 samples, on 8 ranks: padding, and how long 8 ranks wait for
     the slowest, if a batch costs its padded seconds times (1 + longest / 30).
 X10 A step with the first batch of a pass over 8 tars as in X1, and with any other batch; the work on a batch takes 4 ms.
-X11 Memory (MB, all processes, without the page cache) that reading as in X1 takes, once the buffers are full. neighbours: how many per cent of the records have
-    the record after them in the file in their batch: the fewer, the better it is shuffled. shards: how many a batch is from.
+X11 Memory (MB, all processes, without the page cache) that reading as in X1 takes, once the buffers are full. How well that shuffles: neighbours: how many per
+    cent of the records have the one after them in the file in their batch; distance: how many samples lie between the two, in the middle; shards: how many a
+    batch is from.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import pickle
@@ -284,15 +286,20 @@ def x11(peer: peers.Peer, folder: Path, options: argparse.Namespace) -> dict[str
     batches = peer.open(folder)
     for _ in range(10 if options.quick else 400):
         next(batches)
-    most, neighbours, shards, records = 0.0, 0, 0, 0
-    for number in range(10 if options.quick else 600):
-        numbers = {int.from_bytes(sample[:8], "little") for sample in next(batches)}
-        neighbours += sum(number + 1 in numbers for number in numbers)
-        shards += len({number // 1000 for number in numbers})
-        records += len(numbers)
-        if number % 50 == 0:
+    most, numbers = 0.0, []
+    for batch in range(20 if options.quick else 800):
+        numbers.append([int.from_bytes(sample[:8], "little") for sample in next(batches)])
+        if batch % 50 == 0:
             most = max(most, memory() - before)
-    return {"MB": most, "neighbours": 100 * neighbours / records, "shards": shards / (number + 1)}
+    places = {number: place for place, number in enumerate(itertools.chain(*numbers))}
+    distances = np.array([abs(places[number + 1] - place) for number, place in places.items() if number + 1 in places])
+    together = [sum(number + 1 in batch for number in batch) for batch in map(set, numbers)]
+    return {
+        "MB": most,
+        "neighbours": 100 * sum(together) / len(places),
+        "distance": float(np.median(distances)),
+        "shards": statistics.mean(len({number // 1000 for number in batch}) for batch in numbers),
+    }
 
 
 WORKLOADS = {
@@ -457,7 +464,7 @@ COLUMNS = {
     "X8": {"us_per_item": "{:.3f}", "error_at_ends": "{:.2f}", "error": "{:.1f}", "skew_of_35": "{:.1f}", "skew_of_two": "{:.1f}"},
     "X9": {"padding": "{:.2%}", "wait": "{:.2%}", "seconds_per_batch": "{:.1f}", "left_out": "{:.2%}", "us_per_sample": "{:.1f}"},
     "X10": {"first_ms": "{:.2f}", "other_ms": "{:.2f}", "ratio": "{:.2f}"},
-    "X11": {"MB": "{:.0f}", "neighbours": "{:.2f}", "shards": "{:.1f}"},
+    "X11": {"MB": "{:.0f}", "neighbours": "{:.2f}", "distance": "{:,.0f}", "shards": "{:.1f}"},
 }
 RATIOS = {  # of what, and to whom
     "X1": ("per_s", "webdataset", "no loader", "no loader, tarfile"),
