@@ -167,6 +167,15 @@ def test_bookmarks_of_another_binding_or_another_content_are_not_seen(tmp_path: 
     assert again.outputs(0, 0) == 12
 
 
+def test_a_shard_that_was_changed_since_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A new run is right; a run that goes on from an old state may not be. Seen to fail: ignored in silence."""
+    Bookmarks(tmp_path, {}, ["a of 5 bytes", "b of 5 bytes"]).add(0, 0, 5, every_pass=True)
+    again = Bookmarks(tmp_path, {}, ["a of 7 bytes", "b of 5 bytes"])
+    assert [again.outputs(shard, 0) for shard in (1, 0, 0)] == [None] * 3
+    (record,) = caplog.records
+    assert "shard 0 was 'a of 5 bytes' when its bookmarks were made, and is 'a of 7 bytes' now" in record.getMessage()
+
+
 def test_a_key_is_looked_up_only_where_it_is_needed(tmp_path: Path) -> None:
     """It may take a request to a server. Seen to fail: all keys of a file compared when it is read."""
 

@@ -155,8 +155,15 @@ class Bookmarks:
                 return
         key = self._keys[shard]
         with self._locked():
-            found = [self._facts.add(fact) for about, fact in self._unsettled.pop(shard, ()) if about == key]
+            read = self._unsettled.pop(shard, [])
+            found = [self._facts.add(fact) for about, fact in read if about == key]
             self._settled.add(shard)
+        if read and not found:
+            self._warn_once(
+                "another content",
+                f"shard {shard} was {read[-1][0]!r} when its bookmarks were made, and is {key!r} now: it was changed, or copied without its time. That matters "
+                f"only to a run that goes on from a state saved before: where the data are others, it does not get the items that it would have got.",
+            )
         self._report(*(one for one in found if isinstance(one, Contradiction)))
 
     # Files. The format is described above.
