@@ -307,7 +307,7 @@ def _opened(step: Step, place: int, items: Iterator[Any]) -> Iterator[Any]:
         raise TypeError(
             f"{_name(step, place)} returned {outputs!r:.80}. It must return an iterator of outputs: a generator function does, with yield in it."
         ) from None
-    if iterator is step:
+    if id(iterator) == id(step):
         raise TypeError(
             f"{_name(step, place)} returned itself as the iterator, but all lanes run one step at the same time, each over its own shard, and would take each other's "
             f"records. Write __call__ as a generator, with yield in it and its state in local variables."
