@@ -330,7 +330,7 @@ def test_epochs_left_early_do_not_make_the_lanes_keep_more():
             next(iter(loader))
             loader.end_epoch()
         assert len(list(islice(loader, 500))) == 500
-    kept = [len(lane._kept) for lane in data._records._lanes._lanes.values()]
+    kept = [len(lane._kept) for lane in data._records._read_by["lanes"]._lanes.values()]
     assert max(kept) <= 64, "a lane is at most 6 batches of 24 rows ahead, of which every fourth is its own: 36 items"
 
 

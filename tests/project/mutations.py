@@ -2380,6 +2380,18 @@ MUTATIONS = [
     ),
     # Disks and networks that break off.
     Mutation(
+        "_streams/uncounted.py",
+        'lanes = self._read_by.setdefault("lanes", ',
+        'lanes = self._read_by["lanes"] = (',
+        "tests/streams/test_faults.py::test_threads_that_come_first_together_read_with_the_same_lanes",
+    ),
+    Mutation(
+        "_streams/uncounted.py",
+        "with contextlib.closing(records):",
+        "with contextlib.nullcontext():",
+        "tests/streams/test_faults.py::test_a_file_that_is_cut_short_is_an_error_that_names_it_and_not_its_end",
+    ),
+    Mutation(
         "_streams/retrying.py",
         "gives_up = not may_pass(exc) or tries > retries",
         "gives_up = True",

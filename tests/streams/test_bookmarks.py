@@ -13,16 +13,20 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import Loader, Shards
 from penstock._errors import StateMismatch
 from penstock._streams import bookmarks
 from penstock._streams.bookmarks import Bookmarks, default_folder
 from penstock._streams.facts import Contradiction, Fact, Facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 KEYS = [f"data/{shard}.tar 1000 {shard}" for shard in range(8)]
 BINDING = {"steps": ["filter"], "seed": 7}
@@ -613,3 +617,35 @@ def test_nothing_is_open_between_two_calls(tmp_path: Path, one_file: Path) -> No
     one.close()
     one.add(3, 0, 5, every_pass=True)
     assert one.outputs(3, 0) == 5
+
+
+# Of `Shards`.
+
+
+def five(shard: object) -> Iterator[int]:
+    return iter(range(5))
+
+
+def seven(shard: object) -> Iterator[int]:
+    return iter(range(7))
+
+
+def counted(shards: Any, open: Any, **words: Any) -> int:
+    """How many items one epoch has, once bookmarks were made of two passes."""
+    data = Shards(shards, open, epoch_size=60, lanes=2, **words)
+    with Loader.from_dataset(data, batch_size=5) as loader:
+        return sum(len(batch) for batch in loader)
+
+
+@pytest.mark.parametrize("of_files", [True, False])
+def test_other_data_has_other_bookmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_files: bool) -> None:
+    """Seen to fail: bookmarks bound to the steps alone, so that any two datasets of numbered shards shared them, in the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    paths = [tmp_path / f"{shard}.bin" for shard in range(4)]
+    for path in paths:
+        path.touch()
+    for open in (five, seven, five):
+        assert counted(paths if of_files else 4, open) == 60
+    assert len({file.parent for file in files(tmp_path)}) == (2 if of_files else 0)
+    assert counted(4, five, bookmarks=tmp_path / "named") == 60
+    assert len(files(tmp_path / "named")) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import os
 import random
@@ -20,10 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from fault_proxy import Fault, FaultProxy
+from format_laws import open_files
 
 from penstock import Filter, Loader, Shards, StateMismatch, formats
 from penstock._random.lane_order import Deal
 from penstock._streams.retrying import steadily
+from penstock._streams.uncounted import Uncounted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,7 +127,7 @@ def streamed(disk: Disk, batches: int, **words: Any) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_disk_that_breaks_off_again_and_again_changes_nothing(tmp_path: Path, way: dict[str, Any]) -> None:
     """Every record once, in the same order, and no more shards open than lanes. Seen to fail: without retries; reading on one record later."""
     disk = Disk(LENGTHS, tmp_path / "log")
@@ -193,7 +196,7 @@ class Broken:
             yield 10 * shard + number
 
 
-@pytest.mark.parametrize("way", WAYS[:1])
+@pytest.mark.parametrize("way", WAYS[:2])
 def test_a_fault_that_lasts_is_raised_with_shard_and_record_and_a_resume_goes_on_from_there(way: dict[str, Any]) -> None:
     """Seen to fail: a lane that goes on behind the record at which it failed."""
     disk = Broken()
@@ -286,23 +289,37 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it_and_not_its_end(tmp_
         for _ in loader:
             pass
     assert any(name in note for note in caught.value.__notes__)
+    assert open_files(tmp_path) == []  # though the error is still there, with all that its traceback holds
 
 
-def test_a_shard_that_has_become_shorter_since_its_bookmark_was_made_is_an_error(tmp_path: Path) -> None:
-    """What cannot be seen in one reading: the name says nothing of the content, and the records end without an error."""
+@pytest.mark.parametrize("relied_on", [True, False])
+def test_a_shard_that_has_become_shorter_since_its_bookmark_was_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, relied_on: bool
+) -> None:
+    """What cannot be seen in one reading: the name says nothing of the content, and the records end without an error.
+
+    An error, if a search for a place has passed over the shard by its bookmark: it went wrong. Otherwise a warning. Seen to fail: always an error.
+    """
     lengths = [6, 4, 5]
-    data = Shards(3, lambda shard: iter(range(lengths[shard])), epoch_size=30, lanes=1, bookmarks=tmp_path)
-    with (
-        Loader.from_dataset(data, batch_size=1) as loader,
-        pytest.raises(StateMismatch, match="shard 1 .* gave 4 outputs before and 3 now"),
-    ):
-        for number, _ in enumerate(loader):
-            if number == 10:
-                lengths[1] = 3
-    data.close()
+
+    def build() -> Loader[Any]:
+        return Loader.from_dataset(Shards(3, lambda shard: iter(range(lengths[shard])), epoch_size=30, lanes=1, bookmarks=tmp_path))
+
+    with build() as loader:
+        batches = iter(loader)
+        list(itertools.islice(batches, 12))
+        state = loader.state_dict()
+        lengths[1] = 3
+        if not relied_on:
+            assert len(list(batches)) == 18
+            assert "shard 1 (1) gave 4 outputs before and 3 now" in caplog.text
+            return
+    with build() as loader, pytest.raises(StateMismatch, match="shard 1 .* gave 4 outputs before and 3 now"):
+        loader.load_state_dict(state)
+        list(loader)
 
 
-@pytest.mark.parametrize("way", WAYS[:1])
+@pytest.mark.parametrize("way", WAYS[:2])
 def test_a_missing_shard_is_an_error_or_is_left_out(tmp_path: Path, way: dict[str, Any]) -> None:
     for shard in (0, 1, 3):
         (tmp_path / f"{shard}.jsonl").write_bytes(lines(shard, 5))
@@ -321,6 +338,23 @@ def test_a_missing_shard_is_an_error_or_is_left_out(tmp_path: Path, way: dict[st
     deal = Deal(4, 1)
     expected = [(shard, record) for number in range(8) for shard in [deal[number][1]] if shard != 2 for record in range(5)]
     assert read(formats.jsonl(paths, on_error="skip", **words)) == expected
+
+
+def test_threads_that_come_first_together_read_with_the_same_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: lanes made by each, of which one set was lost, with its shards open."""
+    both, make = threading.Barrier(2), Uncounted._facts
+    monkeypatch.setattr(Uncounted, "_facts", lambda self: (both.wait(20), make(self))[1])
+    disk = Disk(LENGTHS, faults=False)
+    data = Shards(len(LENGTHS), disk, epoch_size=96, lanes=3, bookmarks=False)
+    data.order(shuffle=False, seed=0)
+    threads = [threading.Thread(target=data.__getitem__, args=(item,)) for item in (0, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert disk.open == 2
+    data.close()
+    assert disk.open == 0
 
 
 # An object store.
@@ -393,7 +427,7 @@ def proxy(store: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
 
 
 def of_s3(**words: Any) -> Shards:
-    return formats.jsonl(PATHS, epoch_size=480, lanes=3, steps=[Filter(of_even_number)], bookmarks=False, **words)
+    return formats.jsonl(PATHS, epoch_size=480, lanes=3, steps=[Filter(of_even_number)], **words)
 
 
 def of_even_number(record: dict[str, Any]) -> bool:
@@ -411,12 +445,12 @@ def expected_of_s3() -> list[list[tuple[int, int]]]:
     return [[lanes[item % 3][item // 3] for item in range(begin, begin + 24)] for begin in range(0, 720, 24)]
 
 
-def now_and_then(*faults: Fault) -> Callable[[int], Fault | None]:
-    """One of ``faults`` on a third of the requests."""
+def now_and_then(*faults: Fault, share: float = 1 / 3) -> Callable[[int], Fault | None]:
+    """One of ``faults`` on a ``share`` of the requests."""
 
     def fault(number: int) -> Fault | None:
         chance = random.Random(f"{number} of {faults}")
-        return chance.choice(faults) if chance.random() < 1 / 3 else None
+        return chance.choice(faults) if chance.random() < share else None
 
     return fault
 
@@ -426,7 +460,7 @@ FAULTS = {
     "slow": lambda number: Fault("slow"),
     "cut": now_and_then(Fault("cut"), Fault("cut", share=0), Fault("cut", share=0.99)),
     "refuse": now_and_then(Fault("refuse")),
-    "reset": now_and_then(Fault("reset")),
+    "reset": now_and_then(Fault("reset"), share=0.6),  # boto repeats such a request once, and s3fs each of both
     "all": now_and_then(Fault("slow"), Fault("cut"), Fault("refuse"), Fault("reset")),
 }
 SPAWNED = {"num_workers": 2, "multiprocessing_context": "forkserver"}
@@ -437,13 +471,16 @@ SPAWNED = {"num_workers": 2, "multiprocessing_context": "forkserver"}
     ("faults", "way"),
     [
         *(pytest.param(name, {}, id=f"{name}-inline") for name in FAULTS),
+        pytest.param("all", {"num_workers": 2, "method": "thread"}, id="all-threads"),
         pytest.param("all", SPAWNED, id="all-processes"),
     ],
 )
-def test_an_object_store_that_answers_slowly_breaks_off_and_refuses(proxy: FaultProxy, faults: str, way: dict[str, Any]) -> None:
+def test_an_object_store_that_answers_slowly_breaks_off_and_refuses(
+    proxy: FaultProxy, tmp_path: Path, faults: str, way: dict[str, Any]
+) -> None:
     """Every record once and in order; connections bounded. Seen to fail: without retries, and with those for an OSError only."""
     proxy.faults = FAULTS[faults]
-    data = of_s3(retries=8)
+    data = of_s3(retries=8, bookmarks=tmp_path)
     found: list[list[tuple[int, int]]] = []
     with Loader.from_dataset(data, batch_size=24, shuffle=True, seed=1, collate_fn=list, **way) as loader:
         while len(found) < 30:

@@ -37,8 +37,8 @@ class FaultProxy:
 
     Attributes:
         port: Where it listens, on 127.0.0.1.
-        faults: Called with the number of each GET, from 0 on; returns what happens to it, or None.
-        gets: How many GETs there were.
+        faults: Called with the number of each request, a GET or a HEAD, from 0 on; returns what happens to it, or None.
+        requests: How many there were.
         given: How many faults of each kind there were.
         connections: How many are open.
         most_connections: How many were open at once.
@@ -46,7 +46,7 @@ class FaultProxy:
 
     def __init__(self, upstream: int) -> None:
         self.faults: Callable[[int], Fault | None] = lambda number: None
-        self.gets = 0
+        self.requests = 0
         self.given: dict[str, int] = {}
         self.connections = self.most_connections = 0
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class FaultProxy:
 
             def fault(self) -> Fault | None:
                 with proxy._lock:
-                    number, proxy.gets = proxy.gets, proxy.gets + 1
+                    number, proxy.requests = proxy.requests, proxy.requests + 1
                     fault = proxy.faults(number)
                     if fault is not None:
                         proxy.given[fault.kind] = proxy.given.get(fault.kind, 0) + 1
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def do_HEAD(self) -> None:
-        self._answer(*self._forwarded())
+        self.do_GET()
 
     def do_GET(self) -> None:
         fault = self.fault()
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if fault is not None and fault.kind == "refuse":
-            self._answer(503, {"Content-Type": "application/xml"}, REFUSAL)
+            self._answer(503, {"Content-Type": "application/xml"}, REFUSAL if self.command == "GET" else b"")
             return
         self._answer(*self._forwarded(), fault)
 

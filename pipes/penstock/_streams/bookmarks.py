@@ -93,12 +93,12 @@ class Bookmarks:
         node = re.sub(r"[^\w.-]", "_", platform.node(), flags=re.ASCII)[:64]
         self._file = f"{node}-{self._pid}-{secrets.token_hex(4)}.jsonl"
 
-    def outputs(self, shard: int, pass_: int) -> int | None:
-        """How many outputs ``shard`` has in a pass; None if nobody knows. The caller relies on it, so a contradiction is an error from now on."""
+    def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
+        """How many outputs ``shard`` has in a pass; None if nobody knows. If the caller relies on it, a contradiction is an error from now on."""
         if shard not in self._settled:
             self._settle(shard)
         with self._locked():
-            return self._facts.get(shard, pass_)
+            return self._facts.get(shard, pass_, rely=rely)
 
     def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool) -> None:
         """Add what was found by reading ``shard`` to its end. Idempotent.

@@ -35,13 +35,14 @@ class Facts:
         self._passes: dict[int, dict[int, int]] = {}  # of shards that are not in `_always`
         self._relied_on: set[int | tuple[int, int]] = set()  # shards, or shards in one pass
 
-    def get(self, shard: int, pass_: int) -> int | None:
-        """The outputs of ``shard`` in a pass; None if nobody knows. From now on somebody relies on the answer."""
+    def get(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
+        """The outputs of ``shard`` in a pass; None if nobody knows. ``rely``: from now on somebody relies on the answer."""
         outputs = self._always.get(shard)
-        if outputs is not None:
-            self._relied_on.add(shard)
-        elif (passes := self._passes.get(shard)) is not None and (outputs := passes.get(pass_)) is not None:
-            self._relied_on.add((shard, pass_))
+        about: int | tuple[int, int] = shard
+        if outputs is None:
+            outputs, about = self._passes.get(shard, {}).get(pass_), (shard, pass_)
+        if rely and outputs is not None:
+            self._relied_on.add(about)
         return outputs
 
     def add(self, fact: Fact) -> bool | Contradiction:

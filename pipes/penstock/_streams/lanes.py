@@ -36,8 +36,11 @@ MOST_KEPT: Final = 4096
 class Facts(Protocol):
     """How many outputs shards have, as far as anybody has read them."""
 
-    def outputs(self, shard: int, pass_: int) -> int | None:
-        """The number of outputs; None if unknown."""
+    def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
+        """The number of outputs; None if unknown. If somebody relies on it, a contradiction is an error from now on, and otherwise a warning."""
+
+    def refresh(self) -> None:
+        """Learn what other processes have found since."""
 
     def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
         """A shard was read to its end, or up to an error if it is ``cut``. ``every_pass``: it has as many outputs in any other pass."""
@@ -168,10 +171,13 @@ class _Lane:
 
     def _skip_to(self, number: int) -> None:
         """Pass over shards, unopened, whose outputs all come before ``number``."""
+        if number - self._first > MOST_KEPT:  # a jump, maybe over what other workers have read
+            self._lanes.facts.refresh()
         while True:
-            outputs = self._known()
+            outputs = self._known(rely=False)
             if outputs is None or self._first + outputs > number:
                 return
+            self._known()
             self._next = self._first + outputs
             self._go_on()
             self._say_if_slow(number)
@@ -182,9 +188,9 @@ class _Lane:
             self._patience *= 2
             log.warning(_SLOW, self._lane, seconds, number, self._next)
 
-    def _known(self) -> int | None:
+    def _known(self, *, rely: bool = True) -> int | None:
         pass_, shard = self._lanes.deal[self._deal]
-        return self._lanes.facts.outputs(shard, pass_)
+        return self._lanes.facts.outputs(shard, pass_, rely=rely)
 
     def _open(self) -> None:
         pass_, shard = self._lanes.deal[self._deal]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from penstock._fetch.error_policy import annotate, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable
 
 _logger = logging.getLogger("penstock")
 
@@ -52,7 +52,7 @@ def steadily(
     start: int = 0,
     seeks: bool = False,
     closing: Closing | None = None,
-) -> Iterator[Any]:
+) -> Generator[Any]:
     """The records of a shard, from one of them on. After an `OSError`, or an error of a network, the shard is opened again, and read up to the same record.
 
     A missing shard, or one that may not be read, is an error at once. What was opened is closed, whatever happens.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -21,7 +22,7 @@ from penstock._streams.retrying import steadily
 from penstock._streams.steps import code_hash, run_steps, step_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from penstock._random.order import Order
     from penstock._streams.retrying import Closing
@@ -70,7 +71,7 @@ class Uncounted:
             self._deal = Deal(len(shards), max((number for number in LANE_NUMBERS if number <= most_lanes), default=1))
         self._length = len(LaneOrder(self._deal.lanes, epoch_size))
         self._ordered = False
-        self._lanes: Lanes | None = None
+        self._read_by: dict[str, Lanes] = {}  # one entry, or none before the first item is read
         if self.lanes > most_files():
             raise ValueError(
                 f"lanes={self.lanes} keeps as many files open, and this process may open {2 * most_files()}, for everything. Use fewer lanes, or raise the bound "
@@ -94,9 +95,9 @@ class Uncounted:
                 f"samples by index, such as a Subset, a DataLoader or another order=, would show the first {self._length} items again in every epoch. Use steps= to choose "
                 f"records, or count the shards."
             )
-        lanes = self._lanes
-        if lanes is None:
-            lanes = self._lanes = Lanes(self._deal, self._run, self._facts(), skips=self._skips, label=self._label)
+        lanes = self._read_by.get("lanes")
+        if lanes is None:  # of threads that come first together, all take the same
+            lanes = self._read_by.setdefault("lanes", Lanes(self._deal, self._run, self._facts(), skips=self._skips, label=self._label))
         try:
             return lanes.read(item)
         except Exception as exc:
@@ -112,7 +113,7 @@ class Uncounted:
             )
         if not self._ordered:
             self.close()
-            self._deal, self._lanes = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed), None
+            self._deal, self._read_by = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed), {}
             self._ordered = True
         names = hashlib.blake2b(json.dumps([_named(shard) for shard in self._shards]).encode(), digest_size=8).hexdigest()
         said = {"shards": len(self._shards), "names": names, "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
@@ -120,11 +121,11 @@ class Uncounted:
 
     def close(self) -> None:
         """See `Shards.close`."""
-        if self._lanes is not None:
-            self._lanes.close()
+        for lanes in self._read_by.values():
+            lanes.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_lanes": None}
+        return {**vars(self), "_read_by": {}}
 
     def _run(self, shard: int, pass_: int, closing: Closing) -> ShardRun:
         records = steadily(self._open, self._shards[shard], self._label(shard), retries=self._retries, closing=closing)
@@ -155,15 +156,19 @@ class _Facts:
         self._cut = Bookmarks(folder, {**binding, "seed": seed, "cut": True}, self._names) if skips else None
         self._said: set[int] = set()
 
-    def outputs(self, shard: int, pass_: int) -> int | None:
+    def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
         self._keys[shard]  # looks at the file before it is opened, so that what is read is never taken for a later version
         for facts in (self._cut, self._always, self._passes):
-            if facts is not None and (outputs := facts.outputs(shard, pass_)) is not None:
+            if facts is not None and (outputs := facts.outputs(shard, pass_, rely=rely)) is not None:
                 if facts is self._cut and shard not in self._said:
                     self._said.add(shard)
                     log.warning(_STAYS_CUT, self._names[shard], outputs, pass_)
                 return outputs
         return None
+
+    def refresh(self) -> None:
+        self._always.refresh()
+        self._passes.refresh()
 
     def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
         if cut:
@@ -195,12 +200,13 @@ class _Keys(Sequence[str]):
         return self._found[number]
 
 
-def _readable(records: Iterable[Any], skips: bool) -> Iterator[Any]:
-    for record in records:
-        if not isinstance(record, Unreadable):
-            yield record
-        elif not skips:
-            raise record.error
+def _readable(records: Generator[Any], skips: bool) -> Iterator[Any]:
+    with contextlib.closing(records):  # now, and not when the traceback of an error lets go of it
+        for record in records:
+            if not isinstance(record, Unreadable):
+                yield record
+            elif not skips:
+                raise record.error
 
 
 def _named(shard: Any) -> Any:
