@@ -93,7 +93,7 @@ def is_remote(path: str) -> bool:
 def opened(path: str) -> BinaryIO:
     """The bytes of a file."""
     if is_remote(path):
-        filesystem, inside = extra("fsspec.core", f"{path!r}").url_to_fs(path)
+        filesystem, inside = extra("fsspec", f"{path!r}").url_to_fs(path)
         return cast("BinaryIO", filesystem.open(inside, "rb", block_size=BLOCK))
     return open(path, "rb")
 
