@@ -96,6 +96,9 @@ class Opener:
         places: Where the index of each file is; None: nowhere.
     """
 
+    by_fsspec = True
+    """Remote paths are fsspec's."""
+
     def __init__(self, format: Format, places: dict[str, str] | None) -> None:
         self._format = format
         self._places = places

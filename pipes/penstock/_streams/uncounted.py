@@ -14,7 +14,7 @@ from penstock._fetch.error_policy import mark_of_stream
 from penstock._random.lane_order import Deal, LaneOrder
 from penstock._random.shard_order import LANE_NUMBERS
 from penstock._streams.bookmarks import Bookmarks, default_folder
-from penstock._streams.files import Stamp, stamp
+from penstock._streams.files import Stamp, is_remote, stamp
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import most_files
@@ -142,15 +142,15 @@ class Uncounted:
             folder = None if self._bookmarks is False else self._bookmarks
         code = code_hash(self._steps if numbered else [*self._steps, self._open])
         binding = {"steps": code, "name": self._name, "data": self._settings}
-        return _Facts(folder, binding, self._deal.seed, self._shards, self._skips)
+        return _Facts(folder, binding, self._deal.seed, self._shards, skips=self._skips, by_fsspec=getattr(self._open, "by_fsspec", False))
 
 
 class _Facts:
     """What is known of the shards: in every pass, in one pass, and where an error has cut one short, whatever becomes of the file later."""
 
-    def __init__(self, folder: Any, binding: dict[str, Any], seed: int, shards: Sequence[Any], skips: bool) -> None:
+    def __init__(self, folder: Any, binding: dict[str, Any], seed: int, shards: Sequence[Any], *, skips: bool, by_fsspec: bool) -> None:
         self._names = [str(_named(shard)) for shard in shards]
-        self._keys = keys = _Keys(shards)
+        self._keys = keys = _Keys(shards, by_fsspec)
         self._always = Bookmarks(folder, binding, keys)
         self._passes = Bookmarks(folder, {**binding, "seed": seed}, keys)
         self._cut = Bookmarks(folder, {**binding, "seed": seed, "cut": True}, self._names) if skips else None
@@ -181,8 +181,9 @@ class _Facts:
 class _Keys(Sequence[str]):
     """What a bookmark of each shard is bound to. Looks at a file once, and when it has to: there may be very many, and far away."""
 
-    def __init__(self, shards: Sequence[Any]) -> None:
+    def __init__(self, shards: Sequence[Any], by_fsspec: bool) -> None:
         self._shards = shards
+        self._by_fsspec = by_fsspec
         self._found: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -196,7 +197,7 @@ class _Keys(Sequence[str]):
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
         if number not in self._found:
-            self._found[number] = _key(self._shards[number])
+            self._found[number] = _key(self._shards[number], self._by_fsspec)
         return self._found[number]
 
 
@@ -218,11 +219,14 @@ def _named(shard: Any) -> Any:
     return shard if isinstance(shard, int) else None
 
 
-def _key(shard: Any) -> str:
+def _key(shard: Any, by_fsspec: bool) -> str:
     """What a bookmark of a shard is bound to: its name, and where it is a file, its size and time."""
     if not isinstance(shard, str | os.PathLike):
         return repr(shard)
+    path = os.fspath(shard)
+    if is_remote(path) and not by_fsspec:
+        return path  # only the user's `open` knows what that is, so nobody else may ask a server for it
     try:
-        return f"{_named(shard)} {stamp(os.fspath(shard))}"
-    except Exception:  # a URL that only the user's `open` understands
-        return str(shard)
+        return f"{_named(shard)} {stamp(path)}"
+    except Exception:  # a server may fail in its own way; opening the shard says so, or is tried again
+        return path
