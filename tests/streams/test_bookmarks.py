@@ -593,7 +593,7 @@ def test_processes_that_append_at_once_lose_nothing_also_if_one_is_killed(tmp_pa
         for process in processes:
             process.stdin.write("\n")
             process.stdin.flush()
-        while sum(file.stat().st_size for file in files(folder)) < 20_000:
+        while len(found := files(folder)) < 4 or sum(file.stat().st_size for file in found) < 20_000:
             pass
         processes[0].kill()
         for process in processes[1:]:

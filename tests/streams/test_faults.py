@@ -463,7 +463,7 @@ FAULTS = {
     "reset": now_and_then(Fault("reset"), share=0.6),  # boto repeats such a request once, and s3fs each of both
     "all": now_and_then(Fault("slow"), Fault("cut"), Fault("refuse"), Fault("reset")),
 }
-SPAWNED = {"num_workers": 2, "multiprocessing_context": "forkserver"}
+SPAWNED = {"num_workers": 2, "multiprocessing_context": "spawn"}  # a fork server may be older than the fixture's environment
 
 
 @pytest.mark.slow
