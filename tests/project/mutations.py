@@ -2472,8 +2472,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_streams/uncounted.py",
-        "self._keys = keys = _Keys(shards)",
-        "self._keys = keys = list(_Keys(shards))",
+        "self._keys = keys = _Keys(shards, by_fsspec)",
+        "self._keys = keys = list(_Keys(shards, by_fsspec))",
         "tests/streams/test_uncounted.py::test_a_file_is_looked_at_when_its_turn_comes",
     ),
     Mutation(
