@@ -660,14 +660,14 @@ MUTATIONS = [
     ),
     Mutation(
         "_nodes/sampler.py",
-        'return {"epoch": self._epoch, "position": self._position, **({"origin": self._origin} if self.continues else {})}',
-        'vars(self).setdefault("live", {}).update(epoch=self._epoch, position=self._position)\n        return vars(self)["live"]',
+        'state = {"epoch": self._epoch, "position": self._position}',
+        'state = vars(self).setdefault("live", {})\n        state.update(epoch=self._epoch, position=self._position)',
         "tests/laws/test_resume.py::test_nodes_above_the_cycler_resume_everywhere",
     ),
     Mutation(
         "_nodes/sampler.py",
-        'return {"epoch": self._epoch, "position": self._position, **({"origin": self._origin} if self.continues else {})}',
-        'return {"epoch": self._epoch, "position": self._position, "plan": self.at(np.arange(min(self._n, BLOCK))).plain()}',
+        'state = {"epoch": self._epoch, "position": self._position}',
+        'state = {"epoch": self._epoch, "position": self._position, "plan": self.at(np.arange(min(self._n, BLOCK))).plain()}',
         "tests/loader/test_loader.py::test_state_is_small_and_json_at_any_size",
     ),
     Mutation(

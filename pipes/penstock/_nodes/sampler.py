@@ -119,7 +119,10 @@ class Sampler(Node[Indices]):
         self._plans.shutdown()
 
     def get_state(self) -> State:
-        return {"epoch": self._epoch, "position": self._position, **({"origin": self._origin} if self.continues else {})}
+        state = {"epoch": self._epoch, "position": self._position}
+        if self._round:
+            state["origin"] = self._origin
+        return state
 
     def start_of(self, epoch: int, after: State | None = None) -> State:
         if not self.continues:

@@ -66,10 +66,9 @@ class LaneMixOrder:
         self._seed = checked_seed(seed)
         of_a_lane = weights if isinstance(weights, Mapping) else [(-(-start // self.lanes), of) for start, of in weights]
         endless = {name: SequentialOrder(1 << _BITS) for name in self.names}
-        self._mixes = [
-            MixOrder(endless, of_a_lane, LONGEST, mixed((mixed(self._seed + GAMMA) ^ lane) + GAMMA) >> 1) for lane in range(self.lanes)
-        ]
-        self.stages = self._mixes[0].stages
+        self._of_a_lane = endless, of_a_lane
+        self._mixes: dict[int, MixOrder] = {}  # made when first asked for: a rank needs those of its lanes only
+        self.stages = self._mix(0).stages
         self.read_ahead = 2**16  # one call to the mix of each lane costs 0.3 ms, so it had better be for many items
         said = [[name, order.settings()] for name, order in zip(self.names, self._orders, strict=True)]
         checksum = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -87,22 +86,27 @@ class LaneMixOrder:
         for lane, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             if begin < end:
                 chosen = by_lane[begin:end]
-                found = self._mixes[lane].indices(0, positions[chosen] // self.lanes)
+                found = self._mix(lane).indices(0, positions[chosen] // self.lanes)
                 out[chosen] = self._placed(lane, found >> _BITS, found & ((1 << _BITS) - 1))
         return out
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""
-        return {**self._said, "stages": self._mixes[0].settings()["stages"]}
+        return {**self._said, "stages": self._mix(0).settings()["stages"]}
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
         """See `StagedOrder.settings_at`; like those of `indices`, ``position`` counts from the beginning of training."""
-        return self._mixes[0].settings_at(0, -(-position // self.lanes))
+        return self._mix(0).settings_at(0, -(-position // self.lanes))
 
     def expected(self, begin: int, end: int) -> dict[str, Fraction]:
         """The exact shares of the sources in the items from ``begin`` to ``end - 1``, if both are multiples of the number of lanes."""
-        of_a_lane = self._mixes[0].expected(begin // self.lanes, -(-end // self.lanes))
+        of_a_lane = self._mix(0).expected(begin // self.lanes, -(-end // self.lanes))
         return {name: share * self.lanes for name, share in of_a_lane.items()}
+
+    def _mix(self, lane: int) -> MixOrder:
+        if lane not in self._mixes:
+            self._mixes[lane] = MixOrder(*self._of_a_lane, LONGEST, mixed((mixed(self._seed + GAMMA) ^ lane) + GAMMA) >> 1)
+        return self._mixes[lane]
 
     def _placed(self, lane: int, sources: Int64s, numbers: Int64s) -> Int64s:
         """The indices of the items ``numbers`` that ``sources`` have in one lane."""

@@ -167,8 +167,9 @@ class _Facts:
         return None
 
     def refresh(self) -> None:
-        self._always.refresh()
-        self._passes.refresh()
+        for facts in (self._cut, self._always, self._passes):
+            if facts is not None:
+                facts.refresh()
 
     def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
         if cut:
