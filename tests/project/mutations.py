@@ -2381,6 +2381,12 @@ MUTATIONS = [
     # Disks and networks that break off.
     Mutation(
         "_streams/uncounted.py",
+        "        for facts in (self._cut, self._always, self._passes):\n            if facts is not None:\n",
+        "        for facts in (self._always, self._passes):\n            if facts is not None:\n",
+        "tests/streams/test_uncounted.py::test_a_jump_learns_what_another_process_has_cut_short",
+    ),
+    Mutation(
+        "_streams/uncounted.py",
         'lanes = self._read_by.setdefault("lanes", ',
         'lanes = self._read_by["lanes"] = (',
         "tests/streams/test_faults.py::test_threads_that_come_first_together_read_with_the_same_lanes",

@@ -348,3 +348,35 @@ def test_arguments_of_both_kinds_are_refused(folder):
     with pytest.raises(ValueError, match="epoch_size="):
         formats.hf(datasets.load_dataset("json", data_files=str(folder / "0.jsonl"), split="train", streaming=True).filter(bool))
     assert np.array_equal(formats.jsonl(folder / "*.jsonl").counts, [RECORDS] * FILES)
+
+
+def test_a_jump_learns_what_another_process_has_cut_short(tmp_path):
+    """The fault has passed, and the sequence stays as it was. Seen to fail: only the other kinds of bookmarks were read again."""
+    failures = [OSError("once")]
+
+    def numbers(shard):
+        for number in range(2000):
+            if shard == 1 and number == 5 and failures:
+                raise failures.pop()
+            yield 10_000 * shard + number
+
+    def stream():
+        data = Shards(
+            ["a", "b", "c", "d"],
+            lambda name: numbers("abcd".index(name)),
+            epoch_size=8,
+            lanes=1,
+            on_error="skip",
+            retries=0,
+            bookmarks=tmp_path,
+        )
+        data.order(shuffle=False, seed=0)
+        return data
+
+    other, ours = stream(), stream()
+    assert ours[0] == 0
+    expected = [other[item] for item in range(9000)]
+    assert expected[2004:2006] == [10_004, 20_000]
+    assert ours[8000] == expected[8000]
+    other.close()
+    ours.close()
