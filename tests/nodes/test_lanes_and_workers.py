@@ -33,7 +33,7 @@ class Lanes:
     """Sample i of epoch e is ``1000 * e + i``, with the pid and the number of the worker that read it, and whether its lane had moved forward by one there."""
 
     def __init__(self, lanes: Any, n: int = N, at: dict[int, Callable[[], Any]] | None = None) -> None:
-        self.lanes = lanes
+        self.forward_lanes = lanes
         self.n = n
         self.at = at or {}  # what happens at some samples
         self.last: dict[int, int] = {}  # read of each lane, in this process
@@ -44,9 +44,9 @@ class Lanes:
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index in self.at:
             self.at[index]()
-        lane = index % self.lanes
+        lane = index % self.forward_lanes
         info: Any = get_worker_info()
-        forward = lane not in self.last or (index - self.last[lane]) % self.n in (0, self.lanes)
+        forward = lane not in self.last or (index - self.last[lane]) % self.n in (0, self.forward_lanes)
         self.last[lane] = index
         return {
             "value": 1000 * penstock.sample().epoch + index,

@@ -2381,6 +2381,12 @@ MUTATIONS = [
     # Disks and networks that break off.
     Mutation(
         "_streams/uncounted.py",
+        "retries=self._retries, seeks=self._seeks,",
+        "retries=self._retries,",
+        "tests/streams/test_uncounted.py::test_an_open_that_can_begin_anywhere_is_asked_for_the_record_after_a_fault",
+    ),
+    Mutation(
+        "_streams/uncounted.py",
         "        for facts in (self._cut, self._always, self._passes):\n            if facts is not None:\n",
         "        for facts in (self._always, self._passes):\n            if facts is not None:\n",
         "tests/streams/test_uncounted.py::test_a_jump_learns_what_another_process_has_cut_short",

@@ -154,7 +154,6 @@ def test_bookmarks_without_a_folder_last_as_long_as_the_object(tmp_path: Path, m
     one = marks(None)
     one.add(0, 0, 10, every_pass=True)
     one.refresh()
-    one.close()
     assert one.outputs(0, 3) == 10
     assert told(marks(None)) == told(pickle.loads(pickle.dumps(one))) == {}
     assert list(tmp_path.iterdir()) == []
@@ -553,7 +552,6 @@ def test_a_fork_goes_on_with_what_its_parent_knew_and_writes_a_file_of_its_own(t
     code = child.exitcode
     child.kill()
     child.join()
-    child.close()
     done.set()
     holder.join()
     assert code == 0
@@ -613,8 +611,6 @@ def test_nothing_is_open_between_two_calls(tmp_path: Path, one_file: Path) -> No
     one.add(2, 0, 5, every_pass=True)
     one.refresh()
     assert len(os.listdir("/proc/self/fd")) == before
-    one.close()
-    one.close()
     one.add(3, 0, 5, every_pass=True)
     assert one.outputs(3, 0) == 5
 

@@ -380,3 +380,21 @@ def test_a_jump_learns_what_another_process_has_cut_short(tmp_path):
     assert ours[8000] == expected[8000]
     other.close()
     ours.close()
+
+
+def test_an_open_that_can_begin_anywhere_is_asked_for_the_record_after_a_fault(tmp_path):
+    """Seen to fail: `open` was called without its argument ``start``."""
+    asked, failures = [], [OSError("once")]
+
+    def seeking(shard, start):
+        asked.append((shard, start))
+        for number in range(start, 9):
+            if (shard, number) == (1, 5) and failures:
+                raise failures.pop()
+            yield 10 * shard + number
+
+    data = Shards(2, seeking, epoch_size=18, lanes=1, bookmarks=False)
+    with Loader.from_dataset(data, batch_size=9) as loader:
+        assert [batch.tolist() for batch in loader] == [list(range(9)), list(range(10, 19))]
+    assert asked == [(0, 0), (1, 0), (1, 5)]
+    data.close()

@@ -91,7 +91,7 @@ class Mix(ConcatDataset[Any]):
         self._streams = {name: dataset for name, dataset in datasets.items() if _is_stream(dataset)}
         order = self._order(shuffle=False, seed=0, read=False)
         if isinstance(order, LaneMixOrder):
-            self.lanes = order.lanes  # tells the loader to leave each lane to one worker
+            self.forward_lanes = order.lanes  # tells the loader to leave each lane to one worker
         if max_passes is not None:
             if isinstance(order, LaneMixOrder):
                 raise ValueError(
@@ -135,7 +135,7 @@ class Mix(ConcatDataset[Any]):
         """See `order`. Without ``read`` the streams are not asked for theirs, because that decides which one they have."""
         pairs: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
         orders = {
-            name: LaneOrder(dataset.lanes, 1)
+            name: LaneOrder(dataset.forward_lanes, 1)
             if name in self._streams and not read
             else order_of(dataset, shuffle=shuffle, seed=source_seed(seed, name))
             for name, dataset in pairs
@@ -160,9 +160,9 @@ class Mix(ConcatDataset[Any]):
 
     def _place_in_stream(self, index: int) -> tuple[int, int]:
         """The same, by the rule of `LaneMixOrder`."""
-        rest, lane = divmod(index, self.lanes)
+        rest, lane = divmod(index, self.forward_lanes)
         at, number = divmod(rest, len(self.names))
-        return number, at * self.lanes + lane if self.names[number] in self._streams else at
+        return number, at * self.forward_lanes + lane if self.names[number] in self._streams else at
 
     def _tagged(self, sample: Any, name: str) -> Any:
         if isinstance(sample, dict) and self.tag not in sample:

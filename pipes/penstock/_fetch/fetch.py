@@ -26,7 +26,7 @@ class Fetch:
     Without a ``collate_fn`` each sample is written straight into its row of the batch, in recycled memory. A ``TensorDataset`` (also inside a
     ``Subset`` or a ``ConcatDataset``) is read by one index operation per tensor.
 
-    A dataset may say that it is read forward in lanes, by an attribute ``lanes``, a positive ``int``: rows whose indices are equal modulo ``lanes`` should
+    A dataset may say that it is read forward in lanes, by an attribute ``forward_lanes``, a positive ``int``: rows whose indices are equal modulo it should
     be read by one reader, in ascending order. With several worker processes, each lane then has a worker of its own: a batch is loaded by the owners of
     its rows, and their samples, which must be picklable, are collated in the order of the batch in the consumer's process. A ``collate_fn`` runs there, too.
 
@@ -93,7 +93,7 @@ class Fetch:
     @property
     def lanes(self) -> int | None:
         """The number of lanes, if the dataset itself says that it has any; not what it is wrapped in."""
-        lanes = getattr(self.dataset, "lanes", None)
+        lanes = getattr(self.dataset, "forward_lanes", None)
         return lanes if isinstance(lanes, int) and not isinstance(lanes, bool) and lanes > 0 else None
 
     def begin(self, rows: int, allocate: Allocate) -> BatchBuilder | Listed:

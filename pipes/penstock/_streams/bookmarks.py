@@ -133,9 +133,6 @@ class Bookmarks:
             found = self._read()
         self._report(*found)
 
-    def close(self) -> None:
-        """Nothing is open between two calls, so there is nothing to do. Idempotent."""
-
     def __reduce__(self) -> Any:
         return Bookmarks, self._arguments
 

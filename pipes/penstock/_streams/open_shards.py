@@ -45,7 +45,7 @@ class OpenShards:
         self, shards: Sequence[Any], open: Callable[..., Any], counts: np.ndarray, lanes: int, window: int, name: str = "shard"
     ) -> None:
         self._arguments = (shards, open, counts, lanes, window, name)
-        self._seeks = _has_start(open)
+        self._seeks = has_start(open)
         allowed = most_files()
         self._most_readers = min(lanes + 4, allowed)
         self._most_indexed = min(max(lanes + 4, INDEXED), allowed)
@@ -195,7 +195,7 @@ def most_files() -> int:
     return max(8, files // 2) if files != resource.RLIM_INFINITY else 2**30
 
 
-def _has_start(open: Callable[..., Any]) -> bool:
+def has_start(open: Callable[..., Any]) -> bool:
     """Whether ``open`` has an argument ``start``; ``**rest`` is not one."""
     try:
         parameter = inspect.signature(open).parameters.get("start")

@@ -122,7 +122,7 @@ class Shards(Dataset[Any]):
             if on_error not in ("raise", "skip"):
                 raise ValueError(f"on_error={on_error!r} is neither 'raise' nor 'skip'.")
             self._records = Uncounted(self.shards, open, epoch_size, steps, lanes, most_lanes, bookmarks, retries, on_error, name, settings)
-            self.lanes = self._records.lanes  # tells the loader to leave each lane to one worker
+            self.forward_lanes = self._records.lanes  # tells the loader to leave each lane to one worker
         if transform is not None or counts is None:
             self.__getitems__ = None  # type: ignore[method-assign,assignment]  # one by one, so that each has its own random numbers, and an error its own address
 

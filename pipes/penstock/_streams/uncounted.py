@@ -17,7 +17,7 @@ from penstock._streams.bookmarks import Bookmarks, default_folder
 from penstock._streams.files import Stamp, is_remote, stamp
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
-from penstock._streams.open_shards import most_files
+from penstock._streams.open_shards import has_start, most_files
 from penstock._streams.retrying import steadily
 from penstock._streams.steps import code_hash, run_steps, step_settings
 
@@ -60,6 +60,7 @@ class Uncounted:
     ) -> None:
         self._shards = shards
         self._open = open
+        self._seeks = has_start(open)
         self._steps = list(steps)
         self._bookmarks = bookmarks
         self._retries = retries
@@ -128,7 +129,7 @@ class Uncounted:
         return {**vars(self), "_read_by": {}}
 
     def _run(self, shard: int, pass_: int, closing: Closing) -> ShardRun:
-        records = steadily(self._open, self._shards[shard], self._label(shard), retries=self._retries, closing=closing)
+        records = steadily(self._open, self._shards[shard], self._label(shard), retries=self._retries, seeks=self._seeks, closing=closing)
         return run_steps(_readable(records, self._skips), self._steps, seed=self._deal.seed, pass_=pass_, shard=shard)
 
     def _label(self, shard: int) -> str:
