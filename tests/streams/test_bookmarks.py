@@ -552,6 +552,7 @@ def test_a_fork_goes_on_with_what_its_parent_knew_and_writes_a_file_of_its_own(t
     code = child.exitcode
     child.kill()
     child.join()
+    child.close()
     done.set()
     holder.join()
     assert code == 0
