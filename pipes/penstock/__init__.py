@@ -62,6 +62,7 @@ from penstock._random.order import Order
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
 from penstock._random.shard_order import ShardOrder
 from penstock._random.sliding_order import SlidingOrder
+from penstock._statistics import Durations, FailureStatistics, LoaderStatistics, NodeStatistics, PinStatistics, WorkerStatistics
 from penstock._streams.pack_step import Pack
 from penstock._streams.shards import Shards
 from penstock._streams.steps import Filter, Shuffle
@@ -76,7 +77,9 @@ __all__ = [
     "check_ranks",
     "ClosedError",
     "Cycler",
+    "Durations",
     "EndOfEpoch",
+    "FailureStatistics",
     "Fetch",
     "Filter",
     "GraphError",
@@ -87,10 +90,12 @@ __all__ = [
     "LaneMixOrder",
     "LaneOrder",
     "Loader",
+    "LoaderStatistics",
     "Mapper",
     "Mix",
     "MixOrder",
     "Node",
+    "NodeStatistics",
     "Order",
     "Pack",
     "Packed",
@@ -98,6 +103,7 @@ __all__ = [
     "ParallelMapper",
     "PenstockError",
     "PinMemory",
+    "PinStatistics",
     "Prefetcher",
     "Resident",
     "sample",
@@ -119,6 +125,7 @@ __all__ = [
     "TorchOrder",
     "WeightedOrder",
     "WorkerDied",
+    "WorkerStatistics",
 ]
 
 for _name in __all__:

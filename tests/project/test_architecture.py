@@ -34,7 +34,7 @@ MAY_IMPORT = {  # room: those it may import from
     "_loader": "_arguments _errors _random _memory _workers _fetch _nodes",
     "_datasets": "_arguments _errors _random _memory _fetch _streams _loader",
     "_streams": "_arguments _errors _statistics _random _memory _fetch",
-    "": "_errors _random _fetch _nodes _loader _datasets _streams",  # the front door itself, penstock/__init__.py
+    "": "_errors _statistics _random _fetch _nodes _loader _datasets _streams",  # the front door itself, penstock/__init__.py
     "collate": "_fetch",
     "formats": "_streams",  # the front door of that room
     "__main__": "front _streams",

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, final
 
 from penstock._errors import SampleError
-from penstock._statistics import SampleStatistics
+from penstock._statistics import FailureStatistics
 
 _logger = logging.getLogger("penstock")
 
@@ -114,9 +114,9 @@ class ErrorBudget:
             )
         return value.value
 
-    def statistics(self) -> SampleStatistics:
+    def statistics(self) -> FailureStatistics:
         """The counts so far."""
-        return SampleStatistics(self._samples, self._failed, self._skipped, self._last)
+        return FailureStatistics(self._samples, self._failed, self._skipped, self._last)
 
     def _count(self, before: int, failure: SampleFailure, worker: str) -> bool:
         """Count one failure; whether it exceeds the limit."""
