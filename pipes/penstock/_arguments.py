@@ -1,13 +1,14 @@
-"""Checks of numeric arguments; imports nothing of ours.
+"""Users' arguments: numbers are checked, and an object shows what it was made of. Imports nothing of ours.
 
 Anything with an ``__index__`` is a whole number, NumPy's and torch's integers included; a bool is not.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from typing import Any
+from typing import Any, Final
 
 LONGEST_S = 2_000_000.0
 """A time-out this long (23 days) or longer counts as none: system calls count milliseconds, and 32 bits of them overflow soon after."""
@@ -52,3 +53,70 @@ def seconds(name: str, value: Any) -> float | None:
     if not number >= 0:
         raise ValueError(f"{name}={value!r:.200} must be a number of seconds, 0 or more; 0 waits forever.")
     return None if number >= LONGEST_S else number or None
+
+
+LONGEST_LINE: Final = 200
+"""Characters of a ``repr``, at most."""
+_LONGEST_VALUE: Final = 80
+_FEW: Final = 6
+
+
+class Shown:
+    """A class whose ``repr`` is one line: its name and `details`. It loads nothing and never raises, whatever state the object is in."""
+
+    __slots__ = ()
+
+    def details(self) -> dict[str, Any]:
+        """What the ``repr`` and the drawn graph say of this object: names and values. Must not load data, start anything or take long."""
+        return {}
+
+    def __repr__(self) -> str:
+        details = shown_details(self)
+        return called(type(self).__name__, details) if details else cut(f"{type(self).__name__}()", LONGEST_LINE)
+
+
+def called(name: str, words: dict[str, str]) -> str:
+    """``name(word=value, …)``, or just ``name``, on one line of at most `LONGEST_LINE` characters."""
+    return cut(f"{name}({', '.join(f'{word}={value}' for word, value in words.items())})" if words else name, LONGEST_LINE)
+
+
+def shown_details(one: Any) -> dict[str, str]:
+    """The `Shown.details` of ``one`` as texts; none if they cannot be told."""
+    try:
+        return {word: brief(value) for word, value in one.details().items()}
+    except Exception:  # of a user's class, or of an object that was not built to its end
+        return {}
+
+
+def brief(value: Any) -> str:
+    """``value`` in a few characters. Of an object that is not ours only the type is shown: its ``repr`` might read a disk or wait for a device."""
+    kind = type(value)
+    try:
+        if value is None or kind in (bool, int, float):
+            text = repr(value)
+        elif kind in (str, bytes):
+            text = repr(value) if len(value) <= _LONGEST_VALUE else f"{value[: _LONGEST_VALUE - 8]!r}…"
+        elif isinstance(value, Shown):
+            text = repr(value)
+        elif kind is functools.partial:
+            text = f"partial({brief(value.func)})"
+        elif kind in (list, tuple):
+            shown = [brief(one) for one in value[:_FEW]] + [f"… {len(value)} items"] * (len(value) > _FEW)
+            text = f"[{', '.join(shown)}]" if kind is list else f"({', '.join(shown)})"
+        elif kind is dict:
+            text = f"{{{', '.join(f'{brief(key)}: {brief(one)}' for key, one in value.items()) if len(value) <= _FEW else f'{len(value)} items'}}}"
+        elif kind.__module__ == "torch" and kind.__name__ in ("device", "dtype"):
+            text = str(value)
+        elif isinstance(value, type) or (callable(value) and isinstance(getattr(value, "__qualname__", None), str)):
+            text = value.__qualname__
+        else:
+            text = kind.__name__
+    except Exception:
+        text = kind.__name__
+    return cut(text, _LONGEST_VALUE)
+
+
+def cut(text: str, most: int) -> str:
+    """``text`` on one line, with at most ``most`` characters."""
+    line = text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text[: most + 1])
+    return line if len(line) <= most else f"{line[: most - 1]}…"

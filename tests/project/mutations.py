@@ -2524,6 +2524,40 @@ MUTATIONS = [
         "if False:",
         "tests/streams/test_steps.py::test_a_step_that_is_its_own_iterator_is_refused",
     ),
+    # What objects say of themselves.
+    Mutation(
+        "_arguments.py",
+        "    except Exception:  # of a user's class, or of an object that was not built to its end",
+        "    except ValueError:",
+        "tests/loader/test_graph.py::test_an_object_that_was_never_built_shows_itself",
+    ),
+    Mutation(
+        "_arguments.py",
+        "            text = kind.__name__\n    except",
+        "            text = repr(value)\n    except",
+        "tests/loader/test_graph.py::test_no_user_object_is_looked_into",
+    ),
+    Mutation(
+        "_loader/graph.py",
+        "type(dataset) in (Subset, list, tuple, ConcatDataset)",
+        "hasattr(dataset, '__len__')",
+        "tests/loader/test_graph.py::test_no_user_object_is_looked_into",
+    ),
+    Mutation(
+        "_loader/loader.py",
+        "            if unfinished is None:\n                cursor",
+        "            if True:\n                cursor",
+        "tests/loader/test_graph.py::test_a_signal_handler_in_the_middle_of_next_sees_the_batch_before",
+    ),
+    Mutation(
+        "_loader/graph.py",
+        "{html.escape(name)}",
+        "{name}",
+        "tests/loader/test_graph.py::test_html_is_escaped_and_needs_nothing_from_elsewhere",
+    ),
+    Mutation(
+        "_loader/graph.py", '"{_mermaid_text(name)}"', '"{name}"', "tests/loader/test_graph.py::test_mermaid_text_means_nothing_to_mermaid"
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from penstock._arguments import Shown
 from penstock._datasets.cache_files import ABSENT, Claim, Files, for_child, identity_of, in_folder, in_memory
 from penstock._datasets.cache_record import NotCacheable, record_of, value_at
 from penstock._datasets.randomness_check import RandomnessCheck
@@ -29,7 +30,7 @@ _logger = logging.getLogger("penstock")
 
 
 @final
-class Cached:
+class Cached(Shown):
     """A map-style dataset that loads each sample of another dataset once, on first request, and keeps it.
 
     A sample consists of dicts, lists, tuples and named tuples that hold CPU tensors, NumPy arrays and scalars, numbers, ``str``, ``bytes``,
@@ -70,6 +71,9 @@ class Cached:
         self._has_getitems = Fetch(dataset).has_getitems
         self._randomness = RandomnessCheck("Apply the random transform to what the cache returns.")
         self._files: Files | None = in_memory(self._length) if self._path is None else in_folder(self._path, self._identity)
+
+    def details(self) -> dict[str, Any]:
+        return {"dataset": self.dataset, "path": self._path, "samples": self._length}
 
     def __len__(self) -> int:
         return self._length

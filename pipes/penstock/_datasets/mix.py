@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from torch.utils.data import ConcatDataset, IterableDataset
 
-from penstock._arguments import whole_number
+from penstock._arguments import Shown, whole_number
 from penstock._fetch.sample import current
 from penstock._fetch.task import annotate
 from penstock._random.lane_mix_order import LaneMixOrder
@@ -35,7 +35,7 @@ class Share(NamedTuple):
 
 
 @final
-class Mix(ConcatDataset[Any]):
+class Mix(Shown, ConcatDataset[Any]):
     """Several map-style datasets, mixed by weight. Pass it to `Loader.from_dataset` like any dataset.
 
     As a dataset it is the concatenation of its sources, sorted by name. It brings its own order, a `MixOrder`: an endless sequence with exact shares, cut
@@ -98,6 +98,9 @@ class Mix(ConcatDataset[Any]):
                     f"max_passes={max_passes} needs sources whose lengths are known, and {min(self._streams)!r} is a stream. Leave it out."
                 )
             _check_passes(order, max_passes)
+
+    def details(self) -> dict[str, Any]:
+        return {"sources": self.names, "samples": None if self._streams else super().__len__()}
 
     def __len__(self) -> int:
         return int(self._epoch_size) if self._streams and self._epoch_size is not None else super().__len__()

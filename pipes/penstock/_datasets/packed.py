@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from torch.utils.data import IterableDataset
 
+from penstock._arguments import Shown
 from penstock._datasets.mix import Mix
 from penstock._datasets.saved_array import opened, saved
 from penstock._fetch.fetch import View
@@ -28,7 +29,7 @@ _BITS = 40  # of a member are its index; the rest is the number of the piece
 
 
 @final
-class Packed(View):
+class Packed(Shown, View):
     """Sequences of a dataset packed into samples of one length, once: a map-style dataset of packs.
 
     It has a length, and can be shuffled, mixed, and read by any number of ranks with any ``tail``. Each pack stays the same in every epoch; with
@@ -88,6 +89,9 @@ class Packed(View):
         self._identity = {**groups.settings(), "sequences": len(groups.lengths)}
         self._path = None if cache is None else os.path.abspath(cache)
         self._open(_planned(groups) if self._path is None else saved(self._path, self._identity, lambda: _planned(groups)))
+
+    def details(self) -> dict[str, Any]:
+        return {"dataset": self.dataset, "capacity": self._view.capacity, "packs": len(self)}
 
     def __len__(self) -> int:
         return len(self._ends)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from penstock._arguments import Shown
 from penstock._fetch.batch_schema import has_registered
 from penstock._fetch.error_policy import annotate
 from penstock._memory.allocation import afresh, pinned
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from penstock._memory.allocation import Allocate, Spec
 
 
-class ArrayDataset:
+class ArrayDataset(Shown):
     """Rows in memory, on any device: a map-style dataset that gathers a whole batch at once.
 
     Args:
@@ -37,6 +38,9 @@ class ArrayDataset:
         self.augment = augment
         self._length = length
         self._device: torch.device = next(leaves(fields)).device
+
+    def details(self) -> dict[str, Any]:
+        return {"samples": self._length, "device": self._device}
 
     def __len__(self) -> int:
         return self._length

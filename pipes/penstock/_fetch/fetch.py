@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset, default_convert
 
+from penstock._arguments import Shown
 from penstock._fetch.array_dataset import gathered, is_arrays
 from penstock._fetch.collate import BatchBuilder, Collator
 from penstock._memory.allocation import afresh
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Fetch:
+class Fetch(Shown):
     """Load the samples of a batch from a map-style dataset, and collate them: the ``map_fn`` of the canonical graph.
 
     Without a ``collate_fn`` each sample is written straight into its row of the batch, in recycled memory. A ``TensorDataset`` (also inside a
@@ -51,6 +52,10 @@ class Fetch:
         self.has_getitems = has_getitems(dataset)
         self.is_arrays = collate_fn is None and transform is None and is_arrays(dataset)
         self._collator = Collator()
+
+    def details(self) -> dict[str, Any]:
+        given = {"collate_fn": self.collate_fn, "transform": self.transform}
+        return {"dataset": self.dataset, **{name: one for name, one in given.items() if one is not None}}
 
     def __call__(self, indices: Any) -> Any:
         """The batch of a list of indices, or the sample of one index."""

@@ -7,9 +7,11 @@ from typing import Any, final
 
 import numpy as np
 
+from penstock._arguments import Shown
+
 
 @final
-class Indices(Sequence[Any]):
+class Indices(Shown, Sequence[Any]):
     """The indices to load, with their address: one item, or a batch.
 
     Attributes:
@@ -70,9 +72,8 @@ class Indices(Sequence[Any]):
             return _unpickled, (self.epoch, self.positions.tobytes(), self.values.tobytes())
         return Indices, (self.epoch, self.positions, self.values)
 
-    def __repr__(self) -> str:
-        positions = self.positions.tolist() if self.is_batch else self.positions
-        return f"Indices(epoch={self.epoch}, positions={positions}, values={self.plain()})"
+    def details(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "positions": self.positions.tolist() if self.is_batch else self.positions, "values": self.plain()}
 
 
 def _unpickled(epoch: int, positions: bytes, values: bytes) -> Indices:

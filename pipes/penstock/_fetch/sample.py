@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
+from penstock._arguments import Shown
 from penstock._random.sample_rng import numpy_generator, torch_generator
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Sample:
+class Sample(Shown):
     """The address of the sample being loaded, and its own random numbers.
 
     The same (seed, epoch, position) gives the same numbers in any thread, in any process, and on any rank.
@@ -35,6 +36,9 @@ class Sample:
         self.position = position
         self.index = index
         self.source = source
+
+    def details(self) -> dict[str, Any]:
+        return {"seed": self.seed, "epoch": self.epoch, "position": self.position, "index": self.index, "source": self.source}
 
     @cached_property
     def rng(self) -> np.random.Generator:

@@ -21,16 +21,18 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock._arguments import LONGEST_S, seconds, whole_number
+from penstock._arguments import LONGEST_LINE, LONGEST_S, cut, seconds, whole_number
 from penstock._errors import ClosedError, GraphError, SourceError, StateError, StateMismatch, hide_internal_frames
 from penstock._fetch.indices import Indices
 from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.cursor import EpochCursor, Jump, PassMark, Stands
 from penstock._loader.dataloader_words import refuse_assignment
+from penstock._loader.graph import Graph
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, differences, epoch_in, parsed, warn_of_start
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of, place_of
+from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
 
@@ -292,6 +294,55 @@ class Loader(FromDataset, Generic[T]):
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    # What it is.
+
+    def __repr__(self) -> str:
+        return f"<penstock.{self._title()}>"
+
+    @property
+    def graph(self) -> Graph:
+        """The graph as it is now, to be looked at: ``print(loader.graph)``, and `Graph.mermaid`. Starts nothing, loads nothing."""
+        return Graph(self._title(), self.root)
+
+    def _repr_html_(self) -> str:
+        return self.graph._repr_html_()
+
+    def _title(self) -> str:
+        return cut(f"Loader of {self._what()}: {self._where()}", LONGEST_LINE - len("<penstock.>"))
+
+    def _what(self) -> str:
+        try:
+            *_, first = nodes = list(self.root.chain())
+            words = self._words
+            workers = next((node.workers for node in nodes if isinstance(node, ParallelMapper)), "no workers")
+            return f"{cut(type(words['dataset'] if words else first).__name__, 60)}, {workers}"
+        except Exception:  # of a user's node, or of a loader that was not built to its end
+            return "a graph"
+
+    def _where(self) -> str:
+        """Where it stands. May be asked by a signal handler in the middle of a ``next``, or by another thread."""
+        try:
+            unfinished = self._unfinished
+            if unfinished is None:
+                cursor, epoch, left, whole = vars(self._cursor), self.epoch, self.remaining, self._batches()
+            else:
+                cursor = unfinished[2]
+                state = cursor["state"]
+                epoch, whole = epoch_of(state), self.root.remaining(self._cursor.epochs.start_of(epoch_of(state), state))
+                left = 0 if cursor["stands"] is Stands.BEHIND_MARK else self.root.remaining(state)
+            where = f"epoch {epoch}" + ("" if left is None or whole is None else f", batch {whole - left:,} of {whole:,}")
+            if self._closed:
+                where = f"closed in {where}"
+            elif cursor["pending"]:
+                where = f"resumes in {where}"
+            elif self._owner is None:
+                where = "not started" + ("" if whole is None else f", {whole:,} batches an epoch")
+            elif self._owner != os.getpid():
+                where = "started in another process"
+            return f"{where}{', endless' * self._endless}"
+        except Exception:
+            return "nobody knows where"
 
     def statistics(self) -> tuple[Any, ...]:
         """One frozen object for each node that does work, from the source to the root."""

@@ -35,6 +35,9 @@ class Batcher(Node[Any]):
         self.batch_size = whole_number("batch_size", batch_size, 1)
         self.drop_last = drop_last
 
+    def details(self) -> dict[str, Any]:
+        return {"batch_size": self.batch_size, "drop_last": self.drop_last}
+
     def next(self) -> Any:
         batch = self._batch()
         return next(self.source) if batch is None else batch

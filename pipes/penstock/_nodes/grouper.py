@@ -57,6 +57,9 @@ class Grouper(Node[Indices]):
         self._counter = _Counter(copy.deepcopy(order) if groups.count else order, groups, self._counts)
         self._counted_ahead = PlanSource(self._counter)
 
+    def details(self) -> dict[str, Any]:
+        return {"order": self.order, "groups": self.groups}
+
     def reset(self, initial_state: State | None = None) -> None:
         super().reset(initial_state)
         self._counted_ahead.resume()

@@ -133,6 +133,9 @@ class IterableSource(Node[Indices]):
         self._position = 0
         self._ended = False
 
+    def details(self) -> dict[str, Any]:
+        return {"iterable": self.iterable, "split": self.split}
+
     def reset(self, initial_state: State | None = None) -> None:
         state = self._after_this() if initial_state is None else initial_state
         super().reset(state)

@@ -45,6 +45,9 @@ class Mapper(Node[T]):
         self._work = InlineWork(map_fn, self.source.settings().get("seed", 0) if seed is None else checked_seed(seed), seed_samples)
         self._memory: Recycler | None = None
 
+    def details(self) -> dict[str, Any]:
+        return {"map_fn": self.map_fn}
+
     def reset(self, initial_state: State | None = None) -> None:
         super().reset(initial_state)
         if self._memory is None:

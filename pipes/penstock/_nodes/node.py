@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeGuard, Ty
 
 from torchdata.nodes import BaseNode as BaseNode  # type: ignore[import-untyped]
 
+from penstock._arguments import Shown
 from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
 
@@ -36,7 +37,7 @@ def is_mark(item: object) -> bool:
     return isinstance(item, EndOfEpoch)
 
 
-class Node(BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no types
+class Node(Shown, BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no types
     """A node of the graph. To write one that changes items, override `transform`; nothing else is needed.
 
     ``transform`` sees values only, never a mark or an address, and the state of such a node is its source's. A node with a state of

@@ -174,6 +174,10 @@ class ParallelMapper(Node[T]):
         self._said = False
         self._window = DeliveryWindow(in_order)
 
+    def details(self) -> dict[str, Any]:
+        method = {"method": self._method} if self.num_workers else {}
+        return {"map_fn": self.map_fn, "num_workers": self.num_workers, **method, "in_order": self.in_order}
+
     def reset(self, initial_state: State | None = None) -> None:
         super(Node, self).reset(initial_state)
         delivered: list[int] = []
@@ -271,6 +275,11 @@ class ParallelMapper(Node[T]):
         workers = self._pool.statistics() if self._pool is not None else _IDLE[self._method if self.num_workers else "inline"]
         failures = None if self._tolerance is None else self._tolerance.statistics()
         return (*self.source.statistics(), *(own for own in (workers, failures) if own is not None))
+
+    @property
+    def workers(self) -> str:
+        """Who does the work, in words."""
+        return f"{self.num_workers} worker {'processes' if self._method == 'process' else 'threads'}" if self.num_workers else "no workers"
 
     @property
     def in_step(self) -> bool:

@@ -49,6 +49,9 @@ class ReaderNode(Node[T]):
         self._pump: ReaderThread | None = None  # made at the first reset
         self._closed = False
 
+    def details(self) -> dict[str, Any]:
+        return {"prefetch_factor": self._depth}
+
     def reset(self, initial_state: State | None = None) -> None:
         super(Node, self).reset(initial_state)
         if self._threaded and self._pump is None:

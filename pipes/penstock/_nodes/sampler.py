@@ -50,6 +50,9 @@ class Sampler(Node[Indices]):
         self._planned = order if isinstance(order, PlannedOrder) else None
         self._plans = PlanSource[Any](_OrderPlanner(order))
 
+    def details(self) -> dict[str, Any]:
+        return {"order": self.order}
+
     def reset(self, initial_state: State | None = None) -> None:
         super().reset(initial_state)
         self._plans.resume()

@@ -80,6 +80,9 @@ class SamplerWrapper(Node[Any]):
         self._position = 0
         self._checksum = 0
 
+    def details(self) -> dict[str, Any]:
+        return {"sampler": self.sampler, "batches": self.batches is True, "seed": self.seed}
+
     def reset(self, initial_state: State | None = None) -> None:
         super().reset(initial_state)
         self._plans.resume()

@@ -99,6 +99,10 @@ class Sharder(Node[T]):
         self._opened = False  # whether `_open` has checked this epoch
         self._said = False
 
+    def details(self) -> dict[str, Any]:
+        rank, world_size = self.ranks()
+        return {"rank": rank, "world_size": world_size, "split": self._word, "tail": self.tail}
+
     def reset(self, initial_state: State | None = None) -> None:
         self._pinned = self.ranks()
         if initial_state is not None:

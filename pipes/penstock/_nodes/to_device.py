@@ -46,6 +46,9 @@ class ToDevice(ReaderNode[T]):
         self._given = device
         super().__init__(source, prefetch_factor, "penstock-device", run_ahead=run_ahead, threaded=self.device.type != "cpu")
 
+    def details(self) -> dict[str, Any]:
+        return {"device": self.device, **super().details()}
+
     def next(self) -> T:
         item: Any = super().next()
         return item.arrived() if isinstance(item, _Moved) else item  # type: ignore[no-any-return]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Any, final
 
 import torch
 
+from penstock._arguments import Shown
 from penstock._random.sample_rng import epoch_word
 from penstock._random.splitmix import GAMMA, LAST_SHIFT, STEPS
 
 
 @final
-class BatchRng:
+class BatchRng(Shown):
     """Random numbers for each sample of a batch: a pure function of (seed, epoch, position), whatever the batch, the rank or the device.
 
     A counter-based generator: a sample's words are the SplitMix64 stream of its key. `uniform` and `integers` agree to the last bit on every
@@ -27,6 +28,9 @@ class BatchRng:
     def __init__(self, seed: int, epoch: int, positions: torch.Tensor) -> None:
         self._keys = _mixed((positions ^ _signed(epoch_word(seed, epoch))) + _GAMMA)
         self._drawn = 0
+
+    def details(self) -> dict[str, Any]:
+        return {"samples": len(self._keys), "device": self._keys.device}
 
     def uniform(self, *shape: int) -> torch.Tensor:
         """From 0 up to 1, float32, shape ``(n, *shape)``: multiples of 2**-24."""

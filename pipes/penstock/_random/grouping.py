@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 
-from penstock._arguments import whole_number
+from penstock._arguments import Shown, whole_number
 from penstock._random.groups import Pieces, bucketed, packed, pieces_of
 from penstock._random.permutation import GROUPED, philox_words
 
@@ -46,7 +46,7 @@ class BlockPlan:
 
 
 @final
-class Packs:
+class Packs(Shown):
     """Sequences packed into samples of one length: pass it to `Loader.from_dataset` as ``groups=``.
 
     Each pack is one sample, so ``batch_size`` counts packs. It holds whole sequences (or pieces of those that are longer than ``capacity``), one after
@@ -96,6 +96,9 @@ class Packs:
         groups = packed(pieces.lengths, self.capacity)
         return BlockPlan(groups.splits, pieces.items[groups.members], Pieces(*(field[groups.members] for field in pieces)))
 
+    def details(self) -> dict[str, Any]:
+        return {"lengths": len(self.lengths), "capacity": self.capacity, "oversize": self.oversize}
+
     def settings(self) -> dict[str, Any]:
         """What a saved state must agree on."""
         words = {"capacity": self.capacity, "oversize": self.oversize, "block": self.block}
@@ -103,7 +106,7 @@ class Packs:
 
 
 @final
-class Buckets:
+class Buckets(Shown):
     """Batches of samples of similar length: pass it to `Loader.from_dataset` as ``groups=``.
 
     Each bucket is a batch, so ``batch_size`` and ``drop_last`` are left out; ``collate_fn`` gets the list of its samples, and pads them (see
@@ -155,6 +158,9 @@ class Buckets:
         words = philox_words(seed, 0, GROUPED, len(indices))
         groups = bucketed(self.lengths[indices], self.budget, min(self.most or self.block, self.block), self.alike, words)
         return BlockPlan(groups.splits, groups.members, None)
+
+    def details(self) -> dict[str, Any]:
+        return {"lengths": len(self.lengths), "budget": self.budget, "most": self.most}
 
     def settings(self) -> dict[str, Any]:
         """What a saved state must agree on."""

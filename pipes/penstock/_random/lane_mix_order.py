@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from penstock._arguments import whole_number
+from penstock._arguments import Shown, whole_number
 from penstock._random.mix_order import MixOrder
 from penstock._random.order import ContinuingOrder
 from penstock._random.orders import LONGEST, SequentialOrder, checked_seed
@@ -29,7 +29,7 @@ _BITS: Final = 56
 
 
 @final
-class LaneMixOrder:
+class LaneMixOrder(Shown):
     """Mix orders by weight, some of which never end. Like a `LaneOrder`, its item k is item ``k div lanes`` of lane ``k mod lanes``.
 
     Each lane is a `MixOrder` with a seed of its own, so its shares are exact by themselves: of a lane's items at the end of each block, every source has
@@ -89,6 +89,9 @@ class LaneMixOrder:
                 found = self._mix(lane).indices(0, positions[chosen] // self.lanes)
                 out[chosen] = self._placed(lane, found >> _BITS, found & ((1 << _BITS) - 1))
         return out
+
+    def details(self) -> dict[str, Any]:
+        return {"sources": self.names, "stages": len(self.stages), "epoch_size": self._n, "lanes": self.lanes, "seed": self._seed}
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from penstock._arguments import whole_number
+from penstock._arguments import Shown, whole_number
 from penstock._random.orders import LONGEST, SequentialOrder, ShuffledOrder
 from penstock._random.shard_order import LANE_NUMBERS
 
@@ -76,7 +76,7 @@ _PASSES = 4
 
 
 @final
-class LaneOrder:
+class LaneOrder(Shown):
     """The order of data whose shards have unknown lengths: item k since the beginning of training is item ``k div lanes`` of lane ``k mod lanes``.
 
     Each lane yields every lanes-th item, so the position alone says how far every lane is, on any number of ranks. An epoch is a number of items, and
@@ -99,6 +99,9 @@ class LaneOrder:
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """The positions since the beginning of training, which are the items' numbers."""
         return positions.copy()
+
+    def details(self) -> dict[str, Any]:
+        return {"lanes": self.lanes, "epoch_size": self._n}
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""

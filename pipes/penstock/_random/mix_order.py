@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 
-from penstock._arguments import whole_number
+from penstock._arguments import Shown, whole_number
 from penstock._random.mix_layout import Blocks, laid_out
 from penstock._random.mix_stages import stages_of
 from penstock._random.orders import LONGEST, check_positions, checked_seed
@@ -28,7 +28,7 @@ _AT_ONCE = 2**16
 
 
 @final
-class MixOrder:
+class MixOrder(Shown):
     """Mix several orders by weight: an endless sequence, cut into epochs of ``epoch_size`` items.
 
     Each source is endless too: one pass over its order after another. A new epoch continues every source where the last one left it.
@@ -106,6 +106,9 @@ class MixOrder:
                 within = 0 if self.run == 1 else positions[chosen] % self.run
                 out[chosen] = self._indices(number, first + int(those.min()) - stage.start, those - those.min(), within)
         return out
+
+    def details(self) -> dict[str, Any]:
+        return {"sources": self.names, "stages": len(self.stages), "epoch_size": self._n, "run": self.run, "seed": self._seed}
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock._arguments import whole_number
+from penstock._arguments import Shown, whole_number
 from penstock._random.order import Order, brought_order
 from penstock._random.permutation import SORTED, WEIGHTED, FeistelPermutation, Int64s, SortedPermutation, philox_words, splitmix64_stream
 
@@ -33,7 +33,7 @@ def order_of(dataset: Any, *, shuffle: bool, seed: int) -> Order:
 
 
 @final
-class SequentialOrder:
+class SequentialOrder(Shown):
     """0, 1, 2, … in every epoch.
 
     Args:
@@ -51,13 +51,16 @@ class SequentialOrder:
         check_positions(positions, self._n)
         return positions.copy()
 
+    def details(self) -> dict[str, Any]:
+        return {"n": self._n}
+
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""
         return {"order": "sequential", "length": self._n}
 
 
 @final
-class ShuffledOrder:
+class ShuffledOrder(Shown):
     """A permutation of 0 … n-1 in every epoch, computed index by index in O(1) time and memory.
 
     A generalised Feistel network over the pairs ``(left, right)`` of ``[0, a) x [0, b)``, with ``a = ceil(sqrt(n))`` and
@@ -92,6 +95,9 @@ class ShuffledOrder:
             keyed = self._keyed = self._under(epoch)
         return keyed(positions)
 
+    def details(self) -> dict[str, Any]:
+        return {"n": self._n, "seed": self._seed}
+
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""
         return {"order": "shuffled", "length": self._n, "seed": self._seed}
@@ -101,7 +107,7 @@ class ShuffledOrder:
 
 
 @final
-class TorchOrder:
+class TorchOrder(Shown):
     """Bit for bit the shuffle of ``torch.utils.data.DistributedSampler(seed=seed)`` after ``set_epoch(epoch)``.
 
     For users who must match an old run. It is ``torch.randperm``, so it takes O(n) time and memory in each epoch by nature: 40 s
@@ -150,13 +156,16 @@ class TorchOrder:
             kept = self._kept = epoch, self.plan(epoch)
         return kept[1][positions].astype(np.int64)
 
+    def details(self) -> dict[str, Any]:
+        return {"n": self._n, "seed": self._seed}
+
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""
         return {"order": "torch", "length": self._n, "seed": self._seed}
 
 
 @final
-class WeightedOrder:
+class WeightedOrder(Shown):
     """Draws with replacement: every position holds index i with probability ``weights[i] / sum(weights)``, on its own.
 
     Position p of an epoch is the p-th word of a SplitMix64 stream, which can be read anywhere because its state is a counter; two keys from Philox under
@@ -192,6 +201,9 @@ class WeightedOrder:
         # The largest uniform number times the total still rounds to less than the total, so there is always a bound above it.
         drawn: Int64s = np.searchsorted(self._bounds, uniform * self._bounds[-1], side="right").astype(np.int64, copy=False)
         return drawn
+
+    def details(self) -> dict[str, Any]:
+        return {"weights": self.weights, "num_samples": self._n, "seed": self._seed}
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""

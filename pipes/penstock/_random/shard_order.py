@@ -8,7 +8,7 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock._arguments import whole_number
+from penstock._arguments import Shown, whole_number
 from penstock._random.orders import LONGEST, SequentialOrder, ShuffledOrder, check_positions, checked_seed
 from penstock._random.permutation import LANES, Int64s, philox_words
 from penstock._random.sliding_order import SlidingPermutation, checked_window
@@ -18,7 +18,7 @@ LANE_NUMBERS: Final = (1, 2, 4, 8, 24, 48, 96)
 
 
 @final
-class ShardOrder:
+class ShardOrder(Shown):
     """A new order of the shards in every epoch; their records are read front to back, in several lanes that take turns.
 
     The records of all shards, in the epoch's order, are cut into ``lanes`` pieces of equal length (within 1), through the middle of a shard if need be.
@@ -73,6 +73,9 @@ class ShardOrder:
         place = laid.placed(positions)
         shard = np.searchsorted(laid.ends, place, side="right")
         return place + laid.moved[shard]
+
+    def details(self) -> dict[str, Any]:
+        return {"shards": len(self._counts), "records": self._n, "lanes": self.lanes, "window": self._window, "seed": self._seed}
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""

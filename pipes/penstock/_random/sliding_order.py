@@ -7,7 +7,7 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock._arguments import whole_number
+from penstock._arguments import Shown, whole_number
 from penstock._random.orders import check_positions, checked_length, checked_seed
 from penstock._random.permutation import SLID, Int64s, philox_words, splitmix64_stream
 
@@ -67,7 +67,7 @@ class SlidingPermutation:
 
 
 @final
-class SlidingOrder:
+class SlidingOrder(Shown):
     """A shuffle within a window, for data that is read fastest in its stored order.
 
     A permutation in every epoch, with random access in O(window) time and memory. Most items move by up to half the window, and none by the whole of it. A
@@ -95,6 +95,9 @@ class SlidingOrder:
         if keyed.epoch != epoch:
             keyed = self._keyed = self._under(epoch)
         return keyed(positions)
+
+    def details(self) -> dict[str, Any]:
+        return {"n": self._n, "window": self._window, "seed": self._seed}
 
     def settings(self) -> dict[str, Any]:
         """See `Order.settings`."""

@@ -44,7 +44,7 @@ class Counted:
         self.counts = np.asarray(counts).astype(np.int64)
         if len(self.counts) != len(shards):
             raise ValueError(f"there are {len(self.counts)} counts for {len(shards)} shards. Each shard needs its count.")
-        self._lanes, self._lanes_unshuffled = order.lanes, lanes or 1
+        self.lanes, self._lanes_unshuffled = order.lanes, lanes or 1
         self._window = window
         self._settings = settings
         self._ends = np.cumsum(self.counts)
@@ -84,7 +84,7 @@ class Counted:
     def order(self, *, shuffle: bool, seed: int) -> Order:
         """See `Shards.order`."""
         if shuffle:
-            order = ShardOrder(self.counts, self._lanes, self._window, seed)
+            order = ShardOrder(self.counts, self.lanes, self._window, seed)
         else:
             order = ShardOrder(self.counts, self._lanes_unshuffled, shuffle=False)
         return order if self._settings is None else _WithSettings(order, self._settings)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 import numpy as np
 import torch
 
-from penstock._arguments import whole_number
+from penstock._arguments import Shown, whole_number
 from penstock._fetch.padding import check_fits
 from penstock._streams.run_cursor import running
 from penstock._streams.step_identity import named
@@ -25,7 +25,7 @@ _Size = tuple[int, int]
 
 
 @final
-class Pack:
+class Pack(Shown):
     """A step: pack sequences into rows of ``capacity`` places, like `Packs`, without knowing their lengths beforehand.
 
     A record is a sequence of numbers: a list, a 1-D array or a tensor (more dimensions may follow the first), or a dict of such fields, all of one length. A
@@ -106,6 +106,9 @@ class Pack:
                 yield row(last=False)
         while len(waiting):
             yield row(last=True)
+
+    def details(self) -> dict[str, Any]:
+        return {"capacity": self.capacity, "oversize": self.oversize, "window": self.window}
 
     def settings(self) -> dict[str, Any]:
         """All arguments."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, final
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock._arguments import whole_number
+from penstock._arguments import Shown, whole_number
 from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._streams.counted import Counted
 from penstock._streams.uncounted import Uncounted
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Shards(Dataset[Any]):
+class Shards(Shown, Dataset[Any]):
     """Data in shards, such as files of many records each. Pass it to `Loader.from_dataset` like any dataset.
 
     *Counted* (``counts=``): a dataset like any other, the concatenation of its shards. It brings its own order, a `ShardOrder`: with ``shuffle=True`` the
@@ -149,6 +149,10 @@ class Shards(Dataset[Any]):
     def counts(self) -> np.ndarray | None:
         """How many records each shard has: int64, shape ``(shards,)``; None if they are not counted."""
         return self._records.counts if isinstance(self._records, Counted) else None
+
+    def details(self) -> dict[str, Any]:
+        counted = isinstance(self._records, Counted)
+        return {"shards": len(self.shards), "records" if counted else "epoch_size": len(self._records), "lanes": self._records.lanes}
 
     def __len__(self) -> int:
         return len(self._records)

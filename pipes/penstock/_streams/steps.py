@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 
+from penstock._arguments import Shown
 from penstock._errors import ClosedError
 from penstock._fetch.sample import current
 from penstock._fetch.task import annotate
@@ -41,7 +42,7 @@ Step: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
 
 
 @final
-class Filter:
+class Filter(Shown):
     """A step: keep the records for which ``predicate(record)`` is true.
 
     Args:
@@ -62,13 +63,16 @@ class Filter:
             if predicate(record):
                 yield record
 
+    def details(self) -> dict[str, Any]:
+        return {"predicate": self.predicate, "version": self.version}
+
     def settings(self) -> dict[str, Any]:
         """What names the predicate."""
         return {"predicate": named(self.predicate)}
 
 
 @final
-class Shuffle:
+class Shuffle(Shown):
     """A step: shuffle within a sliding window, as `SlidingOrder` does.
 
     Record j gets the key ``j + window * u``, with u uniform in [0, 1), and the records come in the order of their keys. A `Filter` before it changes nothing
@@ -118,6 +122,9 @@ class Shuffle:
             run.place = left
             left += 1
             yield output
+
+    def details(self) -> dict[str, Any]:
+        return {"window": self.window}
 
     def settings(self) -> dict[str, Any]:
         """The window."""

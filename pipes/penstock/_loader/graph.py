@@ -1,0 +1,183 @@
+"""The graph of a loader, drawn: as a tree of text, as Mermaid, and as HTML for a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, final
+
+from torch.utils.data import ConcatDataset, Subset
+
+from penstock._arguments import Shown, brief, called, cut, shown_details
+from penstock._fetch.fetch import Fetch
+from penstock._nodes.batcher import Batcher
+from penstock._nodes.grouper import Grouper
+from penstock._nodes.sampler_wrapper import SamplerWrapper
+from penstock._random.grouping import Buckets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock._nodes.node import Node
+
+_MOST_PARTS: Final = 8
+_DEEPEST: Final = 8
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A node, or a dataset that one reads, as texts.
+
+    Attributes:
+        name: The class.
+        details: Its settings.
+        items: Items that a node hands out in an epoch on this rank, with their unit; empty if unknown, or for a dataset.
+        parts: The datasets that it reads, or is made of, each with what it is called there.
+    """
+
+    name: str
+    details: dict[str, str]
+    items: str
+    parts: tuple[tuple[str, Box], ...] = ()
+
+
+@final
+class Graph:
+    """The graph of a loader at one moment: ``print(loader.graph)`` draws a tree, from the loader down to where its items come from.
+
+    Each node is shown with its settings, and with the items that it hands out in an epoch on this rank. In a notebook it draws itself; `mermaid` is
+    for documents. Nothing is loaded or started for it.
+
+    Args:
+        title: One line about the loader.
+        root: The last node.
+    """
+
+    def __init__(self, title: str, root: Node[Any]) -> None:
+        self._title = title
+        self._boxes = list(_boxes(root))  # from the source to the root
+
+    def __repr__(self) -> str:
+        return cut(f"<penstock graph: {' -> '.join(box.name for box in self._boxes)}>", 200)
+
+    def __str__(self) -> str:
+        lines = [(self._title, "")]
+        for depth, box in enumerate(reversed(self._boxes)):
+            indent = "   " * depth
+            lines.append((f"{indent}└─ {called(box.name, box.details)}", box.items))
+            is_first = depth == len(self._boxes) - 1
+            lines += [(f"{indent}   {line}", "") for line in _lines_of_parts(box, is_last=is_first)]
+        width = min(100, max(len(line) for line, items in lines if items or len(lines) == 1))
+        return "\n".join(f"{line:{width}}  {items}".rstrip() for line, items in lines)
+
+    def mermaid(self) -> str:
+        """The graph as a flowchart in Mermaid's language, in the direction in which the data flows."""
+        lines = ["flowchart TB"]
+        for number, box in enumerate(self._boxes):
+            lines.append(f'    n{number}["{_mermaid_label(box)}"]')
+            lines += _mermaid_parts(box, f"n{number}")
+            if number:
+                items = self._boxes[number - 1].items
+                lines.append(f"    n{number - 1} -->{f'|{_mermaid_text(items)}|' if items else ''} n{number}")
+        last = len(self._boxes) - 1
+        lines.append(f'    loader(["{_mermaid_text(self._title)}"])')
+        lines.append(f"    n{last} -->{f'|{_mermaid_text(self._boxes[last].items)}|' if self._boxes[last].items else ''} loader")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for box in self._boxes:
+            rows.append(_html_box(box))
+            rows.append(f'<div style="{_ARROW}">↓ {html.escape(box.items)}</div>')
+        return (
+            f'<div class="penstock-graph" style="{_FRAME}">{"".join(rows)}<div style="{_BOX}"><b>{html.escape(self._title)}</b></div></div>'
+        )
+
+
+def _boxes(root: Node[Any]) -> Iterator[Box]:
+    unit = "samples"
+    for node in reversed(list(root.chain())):
+        if isinstance(node, Batcher) or (isinstance(node, SamplerWrapper) and node.batches):
+            unit = "batches"
+        elif isinstance(node, Grouper):
+            unit = "batches" if isinstance(node.groups, Buckets) else "packs"
+        items: int | None = None
+        with contextlib.suppress(Exception):  # a user's node, or a graph that does not know its rank
+            items = node.items_per_epoch()
+        shown = shown_details(node)
+        parts: tuple[tuple[str, Box], ...] = ()
+        fetch = vars(node).get("map_fn")
+        if isinstance(fetch, Fetch):
+            del shown["map_fn"]
+            shown |= {word: value for word, value in shown_details(fetch).items() if word != "dataset"}
+            with contextlib.suppress(Exception):  # a dataset may do anything when its class is asked for
+                parts = (("dataset", _dataset_box(fetch.dataset, 0)),)
+        yield Box(cut(type(node).__name__, 60), shown, "" if not isinstance(items, int) else f"{items:,} {unit} an epoch", parts)
+
+
+def _dataset_box(dataset: Any, depth: int) -> Box:
+    """A dataset, and those that it is made of. Looks only into classes that are known to keep them, and asks only these for a length."""
+    name = cut(type(dataset).__name__, 60)
+    if depth == _DEEPEST:
+        return Box(name, {}, "")
+    known = isinstance(dataset, Subset | ConcatDataset | Shown)
+    inside = vars(dataset) if known else {}
+    several = list(inside.get("datasets", []))
+    names = inside.get("names", range(len(several)))
+    parts = [(cut(str(called_), 40), _dataset_box(one, depth + 1)) for called_, one in zip(names, several[:_MOST_PARTS], strict=False)]
+    if len(several) > _MOST_PARTS:
+        parts.append(("…", Box(f"{len(several) - _MOST_PARTS} more", {}, "")))
+    details = shown_details(dataset) if isinstance(dataset, Shown) else {}
+    if "dataset" in inside:
+        parts.append(("of", _dataset_box(inside["dataset"], depth + 1)))
+        details.pop("dataset", None)
+    if type(dataset) in (Subset, list, tuple, ConcatDataset):
+        details["samples"] = brief(len(dataset))
+    return Box(name, details, "", tuple(parts))
+
+
+def _lines_of_parts(box: Box, *, is_last: bool) -> Iterator[str]:
+    for number, (name, part) in enumerate(box.parts):
+        ends = is_last and number == len(box.parts) - 1
+        yield f"{'└' if ends else '├'}─ {name}: {called(part.name, part.details)}"
+        for line in _lines_of_parts(part, is_last=True):
+            yield f"{' ' if ends else '│'}  {line}"
+
+
+def _mermaid_label(box: Box) -> str:
+    details = "".join(f"<br>{_mermaid_text(f'{word}={value}')}" for word, value in box.details.items())
+    return f"<b>{_mermaid_text(box.name)}</b>{details}"
+
+
+def _mermaid_parts(box: Box, parent: str) -> Iterator[str]:
+    for number, (name, part) in enumerate(box.parts):
+        own = f"{parent}_{number}"
+        yield f'    {own}[("{_mermaid_label(part)}")]'
+        yield f'    {own} -. "{_mermaid_text(name)}" .-> {parent}'
+        yield from _mermaid_parts(part, own)
+
+
+def _mermaid_text(text: str) -> str:
+    """``text`` with everything that means something to Mermaid or HTML as a numbered entity, in Mermaid's spelling."""
+    return "".join(c if c.isalnum() or c in " .,:=_-…/+'" else f"#{ord(c)};" for c in text)
+
+
+def _html_box(box: Box) -> str:
+    parts = "".join(
+        f'<div style="margin:.3em 0 0 1em"><span style="{_FAINT}">{html.escape(name)}</span> {_html_box(part)}</div>'
+        for name, part in box.parts
+    )
+    details = ", ".join(f'<span style="{_FAINT}">{html.escape(word)}</span> {html.escape(value)}' for word, value in box.details.items())
+    return f'<div style="{_BOX}"><b>{html.escape(box.name)}</b> {details}{parts}</div>'
+
+
+# Everything is drawn in the page's own colour of text, so that it fits any theme.
+_FRAME: Final = "font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;color:inherit;width:fit-content;max-width:100%"
+_BOX: Final = (
+    "border:1px solid color-mix(in srgb,currentColor 45%,transparent);border-radius:6px;padding:.35em .7em;width:fit-content;max-width:100%;"
+    "box-sizing:border-box;overflow-wrap:anywhere;background:color-mix(in srgb,currentColor 5%,transparent)"
+)
+_ARROW: Final = "padding:.1em 1.2em;opacity:.75"
+_FAINT: Final = "opacity:.65"
