@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import Buckets, Loader
+from penstock import Buckets, Fetch, Loader
 from penstock.collate import pad
 from penstock.testing import plain
 
@@ -101,6 +101,84 @@ def test_takes_tuples():
 def test_refuses(words, samples, error, said):
     with pytest.raises(error, match=said):
         pad(**words)(samples)
+
+
+DTYPES = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("step", [1, 2])
+def test_every_dtype_is_padded_as_torch_would(dtype, step):
+    """Seen red with a row that was written one step too far to the right. Strides are followed."""
+    samples = [torch.arange(12 * n).reshape(-1, 3).to(dtype)[::step] for n in (2, 0, 3, 1)]
+    batch = pad(1, 5)(samples)
+    assert batch.dtype == dtype
+    expected = torch.full((4, -(-len(samples[2]) // 5) * 5, 3), 1, dtype=dtype)
+    for row, sample in enumerate(samples):
+        expected[row, : len(sample)] = sample
+    assert torch.equal(batch, expected)
+
+
+def test_arrays_may_run_backwards_and_be_read_only():
+    one, other = np.arange(4)[::-1], np.arange(3)
+    other.flags.writeable = False
+    assert pad(7)([one, other]).tolist() == [[3, 2, 1, 0], [0, 1, 2, 7]]
+
+
+def test_empty_samples_say_nothing():
+    """Seen red with empty rows that were written all the same: the list has no dimension of 2."""
+    assert pad(5)([[], np.ones((1, 2), np.int32)]).tolist() == [[[5, 5]], [[1, 1]]]
+
+
+def test_gradients_pass_through():
+    sample = torch.ones(2, requires_grad=True)
+    batch = pad()([sample, torch.ones(3)])
+    (2 * batch).sum().backward()
+    assert sample.grad is not None
+    assert sample.grad.tolist() == [2, 2]
+
+
+def test_a_value_too_large_for_half_precision_is_infinite():
+    """As in torch. Seen red with NumPy's warning."""
+    assert pad(1e9)([np.ones(1, np.float16), np.ones(2, np.float16)]).tolist() == [[1, float("inf")], [1, 1]]
+
+
+def test_what_is_padded_is_written_into_the_memory_of_the_batch():
+    """All fields get their memory at once. Seen red with one call for each field, whose memory was then the same."""
+    memory, asked = torch.zeros(64, dtype=torch.int64), []
+
+    def allocate(specs):
+        asked.append(specs)
+        return [memory[:6].view(2, 3), memory[6:10].view(2, 2)]
+
+    samples = [{"a": np.array([1, 2, 3]), "b": [4]}, {"a": np.array([5]), "b": [6, 7]}]
+    batch = Fetch(samples, pad(-1)).collate(samples, allocate)
+    assert asked == [[((2, 3), torch.int64), ((2, 2), torch.int64)]]
+    assert memory[:10].tolist() == [1, 2, 3, 5, -1, -1, 4, -1, 6, 7]
+    assert [batch[name].data_ptr() - memory.data_ptr() for name in "ab"] == [0, 48]
+
+
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_batches_that_are_kept_never_change(method):
+    """Their memory is recycled only when nobody holds it. Seen red with an allocator that gave the same slot twice."""
+    with Loader.from_dataset(
+        Long(), 4, collate_fn=pad(), num_workers=2, method=method, multiprocessing_context="fork" if method == "process" else None
+    ) as loader:
+        for _ in range(3):
+            batches = list(loader)
+            for number, batch in enumerate(batches):
+                for row, tokens in enumerate(batch):
+                    index = 4 * number + row
+                    assert tokens[: 5000 + index].eq(index).all()
+                    assert tokens[5000 + index :].eq(0).all()
+
+
+class Long:
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        return np.full(5000 + index, index)
 
 
 class Ragged:

@@ -2557,6 +2557,29 @@ MUTATIONS = [
     ),
     Mutation(
         "_loader/graph.py", '"{_mermaid_text(name)}"', '"{name}"', "tests/loader/test_graph.py::test_mermaid_text_means_nothing_to_mermaid"
+    Mutation(
+        "_fetch/padding.py",
+        "            if length:  # an empty sample may be of another dtype and of fewer dimensions",
+        "            if True:",
+        "tests/fetch/test_padding.py::test_empty_samples_say_nothing",
+    ),
+    Mutation(
+        "_fetch/padding.py",
+        'return torch.full((), value, dtype=dtype, device="cpu").numpy()[()]',
+        "return value",
+        "tests/fetch/test_padding.py::test_a_value_too_large_for_half_precision_is_infinite",
+    ),
+    Mutation(
+        "_fetch/padding.py",
+        "in zip(waiting, allocate([fields[name].spec for name in waiting]), strict=True):",
+        "in [(name, allocate([fields[name].spec])[0]) for name in waiting]:",
+        "tests/fetch/test_padding.py::test_what_is_padded_is_written_into_the_memory_of_the_batch",
+    ),
+    Mutation(
+        "_fetch/fetch.py",
+        "if type(self.collate_fn) is Padded else",
+        "if False else",
+        "tests/fetch/test_padding.py::test_what_is_padded_is_written_into_the_memory_of_the_batch",
     ),
 ]
 

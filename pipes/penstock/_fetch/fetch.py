@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch.utils.data import ConcatDataset, Subset, default_convert
 from penstock._arguments import Shown
 from penstock._fetch.array_dataset import gathered, is_arrays
 from penstock._fetch.collate import BatchBuilder, Collator
+from penstock._fetch.padding import Padded
 from penstock._memory.allocation import afresh
 
 if TYPE_CHECKING:
@@ -103,11 +105,16 @@ class Fetch(Shown):
 
     def begin(self, rows: int, allocate: Allocate) -> BatchBuilder | Listed:
         """An empty batch, to which up to ``rows`` samples may be added."""
-        return BatchBuilder(self._collator, rows, allocate) if self.collate_fn is None else Listed(self.collate_fn)
+        return BatchBuilder(self._collator, rows, allocate) if self.collate_fn is None else Listed(self._into(allocate))
 
     def collate(self, samples: Sequence[Any], allocate: Allocate = afresh) -> Any:
         """The batch of ``samples``."""
-        return self._collator(samples, allocate) if self.collate_fn is None else self.collate_fn(samples)
+        return self._collator(samples, allocate) if self.collate_fn is None else self._into(allocate)(samples)
+
+    def _into(self, allocate: Allocate) -> Callable[[Any], Any]:
+        """The user's ``collate_fn``; ours writes its batch into memory from ``allocate``."""
+        assert self.collate_fn is not None
+        return partial(self.collate_fn, allocate=allocate) if type(self.collate_fn) is Padded else self.collate_fn
 
     def batch_of(self, fetched: Any, allocate: Allocate = afresh) -> Any:
         """The batch made from what ``__getitems__`` returned."""

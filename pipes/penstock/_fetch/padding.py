@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -10,9 +11,13 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock._arguments import whole_number
+from penstock._memory.allocation import afresh
+from penstock._memory.buffers import IN_NUMPY, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from penstock._memory.allocation import Allocate, Spec
 
 
 @final
@@ -27,30 +32,41 @@ class Padded:
         self.to_multiple_of = whole_number("to_multiple_of", to_multiple_of, 1)
         self.lengths = lengths
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
-        """The batch of ``samples``, a non-empty list."""
+    def __call__(self, samples: Sequence[Any], allocate: Allocate = afresh) -> Any:
+        """The batch of ``samples``, a non-empty list; what is padded lies in memory from ``allocate``, which is called once at most."""
         first = samples[0]
+        fields: dict[Any, Any]
         if isinstance(first, Mapping):
-            return self._of_dicts(samples)
-        if isinstance(self.value, dict) or self.lengths:
+            fields = self._of_dicts(samples)
+        elif isinstance(self.value, dict) or self.lengths:
             what = "lengths=True" if self.lengths else "a value for each field"
             raise TypeError(f"pad with {what} needs samples that are dicts, but a {type(first).__name__} came.")
+        elif isinstance(first, tuple):
+            fields = {
+                place: self._padded(f"element {place}", column, self.value) for place, column in enumerate(zip(*samples, strict=True))
+            }
+        else:
+            fields = {0: self._padded("the sample", samples, self.value)}
+        waiting = [name for name, field in fields.items() if type(field) is _Rows]
+        if waiting:
+            for name, memory in zip(waiting, allocate([fields[name].spec for name in waiting]), strict=True):
+                fields[name] = fields[name].written(memory)
+        if isinstance(first, Mapping):
+            return fields
         if isinstance(first, tuple):
-            columns = zip(*samples, strict=True)
-            fields = [self._padded(f"element {place}", column, self.value) for place, column in enumerate(columns)]
-            return type(first)(*fields) if hasattr(first, "_fields") else fields
-        return self._padded("the sample", samples, self.value)
+            return type(first)(*fields.values()) if hasattr(first, "_fields") else list(fields.values())
+        return fields[0]
 
-    def _of_dicts(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _of_dicts(self, samples: Sequence[Mapping[str, Any]]) -> dict[Any, Any]:
         names = samples[0].keys()
         for sample in samples:
-            if not isinstance(sample, Mapping):
+            if type(sample) is not dict and not isinstance(sample, Mapping):
                 raise TypeError(f"a sample is a {type(sample).__name__}, and the first of its batch is a dict.")
             if sample.keys() != names:
                 raise ValueError(f"a sample has the fields {sorted(sample)}, and the first of its batch has {sorted(names)}.")
         if isinstance(self.value, dict) and (unknown := sorted(self.value.keys() - names)):
             raise ValueError(f"pad has a value for {unknown[0]!r}, but the samples have the fields {sorted(names)}.")
-        batch: dict[str, Any] = {}
+        batch: dict[Any, Any] = {}
         for name in names:
             column = [sample[name] for sample in samples]
             if isinstance(self.value, dict) and name not in self.value:
@@ -66,31 +82,101 @@ class Padded:
         return batch
 
     def _padded(self, what: str, column: Sequence[Any], value: Any) -> Any:
+        """A field of the batch: its `_Rows`, still to be written, or, if NumPy cannot write it, the field itself."""
         if not _is_long(column[0]):
             if isinstance(self.value, dict):
                 raise ValueError(f"{what} must be a tensor, an array or a list of numbers to be padded, but {column[0]!r:.80} came.")
             return default_collate(list(column))
-        if (other := next((one for one in column if not _is_long(one)), column)) is not column:
-            raise ValueError(
-                f"{what} is to be padded, so it must be a tensor, an array or a list of numbers in every sample, but {other!r:.80} came."
-            )
-        try:
-            tensors = [torch.as_tensor(one) for one in column]
-        except (TypeError, ValueError, RuntimeError) as exc:  # a ragged list, strings, a step backwards
-            raise ValueError(f"{what} cannot be made a tensor: {exc}") from exc
-        like = next((one for one in tensors if len(one)), tensors[0])
-        longest = max(map(len, tensors))
-        shape = (len(tensors), -(-longest // self.to_multiple_of) * self.to_multiple_of, *like.shape[1:])
-        check_fits(value, like.dtype, what)
-        batch = torch.full(shape, value, dtype=like.dtype)
-        for row, one in zip(batch, tensors, strict=True):
-            if len(one) and (one.dtype != like.dtype or one.shape[1:] != like.shape[1:]):
-                raise ValueError(
-                    f"{what} is {one.dtype} of shape {list(one.shape)} in one sample and {like.dtype} of shape {list(like.shape)} in another: only the first "
-                    f"dimension may differ."
-                )
-            row[: len(one)] = one
+        arrays: Any = column if _are_alike(column) else _converted(what, column)
+        lengths = list(map(len, arrays))
+        like = next((one for one in arrays if len(one)), arrays[0])
+        kind, longest = _kind(like), max(lengths)
+        shape = (len(arrays), -(-longest // self.to_multiple_of) * self.to_multiple_of, *like.shape[1:])
+        check_fits(value, kind, what)
+        if type(like) is np.ndarray:
+            return _Rows(arrays, lengths, _padding(value, kind), (shape, kind))
+        batch = torch.full(shape, value, dtype=kind)
+        for row, (length, one) in enumerate(zip(lengths, arrays, strict=True)):
+            if length:
+                batch[row, :length] = one
         return batch
+
+
+@final
+class _Rows:
+    """One field of a batch, not written yet: its rows, how long each is, what to pad them with, and what memory the field needs."""
+
+    __slots__ = ("_arrays", "_lengths", "_padding", "spec")
+
+    def __init__(self, arrays: list[np.ndarray], lengths: list[int], padding: Any, spec: Spec) -> None:
+        self._arrays = arrays
+        self._lengths = lengths
+        self._padding = padding
+        self.spec = spec
+
+    def written(self, memory: torch.Tensor) -> torch.Tensor:
+        """``memory``, with the rows and their padding in it."""
+        batch = memory.numpy()
+        batch.fill(self._padding)
+        for row, length, one in zip(batch, self._lengths, self._arrays, strict=True):
+            if length:  # an empty sample may be of another dtype and of fewer dimensions
+                row[:length] = one
+        return memory
+
+
+_TORCH = {np.dtype(name): getattr(torch, name) for name in IN_NUMPY}
+"""The dtypes that both have."""
+
+
+def _are_alike(column: Sequence[Any]) -> bool:
+    """Whether these are NumPy arrays that differ in their lengths only."""
+    first = column[0]
+    if type(first) is not np.ndarray or first.dtype not in _TORCH or set(map(type, column)) != {np.ndarray}:
+        return False
+    return len({one.dtype for one in column}) == 1 and len({(one.ndim, *one.shape[1:]) for one in column}) == 1
+
+
+def _converted(what: str, column: Sequence[Any]) -> list[Any]:
+    """One field's samples as arrays, or all of them as tensors if NumPy cannot read one of them."""
+    if (other := next((one for one in column if not _is_long(one)), column)) is not column:
+        raise ValueError(
+            f"{what} is to be padded, so it must be a tensor, an array or a list of numbers in every sample, but {other!r:.80} came."
+        )
+    try:
+        tensors = [torch.as_tensor(one) for one in column]
+    except (TypeError, ValueError, RuntimeError) as exc:  # a ragged list, strings, a step backwards
+        raise ValueError(f"{what} cannot be made a tensor: {exc}") from exc
+    like = next((one for one in tensors if len(one)), tensors[0])
+    for one in tensors:
+        if len(one) and (one.dtype != like.dtype or one.shape[1:] != like.shape[1:]):
+            raise ValueError(
+                f"{what} is {one.dtype} of shape {list(one.shape)} in one sample and {like.dtype} of shape {list(like.shape)} in another: only the first "
+                f"dimension may differ."
+            )
+    return [one.numpy() for one in tensors] if all(map(_is_plain, tensors)) else tensors
+
+
+def _kind(one: Any) -> torch.dtype:
+    """The dtype of the tensor or array ``one``, in torch."""
+    kind: torch.dtype = _TORCH[one.dtype] if type(one) is np.ndarray else one.dtype
+    return kind
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether NumPy reads the same numbers from ``tensor`` as torch, and nothing is lost."""
+    return (
+        type(tensor) is torch.Tensor
+        and dtype_name(tensor.dtype) in IN_NUMPY
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+        and tensor.device.type == "cpu"
+    )
+
+
+@lru_cache
+def _padding(value: float, dtype: torch.dtype) -> Any:
+    """``value`` as a NumPy number, converted by torch, which does not warn of infinity."""
+    return torch.full((), value, dtype=dtype, device="cpu").numpy()[()]
 
 
 def check_fits(value: float, dtype: Any, what: str) -> None:
