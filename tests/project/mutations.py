@@ -2557,6 +2557,7 @@ MUTATIONS = [
     ),
     Mutation(
         "_loader/graph.py", '"{_mermaid_text(name)}"', '"{name}"', "tests/loader/test_graph.py::test_mermaid_text_means_nothing_to_mermaid"
+    ),
     Mutation(
         "_fetch/padding.py",
         "            if length:  # an empty sample may be of another dtype and of fewer dimensions",
