@@ -2,8 +2,10 @@
 #     make demo     shows what penstock does; installs only what that takes
 #     make test     all tests, against the built wheel, in two processes (JOBS=1: in one)
 #     make lint     ruff and mypy
+#     make site     the documentation, in build/site; warnings are errors
 #     make check    the fast tests of what you have changed, from the sources, and lint: in under a minute
 #     make dist     the wheel
+#     make release  the wheel and the source distribution, checked as a package index would
 #
 # The fast tests with other versions than constraints.txt names, in a folder of their own below build/:
 #     make versions PYTHON=python3.13                            # the newest torch
@@ -19,8 +21,9 @@ PYTEST_ARGS ?=
 JOBS ?= 2
 TORCH ?=
 NUMPY ?=
-DEMO_EXTRAS := examples
-EXTRAS ?= test,examples,trainers
+TAG ?=
+EXTRAS ?= formats,lightning,transformers
+DEPENDENCY_GROUPS ?= test docs site
 CONSTRAINTS ?= constraints.txt
 WHEELS ?= build/wheels
 PYTHON_VERSION ?= 3.12
@@ -34,7 +37,7 @@ SOURCES := $(shell find pipes -not -path '*__pycache__*') README.md LICENSE
 # What the tests marked gpu import besides torch and NumPy, and what that needs: penstock itself is taken from pipes/.
 GPU_PACKAGES := iniconfig packaging pluggy psutil pygments pytest pytest-timeout torchdata
 
-.PHONY: demo test lint check dist versions wheels gpu clean
+.PHONY: demo test lint check site dist release versions wheels gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -48,6 +51,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+site: $(VENV)/.installed
+	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/site
+	@echo 'The front page is build/site/index.html.'
+
 check: $(VENV)/.tools
 	$(BIN)/python tests/project/check.py
 
@@ -58,7 +65,7 @@ versions:
 	mkdir -p build
 	grep -Ev '^(torch|sympy$(if $(NUMPY),|numpy|pandas|datasets|pyarrow))==' constraints.txt > $(PLACE).txt
 	for pin in $(TORCH:%=torch==%) $(NUMPY:%=numpy==%) $(NUMPY_1); do echo $$pin; done >> $(PLACE).txt
-	$(MAKE) test VENV=$(PLACE) CONSTRAINTS=$(PLACE).txt EXTRAS=test PYTEST_ARGS='-m "not slow" $(PYTEST_ARGS)'
+	$(MAKE) test VENV=$(PLACE) CONSTRAINTS=$(PLACE).txt EXTRAS=formats DEPENDENCY_GROUPS=test PYTEST_ARGS='-m "not slow" $(PYTEST_ARGS)'
 
 wheels:
 	$(PYTHON) -m pip --disable-pip-version-check download --only-binary=:all: --no-deps --constraint constraints.txt \
@@ -91,21 +98,29 @@ dist/.built: pyproject.toml $(SOURCES) | $(VENV)/.created
 	$(PIP) wheel --no-deps --wheel-dir dist .
 	touch $@
 
+# TAG=v0.1.0: fails if that is not the version.
+release: dist $(VENV)/.tools
+	$(BIN)/python -c 'import sys; from pathlib import Path; wheel, = Path("dist").glob("*.whl"); version = wheel.name.split("-")[1]; \
+	    sys.exit(None if "$(TAG)" in ("", "v" + version) else f"The tag is $(TAG), and the version is {version}.")'
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/twine check --strict dist/*
+
 # pip takes a wheel of the same version for the same, so the old penstock goes first. Python compiles a module when it is first imported: of these
-# packages that is a small part, and compiling all of them takes longer than to unpack them.
+# packages that is a small part, and compiling all of them takes longer than to unpack them. Older pips than 25.1 know no --group.
 define install
+$(PIP) install --constraint $(CONSTRAINTS) 'pip>=25.1'
 rm -rf $(VENV)/lib/python*/site-packages/penstock $(VENV)/lib/python*/site-packages/penstock-*
-$(PIP) install --no-compile --constraint $(CONSTRAINTS) "$$(echo dist/penstock-*.whl)[$(1)]"
+$(PIP) install --no-compile --constraint $(CONSTRAINTS) "$$(echo dist/penstock-*.whl)$(if $(1),[$(1)])" $(2:%=--group %)
 touch $@
 endef
 
 $(VENV)/.demo: $(VENV)/.created $(CONSTRAINTS) dist/.built
 	@echo 'Installing penstock and what the demo needs into $(VENV); the first time takes a minute or more, most of it for torch.'
-	$(call install,$(DEMO_EXTRAS))
+	$(call install,,examples)
 
 $(VENV)/.installed: $(VENV)/.created $(CONSTRAINTS) dist/.built
 	@echo 'Installing penstock and what it is tested with into $(VENV); the first time takes a minute or more.'
-	$(call install,$(EXTRAS))
+	$(call install,$(EXTRAS),$(DEPENDENCY_GROUPS))
 	touch $(VENV)/.demo $(VENV)/.tools
 
 # The packages, whichever penstock is installed beside them.

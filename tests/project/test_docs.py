@@ -6,21 +6,31 @@ label.
 
 from __future__ import annotations
 
+import ast
+import builtins
+import importlib
+import inspect
 import json
 import re
 import shlex
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.utils.data import DataLoader
+
+import penstock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
+MODULES = ["penstock", "penstock.collate", "penstock.formats", "penstock.testing"]
+INTEGRATIONS = {"accelerate": "AccelerateLoader", "lightning": "LightningCallback", "transformers": "HFTrainerCallback HFTrainerMixin"}
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<label>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|<img[^>]* src=\"(?P<image>[^\"]+)\"")
 
@@ -99,6 +109,104 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     targets = [found["target"] or found["image"] for found in LINK.finditer(prose)]
     local = [target.split("#")[0] for target in targets if not target.startswith(("https://", "http://", "#", "mailto:"))]
     assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def headings(markdown: str) -> set[str]:
+    """The anchors of a page, as MyST and code hosts make them."""
+    titles = re.findall(r"^#{1,4} (.+)$", FENCE.sub("", markdown), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()).replace(" ", "-") for title in titles}
+
+
+@pages
+def test_anchors_of_a_page_exist(page: Path) -> None:
+    """Seen to fail: a heading that was renamed, with a link to it elsewhere."""
+    prose = FENCE.sub("", page.read_text())
+    targets = [
+        found["target"] for found in LINK.finditer(prose) if found["target"] and "#" in found["target"] and "://" not in found["target"]
+    ]
+    lost = [
+        target for target in targets for file, _, anchor in [target.partition("#")]
+        if anchor not in headings(((page.parent / file) if file else page).read_text())
+    ]  # fmt: skip
+    assert lost == []
+
+
+def public_names() -> Iterator[str]:
+    """Everything that a user may import, with its module."""
+    for module in MODULES:
+        yield from (f"{module}.{name}" for name in importlib.import_module(module).__all__)
+    for module, names in INTEGRATIONS.items():
+        yield from (f"penstock.integrations.{module}.{name}" for name in names.split())
+
+
+def documented(folder: Path = DOCS / "api") -> list[str]:
+    """What the pages of the API reference document, apart from methods."""
+    return [name for page in folder.glob("*.md") for name in re.findall(r"^\.\. auto(?!method)\w+:: (\S+)", page.read_text(), re.MULTILINE)]
+
+
+def test_every_public_name_has_one_entry_in_the_reference() -> None:
+    """Seen to fail: a name that was added to ``__all__`` only."""
+    assert sorted(documented()) == sorted(public_names())
+
+
+def test_every_integration_is_listed() -> None:
+    there = {file.stem for file in (Path(penstock.__file__).parent / "integrations").glob("*.py")} - {"__init__"}
+    assert there == set(INTEGRATIONS)
+
+
+def test_every_public_name_is_shown_outside_of_the_reference() -> None:
+    """A reference says what a name does, and a guide what it is for. Seen to fail: `WeightedOrder`, which stood in the changelog only."""
+    shown = "".join(page.read_text() for page in DOCS.rglob("*.md") if page.parent != DOCS / "api" and page.name != "changelog.md")
+    assert [name for name in public_names() if not re.search(rf"\b{name.rpartition('.')[2]}\b", shown)] == []
+
+
+def arguments_explained(function: Any) -> set[str]:
+    """The names under ``Args:`` in a docstring."""
+    text = inspect.getdoc(function) or ""
+    return set(re.findall(r"^    (\w+):", text.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE))
+
+
+def test_every_argument_of_from_dataset_is_explained() -> None:
+    assert set(inspect.signature(penstock.Loader.from_dataset).parameters) - arguments_explained(penstock.Loader.from_dataset) == set()
+
+
+def test_every_argument_of_dataloader_has_a_row() -> None:
+    """Seen to fail: without the row of ``in_order``."""
+    table = (DOCS / "coming_from" / "dataloader.md").read_text().partition("## Arguments")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert rows == [name for name in inspect.signature(penstock.Loader.from_dataset).parameters if name in rows]
+    assert set(inspect.signature(DataLoader).parameters) <= set(rows)
+
+
+def said_by_the_code() -> str:
+    """Every text in the package; a value in it is "…"."""
+    texts = []
+    for file in Path(penstock.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(re.sub(r"%[a-z]", "…", node.value))
+    return "\n".join(texts)
+
+
+def test_messages_in_the_troubleshooting_are_those_of_the_code() -> None:
+    """So that a search for one ends there. Seen to fail: a message that was changed in the code only."""
+    rows = re.findall(r"^\| (.+?) \|", (DOCS / "troubleshooting.md").read_text().partition("## No message")[0], re.MULTILINE)
+    parts = [part.strip(" :") for row in rows for quoted in re.findall(r"`([^`]+)`", row) for part in quoted.split("…")]
+    code = said_by_the_code()
+    assert [part for part in parts if part not in code and not hasattr(penstock, part) and not hasattr(builtins, part)] == []
+
+
+def test_every_page_is_in_the_contents() -> None:
+    """Reached by the toctrees from the front page. Sphinx says it too, but later."""
+    reached, ahead = set(), [DOCS / "index.md"]
+    while ahead:
+        page = ahead.pop()
+        reached.add(page)
+        trees = [block.text for block in blocks(page.read_text()) if block.label == "{toctree}"]
+        ahead += [page.parent / f"{line}.md" for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    assert reached == set(DOCS.rglob("*.md"))
 
 
 def test_readme_needs_no_other_command_than_make_and_pip() -> None:

@@ -21,14 +21,23 @@ import penstock
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = ROOT / "pipes" / "penstock"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+GROUPS = PYPROJECT["dependency-groups"]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
-    """The names in the source distribution, and in the wheel that is built from it."""
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the source distribution, and the wheel that is built from it."""
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(distributions: Path) -> tuple[list[str], list[str]]:
+    """The names in both."""
+    folder = distributions
     (archive,) = folder.glob("penstock-*.tar.gz")
     (wheel,) = folder.glob("penstock-*.whl")
     with tarfile.open(archive) as sdist, zipfile.ZipFile(wheel) as zipped:
@@ -45,6 +54,21 @@ def test_wheel_holds_the_package_and_nothing_else(built: tuple[list[str], list[s
 
 
 @pytest.mark.slow
+def test_an_index_would_take_them_and_the_wheel_is_small(distributions: Path) -> None:
+    """Seen to fail: a README of a content type that the index does not know."""
+    pytest.importorskip("twine")
+    checked = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *map(str, distributions.iterdir())],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    (wheel,) = distributions.glob("*.whl")
+    assert wheel.stat().st_size < 250_000
+
+
+@pytest.mark.slow
 def test_source_distribution_can_be_tested(built: tuple[list[str], list[str]]) -> None:
     names, _ = built
     for needed in [
@@ -52,6 +76,7 @@ def test_source_distribution_can_be_tested(built: tuple[list[str], list[str]]) -
         "LICENSE",
         "Makefile",
         "README.md",
+        "SECURITY.md",
         "constraints.txt",
         "pyproject.toml",
         "examples/demo.py",
@@ -79,16 +104,30 @@ def test_runtime_needs_three_packages_only() -> None:
     assert {Requirement(line).name for line in PROJECT["dependencies"]} == {"numpy", "torch", "torchdata"}
 
 
+def test_only_what_users_need_is_published() -> None:
+    """What this project is tested and documented with is in dependency groups, which no index sees."""
+    assert set(PROJECT["optional-dependencies"]) == {"accelerate", "formats", "lightning", "transformers"}
+    assert {"docs", "site", "test"} <= set(GROUPS)
+
+
+def test_classifiers_name_the_pythons_that_are_tested() -> None:
+    minors = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", name)]
+    assert f">={minors[0]}" == PROJECT["requires-python"]
+    tested = ", ".join(f'"{minor}"' for minor in minors)
+    assert f"python: [{tested}]" in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+
+
+def test_the_citation_names_this_version() -> None:
+    assert f"\nversion: {penstock.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 def test_constraints_are_exact_and_within_what_the_project_allows() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
     assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line)] == []
     pinned = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
-    wanted = [Requirement(line) for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()) for line in group]
-    outside = [
-        str(need)
-        for need in wanted
-        if need.name != "penstock" and not need.specifier.contains(pinned.get(canonicalize_name(need.name), "0"))
-    ]
+    groups = (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values(), *GROUPS.values())
+    wanted = [Requirement(line) for group in groups for line in group if isinstance(line, str)]
+    outside = [str(need) for need in wanted if not need.specifier.contains(pinned.get(canonicalize_name(need.name), "0"))]
     assert outside == []
 
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.search(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)[1].split())  # type: ignore[index]
 JOBS: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+RELEASE: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
 
 
 def commands(jobs: dict[str, Any]) -> list[list[str]]:
@@ -39,7 +40,23 @@ def test_every_target_is_there() -> None:
 
 
 def test_the_workflow_runs_what_is_here() -> None:
-    assert [(command, found) for command in commands(JOBS) if (found := strangers(command))] == []
+    assert [(command, found) for command in [*commands(JOBS), *commands(RELEASE)] if (found := strangers(command))] == []
+
+
+def test_a_release_is_tested_and_checked_before_it_is_published() -> None:
+    """And only the job that publishes may ask for an identity. Seen to fail: without ``needs``."""
+    assert [command[:2] for command in commands({"build": RELEASE["build"]})] == [[".ci/run"], ["make", "release"]]
+    assert RELEASE["publish"]["needs"] == "build"
+    assert [name for name, job in RELEASE.items() if "id-token" in job.get("permissions", {})] == ["publish"]
+
+
+def test_issue_forms_are_well_formed() -> None:
+    forms = [file for file in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if file.name != "config.yml"]
+    assert forms
+    for form in map(yaml.safe_load, (file.read_text() for file in forms)):
+        assert form["name"]
+        assert form["description"]
+        assert all({"type", "id", "attributes"} <= set(part) for part in form["body"])
 
 
 def test_a_command_that_is_not_here_is_seen() -> None:
@@ -53,7 +70,7 @@ def test_the_workflow_runs_all_that_a_change_must_pass() -> None:
     assert ["make", "dist"] in commands(JOBS)
     assert JOBS["versions"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
     ran = [line.split() for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make")]
-    assert ran == [["make", "test"], ["make", "lint"]]
+    assert ran == [["make", "test"], ["make", "lint"], ["make", "site"]]
 
 
 def test_pre_commit_runs_what_make_lint_runs() -> None:

@@ -1,4 +1,4 @@
-"""The table of docs/trainers.md. The tests fill it in while they run, and write it if PENSTOCK_WRITE_DOCS is 1."""
+"""The table of docs/appendix/trainers_table.md. The tests fill it in while they run, and write it if PENSTOCK_WRITE_DOCS is 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 WRITING = os.environ.get("PENSTOCK_WRITE_DOCS") == "1"
-PAGE = Path(__file__).parent.parent.parent / "docs" / "trainers.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "appendix" / "trainers_table.md"
 BEGIN, END = "<!-- table: written by the tests, with PENSTOCK_WRITE_DOCS=1 -->", "<!-- end of the table -->"
 LOADERS = ("penstock", "penstock with the line", "DataLoader", "StatefulDataLoader")
 HEAD = ("trainer", "checkpoint", "ranks", *LOADERS, "the line you need")

@@ -1,4 +1,4 @@
-"""Runs the recipes of docs/trainers.md that need another package against that package, if it is installed."""
+"""Runs the recipes of docs/trainers/others.md that need another package against that package, if it is installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.trainers.table import PAGE
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock import GraphError, Loader
@@ -15,6 +14,8 @@ from penstock.testing import Tagged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "trainers" / "others.md"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The table in docs/trainers.md equals the tests' results; this file runs last in its folder."""
+"""The table in docs/appendix/trainers_table.md equals the tests' results; this file runs last in its folder."""
 
 from __future__ import annotations
 

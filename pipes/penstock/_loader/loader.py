@@ -156,7 +156,7 @@ class Loader(FromDataset, Generic[T]):
 
     @property
     def batch_sampler(self) -> None:
-        """None if there is a `sampler`: trainers that look at one look at both."""
+        """Always None, and only if there is a `sampler`, because trainers that look at one look at both."""
         if self._length() is None:
             raise AttributeError(
                 "this loader has no batch_sampler to show. The nodes that make its batches are in the graph: see loader.root."

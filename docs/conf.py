@@ -1,0 +1,38 @@
+"""How Sphinx builds the site from docs/ (`make site`); warnings are errors there."""
+
+from __future__ import annotations
+
+import penstock
+
+project = "penstock"
+author = "The penstock authors"
+copyright = author
+version = release = penstock.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["_build"]
+default_role = "py:obj"  # `Loader` in a docstring is a link where there is such a name, and plain code where there is none
+
+# Markdown
+myst_heading_anchors = 4  # links such as resume.md#corner-cases
+myst_links_external_new_tab = False
+
+# Docstrings
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+autodoc_class_signature = "mixed"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_mock_imports = ["accelerate", "lightning", "transformers"]
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100  # one argument a line, where there are many
+
+# Pages
+html_theme = "furo"
+html_title = "penstock"
+html_copy_source = False
+html_show_sourcelink = False
+copybutton_exclude = ".linenos, .gp, .go"
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
