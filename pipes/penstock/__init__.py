@@ -10,7 +10,8 @@ Everything random is a pure function of (seed, epoch, position), so a checkpoint
 
 Each package is one room. A room imports only from the rooms listed below it::
 
-    __main__       python -m penstock index
+    __main__       python -m penstock bench, state, index
+    _observe       to look at loaders: measure them, compare them, explain what they have saved
     testing        the laws, as tests that users run on their own graphs
     collate        functions for collate_fn
     formats        data in files of common formats: the public door of _streams

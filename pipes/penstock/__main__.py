@@ -1,17 +1,83 @@
-"""``python -m penstock index PATHS``: write the indices that make data in shards readable by position."""
+"""The command line, ``python -m penstock``: ``bench`` measures a loader, ``state`` explains what one has saved, ``index`` writes the indices of shards."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
-from penstock._streams.indexing import index_files
+_BENCH = """\
+Measure a penstock Loader, a DataLoader, or anything else that yields batches:
+throughput, epoch boundaries, time to the first batch, memory, and how long a
+training step waits for its data."""
+_EXAMPLES = """\
+examples:
+  python -m penstock bench train.py:make_loader --step-ms 50
+  python -m penstock bench project.data:make_loader --compare"""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m penstock", description="Tools for penstock's data.")
+    chosen = _parser().parse_args(arguments)
+    try:
+        if chosen.command == "index":
+            from penstock._streams.indexing import index_files
+
+            return index_files(chosen.paths, chosen.index, chosen.workers, sys.stdout, sys.stderr)
+        if chosen.command == "state":
+            from penstock._observe.explain import explain_file
+
+            return max(explain_file(path, sys.stdout, sys.stderr) for path in chosen.files)
+        return _bench(chosen)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m penstock", description="Tools for data loaders, penstock's and others.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    bench = commands.add_parser(
+        "bench",
+        help="measure a loader: where the time goes, and which workers to use",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_BENCH,
+        epilog=_EXAMPLES,
+    )
+    bench.add_argument(
+        "target",
+        metavar="MODULE:FACTORY",
+        help="a function without arguments that returns the loader, in a module or a file: project.data:make_loader, path/to/train.py:make_loader",
+    )
+    bench.add_argument(
+        "--step-ms",
+        type=_positive_number,
+        default=0.0,
+        metavar="MS",
+        help="how long your training step takes, in milliseconds: what it loses is shown",
+    )
+    bench.add_argument("--seconds", type=_positive_number, default=10.0, metavar="S", help="how long each measurement takes (default: 10)")
+    bench.add_argument(
+        "--compare", action="store_true", help="load the same data inline, with threads and with processes, in turns, and say which to use"
+    )
+    bench.add_argument(
+        "--workers",
+        type=_positive,
+        metavar="N",
+        help="with --compare: how many threads and processes (default: as given, or one for each CPU)",
+    )
+    bench.add_argument(
+        "--batch-size", type=_positive, default=32, metavar="N", help="with --compare, if the factory returns a dataset (default: 32)"
+    )
+    bench.add_argument("--plot", metavar="FILE", help="draw each wait into a picture, such as waits.png (needs matplotlib)")
+    bench.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    bench.add_argument("pipes", nargs="?", help=argparse.SUPPRESS)
+    state = commands.add_parser(
+        "state",
+        help="explain a saved state in words",
+        description="Say what a saved state means: where it resumes, and what it needs. The file is JSON or of torch.save, and holds a state or a whole checkpoint with "
+        "states somewhere in it. Nothing in it is unpickled or run.",
+    )
+    state.add_argument("files", nargs="+", metavar="FILE")
     index = commands.add_parser(
         "index",
         help="write the indices of .jsonl and .tar files",
@@ -21,17 +87,50 @@ def main(arguments: list[str] | None = None) -> int:
     index.add_argument("paths", nargs="+", metavar="PATH", help="a file, or a pattern such as 'data/*.tar' or 'data/{000..127}.jsonl'")
     index.add_argument("--index", metavar="FOLDER", help="where to write the indices (default: beside the files, as FILE.index)")
     index.add_argument("--workers", type=_positive, metavar="N", help="how many processes to use (default: up to one for each CPU)")
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def _bench(chosen: argparse.Namespace) -> int:
+    from penstock._observe import bench, compare
+    from penstock._observe.target import TargetError
+
+    if chosen.child:
+        questions, answers = map(int, chosen.pipes.split(","))
+        compare.answer_questions(json.loads(chosen.target), questions, answers)
+        return 0
+    step_s = chosen.step_ms / 1e3
     try:
-        return index_files(chosen.paths, chosen.index, chosen.workers, sys.stdout, sys.stderr)
-    except KeyboardInterrupt:
-        return 130
+        if chosen.compare:
+            candidates = compare.compare(chosen.target, chosen.seconds, step_s, chosen.workers, chosen.batch_size)
+            print(compare.text_of(candidates, step_s))
+            return 0 if compare.recommended(candidates) is not None else 1
+        found = bench.measure(chosen.target, chosen.seconds, step_s)
+        print(bench.text_of(found))
+        if chosen.plot:
+            from penstock._observe.plot import plot_waits
+
+            plot_waits(found, chosen.plot)
+            print(f"\nthe picture: {chosen.plot}")
+    except TargetError as exc:
+        print(f"penstock bench: {exc}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _positive(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
     return int(text)
+
+
+def _positive_number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""To look at loaders: measure them, compare them, and explain what they have saved."""

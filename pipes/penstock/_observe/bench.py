@@ -1,0 +1,282 @@
+"""``python -m penstock bench``: measure a loader, ours or anybody's, as a training loop would use it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from penstock import Loader
+from penstock._observe.memory import memory_of_processes
+from penstock._observe.target import TargetError, built, check_iterable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WARM_SHARE: Final = 0.2
+"""Of the time of a measurement, at its beginning, that does not count: until the queues are as full as they stay."""
+
+
+@final
+@dataclass(slots=True)
+class Loop:
+    """What a loop over a loader saw, batch by batch.
+
+    Attributes:
+        waits: Seconds that it waited for each batch.
+        steps: Seconds that it then worked on it.
+        boundaries: Which of the batches were the first of an epoch.
+        rows: Samples in all of them.
+    """
+
+    waits: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    boundaries: list[int] = field(default_factory=list)
+    rows: int = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Of the whole loop."""
+        return sum(self.waits) + sum(self.steps)
+
+    @property
+    def batches_per_s(self) -> float:
+        """Batches delivered in a second."""
+        return len(self.waits) / max(self.elapsed_s, 1e-9)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples delivered in a second."""
+        return self.rows / max(self.elapsed_s, 1e-9)
+
+    @property
+    def stall(self) -> float:
+        """The share of the time that the loop waited."""
+        return sum(self.waits) / max(self.elapsed_s, 1e-9)
+
+
+@final
+class Reader:
+    """Reads a loader epoch after epoch, and times each wait.
+
+    Args:
+        loader: Anything that can be iterated.
+
+    Raises:
+        TargetError: It yields nothing.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._in_batches = getattr(loader, "batch_size", 1) is not None or getattr(loader, "batch_sampler", None) is not None
+        start = time.perf_counter()
+        self._batches: Iterator[Any] | None = iter(loader)
+        self.reads_once = self._batches is loader
+        try:
+            self.first: Any = next(self._batches)
+        except StopIteration:
+            raise TargetError(f"the {type(loader).__name__} yields nothing: its first epoch has no batch.") from None
+        self.first_s = time.perf_counter() - start
+
+    def run(self, seconds: float, step_s: float = 0.0) -> Loop:
+        """Read for so many seconds, of which the first part does not count, and take ``step_s`` for each batch.
+
+        What can be read only once is read from where it stands, for less time if it ends.
+
+        Raises:
+            TargetError: It has ended already.
+        """
+        if not self.reads_once:
+            self._loop(seconds * _WARM_SHARE, step_s)
+        loop = self._loop(seconds * (1 - _WARM_SHARE), step_s)
+        if not loop.waits:
+            raise TargetError(
+                "it can be read only once, and ended before anything was measured. Name a function that returns a new one with more batches."
+            )
+        return loop
+
+    def _loop(self, seconds: float, step_s: float) -> Loop:
+        loop = Loop()
+        end = time.perf_counter() + seconds
+        while self._batches is not None:
+            begin = time.perf_counter()
+            batch = next(self._batches, _END)
+            if batch is _END:
+                batch = self._next_epoch()
+                if batch is _END:
+                    break
+                loop.boundaries.append(len(loop.waits))
+            came = time.perf_counter()
+            if step_s:
+                time.sleep(step_s)
+            loop.rows += rows_of(batch) if self._in_batches else 1
+            del batch
+            done = time.perf_counter()
+            loop.waits.append(came - begin)
+            loop.steps.append(done - came)
+            if done >= end:
+                break
+        return loop
+
+    def _next_epoch(self) -> Any:
+        self._batches = None if self.reads_once else iter(self._loader)
+        return _END if self._batches is None else next(self._batches, _END)
+
+    def close(self) -> None:
+        """End what the loader has started."""
+        self._batches = self.first = None
+        if isinstance(self._loader, Loader):
+            self._loader.close()
+        self._loader = None
+
+
+_END: Final = object()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What `measure` found.
+
+    Attributes:
+        name: What was measured, in words.
+        build_s: Seconds that the factory took.
+        first_s: Seconds from ``iter`` to the first batch.
+        free: A loop that did nothing with its batches.
+        stepped: A loop with a training step; None if none was given.
+        step_s: Seconds that the step should have taken.
+        memory: Bytes at most, and processes; None if unknown.
+        memory_before: Bytes before the loader was built.
+        reads_once: It could be read only once, so there was no second epoch.
+        report: What the loader says itself, if it is ours.
+    """
+
+    name: str
+    build_s: float
+    first_s: float
+    free: Loop
+    stepped: Loop | None
+    step_s: float
+    memory: tuple[int, int] | None
+    memory_before: int
+    reads_once: bool
+    report: str = ""
+
+
+def measure(target: str, seconds: float, step_s: float) -> Measured:
+    """Build what ``target`` names, and measure it: first, if given, in a loop with a step, then in one that takes batches as fast as they come.
+
+    Raises:
+        TargetError: There is nothing to measure.
+    """
+    before = memory_of_processes()
+    start = time.perf_counter()
+    loader = built(target)
+    build_s = time.perf_counter() - start
+    check_iterable(loader)
+    name = described(loader)
+    reader = Reader(loader)
+    try:
+        memory = [memory_of_processes()]
+        stepped = reader.run(seconds, step_s) if step_s else None
+        report = str(loader.report()) if step_s and isinstance(loader, Loader) and hasattr(loader, "report") else ""
+        memory.append(memory_of_processes())
+        if stepped is not None and reader.reads_once:
+            reader = Reader(built(target))
+        free = reader.run(seconds)
+        memory.append(memory_of_processes())
+    finally:
+        reader.close()
+    most = max((one for one in memory if one is not None), default=None)
+    return Measured(
+        name, build_s, reader.first_s, free, stepped, step_s, most, before[0] if before is not None else 0, reader.reads_once, report
+    )
+
+
+def described(loader: Any) -> str:
+    """What this is, in words."""
+    if isinstance(loader, Loader):
+        return repr(loader).strip("<>").partition(": ")[0]
+    if isinstance(loader, DataLoader):
+        kind = f"{loader.num_workers} worker processes" if loader.num_workers else "no workers"
+        return f"{type(loader).__module__.split('.')[0]} {type(loader).__name__} of {type(loader.dataset).__name__}, {kind}"
+    return type(loader).__name__
+
+
+def rows_of(batch: Any) -> int:
+    """The number of samples in a batch: the first dimension of the tensors and arrays in it, or else the length of a list."""
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        return len(batch) if batch.ndim else 1
+    is_mapping = isinstance(batch, Mapping)
+    inside = list(batch.values()) if is_mapping else list(batch) if isinstance(batch, list | tuple) else []
+    sizes = {rows_of(one) for one in inside if isinstance(one, torch.Tensor | np.ndarray | Mapping)}
+    if len(sizes) == 1:
+        return sizes.pop()
+    lists = [one for one in inside if isinstance(one, list | tuple)]
+    return len(lists[0]) if lists and (is_mapping or isinstance(batch, tuple)) else 1 if is_mapping else max(1, len(inside))
+
+
+def text_of(found: Measured) -> str:
+    """The measurement as a table to be read."""
+    free = found.free
+    batch = free.rows / max(1, len(free.waits))
+    lines = [
+        found.name,
+        "",
+        f"built in          {time_of(found.build_s)}",
+        f"first batch       {time_of(found.first_s)} after it was asked for",
+        f"throughput        {free.samples_per_s:,.0f} samples/s, {free.batches_per_s:,.1f} batches/s of {batch:,.0f} ({len(free.waits):,} batches measured)",
+    ]
+    lines += [f"epoch boundary    {_boundary(found)}"]
+    if found.memory is not None:
+        size, processes = found.memory
+        lines.append(
+            f"memory            {size / 1e6:,.0f} MB in {processes} process{'es' * (processes > 1)}, {found.memory_before / 1e6:,.0f} MB of it before the loader was built"
+        )
+    if found.stepped is not None:
+        waits = np.asarray(found.stepped.waits)
+        slow, slower = np.quantile(waits, [0.5, 0.95])
+        step = sum(found.stepped.steps) / len(found.stepped.steps)
+        lines += [
+            "",
+            f"with a training step of {time_of(found.step_s)}",
+            f"stall             {found.stepped.stall:.0%} of the time the loop waits for data",
+            f"waits             {time_of(float(slow))} median, {time_of(float(slower))} 95th percentile, {time_of(float(waits.max()))} longest",
+            f"speed             {found.stepped.batches_per_s:,.1f} steps/s; if data were free, {1 / step:,.1f}",
+            f"headspace         {1 / (step * found.stepped.batches_per_s):.2f} x: so much faster the loop would run if data were free",
+        ]
+    return "\n".join([*lines, "", verdict(found)])
+
+
+def verdict(found: Measured) -> str:
+    """What limits the loop, in a sentence or, for a loader of ours, a few."""
+    if found.report:
+        return found.report
+    keeps_up = f"It keeps up with training steps of {time_of(1 / found.free.batches_per_s)} or longer."
+    if found.stepped is None:
+        return f"{keeps_up} Say how long yours are, to see what is lost: --step-ms"
+    if found.stepped.stall >= 0.05:
+        return f"data: the training step waits {found.stepped.stall:.0%} of the time. {keeps_up}"
+    return f"training step: it waits for data only {found.stepped.stall:.1%} of the time, so a faster loader would not help."
+
+
+def _boundary(found: Measured) -> str:
+    loop = found.stepped if found.stepped is not None and found.stepped.boundaries else found.free
+    if not loop.boundaries:
+        return (
+            "not seen, because it can be read only once" if found.reads_once else "not seen: no epoch ended. Measure for longer: --seconds"
+        )
+    borders = set(loop.boundaries)
+    others = median([wait for number, wait in enumerate(loop.waits) if number not in borders] or [0.0])
+    there = median(loop.waits[number] for number in loop.boundaries)
+    return f"{time_of(there)} wait for the first batch of an epoch; {time_of(others)} for any other ({len(borders)} seen)"
+
+
+def time_of(seconds: float) -> str:
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.2g} us"

@@ -1,0 +1,228 @@
+"""``python -m penstock state FILE``: a saved state in words. The file may come from anybody: nothing in it is unpickled or run."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+import torch
+
+from penstock._arguments import cut
+from penstock._errors import StateError
+from penstock._loader.state_dict import KEY, parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MOST_STATES: Final = 20
+_MOST_VISITED: Final = 1_000_000
+_DEEPEST: Final = 50
+_LONGEST_JSON: Final = 2**28
+_ORDERS: Final = {
+    "sequential": "in order",
+    "shuffled": "shuffled",
+    "torch": "shuffled as torch's RandomSampler does",
+    "weighted": "drawn by weight",
+    "sliding": "shuffled within a window",
+    "shards": "shards, shuffled",
+    "shards in order": "shards, in order",
+    "mix": "a mix",
+    "mixed lanes": "a mix of streams",
+    "lanes": "lanes of shards",
+}
+_KNOWN: Final = {"order", "length", "seed", "split", "batches_of", "dataset_length", "source", "groups"}
+
+
+def explain_file(path: str, out: TextIO, err: TextIO) -> int:
+    """Print what the states in a file say.
+
+    Args:
+        path: A JSON file, or one of ``torch.save``: a state, or anything that holds states under any keys.
+        out: Where to print.
+        err: Where to say what is wrong.
+
+    Returns:
+        The exit code: 0 if there is a state and each can be read, else 1; 2 if the file cannot be read.
+    """
+    try:
+        loaded = _loaded(path)
+    except (OSError, StateError) as exc:
+        print(f"penstock state: {cut(str(exc), 1000)}", file=err)
+        return 2
+    found = list(_found(loaded))
+    if not found:
+        print(
+            f"penstock state: {path} holds no state of penstock: nowhere in it is a dict with the key {KEY!r} and a text. Save what loader.state_dict() returns.",
+            file=err,
+        )
+        return 1
+    code = 0
+    for place, state in found[:_MOST_STATES]:
+        print(f"{path}{f', at {place}' if place else ''}", file=out)
+        try:
+            lines = words(parsed(state))
+        except StateError as exc:
+            code = 1
+            print(f"  damaged   {cut(str(exc), 1000)}", file=out)
+        else:
+            for name, text in lines:
+                print(f"  {name:8}  {cut(text, 1000)}", file=out)
+    if len(found) > _MOST_STATES:
+        print(f"and {len(found) - _MOST_STATES} more states", file=out)
+    return code
+
+
+def words(state: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a state says: pairs of a heading and a sentence.
+
+    Args:
+        state: What ``parsed`` returns; anything may be inside.
+    """
+    settings, inner = state["settings"], state["state"]
+    lines = [("where", _where(settings, inner))]
+    lines += _of_nodes(inner)
+    order = settings.get("order")
+    if order is not None:
+        seed = "" if "seed" not in settings else f", seed {settings['seed']}"
+        window = f", window {settings['window']}" if settings.get("window") else ""
+        lines.append(("order", f"{_ORDERS.get(str(order), str(order))}{seed}{window}; {_count(settings.get('length'), 'items')} an epoch"))
+    needs = []
+    if "dataset_length" in settings:
+        needs.append(f"a dataset of {_count(settings['dataset_length'], 'samples')}")
+    if "source" in settings:
+        needs.append(f"a source of the class {settings['source']}")
+    if order is not None:
+        needs.append("this order")
+    if "batches_of" in settings:
+        needs.append(f"batches of {settings['batches_of']}")
+    if settings.get("split", "items") != "items":
+        needs.append(f"split={settings['split']!r}")
+    needs += [f"{name}={json.dumps(value)}" for name, value in settings.items() if name not in _KNOWN and name != "window"]
+    if "groups" in settings:
+        needs.append(f"groups: {settings['groups']}")
+    lines.append(("needs", ", ".join(needs) or "nothing in particular"))
+    lines.append(("loads on", _loads_on(inner)))
+    return lines
+
+
+def _where(settings: dict[str, Any], state: Any) -> str:
+    epoch, source = None, state
+    while isinstance(source, dict):
+        epoch = source.get("epoch", epoch)
+        if "source" not in source:
+            break
+        source = source["source"]
+    if not isinstance(epoch, int):
+        return "unknown: the state names no epoch"
+    if source is None:
+        return (
+            f"at the end of epoch {epoch}, before the loop has seen it: all of it was delivered. When this is loaded, the loop over epoch {epoch} is empty, so that the "
+            f"code after the loop runs, and then epoch {epoch + 1} begins"
+        )
+    position = source.get("position") if isinstance(source, dict) else None
+    if not isinstance(position, int):
+        return f"in epoch {epoch}"
+    unit = {"packs": "packs", "buckets": "batches"}.get(str(settings.get("groups")), "samples" if "batches_of" in settings else "items")
+    length = settings.get("length") if "groups" not in settings else None
+    if source.get("ended") is True:
+        return f"at the end of epoch {epoch}: all {_count(position, unit)} were delivered"
+    origin = source.get("origin")
+    begun = f". The epoch began with item {origin:,} of the stream" if isinstance(origin, int) and origin else ""
+    if position == 0:
+        return f"at the start of epoch {epoch}: nothing of it was delivered{begun}"
+    if not isinstance(length, int) or not 0 < position <= length:
+        return f"in epoch {epoch}, after {_count(position, unit)} of all ranks together{begun}"
+    left = f"{length - position:,} are left" if length > position else "none is left, and the loop has not seen the end"
+    return f"in epoch {epoch}, after {position:,} of {_count(length, unit)} ({position / length:.1%}) of all ranks together; {left}{begun}"
+
+
+def _of_nodes(state: Any) -> Iterator[tuple[str, str]]:
+    while isinstance(state, dict):
+        if isinstance(state.get("delivered"), list):
+            ahead = len(state["delivered"])
+            yield (
+                "ahead",
+                f"taken with in_order=False: {_count(ahead, 'later batches')} were delivered before older ones, and do not come again",
+            )
+        for name, what in (("iterable", "the iterable"), ("node", "the torchdata node")):
+            if name in state:
+                yield (
+                    "holds",
+                    f"the state of {what} itself"
+                    if state[name] is not None
+                    else f"no state of {what}: it is read again up to the position",
+                )
+        state = state.get("source")
+
+
+def _loads_on(state: Any) -> str:
+    while isinstance(state, dict):
+        if "rank" in state and "world_size" in state:
+            return f"rank {state['rank']} of {state['world_size']} only, which has saved it"
+        if "world_size" in state:
+            return f"any rank, of {state['world_size']} ranks"
+        state = state.get("source")
+    return "any number of ranks and workers, with any batch size per rank"
+
+
+def _count(n: Any, unit: str) -> str:
+    return f"{n:,} {unit}" if isinstance(n, int) else f"an unknown number of {unit}"
+
+
+def _found(loaded: Any) -> Iterator[tuple[str, Any]]:
+    """Every dict with our key and a text, and how to get there."""
+    waiting: list[tuple[str, Any, int]] = [("", loaded, 0)]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_VISITED:
+        place, one, depth = waiting.pop()
+        if id(one) in seen or depth > _DEEPEST:
+            continue
+        seen.add(id(one))
+        if isinstance(one, dict):
+            if isinstance(one.get(KEY), str):
+                yield place, one
+            inside = [(f"{place}[{_key(key)}]", value) for key, value in one.items()]
+        elif isinstance(one, list | tuple):
+            inside = [(f"{place}[{number}]", value) for number, value in enumerate(one)]
+        else:
+            continue
+        waiting += [(at, value, depth + 1) for at, value in reversed(inside) if isinstance(value, dict | list | tuple)]
+
+
+def _key(key: Any) -> str:
+    return cut(repr(key), 60)
+
+
+def _loaded(path: str) -> Any:
+    """The file's contents: JSON, or whatever ``torch.load`` gives without unpickling anything but tensors and plain data.
+
+    Raises:
+        StateError: It is neither.
+        OSError: It cannot be read.
+    """
+    if os.path.isdir(path):
+        raise StateError(
+            f"{path} is a folder. If it is a checkpoint of torch.distributed.checkpoint, load that, and print(loader); otherwise name the file in it that holds the state."
+        )
+    with open(path, "rb") as file:
+        begin = file.read(64).lstrip()[:1]
+        if begin in (b"{", b"["):
+            if os.path.getsize(path) > _LONGEST_JSON:
+                raise StateError(f"{path} is JSON of {os.path.getsize(path):,} bytes, and a state has less than a thousand. Cut it out.")
+            file.seek(0)
+            try:
+                return json.loads(file.read())
+            except (ValueError, RecursionError) as exc:
+                raise StateError(f"{path} is damaged: it begins like JSON, but {exc}.") from exc
+    try:
+        return torch.load(
+            path, map_location="cpu", weights_only=True, mmap=begin == b"P"
+        )  # by the mark of a zip: tensors are then not read
+    except OSError:
+        raise
+    except Exception as exc:
+        raise StateError(
+            f"{path} is neither JSON nor a file of torch.save that holds tensors and plain data only ({type(exc).__name__}: {str(exc).splitlines()[0] if str(exc) else ''}). "
+            f"Other objects are not unpickled, because the file may come from anybody. Save the loader's state in a file of its own: json.dump(loader.state_dict(), file)."
+        ) from exc

@@ -1,0 +1,122 @@
+"""What ``module:factory`` on a command line names, and how a loader is rebuilt with other workers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate, default_convert
+
+from penstock import Loader, ParallelMapper
+
+
+class TargetError(Exception):
+    """The command line names nothing that can be measured; the message says what to write instead."""
+
+
+def built(target: str) -> Any:
+    """Call the factory that ``target`` names (``module:factory`` or ``path/to/file.py:factory``); an object that is not a function is returned as it is.
+
+    Raises:
+        TargetError: There is no such module, file or name.
+        Exception: Whatever the module or the factory raises.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise TargetError(
+            f"{target!r} must be module:factory or path/to/file.py:factory, where factory is a function without arguments that returns a loader."
+        )
+    found: Any = _of_file(place) if place.endswith(".py") else _module(place, place)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise TargetError(f"{place} has no {name!r}. Name a function without arguments that returns a loader, or a loader.")
+        found = getattr(found, part)
+    return found() if isinstance(found, type) or (callable(found) and not hasattr(found, "__iter__")) else found
+
+
+def _of_file(path: str) -> Any:
+    if not os.path.isfile(path):
+        raise TargetError(f"there is no file {path!r}.")
+    folder, file = os.path.split(os.path.realpath(path))
+    name = file.removesuffix(".py")
+    sys.path.insert(0, folder)  # worker processes that are spawned get this path, and import the file by its name
+    module = _module(name, path)
+    if os.path.realpath(getattr(module, "__file__", None) or "") != os.path.join(folder, file):
+        raise TargetError(f"{path}: another module is called {name!r}, so worker processes could not import this file. Rename it.")
+    return module
+
+
+def _module(name: str, said: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        if exc.name is not None and (name == exc.name or name.startswith(f"{exc.name}.")):
+            raise TargetError(f"there is no module {said!r} here. For a file, write its path: path/to/file.py:factory.") from None
+        raise
+
+
+def check_iterable(loader: Any) -> None:
+    """Refuse what cannot be iterated.
+
+    Raises:
+        TargetError: It is a dataset, or something else.
+    """
+    if hasattr(type(loader), "__iter__") or (not hasattr(type(loader), "__len__") and hasattr(type(loader), "__getitem__")):
+        return
+    hint = " It looks like a dataset: add --compare, or return a loader over it." if is_dataset(loader) else ""
+    raise TargetError(f"the factory returned a {type(loader).__name__}, which cannot be iterated.{hint}")
+
+
+def is_dataset(one: Any) -> bool:
+    """Whether this is data that is read by index, and no loader."""
+    kind = type(one)
+    return hasattr(kind, "__getitem__") and hasattr(kind, "__len__") and (kind in (list, tuple) or not hasattr(kind, "__iter__"))
+
+
+def with_workers(given: Any, num_workers: int, method: Any, batch_size: int) -> Loader[Any]:
+    """A `Loader` over the same data in the same batches, with other workers.
+
+    Args:
+        given: A `Loader` that has not started, a ``DataLoader``, or a map-style dataset.
+        num_workers: 0 loads inline.
+        method: ``"thread"`` or ``"process"``.
+        batch_size: For a dataset.
+
+    Raises:
+        TargetError: It is something else, or its data is not read by index.
+    """
+    if isinstance(given, Loader):
+        mapper = next((node for node in given.root.chain() if isinstance(node, ParallelMapper)), None)
+        if mapper is None:
+            raise TargetError("this Loader has no ParallelMapper, so there are no workers to compare.")
+        return Loader(ParallelMapper(mapper.source, mapper.map_fn, num_workers, mapper.in_order, method))
+    if isinstance(given, DataLoader):
+        if isinstance(given.dataset, IterableDataset):
+            raise TargetError(
+                f"{type(given.dataset).__name__} is an IterableDataset, which penstock reads in one process: there is nothing to compare."
+            )
+        return Loader.from_dataset(given.dataset, **_words(given), num_workers=num_workers, method=method)
+    if is_dataset(given):
+        return Loader.from_dataset(given, batch_size, True, num_workers=num_workers, method=method)
+    raise TargetError(
+        f"--compare takes a penstock.Loader, a DataLoader or a map-style dataset, and an object of the class {type(given).__name__} came."
+    )
+
+
+def _words(given: DataLoader[Any]) -> dict[str, Any]:
+    words: dict[str, Any] = {
+        "collate_fn": None if given.collate_fn in (default_collate, default_convert) else given.collate_fn,
+        "pin_memory": given.pin_memory,
+        "worker_init_fn": given.worker_init_fn,
+    }
+    sampler: Any = given.sampler
+    if given.batch_size is None and given.batch_sampler is not None:
+        return {**words, "batch_sampler": given.batch_sampler}
+    words |= {"batch_size": given.batch_size, "drop_last": given.drop_last}
+    if type(sampler) is SequentialSampler:
+        return {**words, "shuffle": False}
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(given.dataset):  # type: ignore[arg-type]
+        return {**words, "shuffle": True}
+    return {**words, "sampler": sampler}

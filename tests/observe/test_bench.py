@@ -1,0 +1,329 @@
+"""``python -m penstock bench``: loaders that are slow in a known way are measured; what cannot be measured is refused in words."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+import penstock
+from penstock.__main__ import main
+from penstock._observe.bench import Loop, Measured, Reader, rows_of, text_of, verdict
+from penstock._observe.compare import Candidate, recommended
+from penstock._observe.compare import text_of as comparison
+from penstock._observe.memory import memory_of_processes
+from penstock._observe.plot import plot_waits
+from penstock._observe.target import TargetError, with_workers
+
+names = map("bench_target_{}".format, itertools.count())
+
+SOURCE = """
+import time
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset
+import penstock
+
+class Slow:
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return {"x": np.full(4, index, np.float32)}
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(10)
+
+def ours():
+    return penstock.Loader.from_dataset(Slow(), 8, True)
+
+def threads():
+    return penstock.Loader.from_dataset(Slow(), 8, True, num_workers=2, method="thread")
+
+def torchs():
+    return DataLoader(Slow(), 8, True, num_workers=2)
+
+def dataset():
+    return Slow()
+
+def generator():
+    return ([1, 2, 3] for _ in range(40))
+
+def nothing():
+    return []
+
+def stream():
+    return DataLoader(Stream(), 2)
+
+def fails():
+    raise RuntimeError("no disk")
+
+class Space:
+    some = [[1, 2], [3, 4]]
+
+number = 5
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fonts() -> None:
+    """Have matplotlib open now the files that it keeps open for the life of the process."""
+    with contextlib.suppress(ImportError):
+        plot_waits(measured(0.03, 0.01), io.BytesIO())
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's file, under a name of its own; the path of imports is put back."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    file = tmp_path / f"{next(names)}.py"
+    file.write_text(textwrap.dedent(SOURCE))
+    return file
+
+
+def bench(target: str, *words: str) -> int:
+    return main(["bench", target, "--seconds", "0.2", *words])
+
+
+class Paced:
+    """Two epochs of batches, each of which takes a while; the first of an epoch takes longer."""
+
+    def __init__(self, wait_s: float, first_s: float, batches: int = 4) -> None:
+        self.wait_s, self.first_s, self.batches = wait_s, first_s, batches
+
+    def __iter__(self):
+        time.sleep(self.first_s)
+        for _ in range(self.batches):
+            time.sleep(self.wait_s)
+            yield torch.zeros(5, 2)
+
+
+def test_waits_steps_and_boundaries_are_told_apart() -> None:
+    """Seen to fail: the step counted as a wait; the boundary noted one batch late."""
+    reader = Reader(Paced(0.002, 0.03))
+    assert reader.first_s >= 0.03
+    loop = reader.run(0.3, 0.004)
+    reader.close()
+    assert loop.rows == 5 * len(loop.waits)
+    assert min(loop.steps) >= 0.004
+    assert min(loop.waits) >= 0.002
+    assert loop.boundaries
+    assert all(loop.waits[number] >= 0.032 for number in loop.boundaries)
+    assert np.diff(loop.boundaries).tolist() == [4] * (len(loop.boundaries) - 1)
+    assert loop.stall == pytest.approx(sum(loop.waits) / (sum(loop.waits) + sum(loop.steps)))
+
+
+def test_what_can_be_read_only_once_is_read_to_its_end() -> None:
+    reader = Reader(iter(Paced(0.0, 0.0, 20)))
+    assert len(reader.run(5.0).waits) == 19
+    with pytest.raises(TargetError, match="ended before anything was measured"):
+        reader.run(5.0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows"),
+    [
+        (torch.zeros(8, 3), 8),
+        (np.zeros(8), 8),
+        ({"x": torch.zeros(8, 3), "y": torch.zeros(8)}, 8),
+        ([torch.zeros(8, 3), torch.zeros(8)], 8),
+        ((torch.zeros(8, 3), ["a"] * 8), 8),
+        ([torch.zeros(3), torch.zeros(4), torch.zeros(5)], 3),
+        ({"text": ["a"] * 8}, 8),
+        (["a"] * 8, 8),
+        ({"a": {"x": torch.zeros(8)}}, 8),
+        (torch.tensor(3.0), 1),
+        ("text", 1),
+        (5, 1),
+        ([], 1),
+    ],
+)
+def test_samples_of_a_batch_are_counted(batch: Any, rows: int) -> None:
+    assert rows_of(batch) == rows
+
+
+def measured(wait: float, step: float, *, report: str = "") -> Measured:
+    loop = Loop([wait] * 10, [step] * 10, [4, 8], 80)
+    return Measured(
+        "X", 0.1, 0.2, Loop([wait + step] * 10, [0.0] * 10, [], 80), loop if step else None, step, (10**9, 3), 10**8, False, report
+    )
+
+
+def test_headspace_is_how_much_faster_the_loop_would_be_without_waits() -> None:
+    """Seen to fail: the stall divided by the headspace's share."""
+    text = text_of(measured(0.03, 0.01))
+    assert re.search(r"stall +75% of the time", text)
+    assert re.search(r"headspace +4.00 x", text)
+    assert re.search(r"speed +25.0 steps/s; if data were free, 100.0", text)
+    assert re.search(r"memory +1,000 MB in 3 processes, 100 MB of it before", text)
+
+
+def test_the_verdict_says_who_waits() -> None:
+    assert verdict(measured(0.03, 0.01)).startswith("data: the training step waits 75% of the time.")
+    assert verdict(measured(0.0001, 0.01)).startswith("training step: ")
+    assert verdict(measured(0.03, 0.0)).startswith("It keeps up with training steps of 30 ms or longer.")
+    assert verdict(measured(0.03, 0.01, report="data: says the loader")) == "data: says the loader"
+
+
+@pytest.mark.parametrize(("factory", "kind"), [("ours", "penstock.Loader of Slow"), ("generator", "generator"), ("Space.some", "list")])
+def test_any_iterable_is_measured(factory: str, kind: str, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(f"{target}:{factory}", "--step-ms", "1") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(kind)
+    for line in ("built in", "first batch", "throughput", "epoch boundary", "stall", "headspace"):
+        assert f"\n{line} " in out
+    assert f"\n{'data' if factory == 'ours' else 'training step'}:" in out
+
+
+def test_what_cannot_be_measured_is_refused(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, message in [
+        ("dataset", "looks like a dataset: add --compare"),
+        ("nothing", "yields nothing"),
+        ("number", "int, which cannot be iterated"),
+        ("nowhere", "has no 'nowhere'"),
+        ("Space.nowhere", "has no 'Space.nowhere'"),
+    ]:
+        assert bench(f"{target}:{name}") == 2
+        assert message in capsys.readouterr().err
+    for text, message in [("x", "must be module:factory"), ("no.such.module:f", "no module"), ("no/file.py:f", "there is no file")]:
+        assert bench(text) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="no disk"):
+        bench(f"{target}:fails")
+
+
+def test_a_file_that_workers_could_not_import_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Seen to fail: the module of that name measured instead."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "random.py").write_text("loader = [1]")
+    assert bench(f"{tmp_path / 'random.py'}:loader") == 2
+    assert "Rename it" in capsys.readouterr().err
+
+
+def test_the_error_of_a_users_import_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    file = tmp_path / f"{next(names)}.py"
+    file.write_text("import no_such_package")
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        bench(f"{file}:x")
+
+
+def test_a_picture_is_drawn(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "waits.png"
+    assert bench(f"{target}:ours", "--plot", str(picture)) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "the picture: " in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the system does not tell")
+def test_memory_is_that_of_all_processes() -> None:
+    before = memory_of_processes()
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; x = b'1' * 50_000_000; print(flush=True); sys.stdin.read()"], stdin=-1, stdout=-1
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        after = memory_of_processes()
+    finally:
+        child.communicate()
+    assert before is not None
+    assert after is not None
+    assert after[1] == before[1] + 1
+    assert after[0] - before[0] > 40_000_000
+
+
+def candidate(method: str, *rates: float, error: str = "") -> Candidate:
+    return Candidate(method, 2, method, error, 0.1, list(rates), [0.5] * len(rates), 10**8)
+
+
+def test_the_simplest_of_the_fastest_is_recommended() -> None:
+    """Seen to fail: the fastest, by whatever little."""
+    inline, thread, process = candidate("inline", 100), candidate("thread", 98, 300, 97), candidate("process", 102, 101, 103)
+    assert recommended([inline, thread, process]) is inline
+    assert recommended([candidate("inline", 50), thread, process]) is thread
+    assert recommended([candidate("inline", 50), candidate("thread", 60), process]) is process
+    assert recommended([candidate("given", 500), inline]) is inline
+    assert recommended([candidate("inline", error="RuntimeError: x")]) is None
+    text = comparison([candidate("given", 50), inline, candidate("thread", error="RuntimeError: x")], 0.0)
+    assert text.endswith("Use penstock with num_workers=0.\nIt is 2.00 times as fast as given.")
+    assert "RuntimeError: x" in text
+    assert "Nothing could be measured." in comparison([candidate("inline", error="x")], 0.1)
+
+
+def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", "bench", *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=200
+    )
+
+
+@pytest.mark.slow
+def test_a_module_whose_classes_worker_processes_must_find_is_measured(target: Path) -> None:
+    target.write_text(target.read_text().replace('num_workers=2, method="thread"', 'num_workers=1, multiprocessing_context="spawn"'))
+    ended = run(f"{target.stem}:threads", "--seconds", "0.3", "--step-ms", "1", cwd=target.parent)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("penstock.Loader of Slow, 1 worker process")
+
+
+@pytest.mark.slow
+def test_candidates_are_compared(target: Path) -> None:
+    """One of them is refused, and what the user's code prints does not get between the answers."""
+    target.write_text(f"{target.read_text()}\nprint('hello')\nSlow.set_epoch = lambda self, epoch: None\n")
+    ended = run(f"{target}:torchs", "--seconds", "0.5", "--compare", "--step-ms", "1", cwd=target.parent)
+    assert ended.returncode == 0, ended.stderr
+    assert "hello" not in ended.stdout
+    assert [re.split("  +", line)[0] for line in ended.stdout.splitlines()[1:5]] == [
+        "DataLoader as given, 2 processes",
+        "penstock, no workers",
+        "penstock, 2 threads",
+        "penstock, 2 processes",
+    ]
+    assert re.search(r"penstock, 2 threads +ValueError: Slow.set_epoch would be called", ended.stdout)
+    assert re.search(r"Use penstock with num_workers=\d", ended.stdout)
+
+
+def test_the_same_data_gets_other_workers() -> None:
+    """In the same order and the same batches. Seen to fail: a `DataLoader`'s ``drop_last`` forgotten."""
+    data = list(range(10))
+    for given, batches in [
+        (DataLoader(data, 3, drop_last=True), [[0, 1, 2], [3, 4, 5], [6, 7, 8]]),
+        (DataLoader(data, batch_sampler=[[1, 2], [5]]), [[1, 2], [5]]),
+        (DataLoader(data, 2, sampler=[7, 8, 9]), [[7, 8], [9]]),
+        (DataLoader(data, 4, collate_fn=torch.tensor), [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+        (penstock.Loader.from_dataset(data, 6), [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]),
+    ]:
+        with with_workers(given, 2, "thread", 1) as loader:
+            assert [batch.tolist() for batch in loader] == batches
+    shuffled = DataLoader(data, 5, shuffle=True)
+    with with_workers(shuffled, 0, "thread", 1) as loader:
+        assert sorted(index for batch in loader for index in batch.tolist()) == data
+        assert isinstance(next(iter(loader.root.chain())), penstock.ParallelMapper)
+    with with_workers(data, 0, "thread", 4) as loader:
+        assert len(loader) == 3
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield 1
+
+    for given, message in [
+        (DataLoader(Stream()), "Stream is an IterableDataset"),
+        (penstock.Loader(penstock.Sampler(penstock.SequentialOrder(3))), "no ParallelMapper"),
+        (5, "class int came"),
+    ]:
+        with pytest.raises(TargetError, match=message):
+            with_workers(given, 0, "thread", 1)

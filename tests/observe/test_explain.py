@@ -1,0 +1,191 @@
+"""``python -m penstock state FILE``: where a state resumes, in words; whatever a file holds, nothing in it runs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from penstock import Loader, Mix
+from penstock.__main__ import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(20)
+
+
+class Evil:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.file), "w")
+
+
+def state_after(batches: int, dataset: Any = None, **words: Any) -> dict[str, str]:
+    with Loader.from_dataset(list(range(100)) if dataset is None else dataset, **{"batch_size": 8, **words}) as loader:
+        taken = 0
+        while taken < batches:
+            for _ in loader:
+                taken += 1
+                if taken == batches:
+                    break
+        return loader.state_dict()
+
+
+def explained(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main(["state", str(path)])
+    return code, *capsys.readouterr()
+
+
+def said(state: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    file = tmp_path / "state.json"
+    file.write_text(json.dumps(state))
+    code, out, err = explained(file, capsys)
+    assert (code, err) == (0, "")
+    return out
+
+
+def test_a_state_in_the_middle_of_an_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: the samples left counted from the epoch's number."""
+    out = said(state_after(18, shuffle=True, seed=7), tmp_path, capsys)
+    assert out.splitlines() == [
+        f"{tmp_path}/state.json",
+        "  where     in epoch 1, after 40 of 100 samples (40.0%) of all ranks together; 60 are left",
+        "  order     shuffled, seed 7; 100 items an epoch",
+        "  needs     a dataset of 100 samples, this order, batches of samples",
+        "  loads on  any number of ranks and workers, with any batch size per rank",
+    ]
+
+
+def test_a_state_at_a_border(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "at the start of epoch 0: nothing of it was delivered" in said(state_after(0), tmp_path, capsys)
+    assert "after 100 of 100 samples (100.0%) of all ranks together; none is left" in said(state_after(13), tmp_path, capsys)
+    with Loader.from_dataset(list(range(100)), batch_size=8) as loader:
+        list(loader)
+        state = loader.state_dict()
+    assert "at the start of epoch 1" in said(state, tmp_path, capsys)
+    ended = {"format": 1, "settings": {}, "state": {"epoch": 4, "source": None}}
+    assert "at the end of epoch 4, before the loop has seen it" in said({"penstock": json.dumps(ended)}, tmp_path, capsys)
+
+
+def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(state_after(2, Stream(), batch_size=2), tmp_path, capsys)
+    assert "in epoch 0, after 4 samples of all ranks together" in out
+    assert "a source of the class Stream" in out
+    out = said(state_after(2, Mix({"a": [1, 2], "b": [3]}, {"a": 1, "b": 1}, epoch_size=50)), tmp_path, capsys)
+    assert "order     a mix, seed 0; 50 items an epoch" in out
+    assert "sources=" in out
+    state = {"source": {"epoch": 2, "source": {"epoch": 2, "position": 8}}, "delivered": [1, 3], "rank": 1, "world_size": 4}
+    out = said({"penstock": json.dumps({"format": 1, "settings": {}, "state": state})}, tmp_path, capsys)
+    assert "2 later batches were delivered before older ones" in out
+    assert "rank 1 of 4 only" in out
+
+
+def test_states_inside_a_checkpoint_of_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: a search that does not look into lists."""
+    file = tmp_path / "checkpoint.pt"
+    checkpoint = {"model": {"w": torch.zeros(1000, 1000)}, "step": 5, "data": [state_after(3), {"eval": state_after(5)}]}
+    torch.save(checkpoint, file)
+    code, out, _ = explained(file, capsys)
+    assert code == 0
+    assert [line for line in out.splitlines() if not line.startswith("  ")] == [
+        f"{file}, at ['data'][0]",
+        f"{file}, at ['data'][1]['eval']",
+    ]
+    assert "after 24 of 100 samples" in out
+    assert "after 40 of 100 samples" in out
+    torch.save(checkpoint, file, _use_new_zipfile_serialization=False)
+    assert explained(file, capsys)[1] == out
+
+
+@pytest.mark.parametrize("kind", ["torch", "pickle"])
+def test_nothing_in_a_file_runs(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: ``torch.load(weights_only=False)``."""
+    file, trace = tmp_path / "evil.pt", tmp_path / "it_ran"
+    held = {"state": state_after(3), "evil": Evil(trace)}
+    if kind == "torch":
+        torch.save(held, file)
+    else:
+        file.write_bytes(pickle.dumps(held))
+    code, out, err = explained(file, capsys)
+    assert (code, out) == (2, "")
+    assert "Save the loader's state in a file of its own" in err
+    assert not trace.exists()
+
+
+def test_files_that_hold_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, content, code, message in [
+        ("other.json", b'{"a": [1, 2]}', 1, "holds no state of penstock"),
+        ("broken.json", b'{"a": [1, 2', 2, "begins like JSON, but"),
+        ("empty", b"", 2, "is neither JSON nor a file of torch.save"),
+        ("deep.json", b"[" * 100_000 + b"]" * 100_000, 2, "begins like JSON, but"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        assert explained(tmp_path / name, capsys)[0] == code
+        main(["state", str(tmp_path / name)])
+        assert message in capsys.readouterr().err
+    assert main(["state", str(tmp_path / "nowhere")]) == 2
+    assert main(["state", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
+def test_a_damaged_state_is_named_and_the_others_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "two.json"
+    file.write_text(json.dumps({"a": {"penstock": "{"}, "b": state_after(3)}))
+    code, out, _ = explained(file, capsys)
+    assert code == 1
+    assert "  damaged   the text of this state is not JSON" in out
+    assert "after 24 of 100 samples" in out
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"epoch": "x", "source": 5},
+        {"epoch": True, "source": {"position": None}},
+        {"epoch": 1, "source": {"epoch": 1, "position": "\x1b[2J"}},
+        {"source": {"source": {"source": {}}}},
+        {"delivered": "no", "rank": "\x1b[31m", "world_size": [1] * 10_000, "epoch": 0},
+    ],
+)
+def test_a_state_with_anything_inside_is_explained_in_printable_lines(
+    state: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Seen to fail: lines that are not cut."""
+    settings = {
+        "order": ["\x1b[31m"],
+        "length": "many",
+        "seed": {},
+        "dataset_length": None,
+        "groups": 3,
+        "split": "\n",
+        "x\x1b": "y" * 9_999,
+    }
+    out = said({"penstock": json.dumps({"format": 1, "settings": settings, "state": state})}, tmp_path, capsys)
+    assert all(line.isprintable() and len(line) < 1100 for line in out.splitlines())
+
+
+def test_a_checkpoint_that_contains_itself_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop: dict[str, Any] = {"state": state_after(3)}
+    loop["again"] = [loop] * 3
+    torch.save(loop, tmp_path / "loop.pt")
+    assert explained(tmp_path / "loop.pt", capsys)[1].count("where") == 1
+
+
+def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, expected in [([], "bench"), (["bench"], "--step-ms"), (["state"], "unpickled"), (["index"], "--workers")]:
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--help"])
+        assert ended.value.code == 0
+        assert expected in capsys.readouterr().out
