@@ -2582,6 +2582,70 @@ MUTATIONS = [
         "if False else",
         "tests/fetch/test_padding.py::test_what_is_padded_is_written_into_the_memory_of_the_batch",
     ),
+    # The command line.
+    Mutation(
+        "_observe/explain.py",
+        'f"{length - position:,} are left"',
+        'f"{length - epoch:,} are left"',
+        "tests/observe/test_explain.py::test_a_state_in_the_middle_of_an_epoch",
+    ),
+    Mutation(
+        "_observe/explain.py",
+        "elif isinstance(one, list | tuple):\n            inside",
+        "elif isinstance(one, tuple):\n            inside",
+        "tests/observe/test_explain.py::test_states_inside_a_checkpoint_of_torch",
+    ),
+    Mutation(
+        "_observe/explain.py",
+        "weights_only=True, mmap",
+        "weights_only=False, mmap",
+        "tests/observe/test_explain.py::test_nothing_in_a_file_runs",
+    ),
+    Mutation(
+        "_observe/explain.py",
+        "{cut(text, 1000)}",
+        "{text}",
+        "tests/observe/test_explain.py::test_a_state_with_anything_inside_is_explained_in_printable_lines",
+    ),
+    Mutation(
+        "_observe/bench.py",
+        "came = time.perf_counter()\n            if step_s:\n                time.sleep(step_s)",
+        "if step_s:\n                time.sleep(step_s)\n            came = time.perf_counter()",
+        "tests/observe/test_bench.py::test_waits_steps_and_boundaries_are_told_apart",
+    ),
+    Mutation(
+        "_observe/bench.py",
+        "loop.boundaries.append(len(loop.waits))",
+        "loop.boundaries.append(len(loop.waits) + 1)",
+        "tests/observe/test_bench.py::test_waits_steps_and_boundaries_are_told_apart",
+    ),
+    Mutation(
+        "_observe/bench.py",
+        "{1 / (step * found.stepped.batches_per_s):.2f} x",
+        "{1 / (1 - found.stepped.stall / 2):.2f} x",
+        "tests/observe/test_bench.py::test_headspace_is_how_much_faster_the_loop_would_be_without_waits",
+    ),
+    Mutation(
+        "_observe/target.py",
+        "!= os.path.join(folder, file)",
+        "is None",
+        "tests/observe/test_bench.py::test_a_file_that_workers_could_not_import_is_refused",
+    ),
+    Mutation(
+        "_observe/target.py", ', "drop_last": given.drop_last}', "}", "tests/observe/test_bench.py::test_the_same_data_gets_other_workers"
+    ),
+    Mutation(
+        "_observe/compare.py",
+        "_ALIKE: Final = 0.95",
+        "_ALIKE: Final = 1.0",
+        "tests/observe/test_bench.py::test_the_simplest_of_the_fastest_is_recommended",
+    ),
+    Mutation(
+        "_observe/memory.py",
+        "while grown := {pid for pid, parent in parents.items() if parent in family} - family:",
+        "while grown := set[int]():",
+        "tests/observe/test_bench.py::test_memory_is_that_of_all_processes",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)
