@@ -29,44 +29,47 @@ Each package is one room. A room imports only from the rooms listed below it::
 A batch passes through ``_loader > _nodes > _workers > _fetch (> _random, _memory)`` on the way in, and back out in reverse.
 """
 
-from penstock._datasets.cached import Cached
-from penstock._datasets.keep import keep
-from penstock._datasets.mix import Mix
-from penstock._datasets.packed import Packed
-from penstock._datasets.resident import Resident
-from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, SourceError, StateError, StateMismatch, WorkerDied
-from penstock._fetch.error_policy import SKIP
-from penstock._fetch.fetch import Fetch
-from penstock._fetch.indices import Indices
-from penstock._fetch.sample import sample
-from penstock._loader.check_ranks import check_ranks
-from penstock._loader.loader import Loader
-from penstock._nodes.batcher import Batcher
-from penstock._nodes.cycler import Cycler
-from penstock._nodes.grouper import Grouper
-from penstock._nodes.iterable_source import IterableSource
-from penstock._nodes.mapper import Mapper
-from penstock._nodes.node import EndOfEpoch, Node
-from penstock._nodes.parallel_mapper import ParallelMapper
-from penstock._nodes.pin_memory import PinMemory
-from penstock._nodes.prefetcher import Prefetcher
-from penstock._nodes.sampler import Sampler
-from penstock._nodes.sampler_wrapper import SamplerWrapper
-from penstock._nodes.sharder import Sharder
-from penstock._nodes.to_device import ToDevice
-from penstock._random.batch_rng import BatchRng
-from penstock._random.grouping import Buckets, Packs
-from penstock._random.lane_mix_order import LaneMixOrder
-from penstock._random.lane_order import LaneOrder
-from penstock._random.mix_order import MixOrder
-from penstock._random.order import Order
-from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
-from penstock._random.shard_order import ShardOrder
-from penstock._random.sliding_order import SlidingOrder
-from penstock._statistics import Durations, FailureStatistics, LoaderStatistics, NodeStatistics, PinStatistics, WorkerStatistics
-from penstock._streams.pack_step import Pack
-from penstock._streams.shards import Shards
-from penstock._streams.steps import Filter, Shuffle
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock._datasets.cached import Cached
+    from penstock._datasets.keep import keep
+    from penstock._datasets.mix import Mix
+    from penstock._datasets.packed import Packed
+    from penstock._datasets.resident import Resident
+    from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, SourceError, StateError, StateMismatch, WorkerDied
+    from penstock._fetch.error_policy import SKIP
+    from penstock._fetch.fetch import Fetch
+    from penstock._fetch.indices import Indices
+    from penstock._fetch.sample import sample
+    from penstock._loader.check_ranks import check_ranks
+    from penstock._loader.loader import Loader
+    from penstock._nodes.batcher import Batcher
+    from penstock._nodes.cycler import Cycler
+    from penstock._nodes.grouper import Grouper
+    from penstock._nodes.iterable_source import IterableSource
+    from penstock._nodes.mapper import Mapper
+    from penstock._nodes.node import EndOfEpoch, Node
+    from penstock._nodes.parallel_mapper import ParallelMapper
+    from penstock._nodes.pin_memory import PinMemory
+    from penstock._nodes.prefetcher import Prefetcher
+    from penstock._nodes.sampler import Sampler
+    from penstock._nodes.sampler_wrapper import SamplerWrapper
+    from penstock._nodes.sharder import Sharder
+    from penstock._nodes.to_device import ToDevice
+    from penstock._random.batch_rng import BatchRng
+    from penstock._random.grouping import Buckets, Packs
+    from penstock._random.lane_mix_order import LaneMixOrder
+    from penstock._random.lane_order import LaneOrder
+    from penstock._random.mix_order import MixOrder
+    from penstock._random.order import Order
+    from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
+    from penstock._random.shard_order import ShardOrder
+    from penstock._random.sliding_order import SlidingOrder
+    from penstock._statistics import Durations, FailureStatistics, LoaderStatistics, NodeStatistics, PinStatistics, WorkerStatistics
+    from penstock._streams.pack_step import Pack
+    from penstock._streams.shards import Shards
+    from penstock._streams.steps import Filter, Shuffle
 
 __version__ = "0.1.0"
 
@@ -129,6 +132,60 @@ __all__ = [
     "WorkerStatistics",
 ]
 
-for _name in __all__:
-    if hasattr(globals()[_name], "__module__") and _name != "SKIP":
-        globals()[_name].__module__ = __name__  # users see and search for penstock.Loader; which room it lives in is ours to change
+_HOMES = {
+    "_datasets.cached": ("Cached",),
+    "_datasets.keep": ("keep",),
+    "_datasets.mix": ("Mix",),
+    "_datasets.packed": ("Packed",),
+    "_datasets.resident": ("Resident",),
+    "_errors": ("ClosedError", "GraphError", "PenstockError", "SampleError", "SourceError", "StateError", "StateMismatch", "WorkerDied"),
+    "_fetch.error_policy": ("SKIP",),
+    "_fetch.fetch": ("Fetch",),
+    "_fetch.indices": ("Indices",),
+    "_fetch.sample": ("sample",),
+    "_loader.check_ranks": ("check_ranks",),
+    "_loader.loader": ("Loader",),
+    "_nodes.batcher": ("Batcher",),
+    "_nodes.cycler": ("Cycler",),
+    "_nodes.grouper": ("Grouper",),
+    "_nodes.iterable_source": ("IterableSource",),
+    "_nodes.mapper": ("Mapper",),
+    "_nodes.node": ("EndOfEpoch", "Node"),
+    "_nodes.parallel_mapper": ("ParallelMapper",),
+    "_nodes.pin_memory": ("PinMemory",),
+    "_nodes.prefetcher": ("Prefetcher",),
+    "_nodes.sampler": ("Sampler",),
+    "_nodes.sampler_wrapper": ("SamplerWrapper",),
+    "_nodes.sharder": ("Sharder",),
+    "_nodes.to_device": ("ToDevice",),
+    "_random.batch_rng": ("BatchRng",),
+    "_random.grouping": ("Buckets", "Packs"),
+    "_random.lane_mix_order": ("LaneMixOrder",),
+    "_random.lane_order": ("LaneOrder",),
+    "_random.mix_order": ("MixOrder",),
+    "_random.order": ("Order",),
+    "_random.orders": ("SequentialOrder", "ShuffledOrder", "TorchOrder", "WeightedOrder"),
+    "_random.shard_order": ("ShardOrder",),
+    "_random.sliding_order": ("SlidingOrder",),
+    "_statistics": ("Durations", "FailureStatistics", "LoaderStatistics", "NodeStatistics", "PinStatistics", "WorkerStatistics"),
+    "_streams.pack_step": ("Pack",),
+    "_streams.shards": ("Shards",),
+    "_streams.steps": ("Filter", "Shuffle"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+if not TYPE_CHECKING:  # a type checker would believe that it returns any name
+
+    def __getattr__(name: str) -> object:
+        """Import ``name`` when it is first asked for (PEP 562), so that a program loads only the rooms that it uses."""
+        import importlib
+        import sys
+
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING"})

@@ -35,21 +35,31 @@ def hide_internal_frames(exc: BaseException) -> None:
 class PenstockError(Exception):
     """Base class of every exception type that penstock defines."""
 
+    __module__ = "penstock"
+
 
 class StateError(PenstockError, ValueError):
     """This graph cannot load the state: it is not one of ours, damaged, or out of bounds."""
+
+    __module__ = "penstock"
 
 
 class StateMismatch(StateError):
     """The state is valid, but was saved under other settings than this graph has."""
 
+    __module__ = "penstock"
+
 
 class GraphError(PenstockError, TypeError):
     """Nodes do not fit together, or a mark was lost on its way through the graph."""
 
+    __module__ = "penstock"
+
 
 class SourceError(PenstockError, RuntimeError):
     """A source raised, so its position is unknown, and its next item might go to the wrong rank."""
+
+    __module__ = "penstock"
 
     @classmethod
     def after(cls, error: BaseException) -> SourceError:
@@ -65,10 +75,16 @@ class SourceError(PenstockError, RuntimeError):
 class SampleError(PenstockError, RuntimeError):
     """A sample could not be loaded."""
 
+    __module__ = "penstock"
+
 
 class WorkerDied(PenstockError, RuntimeError):
     """Worker processes died more often than ``max_restarts`` allows."""
 
+    __module__ = "penstock"
+
 
 class ClosedError(PenstockError, RuntimeError):
     """The loader or one of its nodes was used after ``close()``."""
+
+    __module__ = "penstock"

@@ -21,6 +21,8 @@ class Durations:
         counts: How many times fell in each class of lengths, from short to long; there are four classes to an octave.
     """
 
+    __module__ = "penstock"
+
     count: int = 0
     total_s: float = 0.0
     p50_s: float = 0.0
@@ -52,6 +54,8 @@ class WorkerStatistics:
         slots: Shared-memory slots, made by workers still alive, that hold a result or are free for one.
         slot_bytes: Total size of these slots.
     """
+
+    __module__ = "penstock"
 
     method: Literal["inline", "thread", "process"]
     workers: int = 0
@@ -88,6 +92,8 @@ class NodeStatistics:
         failures: What ``on_error`` has handled, if it is set.
         pinned: What a `PinMemory` has done.
     """
+
+    __module__ = "penstock"
 
     name: str
     items: int = 0
@@ -133,6 +139,8 @@ class LoaderStatistics:
             disk, a network, a lock. None if this platform does not say.
         lock_wait_share: How often a worker thread that wanted Python's lock found it taken, from 0 to 1; None without threads.
     """
+
+    __module__ = "penstock"
 
     nodes: tuple[NodeStatistics, ...] = ()
     batches: int = 0
@@ -208,6 +216,8 @@ class FailureStatistics:
         last: A description of the sample that failed last; empty if none has.
     """
 
+    __module__ = "penstock"
+
     samples: int
     failed: int
     skipped: int
@@ -223,6 +233,8 @@ class PinStatistics:
         pinned: Batches copied to pinned memory.
         already: Batches that were pinned already or held nothing to pin.
     """
+
+    __module__ = "penstock"
 
     pinned: int
     already: int

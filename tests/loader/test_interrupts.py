@@ -37,7 +37,7 @@ from penstock import (
     ShuffledOrder,
 )
 from penstock._loader.cursor import EpochCursor
-from penstock._nodes import parallel_mapper
+from penstock._workers import thread_pool
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
@@ -281,16 +281,16 @@ def test_an_interrupt_at_any_line_of_refresh_loses_nothing(name: str) -> None:
 
 def test_an_interrupt_in_the_middle_of_a_refresh_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same at one place: the old workers have ended, and there are no new ones. Seen to fail: there was nobody to give the next batch to."""
-    really = parallel_mapper.ThreadPool
+    really = thread_pool.ThreadPool
 
     def interrupted(*arguments: Any, **options: Any) -> None:
-        monkeypatch.setattr(parallel_mapper, "ThreadPool", really)
+        monkeypatch.setattr(thread_pool, "ThreadPool", really)
         raise Stop
 
     with Loader.from_dataset(Tagged(60), batch_size=B, num_workers=2, method="thread", prefetch_factor=2) as loader:
         batches = iter(loader)
         got = [plain(next(batches)) for _ in range(2)]
-        monkeypatch.setattr(parallel_mapper, "ThreadPool", interrupted)
+        monkeypatch.setattr(thread_pool, "ThreadPool", interrupted)
         with pytest.raises(Stop):
             loader.refresh()
         got += [plain(batch) for batch in batches]

@@ -19,9 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock import ClosedError, SamplerWrapper, StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._nodes import sampler_reading
-from penstock._nodes.epoch_plan import Plan, PlanRequest
+from penstock._nodes.epoch_plan import Plan
 from penstock._nodes.epoch_planner import EpochPlanner
 from penstock._nodes.length_book import LengthBook
+from penstock._nodes.plan_source import PlanRequest
 
 LENGTHS = [9, 0, 10, 6]
 """Items in epoch e, by e % 4."""

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import ClosedError, WorkerDied
-from penstock._nodes.epoch_plan import PlanRequest
 from penstock._nodes.epoch_planner import EpochPlanner
-from penstock._nodes.plan_source import Place, PlanSource
+from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1024,8 +1024,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_nodes/plan_source.py",
-        '            if place == "here":\n                return None\n',
-        '            if place == "here":\n                place = "thread"\n',
+        '            if self._place == "here":\n                return None\n',
+        '            if self._place == "here":\n                self._place = "thread"\n',
         "tests/nodes/test_plan_source.py::test_a_planner_may_move_after_a_plan_that_was_made_here",
     ),
     Mutation(
@@ -2645,6 +2645,48 @@ MUTATIONS = [
         "while grown := {pid for pid, parent in parents.items() if parent in family} - family:",
         "while grown := set[int]():",
         "tests/observe/test_bench.py::test_memory_is_that_of_all_processes",
+    ),
+    Mutation(
+        "__init__.py",
+        '__version__ = "0.1.0"',
+        '__version__ = "0.1.0"\nfrom penstock._errors import PenstockError',
+        "tests/project/test_front_door.py::test_importing_penstock_imports_nothing_else",
+    ),
+    Mutation(
+        "__init__.py",
+        '("SequentialOrder", "ShuffledOrder", "TorchOrder", "WeightedOrder")',
+        '("SequentialOrder", "ShuffledOrder", "TorchOrder")',
+        "tests/project/test_front_door.py::test_type_checkers_and_python_are_told_the_same_homes",
+    ),
+    Mutation(
+        "__init__.py",
+        "sorted({*globals(), *__all__}",
+        "sorted({*globals()}",
+        "tests/project/test_front_door.py::test_every_name_is_listed_before_it_is_loaded",
+    ),
+    Mutation(
+        "_nodes/node.py",
+        '    __module__ = "penstock"\n\n    epoch: int',
+        "    epoch: int",
+        "tests/project/test_front_door.py::test_a_pickle_made_elsewhere_finds_its_class_through_the_door",
+    ),
+    Mutation(
+        "_nodes/parallel_mapper.py",
+        "                from penstock._workers.thread_pool import ThreadPool\n",
+        "                from penstock._workers.process_pool import ProcessPool\n                from penstock._workers.thread_pool import ThreadPool\n",
+        "tests/project/test_front_door.py::test_a_loader_imports_only_what_it_uses",
+    ),
+    Mutation(
+        "_loader/canonical_graph.py",
+        "from penstock._nodes.cycler import Cycler\n",
+        "from penstock._nodes.cycler import Cycler\nfrom penstock._nodes.grouper import Grouper\n",
+        "tests/project/test_front_door.py::test_a_loader_imports_only_what_it_uses",
+    ),
+    Mutation(
+        "_nodes/__init__.py",
+        "Node._adapter = _adapted\n",
+        "",
+        "tests/project/test_front_door.py::test_a_node_of_torchdata_needs_no_import_of_ours_first",
     ),
 ]
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Cycler, Loader, Node, Prefetcher, Sampler, SequentialOrder, SourceError
-from penstock._nodes.epoch_plan import PlanRequest
-from penstock._nodes.plan_source import PlanSource
+from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._workers.thread_pool import ThreadPool
 from penstock.testing import Tagged
 

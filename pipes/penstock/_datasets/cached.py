@@ -62,6 +62,8 @@ class Cached(Shown):
         OSError: The files cannot be created.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, dataset: Any, path: str | os.PathLike[str] | None = None, *, fingerprint: Any = None) -> None:
         _check(dataset)
         self.dataset = dataset

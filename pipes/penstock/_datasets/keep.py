@@ -75,6 +75,9 @@ def keep(
     return Subset(dataset, array("q", kept.astype(np.int64).tobytes()))  # 8 bytes each, and an int to whoever asks
 
 
+keep.__module__ = "penstock"
+
+
 def _check(dataset: Any, predicate: Any) -> None:
     if not callable(predicate):
         raise TypeError(f"predicate must be a function of one sample, and {predicate!r:.80} cannot be called.")

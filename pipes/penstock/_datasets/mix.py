@@ -64,6 +64,8 @@ class Mix(Shown, ConcatDataset[Any]):
         TypeError: A source cannot be read by index.
     """
 
+    __module__ = "penstock"
+
     def __init__(
         self,
         datasets: Mapping[str, Any],

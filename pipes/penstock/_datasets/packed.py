@@ -55,6 +55,8 @@ class Packed(Shown, View):
         ValueError: Lengths that are none, or not one for each sample; ``dataset`` is a `Mix`; the file holds other packs.
     """
 
+    __module__ = "penstock"
+
     def __init__(
         self,
         dataset: Any,

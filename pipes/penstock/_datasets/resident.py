@@ -57,6 +57,8 @@ class Resident(ArrayDataset):
             tensors, change with the epoch, or draw from `penstock.sample()`; or the device does not exist.
     """
 
+    __module__ = "penstock"
+
     def __init__(
         self,
         dataset: Any,

@@ -11,10 +11,12 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from penstock._errors import SampleError
-from penstock._statistics import FailureStatistics
+
+if TYPE_CHECKING:
+    from penstock._statistics import FailureStatistics
 
 _logger = logging.getLogger("penstock")
 
@@ -116,6 +118,8 @@ class ErrorBudget:
 
     def statistics(self) -> FailureStatistics:
         """The counts so far."""
+        from penstock._statistics import FailureStatistics
+
         return FailureStatistics(self._samples, self._failed, self._skipped, self._last)
 
     def _count(self, before: int, failure: SampleFailure, worker: str) -> bool:

@@ -45,6 +45,8 @@ class Fetch(Shown):
         ValueError: On loading: ``__getitems__`` returned another number of samples than it was asked for.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None = None, transform: Callable[[Any], Any] | None = None) -> None:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be a function of one sample, and {transform!r:.80} cannot be called.")

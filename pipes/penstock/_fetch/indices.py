@@ -22,6 +22,8 @@ class Indices(Shown, Sequence[Any]):
             an int64 array of shape ``(batch,)``, or a list if they are not all integers.
     """
 
+    __module__ = "penstock"
+
     __slots__ = ("epoch", "positions", "values")
 
     def __init__(self, epoch: int, positions: Any, values: Any) -> None:

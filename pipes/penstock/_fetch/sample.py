@@ -121,3 +121,6 @@ def sample() -> Sample:
             "penstock.sample() works only while a sample is being loaded: call it in __getitem__, or in a function that __getitem__ calls."
         )
     return loading.sample()
+
+
+sample.__module__ = "penstock"

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from penstock._fetch.array_dataset import ArrayDataset
 from penstock._fetch.fetch import Fetch, Items
-from penstock._fetch.packing import PackView
 from penstock._loader.dataloader_words import DataLoaderWords, say_once
 from penstock._loader.in_step import unseeded_length
 from penstock._memory.devices import can_pin, resolve_device
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.cycler import Cycler
-from penstock._nodes.distributed_sampler import taken_over
-from penstock._nodes.grouper import Grouper
-from penstock._nodes.iterable_source import IterableSource
 from penstock._nodes.node import BaseNode, Node
 from penstock._nodes.parallel_mapper import ParallelMapper
-from penstock._nodes.pin_memory import PinMemory
 from penstock._nodes.sampler import Sampler
-from penstock._nodes.sampler_wrapper import SamplerWrapper
 from penstock._nodes.sharder import Sharder
-from penstock._nodes.to_device import ToDevice
-from penstock._random.grouping import Buckets, Packs
 from penstock._random.order import ContinuingOrder, brought_order
 from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder, order_of
 
@@ -37,6 +29,7 @@ if TYPE_CHECKING:
 
     from penstock._fetch.error_policy import OnError
     from penstock._nodes.tails import Tail
+    from penstock._random.grouping import Buckets, Packs
     from penstock._random.order import Order
     from penstock._workers.pool import StartMethod
 
@@ -148,13 +141,14 @@ class FromDataset(DataLoaderWords):
             GraphError: A sampler that shards by itself.
         """
         shuffle = bool(shuffle)
+        given = sampler if sampler is not None else batch_sampler
         if not persistent_workers:
             say_once("persistent_workers=False means nothing here: workers live as long as the loader. loader.close() ends them.")
         if pin_memory_device:
             say_once(f"pin_memory_device={pin_memory_device!r} means nothing here: memory is pinned for the accelerator that there is.")
         words = {
             "dataset": dataset,
-            "batch_size": None if batch_sampler is not None or isinstance(groups, Buckets) else batch_size,
+            "batch_size": None if batch_sampler is not None or _is_buckets(groups) else batch_size,
             "num_workers": num_workers,
             "collate_fn": collate_fn or (default_collate if batch_size is not None else default_convert),
             "pin_memory": pin_memory,
@@ -170,22 +164,30 @@ class FromDataset(DataLoaderWords):
         _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, endless)
         map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn, transform)
         if groups is not None:
-            _check_groups(groups, dataset, batch_size, sampler if sampler is not None else batch_sampler, drop_last, tail)
+            _check_groups(groups, dataset, batch_size, given, drop_last, tail)
+            from penstock._fetch.packing import PackView
+            from penstock._random.grouping import Packs
+
             if isinstance(groups, Packs):
                 map_fn = Fetch(PackView(dataset, groups.capacity, groups.pad, transform), collate_fn)
         made_for = None  # the length of the dataset
         if isinstance(dataset, IterableDataset | BaseNode):
             source, map_fn = _read(dataset, split, seed, bool(seed_samples)), _collate_only(collate_fn, batch_size, transform)
-        elif (sharded := taken_over(sampler, batch_sampler)) is not None:
-            source, tail = Sampler(sharded.order), sharded.tail
-            if rank is None and mesh is None:
-                rank, world_size = sharded.rank, sharded.world_size
-            if sharded.batch_size is not None:
-                batch_size, drop_last = sharded.batch_size, sharded.drop_last
-        elif sampler is not None:
-            source = SamplerWrapper(sampler, seed, plan_ahead=plan_ahead, batches=False)
-        elif batch_sampler is not None:
-            source, batch_size = SamplerWrapper(batch_sampler, seed, plan_ahead=plan_ahead, batches=True), None
+        elif given is not None:
+            from penstock._nodes.distributed_sampler import taken_over
+
+            if (sharded := taken_over(sampler, batch_sampler)) is not None:
+                source, tail = Sampler(sharded.order), sharded.tail
+                if rank is None and mesh is None:
+                    rank, world_size = sharded.rank, sharded.world_size
+                if sharded.batch_size is not None:
+                    batch_size, drop_last = sharded.batch_size, sharded.drop_last
+            else:
+                from penstock._nodes.sampler_wrapper import SamplerWrapper
+
+                source = SamplerWrapper(given, seed, plan_ahead=plan_ahead, batches=sampler is None)
+                if sampler is None:
+                    batch_size = None
         else:
             if order is None:
                 made_for, order = _length(dataset), order_of(dataset, shuffle=shuffle, seed=seed)
@@ -195,8 +197,13 @@ class FromDataset(DataLoaderWords):
                 raise ValueError(
                     f"groups needs the length of each sample, and {type(dataset).__name__} is a stream without end. Leave groups out; pack with the step penstock.Pack."
                 )
-            source = Sampler(order) if groups is None else Grouper(order, groups)
-            if isinstance(groups, Buckets):
+            if groups is None:
+                source = Sampler(order)
+            else:
+                from penstock._nodes.grouper import Grouper
+
+                source = Grouper(order, groups)
+            if _is_buckets(groups):
                 batch_size = None
 
         tail = tail or ("pad" if groups is None and not source.continues else "drop")
@@ -222,20 +229,25 @@ class FromDataset(DataLoaderWords):
             max_errors=max_errors,
         )
         if device is not None:
+            from penstock._nodes.to_device import ToDevice
+
             node = ToDevice(node, device, run_ahead=run_ahead)
         elif pin_memory and can_pin():
+            from penstock._nodes.pin_memory import PinMemory
+
             node = PinMemory(node, run_ahead=run_ahead)
         loader = cls(node, endless=endless, restart_on_stop_iteration=restart_on_stop_iteration)
         loader._words = words
         loader._built_for = made_for
         if unseeded:
-            given = sampler if sampler is not None else batch_sampler
             loader._unseeded = unseeded_length(len(dataset) if shuffle else None, given)
         return loader
 
 
 def _read(dataset: Any, split: Any, seed: int, seed_samples: bool) -> Node[Any]:
     if not isinstance(dataset, Node):
+        from penstock._nodes.iterable_source import IterableSource
+
         return IterableSource(dataset, split=split, seed=seed, seed_samples=seed_samples)
     if split not in (None, dataset.split_word()):
         raise ValueError(
@@ -347,8 +359,18 @@ def _check_together(
         )
 
 
+def _is_buckets(groups: Packs | Buckets | None) -> TypeGuard[Buckets]:
+    if groups is None:
+        return False
+    from penstock._random.grouping import Buckets
+
+    return isinstance(groups, Buckets)
+
+
 def _check_groups(groups: Any, dataset: Any, batch_size: Any, sampler: Any, drop_last: bool, tail: str | None) -> None:
     """Refuse what makes no sense with ``groups``."""
+    from penstock._random.grouping import Buckets, Packs
+
     if not isinstance(groups, Packs | Buckets):
         raise TypeError(f"groups={groups!r:.80} must be penstock.Packs(…) or penstock.Buckets(…).")
     if isinstance(dataset, IterableDataset | BaseNode):

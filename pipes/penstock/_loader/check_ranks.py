@@ -48,6 +48,9 @@ def check_ranks(loader: Loader[Any], group: ProcessGroup | None = None) -> None:
         ) from cause
 
 
+check_ranks.__module__ = "penstock"
+
+
 def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     saved = json.loads(loader.state_dict()["penstock"])
     rank, world_size = loader.root.ranks()

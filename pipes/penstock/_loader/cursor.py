@@ -11,9 +11,8 @@ it gives the empty remainder of that epoch first, so that the code after the loo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from penstock._errors import StateError
 from penstock._nodes.node import epoch_of
@@ -42,22 +41,19 @@ class Epochs(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Stay:
+class Stay(NamedTuple):
     """The graph is where it should be."""
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class PassMark:
+class PassMark(NamedTuple):
     """The graph must read the mark that ends ``epoch``; nothing it has loaded ahead is lost."""
 
     epoch: int
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Jump:
+class Jump(NamedTuple):
     """The graph must be reset to ``state``. With ``over_mark``, a mark that comes first is passed and ends nothing."""
 
     state: State

@@ -27,7 +27,6 @@ from penstock._fetch.indices import Indices
 from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.cursor import EpochCursor, Jump, PassMark, Stands
 from penstock._loader.dataloader_words import refuse_assignment
-from penstock._loader.graph import Graph
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, differences, epoch_in, parsed, warn_of_start
 from penstock._nodes.cycler import Cycler
@@ -39,6 +38,8 @@ from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
+
+    from penstock._loader.graph import Graph
 
 
 T = TypeVar("T", covariant=True)
@@ -67,6 +68,8 @@ class Loader(FromDataset, Generic[T]):
     Attributes:
         root: The last node of the graph.
     """
+
+    __module__ = "penstock"
 
     def __init__(
         self, root: BaseNode[T], *, endless: bool = False, restart_on_stop_iteration: bool | None = None, **dataset_words: Any
@@ -303,6 +306,8 @@ class Loader(FromDataset, Generic[T]):
     @property
     def graph(self) -> Graph:
         """The graph as it is now, to be looked at: ``print(loader.graph)``, and `Graph.mermaid`. Starts nothing, loads nothing."""
+        from penstock._loader.graph import Graph
+
         return Graph(self._title(), self.root)
 
     def _repr_html_(self) -> str:

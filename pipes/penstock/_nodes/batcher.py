@@ -28,6 +28,8 @@ class Batcher(Node[Any]):
         ValueError: ``batch_size`` is not a whole number of at least 1.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, source: BaseNode[Any], batch_size: int, drop_last: bool = False) -> None:
         super().__init__(source)
         if drop_last and self.source.choices().get("tail") == "exact":

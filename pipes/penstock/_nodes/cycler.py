@@ -31,6 +31,8 @@ class Cycler(Node[T]):
 
     """
 
+    __module__ = "penstock"
+
     def __init__(self, source: BaseNode[Any]) -> None:
         super().__init__(source)
         self._epoch = 0

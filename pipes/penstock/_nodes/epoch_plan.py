@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock._nodes.plan_source import PlanRequest
+
 Values = npt.NDArray[np.int64] | list[Any]
 """The samples of a plan: a list if they are not all integers."""
-
-
-class PlanRequest(NamedTuple):
-    """A request to plan ``epoch``, or the block of it that contains ``position``.
-
-    Attributes:
-        epoch: From 0.
-        position: Items of the epoch that are already done.
-        checksum: Checksum of the samples in those items.
-    """
-
-    epoch: int
-    position: int = 0
-    checksum: int = 0
 
 
 @final

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock._nodes.sampler_reading import Reading
 from penstock._nodes.sampler_traits import can_be_pickled, copied, is_told, owns_its_randomness, twin
-from penstock._workers.process_pool import check_processes
 
 if TYPE_CHECKING:
-    from penstock._nodes.epoch_plan import Plan, PlanRequest
-    from penstock._nodes.plan_source import Place
+    from penstock._nodes.epoch_plan import Plan
+    from penstock._nodes.plan_source import Place, PlanRequest
 
 
 REPLAYED = 2**8
@@ -56,6 +55,8 @@ class EpochPlanner:
                 self._place = "thread"
             elif can_be_pickled(self._sampler):
                 with suppress(RuntimeError):  # the platform has no worker processes
+                    from penstock._workers.process_pool import check_processes
+
                     check_processes(None)
                     self._place = "process"
         return self._place

@@ -10,9 +10,8 @@ import numpy as np
 from penstock._errors import ClosedError, GraphError, StateError
 from penstock._fetch.indices import Indices
 from penstock._fetch.packing import Pack
-from penstock._nodes.epoch_plan import PlanRequest
 from penstock._nodes.node import Node, State, fields, is_count
-from penstock._nodes.plan_source import Place, PlanSource
+from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 from penstock._nodes.sampler import Sampler
 from penstock._random.grouping import Buckets, Packs
 
@@ -41,6 +40,8 @@ class Grouper(Node[Indices]):
     Raises:
         GraphError: ``order`` is not an order, or ``groups`` is something else. On reading: the order has an index without a length.
     """
+
+    __module__ = "penstock"
 
     def __init__(self, order: Order, groups: Packs | Buckets) -> None:
         super().__init__()

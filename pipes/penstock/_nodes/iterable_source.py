@@ -96,6 +96,8 @@ class IterableSource(Node[Indices]):
         StateError: On reading: its state holds a value that cannot be saved.
     """
 
+    __module__ = "penstock"
+
     def __init__(
         self,
         iterable: Iterable[Any] | BaseNode[Any],
@@ -398,6 +400,3 @@ class IterableSource(Node[Indices]):
 
     def _state_of(self, state: Any) -> Any:
         return encoded(state, f"the state_dict of {type(self.iterable).__name__}: state")
-
-
-Node._adapter = IterableSource

@@ -37,6 +37,8 @@ class Mapper(Node[T]):
             afterwards. See `ParallelMapper`.
     """
 
+    __module__ = "penstock"
+
     def __init__(
         self, source: BaseNode[Any], map_fn: Callable[[Any], T], *, seed: int | None = None, seed_samples: bool | Literal["always"] = True
     ) -> None:

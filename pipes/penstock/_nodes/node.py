@@ -29,6 +29,8 @@ State = dict[str, Any]
 class EndOfEpoch:
     """The mark that a `Cycler` puts behind the last item of ``epoch``."""
 
+    __module__ = "penstock"
+
     epoch: int
 
 
@@ -51,8 +53,10 @@ class Node(Shown, BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata h
         GraphError: ``source`` is not a node, or it is a foreign node downstream of a `Cycler`.
     """
 
+    __module__ = "penstock"
+
     _adapter: ClassVar[Callable[[BaseNode[Any]], Node[Any]]]
-    """Wraps a foreign node: `IterableSource`. That file imports this one, so it sets this attribute itself."""
+    """Wraps a foreign node in an `IterableSource`. That file imports this one, so the package sets this attribute."""
 
     def __init__(self, source: BaseNode[Any] | None = None) -> None:
         super().__init__()

@@ -27,21 +27,19 @@ from penstock._memory.recycler import Recycler
 from penstock._memory.tree import nbytes
 from penstock._nodes.delivery_window import DeliveryWindow, Entry
 from penstock._nodes.inline_work import InlineWork
-from penstock._nodes.lane_owners import LaneOwners
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
 from penstock._random.orders import checked_seed
-from penstock._statistics import ProcessStatistics, ThreadStatistics
 from penstock._workers.inline_pool import InlinePool
 from penstock._workers.pool import IDLE, Job, Pool, SplitJob
-from penstock._workers.process_pool import ProcessPool, check_processes
-from penstock._workers.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock._fetch.error_policy import OnError
     from penstock._memory.allocation import Allocate
+    from penstock._nodes.lane_owners import LaneOwners
     from penstock._nodes.node import BaseNode
+    from penstock._statistics import ProcessStatistics, ThreadStatistics
     from penstock._workers.pool import StartMethod
 
 
@@ -90,6 +88,8 @@ class ParallelMapper(Node[T]):
     Raises:
         ValueError: An argument makes no sense; or the dataset has a ``set_epoch``, which several threads would call concurrently.
     """
+
+    __module__ = "penstock"
 
     def __init__(
         self,
@@ -153,6 +153,8 @@ class ParallelMapper(Node[T]):
                 f'method="process", or have the dataset read penstock.sample().epoch and rename its set_epoch.'
             )
         if num_workers and method == "process":
+            from penstock._workers.process_pool import check_processes
+
             check_processes(multiprocessing_context)
         self._method = method
         self._lanes = map_fn.lanes if method == "process" and num_workers > 1 and isinstance(map_fn, Fetch) else None
@@ -272,9 +274,17 @@ class ParallelMapper(Node[T]):
         self.source.shutdown()
 
     def statistics(self) -> tuple[Any, ...]:
-        workers = self._pool.statistics() if self._pool is not None else _IDLE[self._method if self.num_workers else "inline"]
+        workers = self._pool.statistics() if self._pool is not None else self._idle()
         failures = None if self._tolerance is None else self._tolerance.statistics()
         return (*self.source.statistics(), *(own for own in (workers, failures) if own is not None))
+
+    def _idle(self) -> ThreadStatistics | ProcessStatistics | None:
+        """The statistics before there are any workers."""
+        from penstock._statistics import ProcessStatistics, ThreadStatistics
+
+        if not self.num_workers:
+            return None
+        return ThreadStatistics(0, 0, 0, 0) if self._method == "thread" else ProcessStatistics(0, 0, 0, 0, 0, 0, 0)
 
     @property
     def workers(self) -> str:
@@ -304,8 +314,13 @@ class ParallelMapper(Node[T]):
             if not self.num_workers:
                 self._pool = InlinePool(self._inline, self._allocate)
             elif self._method == "thread":
+                from penstock._workers.thread_pool import ThreadPool
+
                 self._pool = ThreadPool(self._work, self.num_workers, allocate=self._allocate)
             else:
+                from penstock._nodes.lane_owners import LaneOwners
+                from penstock._workers.process_pool import ProcessPool
+
                 self._pool = ProcessPool(self._work, self.num_workers, seed=self._seed, **self._of_processes)
                 self._owners = None if self._lanes is None else LaneOwners(self._lanes, self.ranks()[1], self.num_workers)
         return self._pool
@@ -398,5 +413,3 @@ _SMALL = 2**16
 """Bytes."""
 _FARTHEST = 2**16
 """Largest distance from the oldest item that a state may list. The window keeps it smaller, but states come from files."""
-_IDLE = {"inline": None, "thread": ThreadStatistics(0, 0, 0, 0), "process": ProcessStatistics(0, 0, 0, 0, 0, 0, 0)}
-"""The statistics before there are any workers."""

@@ -36,6 +36,8 @@ class PinMemory(ReaderNode[T]):
         run_ahead: Read into the next epoch before the consumer asks for it.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, source: BaseNode[T], prefetch_factor: int = 1, *, run_ahead: bool = True) -> None:
         super().__init__(source, prefetch_factor, "penstock-pin", run_ahead=run_ahead, threaded=can_pin())
         self._pin: _Pin | None = None

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, final
 
 from penstock._errors import ClosedError, WorkerDied
 from penstock._memory.modes import neutral_modes
 from penstock._workers.lifetime import patience_s
-from penstock._workers.process_pool import ProcessPool
-from penstock._workers.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import MutableSequence
 
     from penstock._memory.allocation import Allocate
-    from penstock._nodes.epoch_plan import PlanRequest
     from penstock._workers.pool import Job, Pool
 
 
@@ -23,6 +20,20 @@ _AT_MOST_S = 0.2
 
 P = TypeVar("P", covariant=True)
 Place = Literal["here", "thread", "process"]
+
+
+class PlanRequest(NamedTuple):
+    """A request to plan ``epoch``, or the block of it that contains ``position``.
+
+    Attributes:
+        epoch: From 0.
+        position: Items of the epoch that are already done.
+        checksum: Checksum of the samples in those items.
+    """
+
+    epoch: int
+    position: int = 0
+    checksum: int = 0
 
 
 class Planner(Protocol[P]):
@@ -49,6 +60,7 @@ class PlanSource(Generic[P]):
     def __init__(self, planner: Planner[P]) -> None:
         self._planner = planner
         self._pool: Pool | None = None
+        self._place: Place = "here"
         self._ordered: tuple[PlanRequest, Job] | None = None
         self._interrupted = False
         self._closed = False
@@ -106,20 +118,22 @@ class PlanSource(Generic[P]):
     def shutdown(self) -> None:
         """End the thread or process; see `Pool.shutdown`. Idempotent."""
         self._closed = True
-        if isinstance(self._pool, ProcessPool):
-            self._pool.shutdown(min(_AT_MOST_S, patience_s(None)))
-        elif self._pool is not None:
-            self._pool.shutdown()
+        if self._pool is not None:
+            self._pool.shutdown(min(_AT_MOST_S, patience_s(None)) if self._place == "process" else None)
 
     def _started(self) -> Pool | None:
         if self._pool is None:
-            place = self._planner.place
-            if place == "here":
+            self._place = self._planner.place
+            if self._place == "here":
                 return None
             work = _Work(self._planner)
-            if place == "thread":
+            if self._place == "thread":
+                from penstock._workers.thread_pool import ThreadPool
+
                 self._pool = ThreadPool(work, 1, name="penstock-plan")
             else:
+                from penstock._workers.process_pool import ProcessPool
+
                 # Not replaced if it dies: a new process would not know how far the old one had read the sampler.
                 self._pool = ProcessPool(work, 1, max_restarts=0, name="penstock-plan")
         # `shutdown` sets its flag and then looks for the pool; here it is the other way round, so no pool outlives it.

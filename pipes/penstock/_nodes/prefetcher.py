@@ -28,5 +28,7 @@ class Prefetcher(ReaderNode[T]):
         run_ahead: Read into the next epoch before the consumer asks for it.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, source: BaseNode[T], prefetch_factor: int = 2, *, timeout: float | None = None, run_ahead: bool = True) -> None:
         super().__init__(source, prefetch_factor, "penstock-prefetch", run_ahead=run_ahead, timeout=timeout)

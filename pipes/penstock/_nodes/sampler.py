@@ -8,9 +8,8 @@ import numpy as np
 
 from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
-from penstock._nodes.epoch_plan import PlanRequest
 from penstock._nodes.node import Node, State, fields, is_count
-from penstock._nodes.plan_source import Place, PlanSource
+from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 from penstock._random.order import ContinuingOrder, Order, PlannedOrder, StagedOrder
 
 BLOCK = 4096
@@ -31,6 +30,8 @@ class Sampler(Node[Indices]):
     Raises:
         GraphError: ``order`` is not an order.
     """
+
+    __module__ = "penstock"
 
     def __init__(self, order: Order) -> None:
         super().__init__()

@@ -12,15 +12,16 @@ from torch.utils.data import BatchSampler
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices, pack
 from penstock._nodes.distributed_sampler import refuse_sharded
-from penstock._nodes.epoch_plan import Plan, PlanRequest
 from penstock._nodes.epoch_planner import EpochPlanner
 from penstock._nodes.length_book import LengthBook
 from penstock._nodes.node import Node, State, fields
-from penstock._nodes.plan_source import PlanSource
+from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._random.orders import checked_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from penstock._nodes.epoch_plan import Plan
 
 log = logging.getLogger("penstock")
 
@@ -58,6 +59,8 @@ class SamplerWrapper(Node[Any]):
         ValueError: On reading: nobody said what a list is; or an epoch runs far past the sampler's length.
         StateMismatch: On reading, after a reset to a state: the sampler does not give again what it gave before the state.
     """
+
+    __module__ = "penstock"
 
     def __init__(self, sampler: Any, seed: int = 0, plan_ahead: bool = True, batches: bool | None = None) -> None:
         super().__init__()

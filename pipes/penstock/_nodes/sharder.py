@@ -63,6 +63,8 @@ class Sharder(Node[T]):
         StateMismatch: At the first item: the source splits itself, and the state belongs to another rank or world size.
     """
 
+    __module__ = "penstock"
+
     def __init__(
         self,
         source: BaseNode[Any],

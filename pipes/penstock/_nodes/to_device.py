@@ -41,6 +41,8 @@ class ToDevice(ReaderNode[T]):
         ValueError: This machine has no such device.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, source: BaseNode[T], device: torch.device | str, prefetch_factor: int = 2, *, run_ahead: bool = True) -> None:
         self.device = resolve_device(device)
         self._given = device

@@ -25,6 +25,8 @@ class BatchRng(Shown):
         positions: The positions of its samples, int64, shape ``(n,)``; the numbers are made on their device.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, seed: int, epoch: int, positions: torch.Tensor) -> None:
         self._keys = _mixed((positions ^ _signed(epoch_word(seed, epoch))) + _GAMMA)
         self._drawn = 0

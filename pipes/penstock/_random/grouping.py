@@ -69,6 +69,8 @@ class Packs(Shown):
         ValueError: A length is negative or no whole number, or a sequence is too long for ``oversize="error"``; the message names its index.
     """
 
+    __module__ = "penstock"
+
     def __init__(
         self,
         lengths: npt.ArrayLike,
@@ -125,6 +127,8 @@ class Buckets(Shown):
     Raises:
         ValueError: A length is negative or not a number, or a sample alone is beyond the budget; the message names its index.
     """
+
+    __module__ = "penstock"
 
     def __init__(
         self,

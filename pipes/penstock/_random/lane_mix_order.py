@@ -47,6 +47,8 @@ class LaneMixOrder(Shown):
         ValueError: The lanes of a source do not divide those of the source with most; too many sources; or see `MixOrder`.
     """
 
+    __module__ = "penstock"
+
     def __init__(
         self, orders: Mapping[str, Order], weights: Weights | Sequence[tuple[int, Weights]], epoch_size: int, seed: int = 0
     ) -> None:

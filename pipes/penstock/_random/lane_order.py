@@ -88,6 +88,8 @@ class LaneOrder(Shown):
         settings: What identifies the data, as JSON.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, lanes: int, epoch_size: int, settings: dict[str, Any] | None = None) -> None:
         self.round = self.lanes = whole_number("lanes", lanes, 1, MOST_LANES + 1)
         self._n = whole_number("epoch_size", epoch_size, 1, LONGEST + 1)

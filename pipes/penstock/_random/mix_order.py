@@ -54,6 +54,8 @@ class MixOrder(Shown):
         ValueError: Weights that make no sense or match no source; an empty source; an ``epoch_size`` that ``run`` does not divide.
     """
 
+    __module__ = "penstock"
+
     def __init__(
         self,
         orders: Mapping[str, Order],

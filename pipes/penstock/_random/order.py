@@ -39,6 +39,9 @@ class Order(Protocol):
         ...
 
 
+Order.__module__ = "penstock"  # in the class it would be a member of the protocol
+
+
 @runtime_checkable
 class StagedOrder(Order, Protocol):
     """An order with a plan whose later part may change during training. A state must agree with the part before it only."""

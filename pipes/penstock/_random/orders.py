@@ -40,6 +40,8 @@ class SequentialOrder(Shown):
         n: Length of the dataset, from 0 to 2**56.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, n: int) -> None:
         self._n = checked_length(n)
 
@@ -78,6 +80,8 @@ class ShuffledOrder(Shown):
         n: Length of the dataset, from 0 to 2**56.
         seed: From 0 to 2**63 - 1.
     """
+
+    __module__ = "penstock"
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self._n = checked_length(n)
@@ -118,6 +122,8 @@ class TorchOrder(Shown):
         n: Length of the dataset.
         seed: As DistributedSampler's; from -2**63 to 2**63 - 1.
     """
+
+    __module__ = "penstock"
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self._n = checked_length(n)
@@ -176,6 +182,8 @@ class WeightedOrder(Shown):
         num_samples: Length of an epoch, from 0 to 2**56.
         seed: From 0 to 2**63 - 1.
     """
+
+    __module__ = "penstock"
 
     def __init__(self, weights: npt.ArrayLike, num_samples: int, seed: int = 0) -> None:
         self._n = checked_length(num_samples, "num_samples")

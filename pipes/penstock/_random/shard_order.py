@@ -40,6 +40,8 @@ class ShardOrder(Shown):
         ValueError: A count is negative or not a whole number, or an argument is out of bounds.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, counts: npt.ArrayLike, lanes: int | None = None, window: int = 0, seed: int = 0, *, shuffle: bool = True) -> None:
         self._counts = _checked_counts(counts)
         self._n = int(self._counts.sum())

@@ -79,6 +79,8 @@ class SlidingOrder(Shown):
         seed: From 0 to 2**63 - 1.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, n: int, window: int, seed: int = 0) -> None:
         self._n = checked_length(n)
         self._window = checked_window(window)

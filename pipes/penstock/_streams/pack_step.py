@@ -49,6 +49,8 @@ class Pack(Shown):
             too long.
     """
 
+    __module__ = "penstock"
+
     def __init__(
         self,
         capacity: int,

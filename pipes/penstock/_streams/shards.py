@@ -74,6 +74,8 @@ class Shards(Shown, Dataset[Any]):
         StateMismatch: On reading: a shard has given another number of outputs than before.
     """
 
+    __module__ = "penstock"
+
     def __init__(
         self,
         shards: Sequence[Any] | int,

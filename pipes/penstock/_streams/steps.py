@@ -50,6 +50,8 @@ class Filter(Shown):
         version: Change it when the predicate changes and its code does not show it: a model that it asks, say.
     """
 
+    __module__ = "penstock"
+
     def __init__(self, predicate: Callable[[Any], Any], *, version: int | str | None = None) -> None:
         if not callable(predicate):
             raise TypeError(f"predicate must be a function of one record, and {predicate!r:.80} cannot be called.")
@@ -82,6 +84,8 @@ class Shuffle(Shown):
     Args:
         window: In records, from 0 to 2**30; 0 and 1 leave them in order.
     """
+
+    __module__ = "penstock"
 
     keeps_count = True
 

@@ -22,16 +22,16 @@ import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from penstock._errors import ClosedError
-from penstock._statistics import ReaderStatistics
 from penstock._workers.bell import Bell
 from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from penstock._statistics import ReaderStatistics
 
 
 class _Here(threading.local):
@@ -63,8 +63,7 @@ class Readable(Protocol):
         """End the wait of a ``next`` in another thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(NamedTuple):
     value: Any
     error: BaseException | None
     state: dict[str, Any]
@@ -242,6 +241,8 @@ class ReaderThread:
 
     def statistics(self) -> ReaderStatistics:
         """The counters so far, as a frozen object."""
+        from penstock._statistics import ReaderStatistics
+
         with self._core.lock:
             return ReaderStatistics(self._name, self._core.depth, len(self._shelf.items), self._core.items, self._wait_s)
 

@@ -1,0 +1,103 @@
+"""The front door is lazy: what a program imports, and that nobody notices otherwise.
+
+Modules are counted, not seconds. Each count is taken in a fresh interpreter, because this one has imported everything by now.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+DOOR = Path(penstock.__file__)
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that ``code`` imports in a process that has imported torch and NumPy."""
+    program = f"import sys, torch, numpy\nbefore = {{*sys.modules}}\n{code}\nprint(*({{*sys.modules}} - before))"
+    return set(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split())
+
+
+def test_importing_penstock_imports_nothing_else() -> None:
+    """Seen to fail: the front door imported the errors eagerly."""
+    assert loaded_by("import penstock") == {"penstock"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [
+        ("", "_workers.thread_pool _workers.process_pool _workers.processes"),
+        (", num_workers=2, method='thread'", "_workers.process_pool _workers.processes"),
+        (", num_workers=1, method='process'", "_workers.thread_pool"),
+    ],
+)
+def test_a_loader_imports_only_what_it_uses(arguments: str, unused: str) -> None:
+    """Seen to fail: the processes imported where the pool of threads is made."""
+    loaded = loaded_by(
+        f"from penstock import Loader\nwith Loader.from_dataset([*range(9)], 2, True{arguments}) as loader: next(iter(loader))"
+    )
+    assert "penstock._nodes.parallel_mapper" in loaded
+    unused += " _streams _datasets _nodes.grouper _nodes.iterable_source _nodes.sampler_wrapper _nodes.pin_memory _nodes.to_device"
+    assert [module for module in sorted(loaded) if f"{module}.".startswith(tuple(f"penstock.{room}." for room in unused.split()))] == []
+
+
+def test_a_node_of_torchdata_needs_no_import_of_ours_first() -> None:
+    """Seen to fail: only the file of `IterableSource` told the nodes about it, and nobody had imported that."""
+    code = "import penstock, torchdata.nodes as theirs; print(next(iter(penstock.Loader(penstock.Cycler(theirs.IterableWrapper([7]))))))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "7\n"
+
+
+def test_a_misspelt_name_is_refused_by_python_and_by_mypy() -> None:
+    """mypy would say that the ``ignore`` is not needed if it took any name for one of ours."""
+    with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'Louder'") as caught:
+        penstock.Louder  # type: ignore[attr-defined]  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("Louder", penstock)  # of which Python makes "Did you mean: 'Loader'?"
+    with pytest.raises(ImportError, match="cannot import name 'Louder'"):
+        from penstock import Louder  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_type_checkers_and_python_are_told_the_same_homes() -> None:
+    """Seen to fail: two homes exchanged in the table; a name left out of ``__all__``."""
+    typed = {
+        alias.name: node.module
+        for block in ast.parse(DOOR.read_text()).body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {name: f"penstock.{home}" for name, home in penstock._HOME_OF.items()} == typed
+    assert sorted(typed, key=str.casefold) == penstock.__all__
+
+
+def test_every_name_is_listed_before_it_is_loaded() -> None:
+    """For completion, ``help`` and ``inspect``. Seen to fail: no ``__dir__``."""
+    listing = "import penstock; print(*(name for name in dir(penstock) if not name.startswith('_')))"
+    named = subprocess.run([sys.executable, "-c", listing], check=True, capture_output=True, text=True).stdout.split()
+    assert sorted(named, key=str.casefold) == penstock.__all__
+
+
+def test_star_import_brings_every_name() -> None:
+    count = "from penstock import *; import penstock; assert all(globals()[n] is getattr(penstock, n) for n in penstock.__all__)"
+    subprocess.run([sys.executable, "-c", count], check=True)
+
+
+def test_a_pickle_made_elsewhere_finds_its_class_through_the_door() -> None:
+    """Seen to fail: a class that named its room instead."""
+    pickled = pickle.dumps(penstock.EndOfEpoch(3))
+    assert b"penstock._nodes" not in pickled
+    code = f"import pickle; print(pickle.loads({pickled!r}))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "EndOfEpoch(epoch=3)\n"
+
+
+@pytest.mark.parametrize("name", penstock.__all__)
+def test_inspect_finds_the_door(name: str) -> None:
+    if name != "SKIP":
+        assert inspect.getmodule(getattr(penstock, name)) is penstock
