@@ -203,6 +203,9 @@ TREES = {
     "list": lambda leaf: lambda k: [k, leaf(k)],
     "named": lambda leaf: lambda k: Point(leaf(k), k),
     "nested": lambda leaf: lambda k: {"a": [leaf(k), (k, {"b": Point(f"{k}", leaf(k))})], 3: torch.tensor(k)},
+    "numbers": lambda leaf: (
+        lambda k: {"a": k + 0.5, "n": k, "x": leaf(k), "b": -k / 3, "m": k * k, "c": 1.5, "o": True, "d": 1.0 * k, "p": -1, "q": k}
+    ),
     "ordered": lambda leaf: lambda k: collections.OrderedDict(x=leaf(k), y=k),
 }
 
@@ -236,6 +239,21 @@ def test_a_field_that_becomes_another(name):
         check(column(one, 1, 2, 3), odd, column(one, 7, 8))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_number_of_many_that_becomes_another(name):
+    """Numbers of one kind are written together. Seen to fail: without the check of the first sample's types; the others' fallback without what was written."""
+    for make in (TREES["numbers"](LEAVES["float32"]), lambda k: (k, 0.5, k + 1, 1.5, k + 2, 2.5, k + 3, 3.5)):
+        for key in ("a", "q") if isinstance(make(1), dict) else (1, 6):
+            for place in range(3):
+                odd = column(make, 4, 5, 6)
+                odd[place] = type(odd[place])(
+                    {**odd[place], key: LEAVES[name](4)}
+                    if key in ("a", "q")
+                    else [*odd[place][:key], LEAVES[name](4), *odd[place][key + 1 :]]
+                )
+                check(column(make, 1, 2, 3), odd, column(make, 7, 8))
+
+
 @pytest.mark.parametrize("make", [lambda shape: np.ones(shape, np.float32), torch.ones], ids=["arrays", "tensors"])
 @pytest.mark.parametrize(
     "shapes",
@@ -251,6 +269,8 @@ def test_a_field_that_becomes_another(name):
         [(2, 3), (6,), (2, 3)],
         [(2, 3), (1, 3), (2, 3)],
         [(0, 3), (1, 3), (0, 3)],
+        [(2, 8192), (1, 8192), (3, 8192)],
+        [(1, 8193), (8193,), (1, 8193)],
     ],
     ids=str,
 )
@@ -610,7 +630,7 @@ def test_one_memory_for_batches_of_other_structures():
             assert difference(found, expected) is None
 
 
-@pytest.mark.parametrize(("shape", "step"), [((), 2**16 // 4), ((64, 64), 4), ((128, 128), 1), ((300, 300), 1), ((0,), 2**16)])
+@pytest.mark.parametrize(("shape", "step"), [((), 2**18), ((64, 64), 64), ((512, 512), 1), ((600, 600), 1), ((0,), 2**20)])
 def test_few_calls_for_tiny_samples_and_one_by_one_for_large(shape, step):
     batch = BatchBuilder(Collator(), 3, afresh)
     batch.add([torch.zeros(shape)])
@@ -618,6 +638,8 @@ def test_few_calls_for_tiny_samples_and_one_by_one_for_large(shape, step):
 
 
 def test_large_rows():
+    """Seen to fail: only the first piece of a column of tensors that is written in pieces."""
+    check(column(lambda k: torch.full((2000,), k), *range(40)), column(lambda k: torch.full((2000,), k), *range(40, 60)))
     check(column(lambda k: np.full((200, 200), k, np.float32), 1, 2, 3), column(lambda k: np.full((200, 200), k, np.float32), 4, 5))
     check(column(lambda k: torch.full((200, 200), k, dtype=torch.bfloat16).T, 1, 2, 3))
 

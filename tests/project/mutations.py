@@ -1523,6 +1523,37 @@ MUTATIONS = [
         '"settings": None}',
         "tests/datasets/test_keep.py::TestTheFile::test_of_another_dataset_or_predicate_is_refused",
     ),
+    # Batches written in place.
+    Mutation(
+        "_fetch/batch_schema.py",
+        "decisive = column[0] if field.kind is float else itertools.chain.from_iterable(column)",
+        "decisive = column[0]",
+        "tests/fetch/test_collate.py::test_a_number_of_many_that_becomes_another",
+    ),
+    Mutation(
+        "_fetch/batch_schema.py",
+        "written = self._table[: self._written].T.tolist()",
+        "written = self._table[:0].T.tolist()",
+        "tests/fetch/test_collate.py::test_a_number_of_many_that_becomes_another",
+    ),
+    Mutation(
+        "_fetch/batch_schema.py",
+        "            if {one.shape for one in column} != {self.shape}:\n                raise TypeError\n",
+        "",
+        "tests/fetch/test_collate.py::test_shapes_that_only_add_up",
+    ),
+    Mutation(
+        "_fetch/batch_schema.py",
+        "        if not self._in_order:",
+        "        if False:",
+        "tests/fetch/test_collate.py::test_a_field_of_any_kind",
+    ),
+    Mutation(
+        "_fetch/batch_schema.py",
+        "for begun in range(0, len(column), most):",
+        "for begun in range(0, min(most, len(column)), most):",
+        "tests/fetch/test_collate.py::test_large_rows",
+    ),
     Mutation(
         "_fetch/padding.py",
         "-(-longest // self.to_multiple_of) * self.to_multiple_of",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import struct
 from collections.abc import Mapping
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -27,8 +30,14 @@ if TYPE_CHECKING:
     from penstock._memory.allocation import Spec
 
 
-WRITE_BYTES = 2**16
-"""Bytes of samples to write per call: tiny samples need few calls, and large ones do not pile up."""
+WRITE_BYTES = 2**20
+"""Bytes of samples to write per call: few calls, each of which may hand Python's lock to another thread, and large samples do not pile up."""
+_UNDIVIDED = 2**15
+"""Torch divides a copy of more elements than this among threads of its own, which wait for each other busily: slow beside worker threads."""
+_CODES = {float: "d", int: "q"}
+"""How `struct` writes these. Where a batch begins with a float, it and torch take the same for floats: whatever has ``__float__``, and no string."""
+_FEW_NUMBERS = 4
+"""From this number on, fields of one kind of number are written together."""
 
 
 def plain_collate(samples: Any) -> Any:
@@ -148,10 +157,19 @@ class BatchSchema:
     def _learn(self, sample: Any, in_place: bool, column: type, path: str) -> Field:
         parts = _parts(sample)
         if parts is not None:
+            all_keys = list(parts)
             keyed = type(sample) is dict or dataclasses.is_dataclass(sample)
             inner = list if keyed else tuple  # the type `default_collate` gets for a column, and returns for a column of strings
-            fields = [self._learn(part, in_place, inner, f"{path}[{key!r}]") for key, part in parts.items()]
-            return _Container(type(sample), list(parts), fields)
+            fields: dict[tuple[Any, ...], Field] = {}
+            for kind in (float, int):
+                keys = tuple(key for key, part in parts.items() if type(part) is kind and _spec(part) is not None) if in_place else ()
+                if len(keys) >= _FEW_NUMBERS:
+                    fields[keys] = _NumbersField(kind, inner, [f"{path}[{key!r}]" for key in keys])
+                    self.specs.append(((len(keys),), torch.float64 if kind is float else torch.int64))
+                    parts = {key: part for key, part in parts.items() if key not in keys}
+            for key, part in parts.items():
+                fields[key,] = self._learn(part, in_place, inner, f"{path}[{key!r}]")
+            return _Container(type(sample), all_keys, fields)
         spec = _spec(sample) if in_place else None
         if spec is None:
             return _ListField(column, path)
@@ -298,10 +316,15 @@ class _TensorField:
         first = column[0]
         if set(map(type, column)) != {torch.Tensor} or first.shape != self.shape or {one.dtype for one in column} != {self.dtype}:
             raise TypeError
-        if len(column) > 1:
-            torch.stack(list(column), out=rows)  # raises if a later shape differs from the first
-        else:
-            _numpy(rows)[0] = _numpy(first)
+        each = first.numel()
+        if each * 4 > _UNDIVIDED:
+            if {one.shape for one in column} != {self.shape}:
+                raise TypeError
+            np.concatenate([_numpy(one) for one in column], out=_numpy(rows).reshape(-1, *self.shape[1:]), casting="no")
+            return
+        most = _UNDIVIDED // max(1, each)
+        for begun in range(0, len(column), most):  # raises if a later shape differs from the first
+            torch.stack(list(column[begun : begun + most]), out=rows[begun : begun + most])
 
     def _arrays(self, column: Sequence[Any], rows: torch.Tensor) -> None:
         if set(map(type, column)) != {np.ndarray}:
@@ -318,10 +341,13 @@ class _TensorField:
             rows.numpy()[place] = one
 
     def _numbers(self, column: Sequence[Any], rows: torch.Tensor) -> None:
-        if set(map(type, column)) != {self.kind}:
-            raise TypeError
         into = rows.numpy()
-        into[...] = np.array(column, into.dtype)  # raises if an int is too large
+        if set(map(type, column[:1] if self.kind is float else column)) != {self.kind}:
+            raise TypeError
+        if self.kind in _CODES:
+            struct.pack_into(f"={len(column)}{_CODES[self.kind]}", cast("Any", into), 0, *column)  # raises if an int is too large
+        else:
+            into[...] = np.array(column, into.dtype)
 
 
 class _InPlace:
@@ -339,7 +365,7 @@ class _InPlace:
             end = self._written + len(column)
             try:
                 self._field.write(column, self._memory if len(column) == self._rows else self._memory[self._written : end])
-            except (TypeError, ValueError, RuntimeError, OverflowError):
+            except (TypeError, ValueError, RuntimeError, OverflowError, struct.error):
                 rows = [self.row(row) for row in range(self._written)]
                 self._fallback = _ListField(self._field.column, self._field.path)
                 self._fallback.add(rows)
@@ -365,38 +391,100 @@ class _InPlace:
         return self._memory if rows == self._rows else self._memory[:rows]
 
 
+class _NumbersField:
+    """Fields that each hold a Python number of type ``kind``. The numbers of a sample are written by one call."""
+
+    def __init__(self, kind: type, column: type, paths: list[str]) -> None:
+        self.kind = kind
+        self.column = column
+        self.paths = paths
+        self.row = struct.Struct(f"={len(paths)}{_CODES[kind]}")
+
+    def filler(self, memory: Iterator[torch.Tensor]) -> _Numbers:
+        return _Numbers(self, next(memory))
+
+
+class _Numbers:
+    """Fills a `_NumbersField`."""
+
+    def __init__(self, field: _NumbersField, memory: torch.Tensor) -> None:
+        self._field = field
+        self._memory = memory
+        self._table = np.empty(memory.shape, memory.numpy().dtype)  # a row for each sample; the batch wants a row for each field
+        self._written = 0
+        self._fallback: list[_ListField] | None = None
+
+    def add(self, column: Sequence[Sequence[Any]]) -> None:
+        field = self._field
+        if self._fallback is None:
+            end = self._written + len(column)
+            try:
+                decisive = column[0] if field.kind is float else itertools.chain.from_iterable(column)
+                if set(map(type, decisive)) != {field.kind}:
+                    raise TypeError
+                pack, table, size = field.row.pack_into, cast("Any", self._table), field.row.size
+                for at, row in zip(range(self._written * size, end * size, size), column, strict=True):
+                    pack(table, at, *row)
+            except (TypeError, ValueError, OverflowError, struct.error):
+                written = self._table[: self._written].T.tolist()
+                self._fallback = [_ListField(field.column, path) for path in field.paths]
+                for one, values in zip(self._fallback, written, strict=True):
+                    one.add(values)
+            else:
+                self._written = end
+                return
+        for one, values in zip(self._fallback, zip(*column, strict=True), strict=True):
+            one.add(values)
+
+    def row(self, row: int) -> list[Any]:
+        numbers: list[Any] = self._table[row].tolist() if self._fallback is None else [one.row(row) for one in self._fallback]
+        return numbers
+
+    def fell_back(self) -> bool:
+        return self._fallback is not None
+
+    def finish(self, rows: int) -> list[Any]:
+        if self._fallback is not None:
+            return [one.finish(rows) for one in self._fallback]
+        columns = self._memory.view(len(self._field.paths), -1)
+        columns.numpy()[:, :rows] = self._table[:rows].T
+        return list((columns if rows == len(self._table) else columns[:, :rows]).unbind())
+
+
 class _Container:
     """A field made of fields: takes samples apart and puts their values back together.
 
-    ``keys`` are the keys of a dict, the field names of a dataclass, or the places of a sequence. The batch of a tuple is a list, as with
-    ``default_collate``. The batch of a dataclass is an instance of the same class, built without calling ``__init__``.
+    ``keys`` are the keys of a dict, the field names of a dataclass, or the places of a sequence. ``parts`` has a field for one or more of the keys; the column of
+    several is a tuple a sample. The batch of a tuple is a list, as with ``default_collate``. The batch of a dataclass is an instance of the same class, built without calling ``__init__``.
     """
 
-    def __init__(self, kind: type, keys: Sequence[Any], parts: list[Field]) -> None:
+    def __init__(self, kind: type, keys: Sequence[Any], parts: dict[tuple[Any, ...], Field]) -> None:
         self.kind = kind
         self.keys = keys
         self.parts = parts
         self.is_record = dataclasses.is_dataclass(kind)
         self.is_named = hasattr(kind, "_fields")
+        self._getters = [(attrgetter if self.is_record else itemgetter)(*its_keys) for its_keys in parts]
+        self._in_order = [key for its_keys in parts for key in its_keys] == list(keys)
 
     def filler(self, memory: Iterator[torch.Tensor]) -> _Parts:
-        return _Parts(self, [part.filler(memory) for part in self.parts])
+        return _Parts(self, [(len(keys) > 1, part.filler(memory)) for keys, part in self.parts.items()])
 
     def columns(self, samples: Sequence[Any]) -> list[Sequence[Any]]:
         if set(map(type, samples)) != {self.kind}:
             raise OtherStructure
-        if self.is_record:
-            return [[getattr(one, name) for one in samples] for name in self.keys]
-        if set(map(len, samples)) != {len(self.keys)}:
+        if not self.is_record and set(map(len, samples)) != {len(self.keys)}:
             raise OtherStructure
-        if self.kind is not dict:
-            return list(zip(*samples, strict=True))
         try:
-            return [[one[key] for one in samples] for key in self.keys]
+            return [list(map(get, samples)) for get in self._getters]
         except KeyError:
             raise OtherStructure from None
 
     def together(self, values: list[Any], *, batch: bool) -> Any:
+        """The container of these values, which are in the order of ``parts``."""
+        if not self._in_order:
+            found = dict(zip((key for keys in self.parts for key in keys), values, strict=True))
+            values = [found[key] for key in self.keys]
         if self.kind is dict:
             return dict(zip(self.keys, values, strict=True))
         if self.is_record:
@@ -408,9 +496,9 @@ class _Container:
 
 
 class _Parts:
-    """Fills a `_Container`."""
+    """Fills a `_Container`; with each filler it holds whether it is of several keys."""
 
-    def __init__(self, field: _Container, parts: list[Filler]) -> None:
+    def __init__(self, field: _Container, parts: list[tuple[bool, Filler]]) -> None:
         self._field = field
         self._parts = parts
         self._begun = False
@@ -419,14 +507,23 @@ class _Parts:
         if not self._begun and type(column[0]) is self._field.kind is dict and list(column[0]) != self._field.keys:
             raise OtherStructure  # the batch has the keys of its first sample, in their order
         self._begun = True
-        for part, its_column in zip(self._parts, self._field.columns(column), strict=True):
+        for (_, part), its_column in zip(self._parts, self._field.columns(column), strict=True):
             part.add(its_column)
 
     def row(self, row: int) -> Any:
-        return self._field.together([part.row(row) for part in self._parts], batch=False)
+        return self._together(lambda part: part.row(row), batch=False)
 
     def fell_back(self) -> bool:
-        return any(part.fell_back() for part in self._parts)
+        return any(part.fell_back() for _, part in self._parts)
 
     def finish(self, rows: int) -> Any:
-        return self._field.together([part.finish(rows) for part in self._parts], batch=True)
+        return self._together(lambda part: part.finish(rows), batch=True)
+
+    def _together(self, value: Callable[[Filler], Any], *, batch: bool) -> Any:
+        values: list[Any] = []
+        for several, part in self._parts:
+            if several:
+                values += value(part)
+            else:
+                values.append(value(part))
+        return self._field.together(values, batch=batch)

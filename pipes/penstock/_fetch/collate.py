@@ -5,7 +5,7 @@ sample is written into its row while it is still in the cache. A field that cann
 that require grad, a shape that changed) goes through ``default_collate``, and the other fields stay in place. The same goes for types that
 the user registered or replaced in torch's ``default_collate_fn_map``.
 
-Nothing is broadcast or converted: a row is written only from a sample of exactly the expected type, dtype and shape.
+Nothing is broadcast: a row is written only from a sample of exactly the expected type, dtype and shape. Only Python numbers convert, where torch converts them.
 """
 
 from __future__ import annotations
