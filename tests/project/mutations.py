@@ -151,7 +151,25 @@ MUTATIONS = [
     ),
     Mutation(
         "_memory/parcel.py",
-        "end = aligned(end) + raw.nbytes",
+        "            if place > start:",
+        "            if place > start and not self._is_flat:",
+        "tests/memory/test_recycler.py::test_a_collate_fn_may_change_later_what_it_returned",
+    ),
+    Mutation(
+        "_memory/parcel.py",
+        "if len(set(map(id, tensors))) != len(tensors):",
+        "if False:",
+        "tests/memory/test_recycler.py::test_a_collate_fn_may_change_later_what_it_returned",
+    ),
+    Mutation(
+        "_memory/parcel.py",
+        "or one.__dict__:",
+        "or False:",
+        "tests/memory/test_recycler.py::test_a_collate_fn_may_change_later_what_it_returned",
+    ),
+    Mutation(
+        "_memory/parcel.py",
+        "end = aligned(end) + length",
         "end = aligned(end)",
         "tests/workers/test_process_pool.py::test_every_kind_of_value_arrives",
     ),

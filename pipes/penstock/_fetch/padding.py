@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 from penstock._arguments import whole_number
 from penstock._memory.allocation import afresh
-from penstock._memory.buffers import IN_NUMPY, dtype_name
+from penstock._memory.buffers import IN_NUMPY, IN_TORCH, dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,14 +124,10 @@ class _Rows:
         return memory
 
 
-_TORCH = {np.dtype(name): getattr(torch, name) for name in IN_NUMPY}
-"""The dtypes that both have."""
-
-
 def _are_alike(column: Sequence[Any]) -> bool:
     """Whether these are NumPy arrays that differ in their lengths only."""
     first = column[0]
-    if type(first) is not np.ndarray or first.dtype not in _TORCH or set(map(type, column)) != {np.ndarray}:
+    if type(first) is not np.ndarray or first.dtype not in IN_TORCH or set(map(type, column)) != {np.ndarray}:
         return False
     return len({one.dtype for one in column}) == 1 and len({(one.ndim, *one.shape[1:]) for one in column}) == 1
 
@@ -158,7 +154,7 @@ def _converted(what: str, column: Sequence[Any]) -> list[Any]:
 
 def _kind(one: Any) -> torch.dtype:
     """The dtype of the tensor or array ``one``, in torch."""
-    kind: torch.dtype = _TORCH[one.dtype] if type(one) is np.ndarray else one.dtype
+    kind: torch.dtype = IN_TORCH[one.dtype] if type(one) is np.ndarray else one.dtype
     return kind
 
 

@@ -55,6 +55,10 @@ IN_NUMPY = {
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")
 }
 
+"""The dtypes that torch and NumPy share, by name, in NumPy."""
+IN_TORCH: dict[np.dtype[Any], torch.dtype] = {dtype: getattr(torch, name) for name, dtype in IN_NUMPY.items()}
+"""The same in torch."""
+
 
 @lru_cache
 def dtype_name(dtype: torch.dtype) -> str:
