@@ -1,6 +1,6 @@
 """Data loaders side by side: samples per second, CPU time, and the first batch, each against the work without a loader.
 
-    python benchmark_loaders.py [--workloads NAME ...] [--loaders NAME ...] [--rounds 3] [--turns 3] [--seconds 0.4] [--quick]
+    python benchmark_loaders.py [--workloads NAME ...] [--loaders NAME ...] [--rounds 3] [--turns 3] [--seconds 0.2] [--quick]
                                 [--json FILE] [--docs PAGE]
     python benchmark_loaders.py --check                   one epoch of everything: shapes, types, and each sample once
     python benchmark_loaders.py --summary FILE FILE ...   whether runs at different hours agree
@@ -390,7 +390,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--loaders", nargs="+", metavar="NAME", help=f"full names, or the part before a comma, of: {', '.join(LOADERS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3, help="turns of each loader in a round")
-    parser.add_argument("--seconds", type=float, default=0.4, help="of a turn; workloads with long batches take up to twice as long")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a turn; with long batches half as long again")
     parser.add_argument("--timeout", type=float, default=60, help="seconds for one answer of a loader")
     parser.add_argument("--quick", action="store_true", help="one round, one turn of 0.1 s: does everything run?")
     parser.add_argument("--check", action="store_true")

@@ -215,23 +215,23 @@ class Workload:
     @property
     def lead(self) -> int:
         """Batches at the start of an epoch that may have been loaded earlier."""
-        return 0 if self.ends else max(16, 2 * self.workers)
+        return 0 if self.ends else max(8, 2 * self.workers)
 
 
 NOTHING = "nothing"
 WORKLOADS = {
     "rows": Workload("tiny rows, 32 float32", Rows, 96_000),
-    "epochs": Workload("the same, in epochs of 50 batches", Rows, 3200, turn=2, ends=True),
+    "epochs": Workload("the same, in epochs of 50 batches", Rows, 3200, turn=1.5, ends=True),
     "tensors": Workload("the same, in a TensorDataset", lambda length: TensorDataset(torch.from_numpy(Rows(length).rows)), 96_000),
     "table": Workload("dicts of 40 Python numbers, batches of 256", lambda length: Made(length, Table()), 256_000, 256),
     "text": Workload("32 to 512 tokens, padded by collate_fn, batches of 32", lambda length: Made(length, Tokens()), 64_000, 32, pad),
-    "decode": Workload("JPEG, decoded to 3 x 224 x 224 uint8", lambda length: Made(length, Photos(224)), turn=2),
-    "augment": Workload("JPEG, decoded, cropped, flipped, as float32", lambda length: Made(length, Augmented(256)), turn=2),
-    "python": Workload("1 ms of pure Python", lambda length: Made(length, looped), turn=2),
+    "decode": Workload("JPEG, decoded to 3 x 224 x 224 uint8", lambda length: Made(length, Photos(224)), turn=1.5),
+    "augment": Workload("JPEG, decoded, cropped, flipped, as float32", lambda length: Made(length, Augmented(256)), turn=1.5),
+    "python": Workload("1 ms of pure Python", lambda length: Made(length, looped), turn=1.5),
     "large": Workload(
         "batches of 38 MB, copied once by the consumer", lambda length: Made(length, Planes()), 12_800, turn=1.5, copies=True
     ),
-    "waiting": Workload("5 ms of waiting, 32 at the same time", lambda length: Made(length, waited), workers=32, turn=2),
+    "waiting": Workload("5 ms of waiting, 32 at the same time", lambda length: Made(length, waited), workers=32, turn=1.5),
     NOTHING: Workload("nothing is loaded", lambda _: Nothing(), collate=first),
 }
 

@@ -55,15 +55,15 @@ class Run:
         values = [row[key] for row in self.turns.get(workload, {}).get(loader, {}).values() if key in row]
         return statistics.median(values) if values else None
 
-    def ratios(self, workload: str, one: str | None, other: str | None) -> list[float]:
-        """Of speed, turn by turn."""
+    def ratios(self, workload: str, one: str | None, other: str | None, key: str = "samples_per_s") -> list[float]:
+        """Of speed, or of something else, turn by turn."""
         ours, theirs = (self.turns[workload].get(name or "", {}) for name in (one, other))
         pairs = ((ours[at], theirs[at]) for at in ours.keys() & theirs.keys())
-        return [a["samples_per_s"] / b["samples_per_s"] for a, b in pairs if "samples_per_s" in a and "samples_per_s" in b]
+        return [a[key] / b[key] for a, b in pairs if key in a and key in b]
 
-    def ratio(self, workload: str, one: str | None, other: str | None) -> str:
+    def ratio(self, workload: str, one: str | None, other: str | None, key: str = "samples_per_s") -> str:
         """The median ratio."""
-        ratios = self.ratios(workload, one, other)
+        ratios = self.ratios(workload, one, other, key)
         return f"{statistics.median(ratios):.2f}" if ratios else "-"
 
     def fastest(self, workload: str, names: Iterable[str]) -> str | None:
@@ -111,24 +111,50 @@ def number(value: float | None, times: float = 1) -> str:
 
 def verdicts(run: Run) -> str:
     """Who is ahead, and of what is possible at all, how much is reached."""
-    head = ["", "no loader, samples/s", OURS, "of no loader", "best peer", "of no loader", f"{OURS} / best peer", "others' load"]
+    head = [
+        "",
+        "no loader, samples/s",
+        OURS,
+        "of no loader",
+        "best peer",
+        "of no loader",
+        f"{OURS} / best peer",
+        "CPU time",
+        "others' load",
+    ]
     rows = []
     for name in run.workloads:
         ours, peer, limit = run.ours(name), run.peer(name), run.limit(name)
         speed = number(run.median(name, limit, "samples_per_s")) + f", {limit.split(', ')[1]}" if limit else "-"
         method = ours.split(", ")[1] if ours else "-"
         shares = [run.ratio(name, one, limit) for one in (ours, peer)]
-        rows.append([WORKLOADS[name].title, speed, method, shares[0], peer or "-", shares[1], run.verdict(name), run.load(name)])
+        rows.append(
+            [
+                WORKLOADS[name].title,
+                speed,
+                method,
+                shares[0],
+                peer or "-",
+                shares[1],
+                run.verdict(name),
+                run.ratio(name, ours, peer, "batch_us"),
+                run.load(name),
+            ]
+        )
     return table(head, rows)
 
 
 def by_method(run: Run) -> str:
     """Each method against the best peer with the same one."""
-    rows = []
-    for name in run.workloads:
-        cells = [f"{run.verdict(name, method)}, {(run.peer(name, method) or '').split(', ')[0]}".strip(", ") for method in METHODS]
-        rows.append([WORKLOADS[name].title, *cells])
-    return table(["", *METHODS], rows)
+
+    def cell(workload: str, method: str) -> str:
+        peer = run.peer(workload, method)
+        said = run.verdict(workload, method)
+        if peer is None or said == "-":
+            return "-"
+        return f"{said}, CPU time {run.ratio(workload, f'{OURS}, {method}', peer, 'batch_us')}, {peer.split(', ')[0]}"
+
+    return table(["", *METHODS], ([WORKLOADS[name].title, *(cell(name, method) for method in METHODS)] for name in run.workloads))
 
 
 def everything(run: Run, key: str) -> str:
@@ -188,7 +214,7 @@ def page(data: dict[str, Any]) -> str:
     parts = [
         f"{data['date']} UTC, {machine['cores']} cores, {versions}; {options['rounds']} rounds of {options['turns']} turns of "
         f"{options['seconds']} s, {data['took_s'] / 60:.0f} minutes. *Others' load*: the cores that other programs kept busy, median and most.",
-        "Our fastest method and the fastest peer:",
+        "Our fastest method and the fastest peer; *CPU time* is ours divided by theirs, and depends less on what else the machine does:",
         verdicts(run),
         "Each method, and the fastest peer with the same method:",
         by_method(run),

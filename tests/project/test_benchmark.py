@@ -70,9 +70,10 @@ def test_loaders_are_compared_turn_by_turn() -> None:
     del run["rows"][0]
     page = tables.page(run)
     assert (
-        "| tiny rows, 32 float32 | 167, threads | inline | 0.75 | Grain, inline | 0.50 | ahead 1.50 (1.50 to 1.50) | 0.5 to 0.5 |" in page
+        "| tiny rows, 32 float32 | 167, threads | inline | 0.75 | Grain, inline | 0.50 | ahead 1.50 (1.50 to 1.50) | 1.00 | 0.5 to 0.5 |"
+        in page
     )
-    assert "| tiny rows, 32 float32 | ahead 1.50 (1.50 to 1.50), Grain | - | - |" in page
+    assert "| tiny rows, 32 float32 | ahead 1.50 (1.50 to 1.50), CPU time 1.00, Grain | - | - |" in page
 
 
 def test_runs_that_disagree_are_said_to() -> None:
