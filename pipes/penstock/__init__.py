@@ -181,6 +181,8 @@ if not TYPE_CHECKING:  # a type checker would believe that it returns any name
         import importlib
         import sys
 
+        if name in ("collate", "formats", "testing"):  # so that `import penstock` is enough for penstock.formats.tar(…)
+            return importlib.import_module(f"{__name__}.{name}")
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
         value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import pickle
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -198,6 +199,14 @@ def test_front_door_and_testing_are_the_only_public_modules() -> None:
         }
         == set()
     )
+
+
+def test_the_public_modules_need_no_import_of_their_own() -> None:
+    """Seen to fail: a page's ``penstock.formats.tar(…)`` after ``import penstock``."""
+    used = "import penstock; penstock.formats.tar, penstock.collate.pad, penstock.testing.Tagged; hasattr(penstock, 'nowhere') and 1 / 0"
+    subprocess.run([sys.executable, "-c", used], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'from_dataset'"):
+        _ = penstock.from_dataset
 
 
 def test_every_name_of_the_front_door_has_a_docstring() -> None:

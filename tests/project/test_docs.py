@@ -1,7 +1,7 @@
 """What README.md, CONTRIBUTING.md and docs/ say is true: their code runs, their JSON parses, their commands and links exist.
 
-The ``python`` blocks of a page make one script, which runs in its own process in an empty folder. A block that is not meant to run has another
-label.
+The ``python`` blocks of a page make one script, which runs in its own process in an empty folder. A block with a file's name behind the label is
+that file, and ``torchrun`` lines of a ``console`` block are run. A block that is not meant to run has another label.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import builtins
 import importlib
 import inspect
 import json
+import os
 import re
 import shlex
 import textwrap
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ MODULES = ["penstock", "penstock.collate", "penstock.formats", "penstock.testing
 INTEGRATIONS = {"accelerate": "AccelerateLoader", "lightning": "LightningCallback", "transformers": "HFTrainerCallback HFTrainerMixin"}
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<label>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|<img[^>]* src=\"(?P<image>[^\"]+)\"")
+TORCHRUN = ["-m", "torch.distributed.run", "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
 
 pages = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 
@@ -53,11 +56,16 @@ def blocks(markdown: str) -> list[Block]:
 
 
 def script(markdown: str) -> str:
-    """The ``python`` blocks as one program in which each line keeps its number in the page, so that a traceback names the right line."""
+    """The blocks as one program in which each line keeps its number in the page, so that a traceback names the right line."""
     lines: list[str] = []
     for block in blocks(markdown):
-        if block.label == "python":
-            lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
+        label, _, file = block.label.partition(" ")
+        if label == "python":
+            lines += [""] * (block.line - 1 - len(lines))
+            lines += [f"open({file!r}, 'w').write({block.text!r})"] if file else block.text.splitlines()
+        elif label == "console" and (runs := [shlex.split(line)[2:] for line in block.text.splitlines() if line.startswith("$ torchrun ")]):
+            lines += [""] * (block.line - 1 - len(lines))
+            lines += [f"__import__('subprocess').run([__import__('sys').executable, *{TORCHRUN}, *{words}], check=True)" for words in runs]
     return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -86,8 +94,13 @@ RUNNABLE = [page for page in PAGES if script(page.read_text())]
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUNNABLE, ids=[str(page.relative_to(ROOT)) for page in RUNNABLE])
 def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_script: Callable[..., str]) -> None:
+    program = script(page.read_text())
+    packages = {found.partition(".")[0] for found in re.findall(r"^(?:from|import) ([\w.]+)", program, re.MULTILINE)}
+    lacking = [package for package in sorted(packages) if find_spec(package) is None]
+    if lacking and not os.environ.get("CI"):
+        pytest.skip(f"{lacking} not installed: pip install --group docs")
     file = tmp_path / f"{page.name}.py"
-    file.write_text(script(page.read_text()))
+    file.write_text(program)
     run_script(file, timeout_s=200)
 
 
