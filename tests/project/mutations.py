@@ -2737,6 +2737,43 @@ MUTATIONS = [
         "",
         "tests/project/test_front_door.py::test_a_node_of_torchdata_needs_no_import_of_ours_first",
     ),
+    # How far long work is.
+    Mutation(
+        "_streams/progress.py",
+        "self._due = now + LINE_S",
+        "self._due = now",
+        "tests/streams/test_progress.py::test_lines_come_ten_seconds_apart",
+    ),
+    Mutation(
+        "_streams/progress.py",
+        "trace: TracebackType | None) -> None:\n        self.clear()",
+        "trace: TracebackType | None) -> None:\n        pass",
+        "tests/streams/test_progress.py::test_a_bar_is_drawn_over_itself_and_taken_away",
+    ),
+    Mutation(
+        "_streams/progress.py",
+        "if threading.current_thread() is not threading.main_thread() or multiprocessing.parent_process() is not None:",
+        "if multiprocessing.parent_process() is not None:",
+        "tests/streams/test_progress.py::test_only_the_main_thread_draws",
+    ),
+    Mutation(
+        "_streams/progress.py",
+        "contextlib.suppress(OSError, ValueError)",
+        "contextlib.suppress(OSError)",
+        "tests/streams/test_progress.py::test_a_terminal_that_is_gone_does_not_end_the_work",
+    ),
+    Mutation(
+        "_datasets/cached.py",
+        "np.asarray(self._opened().entries) == 0",
+        "np.asarray(self._opened().entries) >= 0",
+        "tests/streams/test_progress.py::test_a_cache_is_filled",
+    ),
+    Mutation(
+        "_streams/lanes.py",
+        "self._spoke = now if now - last > LINE_S else last",
+        "self._spoke = now",
+        "tests/streams/test_progress.py::test_a_search_in_a_lane_shows_how_far_it_is",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)

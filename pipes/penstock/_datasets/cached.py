@@ -7,7 +7,7 @@ import mmap
 import operator
 import os
 import shutil
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import numpy as np
 from torch.utils.data import IterableDataset
@@ -18,7 +18,9 @@ from penstock._datasets.cache_record import NotCacheable, record_of, value_at
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._errors import ClosedError
 from penstock._fetch.fetch import Fetch, epoch_aware
+from penstock._loader.loader import Loader
 from penstock._random.order import ContinuingOrder, brought_order
+from penstock._streams.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,6 +118,27 @@ class Cached(Shown):
         """How many samples are cached; O(n)."""
         return int(np.count_nonzero(self._opened().entries))
 
+    def fill(self, *, num_workers: int = 0, method: Literal["thread", "process"] = "process") -> None:
+        """Load every sample that is not cached yet, so that no epoch has to. A terminal shows how far that is, else the log does each ten seconds.
+
+        Without it the first epoch fills the cache. Several processes may fill a cache at once; they share the work.
+
+        Args:
+            num_workers: Worker threads or processes that load the samples; 0 loads them in this thread.
+            method: ``"process"`` or ``"thread"``.
+
+        Raises:
+            Exception: See `__getitem__`. What was cached before stays.
+        """
+        missing = np.flatnonzero(np.asarray(self._opened().entries) == 0)
+        loader: Loader[Any] = Loader.from_dataset(
+            _Filling(self, missing), _AT_ONCE, num_workers=num_workers, method=method, rank=0, world_size=1, run_ahead=False
+        )
+        what = f"caching {self._identity['dataset']}"
+        with loader, Progress(what, len(missing), "samples") as progress:
+            for done, _ in enumerate(loader, 1):
+                progress.at(min(done * _AT_ONCE, len(missing)))
+
     def close(self) -> None:
         """Release files and memory in this process. Idempotent; garbage collection does the same."""
         self._files = None
@@ -200,6 +223,26 @@ class Cached(Shown):
                 f"and {free} are free. Make room, or cache fewer samples (torch.utils.data.Subset); the samples cached so far stay usable",
             ) from error
         return value_at(memoryview(record), len(record))
+
+
+_AT_ONCE: Final = 16
+"""Samples that a worker caches before it says so."""
+
+
+@final
+class _Filling:
+    """Loading sample k of this caches one, and gives nothing back."""
+
+    def __init__(self, cached: Cached, places: np.ndarray) -> None:
+        self._cached = cached
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, k: int) -> int:
+        self._cached[int(self._places[k])]
+        return 0
 
 
 def _check(dataset: Any) -> None:

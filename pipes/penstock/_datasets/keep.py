@@ -21,6 +21,7 @@ from penstock._datasets.saved_array import saved
 from penstock._fetch.fetch import epoch_aware
 from penstock._loader.loader import Loader
 from penstock._random.orders import SequentialOrder
+from penstock._streams.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ def keep(
 ) -> Subset[Any]:
     """The samples of ``dataset`` for which ``predicate(sample)`` is true, in their order, as a ``Subset``.
 
-    Every sample is loaded once, here and now; on several ranks, by each of them, unless the file ``cache`` is there. Unlike a filter that runs while
+    Every sample is loaded once, here and now (a terminal shows how far that is, else the log does each ten seconds); on several ranks, by each of them, unless the file ``cache`` is there. Unlike a filter that runs while
     samples are loaded, the result has a length, and its order, its ranks and its states are those of any dataset. It brings no order of its own.
 
     Args:
@@ -104,8 +105,13 @@ def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: A
         world_size=1,
         run_ahead=False,
     )
-    with loader:
-        return np.flatnonzero(np.concatenate([np.zeros(0, bool), *loader]))
+    masks, done = [np.zeros(0, bool)], 0
+    with loader, Progress(f"asking {name}", len(dataset), "samples") as progress:
+        for mask in loader:
+            masks.append(mask)
+            done += len(mask)
+            progress.at(done)
+    return np.flatnonzero(np.concatenate(masks))
 
 
 @final

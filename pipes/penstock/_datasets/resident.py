@@ -18,6 +18,7 @@ from penstock._memory.devices import resolve_device
 from penstock._memory.modes import in_neutral_modes
 from penstock._memory.tree import leaves, mapped
 from penstock._random.order import brought_order
+from penstock._streams.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,7 @@ class Resident(ArrayDataset):
         num_workers: Workers that load the dataset; they end when it is loaded.
         method: ``"process"`` or ``"thread"``.
         max_bytes: Refuse a dataset larger than this; default: 90 % of the free memory of the device.
-        progress: Show progress on stderr, and time and size at the end.
+        progress: Show progress on stderr (a bar on a terminal, else a line each ten seconds), and time and size at the end.
 
     Attributes:
         fields: The tensors, with the structure of a batch; the first dimension counts the samples.
@@ -85,7 +86,7 @@ class Resident(ArrayDataset):
         message = f"{len(self)} samples of {type(dataset).__name__} ({_size(self.nbytes)}) are resident on {where} after {took_s:.1f} s"
         _logger.info(message)
         if progress:
-            print(f"\r{message}", file=sys.stderr)
+            _say(message)
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
         """The order that the dataset brings; see `OrderedDataset`."""
@@ -114,16 +115,20 @@ def _loaded(dataset: _Transformed, device: torch.device, max_bytes: int | None, 
     loader: Loader[Any] = Loader.from_dataset(
         dataset, batch_size=_BATCH_SIZE, num_workers=num_workers, method=method, run_ahead=False, rank=0, world_size=1
     )
-    with loader:
+    watched = {"say": _say} if progress else {"bar": False}
+    with loader, Progress(f"loading {type(dataset.dataset).__name__}", len(dataset), "samples", **watched) as shown:
         batches = iter(loader)
         while (batch := _next(batches, done)) is not None:
             if fields is None:
                 _check(dataset, batch, device, max_bytes)
                 fields = mapped(batch, lambda field: field.new_empty((len(dataset), *field.shape[1:]), device=device))
             done += _put(fields, batch, done)
-            if progress and sys.stderr.isatty():
-                print(f"\rloading: {done} of {len(dataset)} samples", end="", file=sys.stderr, flush=True)
+            shown.at(done)
     return fields
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _next(batches: Any, done: int) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 from penstock._streams.files import check_unchanged, compression, decompressed, expanded, is_remote, stamp
 from penstock._streams.index_file import SUFFIX, places_of, read_header, read_offsets, write_index
 from penstock._streams.jsonl import line_offsets
+from penstock._streams.progress import Progress
 from penstock._streams.tar import sample_offsets
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | None, o
         folder: Where to write the indices; None: beside the files.
         workers: How many processes; None: as many as are worth it.
         out: Where to say what was done, in one line.
-        err: Where to say what is wrong, in a line for each file; and how far it is, if this is a terminal.
+        err: Where to say what is wrong, in a line for each file; and how far it is: a bar if this is a terminal, else a line each ten seconds.
 
     Returns:
         The exit code: 0 if every file has its index now, 1 if one has not, 2 if it is not clear which files are meant.
@@ -60,17 +61,13 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | None, o
     need_none = [path for path in places if path.lower().endswith(NEED_NONE)]
     todo = {path: place for path, place in places.items() if path not in need_none}
     outcomes: list[Outcome] = []
-    for outcome in _outcomes(todo, workers):
-        outcomes.append(outcome)
-        if err.isatty():
-            print(
-                f"\r{len(outcomes)}/{len(todo)} files",
-                end="\x1b[K\r" if outcome.error or len(outcomes) == len(todo) else "",
-                file=err,
-                flush=True,
-            )
-        if outcome.error:
-            print(f"penstock index: {outcome.path}: {outcome.error}", file=err)
+    with Progress("indexing", len(todo), "files", stream=err, say=lambda line: print(line, file=err, flush=True)) as progress:
+        for outcome in _outcomes(todo, workers):
+            outcomes.append(outcome)
+            if outcome.error:
+                progress.clear()
+                print(f"penstock index: {outcome.path}: {outcome.error}", file=err)
+            progress.at(len(outcomes))
     print(_summary(outcomes, len(need_none)), file=out)
     return 1 if any(outcome.error for outcome in outcomes) else 0
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from penstock._fetch.task import annotate
+from penstock._streams.progress import LINE_S, Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 SLOW_S: Final = 1.0
-"""After how long a search for the place in a lane is logged, in seconds; then after twice that, and so on."""
+"""After how long a search for the place in a lane is logged, in seconds. From then on a bar, or a line now and then, says how far it is."""
 LEAST_KEPT: Final = 16
 MOST_KEPT: Final = 4096
 """How many of the items passed over last a lane keeps: those that it was asked for, rounded up to a power of two."""
@@ -82,6 +83,7 @@ class Lanes:
         self._lock = threading.Lock()  # guards the next line only, and is never held while a lane is read
         self._lanes: dict[int, _Lane] = {}
         self.closing = threading.Event()
+        self._spoke = float("-inf")
 
     def read(self, item: int) -> Any:
         """The item of this number since the beginning of training."""
@@ -94,6 +96,12 @@ class Lanes:
                 lane = self._lanes.setdefault(place, _Lane(place, self))
         with lane.lock:
             return lane.item(number)
+
+    def may_speak(self) -> bool:
+        """Whether no lane has said lately that its search takes long: they search one after another, and one line is enough."""
+        now, last = time.monotonic(), self._spoke
+        self._spoke = now if now - last > LINE_S else last
+        return self._spoke == now
 
     def close(self) -> None:
         """Close every shard that this process has open. Idempotent; reading opens them again."""
@@ -116,6 +124,7 @@ class _Lane:
         self._kept: OrderedDict[int, Any] = OrderedDict()  # passed over and not yet asked for, by number, in ascending order
         self._most_kept = LEAST_KEPT
         self._run: ShardRun | None = None
+        self._progress: Progress | None = None  # of a search that takes long
         self._rewind()
 
     def item(self, number: int) -> Any:
@@ -152,7 +161,15 @@ class _Lane:
                 run.close()
 
     def _found(self, number: int) -> Any:
-        self._begun, self._patience = time.monotonic(), SLOW_S
+        self._begun, self._from, self._progress = time.monotonic(), self._next, None
+        try:
+            return self._searched(number)
+        finally:
+            if self._progress is not None:
+                self._progress.clear()
+                self._progress = None
+
+    def _searched(self, number: int) -> Any:
         while True:
             if self._run is None:
                 self._skip_to(number)
@@ -184,9 +201,12 @@ class _Lane:
 
     def _say_if_slow(self, number: int) -> None:
         seconds = time.monotonic() - self._begun
-        if seconds > self._patience:
-            self._patience *= 2
-            log.warning(_SLOW, self._lane, seconds, number, self._next)
+        if self._progress is not None:
+            self._progress.at(self._next - self._from)
+        elif seconds > SLOW_S:
+            self._progress = Progress(f"lane {self._lane}: finding item {number:,}", number - self._from, "items")
+            if self._lanes.may_speak():
+                log.warning(_SLOW, self._lane, seconds, number, self._next)
 
     def _known(self, *, rely: bool = True) -> int | None:
         pass_, shard = self._lanes.deal[self._deal]
