@@ -149,6 +149,22 @@ def test_the_window_bounds_what_is_in_work():
         node.shutdown()
 
 
+@pytest.mark.parametrize(("size", "each"), [(2**16, 8), (2**16 + 1, 4), (2**20, 4), (2**20 + 1, 2)])
+def test_the_larger_the_first_item_the_fewer_are_in_work(size, each):
+    """Seen red with two of each that is not small."""
+    pulled = []
+
+    class Watched(Node):
+        def transform(self, item):
+            pulled.append(item)
+            return item
+
+    node = ParallelMapper(Watched(Cycler(Sampler(SequentialOrder(40)))), lambda index: bytes(size), 3)
+    assert len(next(node)) == size
+    assert len(pulled) == 3 * each + 1
+    node.shutdown()
+
+
 def test_marks_take_no_room_in_the_window():
     """Epochs of one batch: three workers work on three epochs at once."""
     busy = threading.Barrier(3, timeout=20)

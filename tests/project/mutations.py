@@ -150,6 +150,12 @@ MUTATIONS = [
         "tests/memory/test_recycler.py::test_batches_that_live_at_once_never_overlap",
     ),
     Mutation(
+        "_nodes/parallel_mapper.py",
+        "_SOME if size <= 2**20 else _FEW",
+        "_FEW",
+        "tests/nodes/test_parallel_mapper.py::test_the_larger_the_first_item_the_fewer_are_in_work",
+    ),
+    Mutation(
         "_memory/parcel.py",
         "            if place > start:",
         "            if place > start and not self._is_flat:",

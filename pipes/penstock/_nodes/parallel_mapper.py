@@ -62,7 +62,7 @@ class ParallelMapper(Node[T]):
         method: ``"thread"`` or ``"process"``.
         multiprocessing_context: A start method or context; default: multiprocessing's.
         max_concurrent: Bound on the items in progress; default ``num_workers * prefetch_factor``.
-        prefetch_factor: Items in progress per worker; default 2, or 8 if the first item turns out to be small (up to 64 KiB).
+        prefetch_factor: Items in progress per worker; default 2; 4 if the first item turns out to have at most 1 MiB, 8 if 64 KiB.
         timeout: Seconds that ``next`` waits for an item before ``TimeoutError``; None waits forever. It has no effect without workers.
             The item is lost, and the next call returns the one after it. A worker process that was in the middle of it is killed and
             replaced, which counts towards ``max_restarts``; a thread cannot be stopped, and is abandoned.
@@ -214,8 +214,7 @@ class ParallelMapper(Node[T]):
             raise
         if self._undecided:
             self._undecided = False
-            if nbytes(value) <= _SMALL:
-                self._most_under_way = self.num_workers * _MANY
+            self._most_under_way = self.num_workers * _in_progress(nbytes(value))
         if self.num_workers:
             self._fill(
                 self._most_under_way + 1
@@ -407,9 +406,11 @@ def _under_way(entries: list[Entry]) -> list[Job]:
     return jobs
 
 
-_FEW, _MANY = 2, 8
-"""Items in progress per worker: for large items, and for small ones, for which waking a worker is most of the cost."""
-_SMALL = 2**16
-"""Bytes."""
+def _in_progress(size: float) -> int:
+    """Items in progress per worker for items of ``size`` bytes. The smaller they are, the more of their cost is waking a worker."""
+    return _MANY if size <= 2**16 else _SOME if size <= 2**20 else _FEW
+
+
+_FEW, _SOME, _MANY = 2, 4, 8
 _FARTHEST = 2**16
 """Largest distance from the oldest item that a state may list. The window keeps it smaller, but states come from files."""
