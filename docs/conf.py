@@ -31,6 +31,8 @@ python_maximum_signature_line_length = 100  # one argument a line, where there a
 # Pages
 html_theme = "furo"
 html_title = "penstock"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_copy_source = False
 html_show_sourcelink = False
 copybutton_exclude = ".linenos, .gp, .go"
