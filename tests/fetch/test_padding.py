@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 from typing import NamedTuple
 
 import numpy as np
@@ -179,6 +181,36 @@ class Long:
 
     def __getitem__(self, index):
         return np.full(5000 + index, index)
+
+
+class Mishaps(Long):
+    """Sample 5 is bad, and sample 22 kills its worker the first time."""
+
+    def __init__(self, flag):
+        self.flag = flag
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise ValueError("bad")
+        if index == 22 and not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_skipped_sample_and_a_killed_worker_leave_the_others_as_they_are(tmp_path, caplog):
+    """Seen red with memory for as many rows as there are indices."""
+    words = {"num_workers": 2, "method": "process", "multiprocessing_context": "fork", "on_error": "skip"}
+    with Loader.from_dataset(Mishaps(tmp_path / "flag"), 4, collate_fn=pad(-1), **words) as loader:
+        batches = list(loader)
+    assert "signal SIGKILL" in caplog.text
+    assert len(batches) == 12
+    for number, batch in enumerate(batches):
+        indices = [index for index in range(4 * number, 4 * number + 4) if index != 5]
+        expected = torch.full((len(indices), 5000 + indices[-1]), -1)
+        for row, index in enumerate(indices):
+            expected[row, : 5000 + index] = index
+        assert torch.equal(batch, expected)
 
 
 class Ragged:

@@ -518,6 +518,21 @@ def test_tensors_of_a_collate_fn(kind, floats):
                 assert one["leaf"].requires_grad
 
 
+@pytest.mark.parametrize("kind", ["inline", "threads"])
+def test_what_a_collate_fn_returns_is_handed_over(kind):
+    """Without workers and with threads nothing is copied. Seen red with a copy."""
+    made = []
+
+    def collate(samples):
+        made.append(torch.tensor(samples))
+        return {"x": made[-1]}
+
+    with Loader.from_dataset(range(40), 4, collate_fn=collate, **KINDS[kind]) as loader:
+        for number, batch in enumerate(loader):
+            assert batch["x"].tolist() == list(range(4 * number, 4 * number + 4))
+            assert any(batch["x"] is one for one in made)
+
+
 class Tagged(torch.Tensor):
     """A tensor of a class of one's own."""
 

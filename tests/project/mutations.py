@@ -156,6 +156,12 @@ MUTATIONS = [
         "tests/nodes/test_parallel_mapper.py::test_the_larger_the_first_item_the_fewer_are_in_work",
     ),
     Mutation(
+        "_fetch/fetch.py",
+        "return self._collate_fn(self._samples)",
+        "return __import__('copy').deepcopy(self._collate_fn(self._samples))",
+        "tests/memory/test_recycler.py::test_what_a_collate_fn_returns_is_handed_over",
+    ),
+    Mutation(
         "_memory/parcel.py",
         "            if place > start:",
         "            if place > start and not self._is_flat:",
