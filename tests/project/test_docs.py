@@ -104,6 +104,42 @@ def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_script: Cal
     run_script(file, timeout_s=200)
 
 
+def misnamed(code: str) -> list[str]:
+    """What code that is only shown says of penstock, and is not so: names, and arguments."""
+    known = {name: getattr(module, name) for module in map(importlib.import_module, MODULES) for name in module.__all__} | {
+        "penstock": penstock
+    }
+    wrong = []
+
+    def meant(node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            return known.get(node.id)
+        if not isinstance(node, ast.Attribute) or (owner := meant(node.value)) is None:
+            return None
+        if not hasattr(owner, node.attr) and owner in (penstock, *known.values()):
+            wrong.append(ast.unparse(node))
+        return getattr(owner, node.attr, None)
+
+    for node in ast.walk(ast.parse(code.replace("…", "..."))):
+        if isinstance(node, ast.Attribute):
+            meant(node)
+        elif isinstance(node, ast.Call) and callable(function := meant(node.func)):
+            parameters = inspect.signature(function).parameters
+            if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+                wrong += [f"{ast.unparse(node.func)}({word.arg}=…)" for word in node.keywords if word.arg and word.arg not in parameters]
+    return sorted(set(wrong))
+
+
+@pages
+def test_blocks_that_are_only_shown_name_what_there_is(page: Path) -> None:
+    assert [(block.line, wrong) for block in blocks(page.read_text()) if block.label == "py" and (wrong := misnamed(block.text))] == []
+
+
+def test_a_wrong_name_is_seen() -> None:
+    code = "penstock.Loader.from_data(x)\nloader = Loader.from_dataset(data, …, workers=8)\npenstock.formats.tar(x, window=2, lane=3)\nloader.anything(y=1)"
+    assert misnamed(code) == ["Loader.from_dataset(workers=…)", "penstock.Loader.from_data", "penstock.formats.tar(lane=…)"]
+
+
 @pages
 def test_json_blocks_of_a_page_parse(page: Path) -> None:
     for block in blocks(page.read_text()):
