@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from penstock._nodes.sampler_wrapper import SamplerWrapper
     from penstock._nodes.sharder import Sharder
     from penstock._nodes.to_device import ToDevice
+    from penstock._observe.trace import trace
     from penstock._random.batch_rng import BatchRng
     from penstock._random.grouping import Buckets, Packs
     from penstock._random.lane_mix_order import LaneMixOrder
@@ -127,6 +128,7 @@ __all__ = [
     "StateMismatch",
     "ToDevice",
     "TorchOrder",
+    "trace",
     "WeightedOrder",
     "WorkerDied",
     "WorkerStatistics",
@@ -158,6 +160,7 @@ _HOMES = {
     "_nodes.sampler_wrapper": ("SamplerWrapper",),
     "_nodes.sharder": ("Sharder",),
     "_nodes.to_device": ("ToDevice",),
+    "_observe.trace": ("trace",),
     "_random.batch_rng": ("BatchRng",),
     "_random.grouping": ("Buckets", "Packs"),
     "_random.lane_mix_order": ("LaneMixOrder",),

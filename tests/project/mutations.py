@@ -2810,6 +2810,44 @@ MUTATIONS = [
         "            runs_ahead: Load the first batches",
         "tests/project/test_docs.py::test_every_argument_of_from_dataset_is_explained",
     ),
+    # Traces.
+    Mutation(
+        "_observe/trace.py",
+        "[_json(value) for value in indices.values[:_MOST_INDICES]]",
+        "[_json(value) for value in indices.values[:1]]",
+        "tests/observe/test_trace.py::test_every_batch_wait_and_epoch_is_there",
+    ),
+    Mutation(
+        "_observe/trace.py",
+        "            watched.leave()\n",
+        "            watched\n",
+        "tests/observe/test_trace.py::test_a_loader_goes_on_before_and_after_a_trace",
+    ),
+    Mutation(
+        "_observe/trace.py",
+        "if os.fstat(file.fileno()).st_nlink:",
+        "if file:",
+        "tests/observe/test_trace.py::test_a_loader_goes_on_before_and_after_a_trace",
+    ),
+    Mutation(
+        "_observe/trace.py",
+        "_Watched] = weakref.WeakKeyDictionary()",
+        "_Watched] = {}  # type: ignore",
+        "tests/observe/test_trace.py::test_a_traced_loader_that_is_dropped_is_freed",
+    ),
+    Mutation(
+        "_observe/trace.py",
+        "        self._step(begin)\n        self._came = _now()",
+        "        self._came = _now()\n        self._step(begin)",
+        "tests/observe/test_trace.py::test_every_batch_wait_and_epoch_is_there",
+    ),
+    Mutation(
+        "_observe/trace.py",
+        "        self._came = None\n        is_end",
+        "        is_end",
+        "tests/observe/test_trace.py::test_every_batch_wait_and_epoch_is_there",
+    ),
+    Mutation("_observe/trace.py", "        _under_way.clear()\n", "", "tests/observe/test_trace.py::test_one_trace_at_a_time"),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)

@@ -34,10 +34,10 @@ MAY_IMPORT = {  # room: those it may import from
     "_loader": "_arguments _errors _random _memory _workers _fetch _nodes",
     "_datasets": "_arguments _errors _random _memory _fetch _streams _loader",
     "_streams": "_arguments _errors _statistics _random _memory _fetch",
-    "": "_errors _statistics _random _fetch _nodes _loader _datasets _streams",  # the front door itself, penstock/__init__.py
+    "": "_observe _errors _statistics _random _fetch _nodes _loader _datasets _streams",  # the front door itself, penstock/__init__.py
     "collate": "_fetch",
     "formats": "_streams",  # the front door of that room
-    "_observe": "_arguments _errors _statistics _loader front",
+    "_observe": "_arguments _errors _statistics _fetch _nodes _loader front",
     "__main__": "_observe _streams",
     "testing": "front",
     "integrations": "front",
@@ -46,7 +46,7 @@ CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subproces
 ONLY_IN = {  # module: the rooms and files that may import it
     **dict.fromkeys(
         CONCURRENCY,
-        "_workers testing _memory.recycler _memory.slots _datasets.cache_files _datasets.randomness_check _streams.bookmarks _streams.open_shards _streams.steps _streams.indexing _streams.tables _streams.lanes _streams.retrying _streams.progress _observe.compare",
+        "_workers testing _memory.recycler _memory.slots _datasets.cache_files _datasets.randomness_check _streams.bookmarks _streams.open_shards _streams.steps _streams.indexing _streams.tables _streams.lanes _streams.retrying _streams.progress _observe.compare _observe.trace",
     ),
     "torchdata": "_nodes.node",
     "torch.distributed": "_nodes.sharder _loader.check_ranks _loader.canonical_graph",
