@@ -136,8 +136,10 @@ def test_blocks_that_are_only_shown_name_what_there_is(page: Path) -> None:
 
 
 def test_a_wrong_name_is_seen() -> None:
-    code = "penstock.Loader.from_data(x)\nloader = Loader.from_dataset(data, …, workers=8)\npenstock.formats.tar(x, window=2, lane=3)\nloader.anything(y=1)"
-    assert misnamed(code) == ["Loader.from_dataset(workers=…)", "penstock.Loader.from_data", "penstock.formats.tar(lane=…)"]
+    code = (
+        "penstock.Loader.from_data(x)\nloader = Loader.from_dataset(data, …, workers=8)\npenstock.Mix(x, y, runs=3)\nloader.anything(y=1)"
+    )
+    assert misnamed(code) == ["Loader.from_dataset(workers=…)", "penstock.Loader.from_data", "penstock.Mix(runs=…)"]
 
 
 @pages
