@@ -47,6 +47,7 @@ class WorkerStatistics:
         workers: Threads or processes alive.
         busy: How many of them have a task now.
         busy_share: The share of their time that they have spent on tasks, from 0 to 1.
+        wait_s: Seconds that the node has waited for them.
         waiting: Tasks not yet given to a worker.
         tasks: Tasks finished.
         restarts: Worker processes that died and were replaced.
@@ -61,6 +62,7 @@ class WorkerStatistics:
     workers: int = 0
     busy: int = 0
     busy_share: float = 0.0
+    wait_s: float = 0.0
     waiting: int = 0
     tasks: int = 0
     restarts: int = 0
@@ -115,7 +117,8 @@ class NodeStatistics:
 class LoaderStatistics:
     """Where a loader's time went, from its first batch until now.
 
-    ``load``, ``transform`` and ``collate`` are measured where the work is done. If a sample takes less than 50 µs, one batch in 16 is measured.
+    ``load``, ``transform`` and ``collate`` are measured where the work is done, but not in each worker's first batch, in which files are opened and
+    modules imported. If samples take less than 100 µs, some batches go unmeasured: the shorter the samples, the more, up to 255 of 256.
 
     Attributes:
         nodes: One for each node, from the source to the root.
@@ -133,7 +136,8 @@ class LoaderStatistics:
         load: For each sample, ``__getitem__``; for a dataset with ``__getitems__``, its share of the batch. For a mapped function, each call.
         transform: For each sample, ``transform``.
         collate: For each batch, making it of its samples.
-        transfer: For each batch, moving it from the worker process here.
+        pack: For each batch, moving it out of the worker process, there.
+        transfer: For each batch, taking it over from the worker process, here.
         to_device: For each batch, pinning it, or starting its copy to the device.
         load_cpu_share: The share of ``load`` and ``transform`` in which the worker computed or waited for a free core, from 0 to 1; the rest it waited: for a
             disk, a network, a lock. None if this platform does not say.
@@ -156,52 +160,11 @@ class LoaderStatistics:
     load: Durations = Durations()
     transform: Durations = Durations()
     collate: Durations = Durations()
+    pack: Durations = Durations()
     transfer: Durations = Durations()
     to_device: Durations = Durations()
     load_cpu_share: float | None = None
     lock_wait_share: float | None = None
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ProcessStatistics:
-    """What a pool of processes has done.
-
-    Attributes:
-        workers: Worker processes alive.
-        busy: How many of them have a task.
-        waiting: Tasks not yet given to a worker.
-        tasks: Tasks finished.
-        restarts: Workers that died and were replaced.
-        slots: Shared-memory slots, made by workers still alive, that hold a result or are free for one.
-        slot_bytes: Total size of these slots.
-    """
-
-    workers: int
-    busy: int
-    waiting: int
-    tasks: int
-    restarts: int
-    slots: int
-    slot_bytes: int
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ThreadStatistics:
-    """What a pool of threads has done.
-
-    Attributes:
-        workers: Threads.
-        tasks: Tasks finished.
-        waiting: Tasks not yet given to a thread.
-        stuck: Threads that ``timeout`` gave up on and that are still in their task.
-    """
-
-    workers: int
-    tasks: int
-    waiting: int
-    stuck: int
 
 
 @final
@@ -251,10 +214,16 @@ class ReaderStatistics:
         ready: Items ready now.
         items: Items read.
         wait_s: Seconds that the consumer has waited, in all.
+        read_s: Seconds that the thread has read its source.
+        convert: What it then did with each item.
+        ready_mean: Items that were ready when the consumer asked for one, on average.
     """
 
     name: str
     depth: int
-    ready: int
-    items: int
-    wait_s: float
+    ready: int = 0
+    items: int = 0
+    wait_s: float = 0.0
+    read_s: float = 0.0
+    convert: Durations = Durations()
+    ready_mean: float = 0.0

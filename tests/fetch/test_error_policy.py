@@ -210,7 +210,7 @@ def test_skip_shortens_the_batch_and_moves_nothing_else(way, kind, caplog):
         assert epoch(loader) == [[0, 1], [3, 4], [6, 7]]
         assert len(loader) == 3
         assert epoch(loader) == [[1000, 1001], [1003, 1004], [1006, 1007]]
-        statistics = loader.statistics()[-1]
+        statistics = loader.statistics().nodes[-1].failures
         assert (statistics.samples, statistics.failed, statistics.skipped) == (16, 4, 4)
         assert statistics.last == "dataset index 5 (epoch 1, position 5)"
     messages = [record.getMessage() for record in caplog.records if "skipped" in record.message]
@@ -230,7 +230,7 @@ def test_a_batch_of_which_nothing_is_left_raises(way):
         seen = epoch(loader)
         assert shapes(seen) == [[0, 1], SampleError, [4, 5]]
         assert "nothing is left of a batch: all 2 samples" in str(seen[1])
-        assert loader.statistics()[-1].failed == 2
+        assert loader.statistics().nodes[-1].failures.failed == 2
 
 
 @ways
@@ -266,7 +266,7 @@ def test_a_function_decides(way, tmp_path):
     with Loader.from_dataset(Failing(8, 2, 5), batch_size=3, on_error=partial(choosy, str(log)), **way) as loader:
         assert epoch(loader) == [[0, 1, -2], [3, 4], [6, 7]]
         assert epoch(loader)[0] == [1000, 1001, -1002]
-        assert loader.statistics()[-1].skipped < loader.statistics()[-1].failed
+        assert loader.statistics().nodes[-1].failures.skipped < loader.statistics().nodes[-1].failures.failed
     assert {"2 0 2", "5 0 5", "2 1 2"} <= set(log.read_text().splitlines())
 
 

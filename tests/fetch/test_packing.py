@@ -274,7 +274,7 @@ class TestALoaderOfPacks:
         with Loader.from_dataset(Bad(), 5, groups=Packs(LENGTHS, 10), on_error="skip") as loader:
             (batch,) = loader
             assert len(batch["tokens"]) == 4
-            assert "dataset index [6, 7] packed (epoch 0, position" in loader.statistics()[-1].last
+            assert "dataset index [6, 7] packed (epoch 0, position" in loader.statistics().nodes[-1].failures.last
         with Loader.from_dataset(Bad(), 5, groups=Packs(LENGTHS, 10)) as loader, pytest.raises(OSError, match="disk") as info:
             next(iter(loader))
         assert "in a pack, at dataset index 6" in info.value.__notes__

@@ -378,7 +378,7 @@ def test_a_soak_of_200_epochs_with_a_kill_every_few_batches(caplog: pytest.LogCa
                 zygote = psutil.Process(loader.root._pool._scheduler._supervisor._launcher._zygote.pid)  # type: ignore[attr-defined]
                 sizes.append((here.memory_info().rss, here.num_fds(), zygote.memory_info().rss, zygote.num_fds()))
         assert len(killed) >= 200
-        assert len(killed) - 2 <= loader.statistics()[-1].restarts <= len(killed)
+        assert len(killed) - 2 <= loader.statistics().nodes[-1].workers.restarts <= len(killed)
     first_, last = sizes[0], sizes[-1]
     assert last[1] <= first_[1] + 2, sizes
     assert last[3] <= first_[3] + 2 * 3, sizes  # it reaps dead workers when it forks the next one: at most two, with three descriptors each
@@ -412,7 +412,7 @@ def test_a_result_that_was_written_by_half_is_never_seen(tmp_path: Path) -> None
     with Loader.from_dataset(DiesInTheMiddle(tmp_path), batch_size=2, num_workers=2, multiprocessing_context="fork") as loader:
         for number, batch in enumerate(loader):
             assert batch.eq(torch.tensor([[2.0 * number], [2.0 * number + 1]])).all()
-        assert loader.statistics()[-1].restarts == 1
+        assert loader.statistics().nodes[-1].workers.restarts == 1
 
 
 class Noise(Tagged):

@@ -103,7 +103,7 @@ def test_nothing_starts_before_the_first_batch():
         iter(batches), len(batches), batches.state_dict(), batches.epoch, batches.remaining, batches.position, batches.is_last
         batches.set_epoch(3)
         batches.load_state_dict(batches.state_dict())
-        assert batches.statistics()[-1].tasks == 0
+        assert batches.statistics().nodes[-1].workers.tasks == 0
         assert batches.root._pool is None
 
 

@@ -285,7 +285,7 @@ def test_a_wide_window_is_not_the_users(caplog):
     ) as loader:
         batches = iter(loader)
         first = next(batches)
-        while loader.statistics()[-1].tasks < 2 * KEPT:  # the whole window is loaded
+        while loader.statistics().nodes[-1].workers.tasks < 2 * KEPT:  # the whole window is loaded
             time.sleep(0)
         check_batch(first, 0, 0)
     assert "still in use" not in caplog.text

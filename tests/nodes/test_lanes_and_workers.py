@@ -325,7 +325,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_part(tmp_path: Path, at: int, in_
     """Its replacement goes on with its lanes. Seen to fail: `requeue` that forgets the owner (two workers read the same lane)."""
     with loading(Lanes(8, at={at: once(tmp_path / "flag", kill)}), in_order=in_order) as loader:
         batches = [batch for _ in range(2) for batch in loader]
-        assert loader.root.statistics()[-1].restarts == 1
+        assert loader.root.statistics()[-1].workers.restarts == 1
     got = values(batches)
     assert (got if in_order else [*sorted(got[:N]), *sorted(got[N:])]) == of_epochs(0, 1)
     assert {len(workers) for workers in readers(batches, 8, "worker").values()} == {1}
@@ -368,7 +368,7 @@ def test_skipping(bad: set[int], caplog: pytest.LogCaptureFixture) -> None:
     """Also whole parts. They are logged and counted in the order of the batch. Seen to fail: failures in the order of the parts, with their rows there."""
     with loading(Lanes(8, at=dict.fromkeys(bad, fail)), batch_size=12, on_error="skip", max_errors=0.9) as loader:
         batches = list(loader)
-        assert loader.root.statistics()[-1].skipped == len(bad)
+        assert loader.root.statistics()[-1].failures.skipped == len(bad)
     assert [batch["value"].tolist() for batch in batches] == [
         [index for index in range(start, start + 12) if index not in bad] for start in range(0, N, 12)
     ]

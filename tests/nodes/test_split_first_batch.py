@@ -352,7 +352,7 @@ def test_skipping(method, bad, caplog):
     """Also if a whole part fails. Seen to fail: `together` that drops the faults."""
     with loading(Bad(N, bad), method, on_error="skip") as loader:
         batches = [batch.tolist() for batch in loader]
-        skipped = loader.root.statistics()[-1].skipped
+        skipped = loader.root.statistics()[-1].failures.skipped
     assert batches == [[index for index in range(start, start + 12) if index not in bad] for start in (0, 12, 24)]
     assert skipped == len(bad)
     words = [record.getMessage() for record in caplog.records]

@@ -225,7 +225,7 @@ def test_statistics_before_the_start_have_their_final_form():
     after = node.statistics()
     node.shutdown()
     assert [type(one) for one in before] == [type(one) for one in after]
-    assert before[0].tasks == before[1].items == 0
+    assert before[-2].workers.tasks == before[-1].ready == 0
 
 
 def send(connection: Any, node: Node[Any]) -> None:

@@ -94,7 +94,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_shard(
     opening = Opening(tmp_path, kill_at)
     with loading(opening, 2) as loader:
         assert epochs(loader) == expected
-        assert loader.root.statistics()[-1].restarts == 1
+        assert loader.root.statistics()[-1].workers.restarts == 1
     assert "died while loading dataset index" in caplog.text
 
 

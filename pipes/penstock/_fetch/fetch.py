@@ -67,7 +67,7 @@ class Fetch(Shown):
             return self.convert(self.load(indices))
         if not self.has_getitems:
             return self.collate([self.load(index) for index in indices])
-        fetched = self.dataset.__getitems__(indices)
+        fetched = self.load_many(indices)
         return self.batch_of(fetched if self.transform is None else list(map(self.transform, self.samples_in(fetched, len(indices)))))
 
     @property
@@ -78,6 +78,10 @@ class Fetch(Shown):
     def _transformed(self, index: Any) -> Any:
         assert self.transform is not None
         return self.transform(self.dataset[index])
+
+    def load_many(self, indices: list[Any]) -> Any:
+        """What the dataset's ``__getitems__`` returns."""
+        return self.dataset.__getitems__(indices)
 
     def samples_in(self, fetched: Any, n: int) -> list[Any] | tuple[Any, ...]:
         """What ``__getitems__`` returned, if it is the ``n`` samples."""

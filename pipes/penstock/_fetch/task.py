@@ -6,6 +6,7 @@ seeded by (seed, epoch, position), so a task can run anywhere, and can be repeat
 
 from __future__ import annotations
 
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
@@ -15,11 +16,13 @@ from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, desc
 from penstock._fetch.error_policy import annotate as annotate
 from penstock._fetch.fetch import Fetch, Items, Listed, epoch_aware
 from penstock._fetch.indices import Indices
+from penstock._fetch.measured import MeasuredFetch
 from penstock._fetch.packing import PackView
 from penstock._fetch.sample import SampleCursor, current
 from penstock._memory.allocation import afresh
 from penstock._memory.modes import neutral_modes
 from penstock._random.global_seeding import CALM, GlobalSeeding
+from penstock._workers.meter import Meter, measuring
 from penstock._workers.pool import IDLE
 
 if TYPE_CHECKING:
@@ -27,7 +30,11 @@ if TYPE_CHECKING:
 
     from penstock._fetch.collate import BatchBuilder
     from penstock._fetch.error_policy import OnError
+    from penstock._fetch.measured import MeasuredBatch
     from penstock._memory.allocation import Allocate
+
+    AnyFetch = Fetch | MeasuredFetch
+    AnyBatch = BatchBuilder | Listed | MeasuredBatch
 
 
 class Part(NamedTuple):
@@ -67,11 +74,12 @@ class _Task:
             raise ValueError(f"seed_samples={seed_samples!r} must be True, False or 'always'.")
         self.seed = seed
         self._seeding = GlobalSeeding(seed, bool(seed_samples), calm=None if seed_samples == "always" else CALM)
+        self.meter = Meter()  # of what is done in the caller's thread; a worker has its own
 
     def __call__(self, task: Any, cell: MutableSequence[int], allocate: Allocate = afresh, *, inline: bool = False) -> Any:
         token = current.set(None)
         try:
-            return self._done(task, cell, allocate, inline)
+            return self._done(task, cell, allocate, inline, self.meter if inline else measuring.get())
         except BaseException as exc:
             annotate(exc, f"while loading {self.name(task, cell[0])}")
             raise
@@ -87,7 +95,7 @@ class _Task:
         with neutral_modes():
             return self(task, [IDLE], allocate, inline=True)
 
-    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
+    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
         raise NotImplementedError
 
     @property
@@ -133,13 +141,22 @@ class FunctionTask(_Task):
         super().__init__(seed, seed_samples)
         self.function = function
 
-    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
+    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
         with self._seeding.kept(inline):
-            if not isinstance(task, Indices):
-                return self.function(task)
-            position = int(task.positions[0]) if task.is_batch else task.positions
-            self._begin(SampleCursor(self.seed, task.epoch, [position], [task.plain()], [IDLE]), position)
-            return self.function(task.plain())
+            indices = task if isinstance(task, Indices) else None
+            if indices is not None:
+                position = int(indices.positions[0]) if indices.is_batch else indices.positions
+                self._begin(SampleCursor(self.seed, indices.epoch, [position], [indices.plain()], [IDLE]), position)
+            value = task if indices is None else indices.plain()
+            if meter is None or meter.plain:
+                if meter is not None:
+                    meter.plain -= 1
+                return self.function(value)
+            meter.measure()
+            try:
+                return meter.timed(self.function, meter.load, cell)(value)
+            finally:
+                _note(meter, task, keyed=False)
 
 
 @final
@@ -169,8 +186,19 @@ class FetchTask(_Task):
     def collates_itself(self) -> bool:
         return self.fetch.collate_fn is not None or has_registered()
 
-    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
-        return self._fetched(self.fetch, task, cell, allocate, inline)
+    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
+        fetch = self.fetch
+        if isinstance(task, Part):
+            fetch, task = Fetch(fetch.dataset, _samples, fetch.transform), task.indices
+        if meter is None or meter.plain:
+            if meter is not None:
+                meter.plain -= 1
+            return self._fetched(fetch, task, cell, allocate, inline)
+        meter.measure()
+        try:
+            return self._fetched(MeasuredFetch(fetch, meter, cell), task, cell, allocate, inline)
+        finally:
+            _note(meter, task, keyed=self.dataset is not None)
 
     # A batch that several workers load in parts.
 
@@ -194,7 +222,7 @@ class FetchTask(_Task):
         """Some rows of a batch whose values are an array."""
         return Part(Indices(task.epoch, task.positions[rows], task.values[rows]), rows)
 
-    def _together(self, task: Loaded, allocate: Allocate) -> Any:
+    def _together(self, fetch: AnyFetch, task: Loaded, allocate: Allocate) -> Any:
         """The batch, with its rows in order, whatever the parts."""
         failures: list[SampleFailure] = []
         samples: list[tuple[int, Any]] = []
@@ -206,17 +234,16 @@ class FetchTask(_Task):
             samples += zip(kept, partial.value or (), strict=True)
         samples.sort(key=_row)
         failures.sort(key=_row)
-        batch = self.fetch.begin(len(task.indices), allocate)
+        batch = fetch.begin(len(task.indices), allocate)
         batch.add([sample for _, sample in samples])
-        return self._finished(self.fetch, task.indices, batch, failures)
+        return self._finished(fetch, task.indices, batch, failures)
 
     # A task for one worker.
 
-    def _fetched(self, fetch: Fetch, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
+    def _fetched(self, fetch: AnyFetch, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
         if isinstance(task, Loaded):
-            return self._seeding.run(lambda: self._together(task, allocate), of_many=False, kept=inline and fetch.collate_fn is not None)
-        if isinstance(task, Part):
-            fetch, task = Fetch(fetch.dataset, _samples, fetch.transform), task.indices
+            together = partial(self._together, fetch, task, allocate)
+            return self._seeding.run(together, of_many=False, kept=inline and fetch.collate_fn is not None)
         if not isinstance(task, Indices):
             raise GraphError(
                 f"Fetch loads samples by index, but got an item of type {type(task).__name__}. Put a Sampler at the source, or map with a plain function."
@@ -235,7 +262,7 @@ class FetchTask(_Task):
         many = task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED
         return self._seeding.run(lambda: self._loaded(fetch, task, cell, allocate), of_many=many, kept=inline)
 
-    def _loaded(self, fetch: Fetch, task: Indices, cell: MutableSequence[int], allocate: Allocate) -> Any:
+    def _loaded(self, fetch: AnyFetch, task: Indices, cell: MutableSequence[int], allocate: Allocate) -> Any:
         if not task.is_batch:
             one = Listed(lambda samples: fetch.convert(samples[0]))
             return self._row_by_row(fetch, task, [task.positions], [task.values], one, fetch.load, [IDLE])
@@ -245,7 +272,7 @@ class FetchTask(_Task):
         else:
             self._begin(SampleCursor(self.seed, task.epoch, positions[:1], [indices], [IDLE]), positions[0])
             try:
-                fetched = fetch.dataset.__getitems__(indices)
+                fetched = fetch.load_many(indices)
             except Exception:
                 if self.on_error == "raise":
                     raise
@@ -262,11 +289,11 @@ class FetchTask(_Task):
 
     def _row_by_row(
         self,
-        fetch: Fetch,
+        fetch: AnyFetch,
         task: Indices,
         positions: list[int],
         indices: list[Any],
-        batch: BatchBuilder | Listed,
+        batch: AnyBatch,
         load: Callable[[Any], Any],
         cell: MutableSequence[int],
     ) -> Any:
@@ -297,14 +324,14 @@ class FetchTask(_Task):
         current.set(None)
         return self._finished(fetch, task, batch, failures)
 
-    def _finished(self, fetch: Fetch, task: Indices, batch: BatchBuilder | Listed, failures: list[SampleFailure]) -> Any:
+    def _finished(self, fetch: AnyFetch, task: Indices, batch: AnyBatch, failures: list[SampleFailure]) -> Any:
         if failures and not batch.added:
             return PartialBatch(None, failures, 0)
         self._seed_collate(fetch, task)
         value = batch.finish()
         return PartialBatch(value, failures, batch.added) if failures else value
 
-    def _seed_collate(self, fetch: Fetch, task: Indices) -> None:
+    def _seed_collate(self, fetch: AnyFetch, task: Indices) -> None:
         """Give ``collate_fn`` a seed of its own, so that its draws do not depend on what the samples drew."""
         if fetch.collate_fn is not None and fetch.collate_fn is not _samples and task.is_batch and len(task):
             self._seeding.seed_collate(task.epoch, int(task.positions[0]))
@@ -339,6 +366,18 @@ _WATCHED = 8
 """Samples in the smallest batch that `GlobalSeeding` watches for draws instead of seeding each sample."""
 
 
+def _note(meter: Meter, task: Any, *, keyed: bool) -> None:
+    """End the measuring of a batch, and give the slowest sample its name: its index, if it has one, or its position."""
+    indices = task.indices if isinstance(task, Loaded) else task
+    if not isinstance(indices, Indices):
+        meter.measured(1)
+        return
+    meter.measured(len(indices) if indices.is_batch else 1)
+    if meter.slowest_row is not None:
+        one = indices[max(0, meter.slowest_row)] if indices.is_batch else indices
+        meter.name_slowest(one.values if keyed and isinstance(one.values, int | str) else one.positions)
+
+
 _row = itemgetter(0)
 
 
@@ -352,9 +391,9 @@ def _samples(samples: Any) -> Any:
     return samples
 
 
-def _load_one(fetch: Fetch) -> Callable[[Any], Any]:
+def _load_one(fetch: AnyFetch) -> Callable[[Any], Any]:
     def load(index: Any) -> Any:
-        sample = fetch.dataset.__getitems__([index])[0]
+        sample = fetch.load_many([index])[0]
         return sample if fetch.transform is None else fetch.transform(sample)
 
     return load

@@ -28,6 +28,7 @@ from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.cursor import EpochCursor, Jump, PassMark, Stands
 from penstock._loader.dataloader_words import refuse_assignment
 from penstock._loader.in_step import warn_if_in_step
+from penstock._loader.loop_clock import LoopClock
 from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, differences, epoch_in, parsed, warn_of_start
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of, place_of
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from penstock._loader.graph import Graph
+    from penstock._statistics import LoaderStatistics
 
 
 T = TypeVar("T", covariant=True)
@@ -94,6 +96,7 @@ class Loader(FromDataset, Generic[T]):
         self._unfinished: Any = None  # how things stood before the `next` that is running, or that was interrupted
         self._unseeded: int | None = None  # how many items the default seed shuffles
         self._built_for: int | None = None  # len(dataset) when the default order was made
+        self._clock = LoopClock(self.root)
         self._closed = False
         self._owner: int | None = None  # the process in which it was started
 
@@ -349,9 +352,9 @@ class Loader(FromDataset, Generic[T]):
         except Exception:
             return "nobody knows where"
 
-    def statistics(self) -> tuple[Any, ...]:
-        """One frozen object for each node that does work, from the source to the root."""
-        return self.root.statistics()
+    def statistics(self) -> LoaderStatistics:
+        """Where the time went so far, as a frozen object. May be called at any time, also after `close`; not part of the state."""
+        return self._clock.statistics()
 
     # What an iterator asks of its loader.
 
@@ -401,7 +404,7 @@ class Loader(FromDataset, Generic[T]):
             cursor.graph_was_reset()
         while True:
             try:
-                item = self.root.next()
+                item: T | EndOfEpoch = self._clock.read()
             except BaseException as exc:
                 if isinstance(exc, Exception):
                     self._check_open()  # closed in the middle, the graph may raise anything
@@ -422,6 +425,7 @@ class Loader(FromDataset, Generic[T]):
                 log.warning(_EMPTY, epoch)
             if cursor.mark(self.root.get_state()):
                 raise StopIteration
+            self._clock.mark()
 
     def _delivered(self, epoch: int) -> None:
         """The graph gave an item, of ``epoch`` unless one of its nodes is wrong."""
@@ -623,7 +627,9 @@ class _Epoch(Generic[T]):
                 loader._mend()
                 forget_interrupted()
                 loader._unfinished = self, self._run, loader._cursor.saved(), loader._commits.saved()
+                loader._clock.ask()
                 item = self._next(loader)
+                loader._clock.give()
             loader._unfinished = None
             return item
         except Exception as exc:
@@ -643,6 +649,7 @@ class _Epoch(Generic[T]):
             raise StopIteration
         if self._run is None:
             self._run = loader._start()
+            loader._clock.begin()
         elif loader._given_up == loader._run and self._run == loader._run - 1:
             self._ended = True
             raise StopIteration
@@ -655,4 +662,5 @@ class _Epoch(Generic[T]):
             return loader._advance()
         except StopIteration:
             self._ended = True
+            loader._clock.end()
             raise

@@ -71,6 +71,9 @@ class Batcher(Node[Any]):
     def choices(self) -> dict[str, Any]:
         return {**super().choices(), "batch_size": self.batch_size, "drop_last": self.drop_last}
 
+    def _items_read(self, items: int) -> int:
+        return items * self.batch_size  # or a few less: the last batch of an epoch may be short
+
     def _batch(self) -> Any:
         """The next batch, or None at the end of the epoch."""
         block = self.source.take(self.batch_size)

@@ -131,6 +131,10 @@ class DeliveryWindow:
             found.append(entry)
         return found
 
+    def ready(self) -> int:
+        """Jobs that are done and not delivered. Any thread may ask."""
+        return sum(entry.job is not None and not entry.delivered and entry.job.done for entry in list(self._entries))
+
     def deliver(self, entry: Entry) -> None:
         """Record that ``entry`` is handed out, and move the state past it."""
         self.torn = entry.delivered = True

@@ -42,6 +42,7 @@ class InlineWork:
     ) -> None:
         self.seeded: FetchTask | FunctionTask = work_of(map_fn, seed, seed_samples, on_error)
         self._unseeded = work_of(map_fn, seed, False, on_error)
+        self.meter = self._unseeded.meter = self.seeded.meter
         self._what = type(self.seeded.dataset if isinstance(self.seeded, FetchTask) else map_fn).__name__
         self._calm = CALM if seed_samples is False else 0  # consecutive batches that drew nothing
         self._draws = seed_samples == "always"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from penstock._statistics import NodeStatistics
+
 T = TypeVar("T", covariant=True)
 State = dict[str, Any]
 
@@ -57,6 +59,8 @@ class Node(Shown, BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata h
 
     _adapter: ClassVar[Callable[[BaseNode[Any]], Node[Any]]]
     """Wraps a foreign node in an `IterableSource`. That file imports this one, so the package sets this attribute."""
+
+    _read_ns = _watched_ns = 0  # see `Watch`
 
     def __init__(self, source: BaseNode[Any] | None = None) -> None:
         super().__init__()
@@ -229,9 +233,39 @@ class Node(Shown, BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata h
         if self._source is not None:
             self._source.refresh()
 
-    def statistics(self) -> tuple[Any, ...]:
-        """One frozen object per node that does work, from the source to this node."""
-        return self._source.statistics() if self._source is not None else ()
+    def statistics(self, elapsed_s: float = 0.0, items: int = 0) -> tuple[NodeStatistics, ...]:
+        """What the nodes have done, from the first to this one.
+
+        Args:
+            elapsed_s: For how long the graph has been read; without it there are no rates, and nobody has waited for a consumer.
+            items: How many items of this node were read.
+        """
+        upstream = () if self._source is None else self._source.statistics(elapsed_s, self._items_read(items))
+        return (*upstream, self._counted(elapsed_s, items))
+
+    def _same_thread(self) -> Iterator[Node[Any]]:
+        """The nodes that run inside ``next`` of this one, in the same thread, and that nobody else watches; with itself."""
+        yield self
+        if self._source is not None:
+            yield from self._source._same_thread()
+
+    def _items_read(self, items: int) -> int:
+        """How many items of the source it has read to hand on ``items``."""
+        return items
+
+    def _counted(self, elapsed_s: float, items: int) -> NodeStatistics:
+        from penstock._statistics import NodeStatistics
+
+        source_s = 0.0 if self._source is None else self._source._read_ns / 1e9
+        read_s = self._read_ns / 1e9
+        return NodeStatistics(
+            type(self).__name__,
+            items=items,
+            items_per_s=items / elapsed_s if elapsed_s else 0.0,
+            source_wait_s=source_s,
+            consumer_wait_s=max(0.0, elapsed_s - read_s),
+            work_s=max(0.0, read_s - source_s),
+        )
 
     def origin(self) -> BaseNode[Any]:
         """The first node of the graph, which may be one of torchdata's."""

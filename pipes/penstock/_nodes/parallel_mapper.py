@@ -12,6 +12,7 @@ not say so. If it comes between a pull and the entry for it, the source has move
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 
@@ -28,18 +29,20 @@ from penstock._memory.tree import nbytes
 from penstock._nodes.delivery_window import DeliveryWindow, Entry
 from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
+from penstock._nodes.watch import Watch
 from penstock._random.orders import checked_seed
 from penstock._workers.inline_pool import InlinePool
+from penstock._workers.meter import Totals, now
 from penstock._workers.pool import IDLE, Job, Pool, SplitJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock._fetch.error_policy import OnError
     from penstock._memory.allocation import Allocate
     from penstock._nodes.lane_owners import LaneOwners
     from penstock._nodes.node import BaseNode
-    from penstock._statistics import ProcessStatistics, ThreadStatistics
+    from penstock._statistics import Durations, NodeStatistics
     from penstock._workers.pool import StartMethod
 
 
@@ -175,6 +178,8 @@ class ParallelMapper(Node[T]):
         self._stale = False
         self._said = False
         self._window = DeliveryWindow(in_order)
+        self._watch = Watch(self.source)
+        self._measured = Measured()
 
     def details(self) -> dict[str, Any]:
         method = {"method": self._method} if self.num_workers else {}
@@ -211,6 +216,7 @@ class ParallelMapper(Node[T]):
             value = self._value(job) if job is not None else entry.raise_value()
         except Exception:
             window.fail(entry)
+            self._measured.errors += 1
             raise
         if self._undecided:
             self._undecided = False
@@ -272,18 +278,62 @@ class ParallelMapper(Node[T]):
         self._window.restart(self._window.base, self._window.ahead)
         self.source.shutdown()
 
-    def statistics(self) -> tuple[Any, ...]:
-        workers = self._pool.statistics() if self._pool is not None else self._idle()
+    def statistics(self, elapsed_s: float = 0.0, items: int = 0) -> tuple[NodeStatistics, ...]:
+        self._watch.share_out()
+        return super().statistics(elapsed_s, items)
+
+    def _same_thread(self) -> Iterator[Node[Any]]:
+        return iter((self,))
+
+    def _items_read(self, items: int) -> int:
+        return self._measured.tasks + self._window.under_way
+
+    def counted(self) -> Totals:
+        """What all workers have counted so far, and the caller's thread."""
+        pool = [] if self._pool is None else self._pool.counted()
+        return Totals([*self._measured.ended, *pool, self._inline.meter.counted()])
+
+    @property
+    def method(self) -> Literal["inline", "thread", "process"]:
+        """Where the work is done."""
+        return self._method if self.num_workers else "inline"
+
+    @property
+    def samples(self) -> int:
+        """Samples in the items that were delivered."""
+        return self._measured.samples
+
+    def unpacked(self) -> Durations:
+        """How long it took to rebuild each item that came from a worker process."""
+        from penstock._statistics import Durations
+
+        pool: Any = self._pool
+        return Durations() if pool is None or self.method != "process" else pool.unpacked()
+
+    def _counted(self, elapsed_s: float, items: int) -> NodeStatistics:
+        from penstock._statistics import WorkerStatistics
+
+        measured, totals, own = self._measured, self.counted(), super()._counted(elapsed_s, items)
+        workers = WorkerStatistics(self.method) if self._pool is None else self._pool.statistics()
+        available_ns = max(1, self.num_workers) * (totals.last - totals.first)
+        idle_s = (available_ns - totals.busy_ns) / max(1, self.num_workers) / 1e9
         failures = None if self._tolerance is None else self._tolerance.statistics()
-        return (*self.source.statistics(), *(own for own in (workers, failures) if own is not None))
-
-    def _idle(self) -> ThreadStatistics | ProcessStatistics | None:
-        """The statistics before there are any workers."""
-        from penstock._statistics import ProcessStatistics, ThreadStatistics
-
-        if not self.num_workers:
-            return None
-        return ThreadStatistics(0, 0, 0, 0) if self._method == "thread" else ProcessStatistics(0, 0, 0, 0, 0, 0, 0)
+        return dataclasses.replace(
+            own,
+            consumer_wait_s=max(0.0, idle_s) if self.num_workers else own.consumer_wait_s,
+            work_s=totals.busy_ns / 1e9,
+            ready=self._window.ready(),
+            ready_mean=measured.ready / measured.looks if measured.looks else 0.0,
+            depth=self._most_under_way if self.num_workers else 0,
+            errors=measured.errors if failures is None else failures.failed,
+            workers=dataclasses.replace(
+                workers,
+                busy_share=min(1.0, totals.busy_ns / available_ns) if available_ns else 0.0,
+                wait_s=(measured.wait_ns if self.num_workers else totals.busy_ns) / 1e9,
+                tasks=workers.tasks if self.num_workers else measured.tasks,
+            ),
+            failures=failures,
+        )
 
     @property
     def workers(self) -> str:
@@ -306,12 +356,13 @@ class ParallelMapper(Node[T]):
             raise ClosedError("these workers have ended; build a new loader.")
         if self._stale and self._pool is not None:
             self._pool.shutdown()
+            self._measured.ended += self._pool.counted()
             self._pool = None
         self._stale = False
         if self._pool is None:
             self._allocate = pinned if self._pin_memory and can_pin() else Recycler(self._most_under_way).allocate
             if not self.num_workers:
-                self._pool = InlinePool(self._inline, self._allocate)
+                self._pool = InlinePool(self._inline, self._allocate, self._inline.meter)
             elif self._method == "thread":
                 from penstock._workers.thread_pool import ThreadPool
 
@@ -326,23 +377,28 @@ class ParallelMapper(Node[T]):
 
     def _fill(self, most: int) -> None:
         """Pull items and submit them until ``most`` jobs are under way."""
-        window = self._window
+        window, source, watch = self._window, self.source, self._watch
         while window.under_way < most and window.has_room(most, self._run_ahead):
             window.torn = True  # from the pull until the entry is there
             item: Any = None
             try:
-                item = next(self.source)
-                if isinstance(item, EndOfEpoch):
-                    entry = Entry(item, None, self.source.get_state())
+                if watch.plain:  # see `Watch`; this is done often
+                    watch.plain -= 1
+                    item = next(source)
                 else:
-                    entry = Entry(None, None if window.comes_delivered else self._submitted(item), self.source.get_state())
+                    item = next(watch)
+                if isinstance(item, EndOfEpoch):
+                    watch.soon()
+                    entry = Entry(item, None, source.get_state())
+                else:
+                    entry = Entry(None, None if window.comes_delivered else self._submitted(item), source.get_state())
             except StopIteration:
                 window.exhaust()
                 return
             except Exception as exc:  # from the source, or from submitting the item; `next` raises it when its turn comes
                 if item is not None:
                     annotate(exc, f"while handing over {self._work.name(item, IDLE)}")
-                entry = Entry(exc, None, self.source.get_state())
+                entry = Entry(exc, None, source.get_state())
             window.push(entry)
 
     def _submitted(self, item: Any) -> Job | SplitJob:
@@ -375,18 +431,32 @@ class ParallelMapper(Node[T]):
         candidates = self._window.candidates()
         if not candidates:
             raise StopIteration
+        measured = self._measured
+        if self.num_workers and not measured.tasks % _LOOK:
+            measured.looks += 1
+            measured.ready += self._window.ready()
         while True:
             for entry in candidates:
                 if entry.job is None or entry.job.done:
                     return entry
             pool: Any = self._pool
-            pool.wait(_under_way(candidates), self._timeout)
+            if not self.num_workers:
+                pool.wait([candidates[0].job], None)
+                continue
+            began = now()
+            try:
+                pool.wait(_under_way(candidates), self._timeout)
+            finally:
+                measured.wait_ns += now() - began
 
     def _value(self, job: Job | SplitJob) -> T:
         """The value of ``job``; raises its error, or the error of an exhausted error budget."""
+        positions, measured = getattr(job.task, "positions", 0), self._measured
+        samples = 1 if isinstance(positions, int) else len(positions)
+        measured.tasks += 1
+        measured.samples += samples
         value: T = job.result()
         if self._tolerance is not None:
-            samples = len(job.task) if job.task.is_batch else 1
             value = self._tolerance.passed(samples, value, "" if job.worker == IDLE else f" in worker {job.worker}")
         return value
 
@@ -397,6 +467,16 @@ class ParallelMapper(Node[T]):
                 f"rank {saved[0]} of {saved[1]} saved this state with in_order=False, so it lists the items that rank had delivered; "
                 f"this is rank {now[0]} of {now[1]}. Load this rank's own state at the same world size, or train with in_order=True."
             )
+
+
+class Measured:
+    """What a `ParallelMapper` has counted of its jobs."""
+
+    def __init__(self) -> None:
+        self.wait_ns = 0  # for the workers
+        self.tasks = self.samples = self.errors = 0
+        self.ready = self.looks = 0  # items that were ready, and how often that was counted
+        self.ended: list[list[int]] = []  # what workers had counted that were replaced by `refresh`
 
 
 def _under_way(entries: list[Entry]) -> list[Job]:
@@ -414,3 +494,5 @@ def _in_progress(size: float) -> int:
 _FEW, _SOME, _MANY = 2, 4, 8
 _FARTHEST = 2**16
 """Largest distance from the oldest item that a state may list. The window keeps it smaller, but states come from files."""
+_LOOK = 16
+"""One in so many times, the items that are ready are counted."""

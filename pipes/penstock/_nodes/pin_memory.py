@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
@@ -11,12 +12,12 @@ from penstock._memory.devices import can_pin, pin
 from penstock._memory.tree import leaves
 from penstock._nodes.node import is_mark
 from penstock._nodes.reader_node import ReaderNode
-from penstock._statistics import PinStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock._nodes.node import BaseNode
+    from penstock._statistics import NodeStatistics
 
 
 T = TypeVar("T", covariant=True)
@@ -50,9 +51,11 @@ class PinMemory(ReaderNode[T]):
         self._passed += not self._threaded and not is_mark(item)
         return item
 
-    def statistics(self) -> tuple[Any, ...]:
-        own = PinStatistics(0, self._passed) if self._pin is None else PinStatistics(self._pin.pinned, self._pin.already)
-        return (*super().statistics(), own)
+    def _counted(self, elapsed_s: float, items: int) -> NodeStatistics:
+        from penstock._statistics import PinStatistics
+
+        pinned = PinStatistics(0, self._passed) if self._pin is None else PinStatistics(self._pin.pinned, self._pin.already)
+        return dataclasses.replace(super()._counted(elapsed_s, items), pinned=pinned)
 
     def _converter(self) -> Callable[[Any], Any]:
         self._pin = _Pin()

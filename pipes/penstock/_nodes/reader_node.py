@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock._arguments import seconds, whole_number
 from penstock._errors import ClosedError
 from penstock._nodes.node import Node, State, is_mark
-from penstock._statistics import ReaderStatistics
+from penstock._nodes.watch import Watch
 from penstock._workers.reader_thread import ReaderThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock._nodes.node import BaseNode
+    from penstock._statistics import Durations, NodeStatistics
 
 
 T = TypeVar("T", covariant=True)
@@ -47,6 +49,7 @@ class ReaderNode(Node[T]):
         self._run_ahead = run_ahead and self.may_run_ahead
         self._threaded = threaded
         self._pump: ReaderThread | None = None  # made at the first reset
+        self._watch: Watch | None = None
         self._closed = False
 
     def details(self) -> dict[str, Any]:
@@ -57,8 +60,9 @@ class ReaderNode(Node[T]):
         if self._threaded and self._pump is None:
             if self._closed:
                 raise ClosedError(f"{self._name} has ended; build a new loader.")
+            self._watch = Watch(self.source)
             self._pump = ReaderThread(
-                self.source, self._depth, self._name, convert=self._converter(), holds=self._holds(), timeout=self._timeout
+                self._watch, self._depth, self._name, convert=self._converter(), holds=self._holds(), timeout=self._timeout
             )
         (self.source if self._pump is None else self._pump).reset(initial_state)
 
@@ -89,13 +93,37 @@ class ReaderNode(Node[T]):
             self._pump.shutdown()
         self.source.shutdown()
 
-    def statistics(self) -> tuple[Any, ...]:
-        return (*self.source.statistics(), *self._own_statistics())
+    def statistics(self, elapsed_s: float = 0.0, items: int = 0) -> tuple[NodeStatistics, ...]:
+        if self._watch is not None:
+            self._watch.share_out()
+        return super().statistics(elapsed_s, items)
 
-    def _own_statistics(self) -> tuple[Any, ...]:
-        if not self._threaded:
-            return ()
-        return (ReaderStatistics(self._name, self._depth, 0, 0, 0.0) if self._pump is None else self._pump.statistics(),)
+    def _same_thread(self) -> Iterator[Node[Any]]:
+        return iter((self,)) if self._threaded else super()._same_thread()
+
+    def _items_read(self, items: int) -> int:
+        return items + (0 if self._pump is None else self._pump.statistics().ready)
+
+    def converted(self) -> Durations:
+        """How long the thread has worked on each item."""
+        from penstock._statistics import Durations
+
+        return Durations() if self._pump is None else self._pump.statistics().convert
+
+    def _counted(self, elapsed_s: float, items: int) -> NodeStatistics:
+        own = super()._counted(elapsed_s, items)
+        if self._pump is None:
+            return dataclasses.replace(own, depth=self._depth if self._threaded else 0)
+        pump = self._pump.statistics()
+        return dataclasses.replace(
+            own,
+            source_wait_s=pump.read_s,
+            consumer_wait_s=max(0.0, elapsed_s - pump.read_s - pump.convert.total_s),
+            work_s=pump.convert.total_s,
+            ready=pump.ready,
+            ready_mean=pump.ready_mean,
+            depth=pump.depth,
+        )
 
     def _converter(self) -> Callable[[Any], Any] | None:
         """The function that the thread applies to each item and mark. Called in the consumer's thread, at the first `reset`."""

@@ -10,14 +10,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock._memory.allocation import Allocate
+    from penstock._statistics import WorkerStatistics
+    from penstock._workers.meter import Meter
 
 
 @final
 class InlinePool:
     """`Pool` that does ``work(task, allocate)`` in the caller's thread."""
 
-    def __init__(self, work: Callable[[Any, Allocate], Any], allocate: Allocate) -> None:
+    def __init__(self, work: Callable[[Any, Allocate], Any], allocate: Allocate, meter: Meter) -> None:
         self._work = work
+        self._meter = meter
         self._allocate = allocate
 
     def start(self) -> None:
@@ -28,11 +31,13 @@ class InlinePool:
 
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """Do the first of ``jobs``. Ctrl-C is not the job's error: it propagates, and the job stays to be done."""
-        job = jobs[0]
+        job, meter = jobs[0], self._meter
+        meter.begin()
         try:
             job.value = self._work(job.task, self._allocate)
         except (Exception, SystemExit, GeneratorExit) as exc:
             job.error = exc
+        meter.end()
         job.done = True
 
     def discard(self) -> None:
@@ -44,5 +49,10 @@ class InlinePool:
     def shutdown(self, timeout: float | None = None) -> None:
         """Nothing to shut down."""
 
-    def statistics(self) -> None:
-        """Nothing to count."""
+    def statistics(self) -> WorkerStatistics:
+        from penstock._statistics import WorkerStatistics
+
+        return WorkerStatistics("inline")
+
+    def counted(self) -> list[list[int]]:
+        return []  # the work's own meter counts

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
     from penstock._memory.allocation import Allocate
+    from penstock._statistics import WorkerStatistics
 
 
 if TYPE_CHECKING:
@@ -137,5 +138,10 @@ class Pool(Protocol):
     def shutdown(self, timeout: float | None = None) -> None:
         """End the workers within ``timeout`` seconds (see `closing_within`) and release all that they held. Idempotent."""
 
-    def statistics(self) -> Any:
-        """A frozen object with the pool's counters."""
+    def statistics(self) -> WorkerStatistics:
+        """The pool's counters."""
+        ...
+
+    def counted(self) -> list[list[int]]:
+        """What the meter of each worker has counted, also of those that have ended; see `Totals`."""
+        ...

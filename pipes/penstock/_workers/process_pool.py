@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from multiprocessing.context import BaseContext
 
-    from penstock._statistics import ProcessStatistics
+    from penstock._statistics import Durations, WorkerStatistics
     from penstock._workers.pool import Job, Work
 
 
@@ -136,9 +136,17 @@ class ProcessPool:
         self._finalizer.detach()
         self._scheduler.shutdown(patience_s(timeout))
 
-    def statistics(self) -> ProcessStatistics:
+    def statistics(self) -> WorkerStatistics:
         """The pool's counters: its work so far, and what it holds now."""
         return self._scheduler.statistics()
+
+    def unpacked(self) -> Durations:
+        """How long it took to rebuild each result here."""
+        return self._scheduler.unpacked.durations()
+
+    def counted(self) -> list[list[int]]:
+        """See `Pool.counted`."""
+        return self._scheduler.counted()
 
     @property
     def pids(self) -> tuple[int, ...]:

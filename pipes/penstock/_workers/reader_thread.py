@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 from penstock._errors import ClosedError
 from penstock._workers.bell import Bell
 from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start
+from penstock._workers.meter import Histogram, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,12 +80,20 @@ class _Shelf:
         self.convert = convert
         self.holds = holds
         self.items: deque[_Item] = deque()  # read and written under the core's lock
+        self.read_ns = 0  # in the source; written by the reader
+        self.converted = Histogram()
 
     def read(self) -> _Item:
+        began = now()
         try:
-            value = next(self.source)
+            try:
+                value = next(self.source)
+            finally:
+                read = now()
+                self.read_ns += read - began
             if self.convert is not None:
                 value = self.convert(value)
+                self.converted.add(now() - read)
             return _Item(value, None, self.source.get_state(), self.holds is not None and self.holds(value))
         except BaseException as exc:
             return _Item(None, exc, self.source.get_state(), True)
@@ -181,6 +190,7 @@ class ReaderThread:
         self._raised: dict[str, Any] | None = None
         self._timeout = timeout
         self._wait_s = 0.0
+        self._asked = self._ready = 0  # how often the consumer asked, and how many items were ready then, in all
         self._shelf = _Shelf(source, convert, holds)
         self._core = _Core(self._shelf, depth)
         self._thread: threading.Thread | None = None
@@ -216,6 +226,8 @@ class ReaderThread:
         """
         if self._raised is not None:
             self.state, self._raised = self._raised, None
+        self._asked += 1
+        self._ready += len(self._shelf.items)
         item = self._take()
         if item is None:
             item = self._wait()
@@ -243,8 +255,18 @@ class ReaderThread:
         """The counters so far, as a frozen object."""
         from penstock._statistics import ReaderStatistics
 
+        shelf = self._shelf
         with self._core.lock:
-            return ReaderStatistics(self._name, self._core.depth, len(self._shelf.items), self._core.items, self._wait_s)
+            return ReaderStatistics(
+                self._name,
+                self._core.depth,
+                len(shelf.items),
+                self._core.items,
+                self._wait_s,
+                shelf.read_ns / 1e9,
+                shelf.converted.durations(),
+                self._ready / self._asked if self._asked else 0.0,
+            )
 
     def _take(self) -> _Item | None:
         """Take the next item if it is ready; otherwise release a reader that an item holds."""

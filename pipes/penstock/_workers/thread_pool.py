@@ -25,15 +25,16 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import ClosedError
 from penstock._memory.allocation import afresh
-from penstock._statistics import ThreadStatistics
 from penstock._workers.bell import Bell
 from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start
+from penstock._workers.meter import Meter, measuring
 from penstock._workers.pool import IDLE, Job, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock._memory.allocation import Allocate
+    from penstock._statistics import WorkerStatistics
 
 
 class _Core:
@@ -43,6 +44,7 @@ class _Core:
         self.work = work
         self.allocate = allocate
         self.cells = [[IDLE] for _ in range(num_workers)]  # each thread writes its own
+        self.meters = [Meter() for _ in range(num_workers)]  # each thread writes its own
         self.doing: list[Job | None] = [None] * num_workers  # each thread writes its own
         self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # a None ends the thread that takes it
         self.finished = Bell()  # wakes the consumer
@@ -111,15 +113,18 @@ class _Core:
 
 
 def _run(core: _Core, number: int) -> None:
-    name = threading.current_thread().name
+    name, meter = threading.current_thread().name, core.meters[number]
+    measuring.set(meter)
     while (job := core.take(number)) is not None:
         value, error = None, None
+        meter.begin()
         try:
             value = core.work(job.task, core.cells[number], core.allocate)
         except BaseException as exc:
             with contextlib.suppress(Exception):  # a frozen exception takes no note
                 exc.add_note(f"in worker thread {number} ({name})")
             error = exc
+        meter.end()
         core.finish(number, job, value, error)
         del job, value, error  # This frame must not keep a batch alive while it waits for the next.
 
@@ -188,9 +193,17 @@ class ThreadPool:
             self._core.ended = True  # not before: if an interrupt comes first, the next call tells the rest, which would wait forever
             join(self._threads, patience_s(timeout))
 
-    def statistics(self) -> ThreadStatistics:
+    def statistics(self) -> WorkerStatistics:
+        from penstock._statistics import WorkerStatistics
+
         core = self._core
-        return ThreadStatistics(workers=len(core.cells), tasks=core.tasks, waiting=core.inbox.qsize(), stuck=len(core.stuck()))
+        busy = sum(job is not None for job in core.doing)
+        return WorkerStatistics(
+            "thread", workers=len(core.cells), busy=busy, tasks=core.tasks, waiting=core.inbox.qsize(), stuck=len(core.stuck())
+        )
+
+    def counted(self) -> list[list[int]]:
+        return [meter.counted() for meter in self._core.meters]
 
 
 def _abandoned(core: _Core, threads: list[threading.Thread], pid: int) -> None:

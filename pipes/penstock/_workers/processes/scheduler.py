@@ -23,8 +23,8 @@ from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 from penstock._errors import ClosedError, SampleError, WorkerDied
-from penstock._statistics import ProcessStatistics
 from penstock._workers.lifetime import PATIENCE_S
+from penstock._workers.meter import Histogram, now
 from penstock._workers.pool import IDLE, Job
 from penstock._workers.processes.change import Change
 from penstock._workers.processes.deaths import cause_of
@@ -35,6 +35,8 @@ from penstock._workers.processes.worker_handle import MOST_HELD, WorkerHandle
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
+
+    from penstock._statistics import WorkerStatistics
 
 
 _logger = logging.getLogger("penstock")
@@ -55,6 +57,8 @@ class Scheduler:
         self._refill_at = min(refill_at, self._queue_size - 1)
         self._max_restarts = max_restarts
         self._restarts = 0
+        self.unpacked = Histogram()
+        self._ended: list[list[int]] = []  # what the meters of workers that have ended had counted
         self._tasks = TaskTable()
         self._supervisor = Supervisor(setup, self._queue_size, context)
         self._change = Change()  # to `_tasks`, `_supervisor` and the workers' handles, which must agree
@@ -84,6 +88,7 @@ class Scheduler:
                 return
             self.closed = True
             self._skip_all()
+            self._ended += [worker.area.meter.ended() for worker in self._supervisor.workers.values()]
             self._supervisor.stop(deadline)
             if self._at_exit is not None:
                 self._at_exit.cancel()
@@ -143,10 +148,13 @@ class Scheduler:
     def pids(self) -> tuple[int, ...]:
         return tuple(worker.pid for worker in sorted(self._supervisor.workers.values(), key=lambda worker: worker.worker))
 
-    def statistics(self) -> ProcessStatistics:
+    def statistics(self) -> WorkerStatistics:
+        from penstock._statistics import WorkerStatistics
+
         workers = list(self._supervisor.workers.values())
         counts = [worker.slots.count() for worker in workers]
-        return ProcessStatistics(
+        return WorkerStatistics(
+            "process",
             workers=len(workers),
             busy=sum(bool(worker.held) for worker in workers),
             waiting=self._tasks.waiting,
@@ -155,6 +163,10 @@ class Scheduler:
             slots=sum(slots for slots, _ in counts),
             slot_bytes=sum(nbytes for _, nbytes in counts),
         )
+
+    def counted(self) -> list[list[int]]:
+        """See `Pool.counted`."""
+        return [*self._ended, *(worker.area.meter.counted() for worker in list(self._supervisor.workers.values()))]
 
     # The event loop.
 
@@ -222,7 +234,9 @@ class Scheduler:
             elif answer.status == REFUSED:
                 self._tasks.fail(worker.refusal(answer))
             else:
+                came = now()
                 self._tasks.finish(*worker.take_answer(answer, self._named))
+                self.unpacked.add(now() - came)
         return bool(answers)
 
     # Deaths.
@@ -237,7 +251,7 @@ class Scheduler:
     def _replace(self, worker: WorkerHandle, code: int) -> None:
         while self._receive(worker):  # its death may be known before its last answers are read, and they are as good as ever
             pass
-        self._supervisor.remove(worker)
+        self._remove(worker)
         if self._tasks.failure is not None:  # one of them was that it cannot start
             return
         blamed, row, how = worker.doing(), worker.row, cause_of(code)
@@ -261,12 +275,16 @@ class Scheduler:
         self._tasks.requeue(worker.held)
         self._supervisor.launch(worker.worker)
 
+    def _remove(self, worker: WorkerHandle) -> None:
+        self._supervisor.remove(worker)
+        self._ended.append(worker.area.meter.ended())
+
     def _mend(self) -> None:
         """After an exception came out of the middle of a change (Ctrl-C at a bad moment): new workers, and everything once more."""
         if not self._supervisor.working or self._tasks.failure is not None:
             return
         for worker in list(self._supervisor.workers.values()):
-            self._supervisor.remove(worker)
+            self._remove(worker)
         for number in range(self.setup.num_workers):
             self._supervisor.launch(number)
         self._tasks.restart()

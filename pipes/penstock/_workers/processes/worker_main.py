@@ -32,6 +32,7 @@ from penstock._memory.modes import in_neutral_modes
 from penstock._memory.parcel import Parcel, unpack
 from penstock._memory.shared_memory import attach
 from penstock._memory.slots import NO_SLOT
+from penstock._workers.meter import measuring, now
 from penstock._workers.pool import IDLE, Work
 from penstock._workers.processes.main_module import explained
 from penstock._workers.processes.protocol import (
@@ -120,6 +121,8 @@ class _Server:
         self._channel = channel
         self._area = area
         self._slots = WorkerSlots()
+        self._done = 0  # when the task's value was there
+        measuring.set(area.meter)
         self._inherited = sys.exc_info()[
             1
         ]  # what the consumer was handling when it forked; Python takes it for the context of every error here
@@ -142,9 +145,11 @@ class _Server:
                     raise OSError(errno.EMFILE, "no room for the task's file descriptor")
                 body = attach(fds[0], nbytes) if nbytes > Area.PLACE else self._area.places[place][:nbytes]
                 self._slots.begin(self._area.places[place], lent)
+                self._area.meter.begin()
                 status, parcel = self._do(work, body)
                 del body
                 self._answer(number, status, parcel)
+                self._area.meter.end()
                 del parcel  # or this frame would keep the result alive while it waits for the next task
                 cells[Area.DOING] = -1
             for fd in fds:
@@ -169,6 +174,7 @@ class _Server:
             return ERROR, self._failure(error)
         finally:
             self._area.row[0] = IDLE
+        self._done = now()
         try:
             return VALUE, Parcel(value)
         except BaseException as error:  # a user's __reduce__ may raise anything
@@ -188,6 +194,8 @@ class _Server:
             self._answer(number, ERROR, self._failure(error, Area.PLACE))
             return
         message = ANSWER.pack(number, status, slot, size, start, end)
+        if status == VALUE:
+            self._area.meter.pack.add(now() - self._done)
         if fd is None:
             self._channel.sendall(message)
         else:
