@@ -162,6 +162,15 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
+FILE = re.compile(r"`((?:docs|examples|pipes|tests)/[\w./-]+\.\w+)`")
+
+
+@pages
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    """Seen to fail: pages that were moved, in the lists of CONTRIBUTING.md."""
+    assert [file for file in FILE.findall(FENCE.sub("", page.read_text())) if not (ROOT / file).exists()] == []
+
+
 def headings(markdown: str) -> set[str]:
     """The anchors of a page, as MyST and code hosts make them."""
     titles = re.findall(r"^#{1,4} (.+)$", FENCE.sub("", markdown), re.MULTILINE)
