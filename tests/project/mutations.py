@@ -2848,6 +2848,12 @@ MUTATIONS = [
         "tests/observe/test_trace.py::test_every_batch_wait_and_epoch_is_there",
     ),
     Mutation("_observe/trace.py", "        _under_way.clear()\n", "", "tests/observe/test_trace.py::test_one_trace_at_a_time"),
+    Mutation(
+        "_fetch/task.py",
+        "from penstock._fetch.packing import PackView\n",
+        "from penstock._fetch.packing import PackView\nfrom penstock._nodes.node import Node\n",
+        "tests/project/test_front_door.py::test_a_spawned_worker_imports_only_what_its_work_needs",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)

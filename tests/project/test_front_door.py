@@ -48,6 +48,25 @@ def test_a_loader_imports_only_what_it_uses(arguments: str, unused: str) -> None
     assert [module for module in sorted(loaded) if f"{module}.".startswith(tuple(f"penstock.{room}." for room in unused.split()))] == []
 
 
+class Told:
+    """Samples that say what the process that loads them has imported."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> list[str]:
+        return [module for module in sys.modules if module.startswith(("penstock.", "torchdata."))]
+
+
+@pytest.mark.slow
+def test_a_spawned_worker_imports_only_what_its_work_needs() -> None:
+    """Each worker pays for its imports. Seen to fail: the task imported a node, and with it torchdata."""
+    with penstock.Loader.from_dataset(Told(), None, num_workers=1, multiprocessing_context="spawn", collate_fn=list) as loader:
+        loaded = next(iter(loader))
+    assert "penstock._fetch.task" in loaded
+    assert [module for module in loaded if module.startswith(("torchdata.nodes", "penstock._nodes", "penstock._loader"))] == []
+
+
 def test_a_node_of_torchdata_needs_no_import_of_ours_first() -> None:
     """Seen to fail: only the file of `IterableSource` told the nodes about it, and nobody had imported that."""
     code = "import penstock, torchdata.nodes as theirs; print(next(iter(penstock.Loader(penstock.Cycler(theirs.IterableWrapper([7]))))))"

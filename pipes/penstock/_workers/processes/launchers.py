@@ -165,7 +165,7 @@ class ByContext:
             resource_tracker.ensure_running()  # now, because starting it unblocks Ctrl-C, which must not come in the middle of a worker's start
         self._by_server = method == "forkserver"
         if self._by_server:
-            _preload()
+            _preload(setup)
         self.missed_deaths: list[tuple[int, int]] = []
         self._context = context
         self._poller = poller
@@ -274,10 +274,10 @@ def _reducers() -> dict[type, Any]:
     return {**copyreg.dispatch_table, **{kind: how for kind, how in more.items() if not how.__module__.startswith("torch")}}
 
 
-def _preload() -> None:
-    """Have the fork server import torch and `worker_main` once, for all workers, unless the user chose what it imports."""
+def _preload(setup: Setup) -> None:
+    """Have the fork server import torch, `worker_main` and the kind of work once, for all workers, unless the user chose what it imports."""
     from multiprocessing import forkserver
 
     server = getattr(forkserver, "_forkserver", None)
     if getattr(server, "_preload_modules", None) == ["__main__"]:
-        forkserver.set_forkserver_preload(["__main__", "torch", "penstock._workers.processes.worker_main"])
+        forkserver.set_forkserver_preload(["__main__", "torch", "penstock._workers.processes.worker_main", type(setup.work).__module__])

@@ -24,6 +24,7 @@ import threading
 from typing import Any
 
 import numpy as np
+import numpy.random  # before the fork, or each worker would import it
 import torch
 from torch.utils.data._utils import worker as torch_worker
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
+import multiprocessing.popen_fork  # before the fork, or each zygote would import it
 import os
 import select
 import signal
