@@ -93,7 +93,7 @@ class Running:
         counted_s = 0.0
         last = time.perf_counter()
         for place, batch in self.stream:
-            if self.copy is not None:
+            if self.copy is not None and batch is not None:
                 self.copy(batch)
             now = time.perf_counter()
             batches += 1
@@ -269,24 +269,30 @@ def busy_cores(seconds: float) -> float:
     return sum(getattr(after, kind) - getattr(before, kind) for kind in ("user", "nice", "system", "irq", "softirq", "steal")) / seconds
 
 
-def wake_up_us(trips: int = 5000) -> float:
-    """CPU time of waking up another process through a pipe, and of falling asleep."""
+def wake_up_us(trips: int = 1000, trials: int = 10) -> float:
+    """CPU time of waking up another process through a pipe, and of falling asleep: the least of several trials."""
 
     def echo(tell: Any, asked: Any) -> None:
         while os.read(there[0], 1):
             os.write(back[1], b"x")
 
+    def spent_s() -> float:
+        return time.process_time() + time.clock_gettime((~child.pid << 3) | 2)
+
     there, back = os.pipe(), os.pipe()
     child = Child(echo, 10)
-    begin_s = time.process_time() + time.clock_gettime((~child.pid << 3) | 2)
-    for _ in range(trips):
-        os.write(there[1], b"x")
-        os.read(back[0], 1)
-    spent_s = time.process_time() + time.clock_gettime((~child.pid << 3) | 2) - begin_s
+    costs = []
+    for _ in range(trials):
+        begin_s = spent_s()
+        for _ in range(trips):
+            os.write(there[1], b"x")
+            os.read(back[0], 1)
+        costs.append(1e6 * (spent_s() - begin_s) / trips / 2)
+    os.kill(child.pid, signal.SIGKILL)
     for pipe in (*there, *back):
         os.close(pipe)
     child.end()
-    return 1e6 * spent_s / trips / 2
+    return min(costs)
 
 
 class Program:
@@ -390,7 +396,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--loaders", nargs="+", metavar="NAME", help=f"full names, or the part before a comma, of: {', '.join(LOADERS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3, help="turns of each loader in a round")
-    parser.add_argument("--seconds", type=float, default=0.2, help="of a turn; with long batches half as long again")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a turn; some workloads take longer ones")
     parser.add_argument("--timeout", type=float, default=60, help="seconds for one answer of a loader")
     parser.add_argument("--quick", action="store_true", help="one round, one turn of 0.1 s: does everything run?")
     parser.add_argument("--check", action="store_true")
@@ -417,7 +423,7 @@ def main() -> None:
             os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"OMP_NUM_THREADS": "1"})
         for module in MODULES:  # before the first fork; whoever is not installed fails by name later
             with contextlib.suppress(ImportError):
-                importlib.import_module(module)
+                getattr(importlib.import_module(module), "Loader", None)  # penstock imports what is first asked for
         if options.check:
             sys.exit(not check_all(options))
         program = Program(options)

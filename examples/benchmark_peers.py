@@ -227,11 +227,11 @@ WORKLOADS = {
     "text": Workload("32 to 512 tokens, padded by collate_fn, batches of 32", lambda length: Made(length, Tokens()), 64_000, 32, pad),
     "decode": Workload("JPEG, decoded to 3 x 224 x 224 uint8", lambda length: Made(length, Photos(224)), turn=1.5),
     "augment": Workload("JPEG, decoded, cropped, flipped, as float32", lambda length: Made(length, Augmented(256)), turn=1.5),
-    "python": Workload("1 ms of pure Python", lambda length: Made(length, looped), turn=1.5),
+    "python": Workload("1 ms of pure Python, batches of 16", lambda length: Made(length, looped), 64_000, 16, turn=1.5),
     "large": Workload(
         "batches of 38 MB, copied once by the consumer", lambda length: Made(length, Planes()), 12_800, turn=1.5, copies=True
     ),
-    "waiting": Workload("5 ms of waiting, 32 at the same time", lambda length: Made(length, waited), workers=32, turn=1.5),
+    "waiting": Workload("5 ms of waiting, 32 at the same time", lambda length: Made(length, waited), workers=32, turn=5),
     NOTHING: Workload("nothing is loaded", lambda _: Nothing(), collate=first),
 }
 
@@ -444,9 +444,15 @@ def no_loader(task: Task, method: str) -> Opened:
 
 
 def load_only(task: Task, method: str) -> Opened:
-    """Lists of samples, for what loading them costs."""
-    batches = Repeated(index_batches(task))
-    return Opened(lambda: ([task.dataset[index] for index in indices] for indices in batches))
+    """The samples of a batch, for what loading them costs."""
+
+    def load() -> Iterator[None]:
+        for indices in Repeated(index_batches(task)):
+            samples = [task.dataset[index] for index in indices]
+            del samples
+            yield None
+
+    return Opened(load)
 
 
 def index_level(task: Task, method: str) -> Opened:

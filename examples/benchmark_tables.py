@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from benchmark_peers import INDEX_LEVEL, LOAD_ONLY, NO_LOADER, NOTHING, OURS, REFERENCE, WORKLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 METHODS = ("inline", "threads", "processes")
@@ -55,16 +55,26 @@ class Run:
         values = [row[key] for row in self.turns.get(workload, {}).get(loader, {}).values() if key in row]
         return statistics.median(values) if values else None
 
-    def ratios(self, workload: str, one: str | None, other: str | None, key: str = "samples_per_s") -> list[float]:
-        """Of speed, or of something else, turn by turn."""
+    def batch_us(self, workload: str, loader: str | None) -> float | None:
+        """CPU time per batch, over all turns together: a batch may be made in one turn and delivered in the next."""
+        rows = [row for row in self.turns.get(workload, {}).get(loader or "", {}).values() if "batch_us" in row]
+        return sum(row["batch_us"] * row["batches"] for row in rows) / sum(row["batches"] for row in rows) if rows else None
+
+    def ratios(self, workload: str, one: str | None, other: str | None) -> list[float]:
+        """Of speed, turn by turn."""
         ours, theirs = (self.turns[workload].get(name or "", {}) for name in (one, other))
         pairs = ((ours[at], theirs[at]) for at in ours.keys() & theirs.keys())
-        return [a[key] / b[key] for a, b in pairs if key in a and key in b]
+        return [a["samples_per_s"] / b["samples_per_s"] for a, b in pairs if "samples_per_s" in a and "samples_per_s" in b]
 
-    def ratio(self, workload: str, one: str | None, other: str | None, key: str = "samples_per_s") -> str:
+    def ratio(self, workload: str, one: str | None, other: str | None) -> str:
         """The median ratio."""
-        ratios = self.ratios(workload, one, other, key)
+        ratios = self.ratios(workload, one, other)
         return f"{statistics.median(ratios):.2f}" if ratios else "-"
+
+    def cpu_ratio(self, workload: str, one: str | None, other: str | None) -> str:
+        """CPU time of the one, divided by that of the other."""
+        ours, theirs = (self.batch_us(workload, name) for name in (one, other))
+        return f"{ours / theirs:.2f}" if ours and theirs else "-"
 
     def fastest(self, workload: str, names: Iterable[str]) -> str | None:
         """Among these loaders."""
@@ -137,7 +147,7 @@ def verdicts(run: Run) -> str:
                 peer or "-",
                 shares[1],
                 run.verdict(name),
-                run.ratio(name, ours, peer, "batch_us"),
+                run.cpu_ratio(name, ours, peer),
                 run.load(name),
             ]
         )
@@ -152,37 +162,29 @@ def by_method(run: Run) -> str:
         said = run.verdict(workload, method)
         if peer is None or said == "-":
             return "-"
-        return f"{said}, CPU time {run.ratio(workload, f'{OURS}, {method}', peer, 'batch_us')}, {peer.split(', ')[0]}"
+        return f"{said}, CPU time {run.cpu_ratio(workload, f'{OURS}, {method}', peer)}, {peer.split(', ')[0]}"
 
     return table(["", *METHODS], ([WORKLOADS[name].title, *(cell(name, method) for method in METHODS)] for name in run.workloads))
 
 
-def everything(run: Run, key: str) -> str:
-    """All loaders on all workloads: times DataLoader's processes ("ratio"), or a median of the rows."""
-    names = dict.fromkeys(name for workload in run.workloads for name in run.turns[workload] if not name.startswith(LOAD_ONLY))
+def everything(run: Run, cell: Callable[[str, str], str]) -> str:
+    """All loaders on all workloads, with what ``cell`` says of (workload, loader)."""
     rows = []
-    for name in names:
-        if key == "ratio":
-            cells = [run.ratio(workload, name, f"{REFERENCE}, processes") for workload in run.workloads]
-        else:
-            cells = [
-                number(run.median(workload, name, key), 1 / WORKLOADS[workload].batch_size if key == "batch_us" else 1)
-                for workload in run.workloads
-            ]
-        failed = [run.data["failed"].get(workload, {}).get(name) for workload in run.workloads]
-        rows.append([name, *("failed" if failure and cell == "-" else cell for failure, cell in zip(failed, cells, strict=True))])
+    for name in dict.fromkeys(name for workload in run.workloads for name in run.turns[workload] if not name.startswith(LOAD_ONLY)):
+        cells = ((cell(workload, name), run.data["failed"].get(workload, {}).get(name)) for workload in run.workloads)
+        rows.append([name, *("failed" if failure and said == "-" else said for said, failure in cells)])
     return table(["", *run.workloads], rows)
 
 
 def costs(run: Run) -> str:
     """Where the CPU time of a batch goes, by what is saved if stages are left out."""
-    index = run.median(NOTHING, f"{INDEX_LEVEL}, inline", "batch_us")
-    empty = {method: run.median(NOTHING, f"{OURS}, {method}", "batch_us") for method in METHODS}
+    index = run.batch_us(NOTHING, f"{INDEX_LEVEL}, inline")
+    empty = {method: run.batch_us(NOTHING, f"{OURS}, {method}") for method in METHODS}
     head = ["", "method", "index", "iterator", "load", "collate", "hand-over", "the rest", "sum", "time", "wake-ups", "choose"]
     rows = []
     for name in run.workloads:
-        load = run.median(name, f"{LOAD_ONLY}, inline", "batch_us")
-        total = {method: run.median(name, f"{OURS}, {method}", "batch_us") for method in METHODS}
+        load = run.batch_us(name, f"{LOAD_ONLY}, inline")
+        total = {method: run.batch_us(name, f"{OURS}, {method}") for method in METHODS}
         if None in (index, load, *empty.values(), *total.values()):
             continue
         collate = total["inline"] - empty["inline"] - load
@@ -203,7 +205,7 @@ def chosen(run: Run, workload: str) -> str:
     """The method to choose: the fastest, or one that is almost as fast and takes less CPU time."""
     fastest = run.median(workload, run.ours(workload) or "", "samples_per_s") or 0
     fast = [method for method in METHODS if (run.median(workload, f"{OURS}, {method}", "samples_per_s") or 0) >= 0.95 * fastest]
-    return min(fast, key=lambda method: run.median(workload, f"{OURS}, {method}", "batch_us") or math.inf)
+    return min(fast, key=lambda method: run.batch_us(workload, f"{OURS}, {method}") or math.inf)
 
 
 def page(data: dict[str, Any]) -> str:
@@ -219,18 +221,19 @@ def page(data: dict[str, Any]) -> str:
         "Each method, and the fastest peer with the same method:",
         by_method(run),
         f"All loaders, times `{REFERENCE}` with worker processes:",
-        everything(run, "ratio"),
+        everything(run, lambda workload, name: run.ratio(workload, name, f"{REFERENCE}, processes")),
         "CPU time of all processes together, in us per sample:",
-        everything(run, "batch_us"),
+        everything(run, lambda workload, name: number(run.batch_us(workload, name), 1 / WORKLOADS[workload].batch_size)),
         "The first batch, in ms after the loader is built:",
-        everything(run, "first_ms"),
+        everything(run, lambda workload, name: number(run.median(workload, name, "first_ms"))),
     ]
     model = costs(run)
     if model:
         parts += [
             "Where the CPU time of a batch goes, in us. Each part is what leaving it out saves: *index* computes which samples are next, "
             "*iterator* delivers and keeps the state (both from a dataset of nothing), *load* calls the dataset, *collate* is what the loader "
-            "without workers takes beyond that, *hand-over* passes an empty batch, *the rest* is data that another core has in its cache, "
+            "without workers takes beyond that, with seeding, and the consumer's copy of large batches (below 0 where writing each sample straight into "
+            "the batch saves the memory of a list of samples), *hand-over* passes an empty batch, *the rest* is data that another core has in its cache, "
             f"memory, and waiting for Python's lock. *Time* is from batch to batch. A wake-up costs about {machine['wake_up_us']:.1f} us.",
             model,
         ]

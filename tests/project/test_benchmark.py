@@ -29,6 +29,7 @@ def data(date: str = "today", **speeds: float) -> dict[str, Any]:
             "turn": turn,
             "samples_per_s": speed / (1 + number + turn),
             "batch_us": 6400,
+            "batches": 100,
             "switches": 1,
         }
         for name, speed in speeds.items()
