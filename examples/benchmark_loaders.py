@@ -241,8 +241,8 @@ class Child:
             os.killpg(self.pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """Wait until all of its processes have ended; whoever takes long is killed."""
-        for number, patience_s in ((0, 1), (signal.SIGTERM, 1), (signal.SIGKILL, 5)):
+        """Wait until all of its processes have ended; whoever takes long is told to. Python's resource tracker is not, and frees what is left."""
+        for number, patience_s in ((0, 2), (signal.SIGTERM, 10), (signal.SIGKILL, 5)):
             until = time.monotonic() + patience_s
             while self._alive(number) and time.monotonic() < until:
                 number = 0
