@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import re
 import subprocess
@@ -24,7 +22,6 @@ from penstock._observe.bench import Loop, Measured, Reader, rows_of, text_of, ve
 from penstock._observe.compare import Candidate, recommended
 from penstock._observe.compare import text_of as comparison
 from penstock._observe.memory import memory_of_processes
-from penstock._observe.plot import plot_waits
 from penstock._observe.target import TargetError, with_workers
 
 names = map("bench_target_{}".format, itertools.count())
@@ -75,13 +72,6 @@ class Space:
 
 number = 5
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def fonts() -> None:
-    """Have matplotlib open now the files that it keeps open for the life of the process."""
-    with contextlib.suppress(ImportError):
-        plot_waits(measured(0.03, 0.01), io.BytesIO())
 
 
 @pytest.fixture
@@ -220,6 +210,7 @@ def test_the_error_of_a_users_import_is_shown(tmp_path: Path, monkeypatch: pytes
         bench(f"{file}:x")
 
 
+@pytest.mark.usefixtures("fonts")
 def test_a_picture_is_drawn(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "waits.png"

@@ -2854,6 +2854,18 @@ MUTATIONS = [
         "from penstock._fetch.packing import PackView\nfrom penstock._nodes.node import Node\n",
         "tests/project/test_front_door.py::test_a_spawned_worker_imports_only_what_its_work_needs",
     ),
+    Mutation(
+        "_observe/picture.py",
+        "node.workers.workers * node.consumer_wait_s",
+        "node.consumer_wait_s",
+        "tests/observe/test_picture.py::test_the_shares_are_those_of_the_statistics",
+    ),
+    Mutation(
+        "_observe/picture.py",
+        '"waits": statistics.waits.total_s,',
+        '"waits": statistics.waits.total_s + statistics.boundary_waits.total_s,',
+        "tests/observe/test_picture.py::test_the_shares_are_those_of_the_statistics",
+    ),
 ]
 
 _NOT_TESTED = re.compile(r"^E +((?:ImportError|ModuleNotFoundError|NameError|SyntaxError|IndentationError)\b.*)", re.MULTILINE)

@@ -31,7 +31,7 @@ MAY_IMPORT = {  # room: those it may import from
     "_workers": "_errors _statistics _memory",
     "_fetch": "_arguments _errors _statistics _random _memory _workers",
     "_nodes": "_arguments _errors _statistics _random _memory _workers _fetch",
-    "_loader": "_arguments _errors _statistics _random _memory _workers _fetch _nodes",
+    "_loader": "_observe _arguments _errors _statistics _random _memory _workers _fetch _nodes",
     "_datasets": "_arguments _errors _random _memory _fetch _streams _loader",
     "_streams": "_arguments _errors _statistics _random _memory _fetch",
     "": "_observe _errors _statistics _random _fetch _nodes _loader _datasets _streams",  # the front door itself, penstock/__init__.py
@@ -54,7 +54,7 @@ ONLY_IN = {  # module: the rooms and files that may import it
     "lightning": "integrations.lightning",
     "pytorch_lightning": "integrations.lightning",
     "transformers": "integrations.transformers",
-    "matplotlib": "_observe.plot",
+    "matplotlib": "_observe.plot _observe.picture",
 }
 FOR_ALL = {"numpy", "torch"}
 

@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final
+from typing import IO, TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -355,6 +355,12 @@ class Loader(FromDataset, Generic[T]):
     def statistics(self) -> LoaderStatistics:
         """Where the time went so far, as a frozen object. May be called at any time, also after `close`; not part of the state."""
         return self._clock.statistics()
+
+    def plot(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
+        """Draw `statistics` into a picture, such as ``"loader.png"``: where the time went, how long the waits were, how full the queues. Needs matplotlib."""
+        from penstock._observe.picture import draw
+
+        draw(self.statistics(), self._title(), file)
 
     # What an iterator asks of its loader.
 
