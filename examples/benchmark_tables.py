@@ -1,7 +1,7 @@
 """What benchmark_loaders.py concludes from its rows, as Markdown: who is ahead, by how much, and where the time of a batch goes.
 
 A row is one turn of one loader. Two loaders are compared turn by turn: the median of the ratios, and the interval of their order statistics
-that holds the true median in 95 % of all cases, whatever the distribution (in fewer than 6 turns no interval does; it is the whole range).
+that holds the true median in 95 % of all cases, whatever the distribution (in fewer than 6 turns no interval does: then the whole range is printed, and nothing is concluded).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 METHODS = ("inline", "threads", "processes")
 AHEAD = 1.02  # a lead by less is called a tie
+LEAST = 6  # turns, for an interval of 95 %
 BEGIN, END = "<!-- written by benchmark_loaders.py -->", "<!-- end of what benchmark_loaders.py wrote -->"
 
 
@@ -37,6 +38,7 @@ def verdict(ratios: list[float]) -> str:
     low, high = interval(ratios)
     middle = statistics.median(ratios)
     word = "ahead" if low > 1 and middle >= AHEAD else "behind" if high < 1 else "tie"
+    word = word if len(ratios) >= LEAST else "unclear"
     return f"{word} {middle:.2f} ({low:.2f} to {high:.2f})"
 
 
@@ -250,9 +252,9 @@ def summary(runs: list[dict[str, Any]]) -> str:
             verdicts = [run.verdict(name, method) if name in run.workloads else "-" for run in known]
             if set(verdicts) == {"-"}:
                 continue
-            words = {verdict.split()[0] for verdict in verdicts}
-            agree = "yes" if len(words) == 1 else "no" if {"ahead", "behind"} <= words else "but for ties"
-            rows.append([name, method or "best", *verdicts, agree])
+            words = [verdict.split()[0] for verdict in verdicts if verdict != "-"]
+            agree = "no" if {"ahead", "behind"} <= {*words} else "yes" if len({*words}) == 1 else "but for ties"
+            rows.append([name, method or "best", *verdicts, agree if len(words) > 1 else "-"])
     return table(["", "method", *(data["date"] for data in runs), "agree"], rows)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def data(date: str = "today", **speeds: float) -> dict[str, Any]:
-    """A run of one workload: two rounds of three turns, in which the machine is slower each time, for all loaders alike."""
+    """A run of one workload: three rounds of three turns, in which the machine is slower each time, for all loaders alike."""
     rows = [
         {
             "workload": "rows",
@@ -33,10 +33,10 @@ def data(date: str = "today", **speeds: float) -> dict[str, Any]:
             "switches": 1,
         }
         for name, speed in speeds.items()
-        for number, turn in product(range(2), range(3))
+        for number, turn in product(range(3), range(3))
     ]
     machine = {"cores": 2, "versions": {"torch": "2"}, "wake_up_us": 5.0}
-    options = {"rounds": 2, "turns": 3, "seconds": 1}
+    options = {"rounds": 3, "turns": 3, "seconds": 1}
     return {
         "date": date,
         "machine": machine,
@@ -56,7 +56,15 @@ def test_the_interval_of_the_median_is_that_of_the_sign_test(count: int, left_ou
 
 @pytest.mark.parametrize(
     ("ratios", "word"),
-    [([1.1] * 6, "ahead"), ([0.9] * 6, "behind"), ([1.01] * 6, "tie"), ([1.1] * 5 + [0.9], "tie"), ([0.9] * 5 + [1.1], "tie"), ([], "-")],
+    [
+        ([1.1] * 6, "ahead"),
+        ([0.9] * 6, "behind"),
+        ([1.01] * 6, "tie"),
+        ([1.1] * 5 + [0.9], "tie"),
+        ([0.9] * 5 + [1.1], "tie"),
+        ([1.1] * 5, "unclear"),
+        ([], "-"),
+    ],
 )
 def test_a_verdict_needs_an_interval_without_1_and_a_lead_of_2_percent(ratios: list[float], word: str) -> None:
     """Seen to fail: a lead of 1 % called ahead."""
@@ -71,7 +79,7 @@ def test_loaders_are_compared_turn_by_turn() -> None:
     del run["rows"][0]
     page = tables.page(run)
     assert (
-        "| tiny rows, 32 float32 | 167, threads | inline | 0.75 | Grain, inline | 0.50 | ahead 1.50 (1.50 to 1.50) | 1.00 | 0.5 to 0.5 |"
+        "| tiny rows, 32 float32 | 133, threads | inline | 0.75 | Grain, inline | 0.50 | ahead 1.50 (1.50 to 1.50) | 1.00 | 0.5 to 0.5 |"
         in page
     )
     assert "| tiny rows, 32 float32 | ahead 1.50 (1.50 to 1.50), CPU time 1.00, Grain | - | - |" in page
