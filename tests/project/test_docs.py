@@ -101,7 +101,7 @@ def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_script: Cal
         pytest.skip(f"{lacking} not installed: pip install --group docs")
     file = tmp_path / f"{page.name}.py"
     file.write_text(program)
-    run_script(file, timeout_s=200)
+    assert "Exception ignored" not in run_script(file, timeout_s=200)  # as when the interpreter ends
 
 
 def misnamed(code: str) -> list[str]:

@@ -82,8 +82,8 @@ class OpenShards:
     def __reduce__(self) -> Any:
         return OpenShards, self._arguments
 
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
+    def __del__(self, suppress: Any = contextlib.suppress) -> None:  # the module may be gone when the interpreter ends
+        with suppress(Exception):
             if self._pid == os.getpid():
                 for one in self._shards.values():  # nobody else can be using them, and a finalizer must not wait for a lock
                     one.close(wait=False)
