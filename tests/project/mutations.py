@@ -1553,6 +1553,12 @@ MUTATIONS = [
         '"settings": None}',
         "tests/datasets/test_keep.py::TestTheFile::test_of_another_dataset_or_predicate_is_refused",
     ),
+    Mutation(
+        "_fetch/task.py",
+        "many = inline or (task.is_batch",
+        "many = (task.is_batch",
+        "tests/random/test_global_seeding.py::test_in_the_thread_of_the_consumer_whatever_is_calm_is_left_alone",
+    ),
     # Batches written in place.
     Mutation(
         "_fetch/batch_schema.py",

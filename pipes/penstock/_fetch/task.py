@@ -259,7 +259,7 @@ class FetchTask(_Task):
                 batch = None  # load sample by sample to find the bad one
             if batch is not None:
                 return batch
-        many = task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED
+        many = inline or (task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED)
         return self._seeding.run(lambda: self._loaded(fetch, task, cell, allocate), of_many=many, kept=inline)
 
     def _loaded(self, fetch: AnyFetch, task: Indices, cell: MutableSequence[int], allocate: Allocate) -> Any:
@@ -363,7 +363,7 @@ def work_of(
 
 
 _WATCHED = 8
-"""Samples in the smallest batch that `GlobalSeeding` watches for draws instead of seeding each sample."""
+"""Samples in the smallest batch that a worker watches for draws instead of seeding each sample. In the consumer's thread restoring the generators costs more than watching."""
 
 
 def _note(meter: Meter, task: Any, *, keyed: bool) -> None:
