@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from penstock._workers.meter import now
 
@@ -15,6 +15,19 @@ _SLOW_NS = 200_000
 """After a read that took longer, the next one is watched too."""
 _EVERY = 17
 """Not a power of two: an order computes its indices in blocks of such lengths."""
+
+
+_READS = ("next", "take")
+
+
+class Traced:
+    """A trace also gives nodes a ``next`` and a ``take`` of its own.
+
+    Attributes:
+        changes: How often one has begun or ended for a loader, after which what a `Watch` knows of its nodes is out of date.
+    """
+
+    changes: ClassVar[int] = 0
 
 
 @final
@@ -34,7 +47,8 @@ class Watch:
     def __init__(self, node: Node[Any]) -> None:
         self._node = node
         self._inner = [inner for inner in node._same_thread() if inner is not node]
-        self._timed: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._timed: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        self._timed_at = -1
         self.plain = 0  # reads to leave unwatched
         self._ns = 0  # of all reads, as far as is known
         self._watched_ns = 0  # of those that were watched
@@ -82,16 +96,27 @@ class Watch:
             inner._read_ns = inner._watched_ns * self._ns // self._watched_ns if self._watched_ns else 0
 
     def _watched(self) -> Any:
-        if not self._timed:
-            self._timed = [(vars(inner), {name: _timed(inner, getattr(inner, name)) for name in ("next", "take")}) for inner in self._inner]
+        if self._timed_at != Traced.changes:
+            self._timed_at = Traced.changes
+            self._timed = [
+                (
+                    vars(inner),
+                    {name: _timed(inner, getattr(inner, name)) for name in _READS},
+                    {k: vars(inner)[k] for k in _READS if k in vars(inner)},
+                )
+                for inner in self._inner
+            ]
+        all_timed = self._timed
         try:
-            for attributes, timed in self._timed:
+            for attributes, timed, _ in all_timed:
                 attributes.update(timed)
             return next(self._node)
         finally:
-            for attributes, timed in self._timed:
+            for attributes, timed, before in all_timed:
                 for name in timed:
                     attributes.pop(name, None)
+                if before:
+                    attributes.update(before)
 
 
 def _timed(node: Node[Any], read: Callable[..., Any]) -> Callable[..., Any]:

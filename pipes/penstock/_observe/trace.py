@@ -32,6 +32,7 @@ from penstock._fetch.indices import Indices
 from penstock._fetch.task import Loaded, _Task
 from penstock._loader.loader import Loader, _Epoch
 from penstock._nodes.parallel_mapper import ParallelMapper
+from penstock._nodes.watch import Traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -170,11 +171,15 @@ class _Watched:
         self._loop = recorder.track(("loop", number), f"loop over loader {number}")
         self._came: int | None = None
         self._nodes: list[tuple[weakref.ref[Node[Any]], str]] = []
+        self._clock = weakref.ref(loader._clock)
         self._mappers: list[tuple[weakref.ref[ParallelMapper[Any]], Any]] = []
+        Traced.changes += 1
         for node in reversed(list(loader.root.chain())):
             track = recorder.track(("node", number, id(node)), f"node: {type(node).__name__}")
             for method in ("next", "take"):
                 self._watch(node, method, track)
+            if node is loader.root and getattr(loader._clock.read, "__self__", None) is node:
+                loader._clock.read = vars(node)["next"]
             if isinstance(node, ParallelMapper) and node._pool is None:
                 init = node._of_processes["worker_init_fn"]
                 node._of_processes["worker_init_fn"] = recorder.in_worker(init)
@@ -189,16 +194,21 @@ class _Watched:
             try:
                 return original(ref(), *args, **words)
             finally:
-                recorder.add(track, name, begin, _now())
+                if _under_way:  # a reader thread may be inside when the trace ends
+                    recorder.add(track, name, begin, _now())
 
         vars(node)[method] = timed
         self._nodes.append((ref, method))
 
     def leave(self) -> None:
         """Put the loader's nodes back."""
+        Traced.changes += 1
         for ref, method in self._nodes:
             if (node := ref()) is not None:
-                vars(node).pop(method, None)
+                timed = vars(node).pop(method, None)
+                clock = self._clock()
+                if clock is not None and clock.read is timed:
+                    clock.read = getattr(node, method)
         for mapper_ref, init in self._mappers:
             if (mapper := mapper_ref()) is not None:
                 mapper._of_processes["worker_init_fn"] = init
