@@ -57,6 +57,43 @@ class Mutation:
 
 
 MUTATIONS = [
+    # Statistics and the report.
+    Mutation(
+        "_workers/processes/scheduler.py",
+        "self._ended += [worker.area.meter.ended() for worker in self._supervisor.workers.values()]",
+        "pass",
+        "tests/observe/test_statistics.py::test_it_counts_what_was_done[processes]",
+    ),
+    Mutation(
+        "_workers/thread_pool.py",
+        "    measuring.set(meter)\n",
+        "",
+        "tests/observe/test_statistics.py::test_it_counts_what_was_done[threads]",
+    ),
+    Mutation(
+        "_nodes/watch.py",
+        "attributes.update(timed)",
+        "pass",
+        "tests/observe/test_statistics.py::test_the_time_of_a_users_node_is_its_own",
+    ),
+    Mutation(
+        "_workers/meter.py",
+        "(fractions * 8).astype(np.int64) - 18",
+        "(fractions * 8).astype(np.int64) - 17",
+        "tests/observe/test_statistics.py::test_a_histogram_is_exact_to_an_eighth",
+    ),
+    Mutation(
+        "_workers/meter.py",
+        "self.plain = min(_MOST_PLAIN, _COST_NS // max(1, mean_ns))",
+        "pass",
+        "tests/observe/test_statistics.py::test_short_samples_are_measured_less_often",
+    ),
+    Mutation(
+        "_loader/loop_clock.py",
+        "self._report_at, self.due = moment + self._report_ns, True",
+        "self.due = True",
+        "tests/observe/test_report.py::test_a_report_is_logged_every_so_often",
+    ),
     # Random numbers and orders.
     Mutation(
         "_random/sample_rng.py",

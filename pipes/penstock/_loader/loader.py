@@ -362,6 +362,23 @@ class Loader(FromDataset, Generic[T]):
 
         draw(self.statistics(), self._title(), file)
 
+    def report(self) -> str:
+        """What holds the loop up, and what to do about it, in a few lines.
+
+        The first begins with ``data:`` if the loop waits for its batches a tenth of its time or more, otherwise with ``training step:``. May be called
+        whenever `statistics` may.
+        """
+        from penstock._loader.report import Names, report
+
+        return report(self.statistics(), Names.of(self.root))
+
+    def report_every(self, every_s: float) -> None:
+        """From now on, log the first line of `report` every so many seconds, as ``INFO``, or as a warning if the log takes no less; 0: no more."""
+        self._clock.report_every(seconds("every_s", every_s) or 0.0)
+
+    def _log_report(self) -> None:
+        log.log(logging.INFO if log.isEnabledFor(logging.INFO) else logging.WARNING, "%s", self.report().partition("\n")[0])
+
     # What an iterator asks of its loader.
 
     @property
@@ -636,6 +653,9 @@ class _Epoch(Generic[T]):
                 loader._clock.ask()
                 item = self._next(loader)
                 loader._clock.give()
+                if loader._clock.due:
+                    loader._clock.due = False
+                    loader._log_report()
             loader._unfinished = None
             return item
         except Exception as exc:

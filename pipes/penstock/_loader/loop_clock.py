@@ -28,6 +28,7 @@ class LoopClock:
 
     Attributes:
         read: Gives the next item of the graph.
+        due: Whether it is time for a report; whoever makes it says so here.
     """
 
     def __init__(self, root: Node[Any]) -> None:
@@ -40,6 +41,8 @@ class LoopClock:
         self._at = 0  # the place of the last batch in there
         self._boundary = True  # the next batch is the first of its epoch
         self._in_step = False  # a step precedes it
+        self._report_ns, self._report_at = 0, _NEVER
+        self.due = False
         self._end_ns = 0  # how long it took to find the end of the epoch before it
 
     def ask(self) -> None:
@@ -71,11 +74,18 @@ class LoopClock:
             self._give_first()
         else:
             at = self._at + 2
-            self._moments[at] = now()
+            moment = self._moments[at] = now()
             self._at = at
             if at == _MOMENTS:
                 self._work_out()
+            if moment > self._report_at:
+                self._report_at, self.due = moment + self._report_ns, True
         self._batches += 1
+
+    def report_every(self, every_s: float) -> None:
+        """A report is due every so many seconds; 0: never."""
+        self._report_ns = int(every_s * 1e9)
+        self._report_at = now() + self._report_ns if every_s else _NEVER
 
     def statistics(self) -> LoaderStatistics:
         """What the loop and the graph have done so far. Any thread may ask, at any time."""
@@ -139,5 +149,6 @@ class LoopClock:
         return waits, steps
 
 
+_NEVER = 2**63
 _MOMENTS = 1024
 """How many moments are written down before they are worked out."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from contextvars import ContextVar
-from time import perf_counter_ns, thread_time_ns
+from time import perf_counter_ns, sleep, thread_time_ns
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -29,9 +28,10 @@ _MOST_PLAIN = 255
 """Batches in a row that go unmeasured, at most."""
 _LOOK_NS = 20_000_000
 """The least time between two looks at the processor time and at Python's lock: they cost up to 20 µs."""
-_CONTENDED_NS = 500_000
-"""Python's lock was taken if it took so long to get it back. A free one takes less than a microsecond."""
-_LARGE = bytes(8192)  # from 5 KiB on, zlib releases Python's lock
+_NAP_S = 5e-5
+"""For so long a thread gives up Python's lock, so that another one that waits for it wakes up and takes it."""
+_CONTENDED_NS = 800_000
+"""The lock was taken if it then took so long to get it back."""
 
 
 @final
@@ -123,6 +123,7 @@ class Meter:
 
     Args:
         words: `WORDS` integers that are 0. None: memory of its own.
+        tries_lock: Now and then, see whether other threads want Python's lock as well.
 
     Attributes:
         load: `Histogram` of samples.
@@ -146,6 +147,7 @@ class Meter:
         "_seen",
         "_since",
         "_slowest_ns",
+        "_tries_lock",
         "_wall",
         "collate",
         "load",
@@ -156,7 +158,8 @@ class Meter:
         "words",
     )
 
-    def __init__(self, words: Any = None) -> None:
+    def __init__(self, words: Any = None, *, tries_lock: bool = False) -> None:
+        self._tries_lock = tries_lock
         size = Histogram.WORDS
         parts: list[Any] = [None if words is None else words[k : k + size] for k in range(self.HEAD, self.WORDS, size)]
         self.words: Any = [0] * self.HEAD if words is None else words[: self.HEAD]  # a list of one's own is faster
@@ -206,10 +209,13 @@ class Meter:
         wall = now()
         if wall - self._looked >= _LOOK_NS:
             self._looked = wall
-            zlib.crc32(_LARGE)
-            words[self.LOOKS] += 1
-            words[self.WAITS] += now() - wall > _CONTENDED_NS
-            self._cpu, self._wall = _active_ns(), now()
+            self._cpu, self._wall = _active_ns(), wall
+            if self._tries_lock:
+                sleep(_NAP_S)
+                self._wall, cpu = now(), self._cpu
+                self._cpu = _active_ns()
+                words[self.LOOKS] += 1
+                words[self.WAITS] += self._wall - wall - (self._cpu - cpu) > _CONTENDED_NS
 
     def measured(self, rows: int) -> None:
         """The batch, of ``rows`` samples, was made."""

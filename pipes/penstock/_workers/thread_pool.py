@@ -44,7 +44,7 @@ class _Core:
         self.work = work
         self.allocate = allocate
         self.cells = [[IDLE] for _ in range(num_workers)]  # each thread writes its own
-        self.meters = [Meter() for _ in range(num_workers)]  # each thread writes its own
+        self.meters = [Meter(tries_lock=True) for _ in range(num_workers)]  # each thread writes its own
         self.doing: list[Job | None] = [None] * num_workers  # each thread writes its own
         self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # a None ends the thread that takes it
         self.finished = Bell()  # wakes the consumer

@@ -1,0 +1,188 @@
+"""Says in a few lines what holds a training loop up, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock._fetch.fetch import Fetch
+
+if TYPE_CHECKING:
+    from penstock._nodes.node import Node
+    from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerStatistics
+
+_STALLED = 0.1
+"""The share of its time that a loop waits before its data is to blame."""
+_BUSY = 0.6
+"""Workers that are busy for a smaller share of their time have time to spare."""
+_CONTENDED = 0.4
+_BLOCKED = 0.5
+"""Of the time of loading, the share in which the worker neither computes nor waits for a core."""
+_TINY_S = 1e-3
+"""A batch that takes less work costs about as much to hand to a worker and back."""
+_STRAGGLES = 5
+"""A sample that takes so many times as long as 19 of 20 others."""
+
+
+class Names(NamedTuple):
+    """What the user calls the parts of the graph."""
+
+    load: str
+    transform: str
+    collate: str
+    source: str
+
+    @classmethod
+    def of(cls, root: Node[Any]) -> Names:
+        """Those of the graph that ends with ``root``."""
+        *_, first = nodes = list(root.chain())
+        map_fn = next((node.map_fn for node in nodes if hasattr(node, "map_fn")), None)
+        inner = next((found for word in ("sampler", "iterable", "order", "dataset") if (found := _part(first, word)) is not None), None)
+        source = type(first).__name__ if inner is None else f"{type(inner).__name__} ({type(first).__name__})"
+        if not isinstance(map_fn, Fetch):
+            return cls(_name(map_fn), "transform", "collate_fn", source)
+        method = "__getitems__" if map_fn.has_getitems else "__getitem__"
+        collate = "default_collate" if map_fn.collate_fn is None else _name(map_fn.collate_fn)
+        return cls(f"{type(map_fn.dataset).__name__}.{method}", _name(map_fn.transform), collate, source)
+
+
+def report(statistics: LoaderStatistics, names: Names) -> str:
+    """The verdict in the first line; then the figures that it is made of."""
+    waits, steps = statistics.waits, statistics.steps
+    lines = [
+        _verdict(statistics, names),
+        f"batches: {statistics.batches:,} in {_time(statistics.elapsed_s)}, {statistics.samples_per_s:,.0f} samples/s; the first came after {_time(statistics.first_wait_s)}",
+        f"waits: {_spread(waits)}; at the start of an epoch {_spread(statistics.boundary_waits)}",
+        f"steps: {_spread(steps)}",
+    ]
+    for what in ("load", "transform", "collate", "pack", "transfer", "to_device"):
+        durations: Durations = getattr(statistics, what)
+        if durations.count:
+            unit = "sample" if what in ("load", "transform") else "batch"
+            lines.append(f"{what}: {_spread(durations)} a {unit}")
+    return "\n".join(lines)
+
+
+def _verdict(s: LoaderStatistics, names: Names) -> str:
+    if not s.steps.count:
+        return "data: nothing to say before the loop has taken a few batches."
+    mapper = next((node for node in reversed(s.nodes) if node.workers is not None), None)
+    workers = None if mapper is None else mapper.workers
+    share = f"the training step waited {s.stall_share:.0%} of the time"
+    if s.stall_share < _STALLED:
+        spare = workers is not None and workers.method != "inline" and workers.busy_share < _BUSY / 2
+        advice = f" The workers are {workers.busy_share:.0%} busy: fewer would do." if spare and workers is not None else ""
+        return f"training step: the loop waited {s.stall_share:.0%} of the time for data, and a step takes {_time(s.steps.p50_s)}: make the step faster.{advice}"
+    if mapper is None or workers is None:
+        return f"data: {share}, reading {names.source}: put the work into a ParallelMapper."
+    device = next((node for node in s.nodes if node.name in ("PinMemory", "ToDevice")), None)
+    device_s = 0.0 if device is None else device.work_s
+    source_s = mapper.source_wait_s / max(1, s.batches)
+    if workers.method != "inline" and source_s + _typical_s(s) < _TINY_S and device_s < workers.wait_s:
+        return f"data: {share}; a batch is only {_time(_typical_s(s))} of work, and handing it to a worker and back costs as much: num_workers=0, or larger batches."
+    most = max(mapper.source_wait_s, workers.wait_s, device_s)
+    if most == mapper.source_wait_s:
+        return _slow_source(s, share, mapper, names)
+    if device is not None and most == device_s:
+        return (
+            f"data: {share}; {_time(s.to_device.mean_s)} a batch are in {device.name}, copying to the device: copy less (smaller types, such as uint8 instead of float32, "
+            f"converted on the device), or smaller batches."
+        )
+    return f"data: {share}; " + _slow_work(s, mapper, workers, names)
+
+
+def _slow_source(s: LoaderStatistics, share: str, mapper: NodeStatistics, names: Names) -> str:
+    upstream = s.nodes[: s.nodes.index(mapper)]
+    slowest = max(upstream, key=lambda node: node.work_s, default=None)
+    what = names.source if slowest is None or slowest is upstream[0] else slowest.name
+    each = _time(mapper.source_wait_s / max(1, s.batches))
+    return (
+        f"data: {share}; {each} a batch are spent reading {what}, one item after the other, which no number of workers speeds up: make it cheaper, "
+        f"or move work from there into __getitem__ or transform, which workers do."
+    )
+
+
+def _slow_work(s: LoaderStatistics, mapper: NodeStatistics, workers: WorkerStatistics, names: Names) -> str:
+    per_batch = s.samples / max(1, s.batches)
+    inline = workers.method == "inline"
+    slow = s.load if s.load.max_s >= s.transform.max_s else s.transform
+    if slow.max_s > _STRAGGLES * slow.p95_s and slow.max_s > _TINY_S and _late_share(s) > 0.5:
+        name = names.load if slow is s.load else names.transform
+        return (
+            f"most of that for a few slow samples: index {slow.slowest} took {_time(slow.max_s)} in {name}, and 19 of 20 take less than {_time(slow.p95_s)}: look at "
+            f"that sample, or load further ahead (prefetch_factor)."
+        )
+    if inline and _typical_s(s) < _TINY_S:
+        return f"a batch is only {_time(_typical_s(s))} of work, which workers would not speed up: larger batches, or {names.load.split('.')[0]}.__getitems__."
+    if not inline and s.transfer.total_s > workers.wait_s / 2:
+        return f"{_time(s.transfer.mean_s)} a batch are spent rebuilding it from the worker process: return tensors or arrays, or use method='thread'."
+    if not inline and workers.busy_share < _BUSY:
+        return (
+            f"but the workers are only {workers.busy_share:.0%} busy: too little is loaded ahead for steps or samples that vary so much: a larger prefetch_factor "
+            f"(now {mapper.depth} batches ahead)."
+        )
+    who = "there are no workers" if inline else f"the {workers.workers or 'workers'} workers are {workers.busy_share:.0%} busy"
+    if workers.method != "process" and not inline and (s.lock_wait_share or 0) > _CONTENDED:
+        return f"{who}, but they wait for each other: Python's lock was taken {s.lock_wait_share:.0%} of the times that {names.load} wanted it: method='process'."
+    return f"{who}: " + _stage(s, per_batch, names, inline)
+
+
+def _stage(s: LoaderStatistics, per_batch: float, names: Names, inline: bool) -> str:
+    stages = {names.load: s.load.mean_s, names.transform: s.transform.mean_s, names.collate: s.collate.mean_s / per_batch}
+    what = max(stages, key=lambda name: stages[name])
+    mine, whole = stages[what], sum(stages.values())
+    where = f"{_time(mine)} of {_time(whole)} a sample are in {what}"
+    more = "num_workers=2 or more" if inline else "more workers"
+    if what != names.collate and s.load_cpu_share is not None and s.load_cpu_share < 1 - _BLOCKED:
+        return (
+            f"{where}, which waits {1 - s.load_cpu_share:.0%} of that for a disk or a network instead of computing: {more} (they may be more than cores), "
+            f"or data that is read faster (a local disk, larger files, penstock.Cached)."
+        )
+    cores = _cores()
+    if not inline and cores <= s.nodes[-1].depth and (s.nodes[-1].workers is not None) and s.nodes[-1].workers.workers >= cores:
+        return f"{where}: cheaper work there, because {cores} cores have no room for more workers."
+    return f"{where}: {more}, or cheaper work there."
+
+
+def _typical_s(s: LoaderStatistics) -> float:
+    """The work in a batch without the hiccups of a busy machine."""
+    return (s.load.p50_s + s.transform.p50_s) * s.samples / max(1, s.batches) + s.collate.p50_s
+
+
+def _late_share(s: LoaderStatistics) -> float:
+    """The share of all waiting that is in waits much longer than others, and of at least a quarter of the longest sample."""
+    late = whole = 0.0
+    bound = max(s.load.max_s / 4, s.transform.max_s / 4, 4 * s.waits.p50_s)
+    for durations in (s.waits, s.boundary_waits):
+        for place, n in enumerate(durations.counts):
+            seconds = n * (4.5 + place % 4) * 2.0 ** (place // 4 + 1) / 1e9
+            whole += seconds
+            late += seconds if n and seconds / n >= bound else 0.0
+    return late / whole if whole else 0.0
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _part(node: Any, word: str) -> Any:
+    found = getattr(node, word, getattr(node, f"_{word}", None))
+    return None if callable(found) and not hasattr(found, "__iter__") and not hasattr(found, "__len__") else found
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def _spread(durations: Durations) -> str:
+    if not durations.count:
+        return "none"
+    at = "" if durations.slowest is None else f" (index {durations.slowest})"
+    return f"p50 {_time(durations.p50_s)}, p95 {_time(durations.p95_s)}, max {_time(durations.max_s)}{at}"
+
+
+def _time(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * factor >= 1 or unit == "µs":
+            return f"{seconds * factor:.3g} {unit}"
+    raise AssertionError

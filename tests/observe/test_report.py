@@ -1,0 +1,233 @@
+"""``loader.report()`` names what holds a loop up, and the remedy, in ten built situations; they hold on a busy machine as well.
+
+The situations differ by factors of 5 or more. A ``sleep`` in here is work: it stands for a disk, a device, or a training step.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from penstock import Loader
+from penstock._nodes.reader_node import ReaderNode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def compute(seconds: float) -> None:
+    """Keep a core, and Python's lock, for so long."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+class Samples:
+    """``n`` samples; ``load`` is what one costs."""
+
+    def __init__(self, n: int = 64, load: Any = None) -> None:
+        self.n, self.load = n, load
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        if self.load is not None:
+            self.load(index)
+        return index
+
+
+def computes(_: Any) -> None:
+    compute(0.005)
+
+
+def reads(_: Any) -> None:
+    time.sleep(0.02)
+
+
+def straggles(index: int) -> None:
+    time.sleep(0.5 if index == 37 else 0.002)
+
+
+def varies(index: int) -> None:
+    time.sleep(0.4 if index % 16 >= 14 else 0.002)
+
+
+def copies(sample: int) -> int:
+    compute(0.01)
+    return sample
+
+
+def collates(samples: list[int]) -> Any:
+    compute(0.08)
+    return torch.tensor(samples)
+
+
+class Slow(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        for k in range(64):
+            time.sleep(0.01)
+            yield k
+
+
+class SlowSampler(torch.utils.data.Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        for k in range(48):
+            time.sleep(0.01)
+            yield k
+
+    def __len__(self) -> int:
+        return 48
+
+
+def verdict(loader: Loader[Any], *, step: Any = lambda k: None, epochs: int = 1) -> str:
+    with loader:
+        for _ in range(epochs):
+            for k, _ in enumerate(loader):
+                step(k)
+        first = loader.report().partition("\n")[0]
+    assert first.startswith("data:") or (first.startswith("training step:") and "__getitem__" not in first)
+    return first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "method": "thread"}], ids=["inline", "threads"])
+def test_a_slow_iterable_is_named(workers: dict[str, Any]) -> None:
+    first = verdict(Loader.from_dataset(Slow(), batch_size=4, **workers))
+    assert first.startswith("data:")
+    assert "reading Slow" in first
+
+
+@pytest.mark.slow
+def test_a_slow_sampler_is_named() -> None:
+    first = verdict(Loader.from_dataset(Samples(), batch_size=4, sampler=SlowSampler(), plan_ahead=False, num_workers=2, method="thread"))
+    assert first.startswith("data:")
+    assert "reading SlowSampler" in first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1], ids=["inline", "process"])
+def test_a_slow_transform_is_named(workers: int) -> None:
+    first = verdict(Loader.from_dataset(Samples(), batch_size=4, transform=copies, num_workers=workers))
+    assert first.startswith("data:")
+    assert "a sample are in copies: " in first
+    assert ("num_workers=2 or more" if not workers else "worker") in first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1], ids=["inline", "process"])
+def test_a_slow_collate_is_named(workers: int) -> None:
+    first = verdict(Loader.from_dataset(Samples(), batch_size=4, collate_fn=collates, num_workers=workers))
+    assert first.startswith("data:")
+    assert "a sample are in collates" in first
+
+
+@pytest.mark.slow
+def test_a_slow_training_step_is_named() -> None:
+    first = verdict(Loader.from_dataset(Samples(), batch_size=4, num_workers=1, method="thread"), step=lambda k: time.sleep(0.04))
+    assert first.startswith("training step:")
+    assert "fewer would do" in first
+
+
+@pytest.mark.slow
+def test_threads_that_fight_for_the_lock_should_be_processes() -> None:
+    first = verdict(Loader.from_dataset(Samples(192, computes), batch_size=4, num_workers=4, method="thread"))
+    assert first.startswith("data:")
+    assert "method='process'" in first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_tiny_work_needs_no_workers(method: Any) -> None:
+    first = verdict(Loader.from_dataset(Samples(12_000), batch_size=16, num_workers=2, method=method))
+    assert first.startswith("data:")
+    assert "num_workers=0" in first
+
+
+@pytest.mark.slow
+def test_too_little_is_loaded_ahead() -> None:
+    """Bursts of slow samples, which the time of the steps would cover if more were loaded ahead."""
+    loader = Loader.from_dataset(Samples(64, varies), batch_size=1, num_workers=4, prefetch_factor=1, method="thread")
+    first = verdict(loader, step=lambda k: time.sleep(0.03))
+    assert first.startswith("data:")
+    assert "prefetch_factor" in first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_a_slow_disk_is_told_from_slow_computing(method: Any) -> None:
+    first = verdict(Loader.from_dataset(Samples(64, reads), batch_size=4, num_workers=2, method=method))
+    assert first.startswith("data:")
+    assert "Samples.__getitem__, which waits" in first
+    assert "disk" in first
+
+
+@pytest.mark.slow
+def test_slow_computing_is_told_from_a_slow_disk() -> None:
+    first = verdict(Loader.from_dataset(Samples(96, computes), batch_size=4, num_workers=2))
+    assert first.startswith("data:")
+    assert "a sample are in Samples.__getitem__" in first
+    assert "disk" not in first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "method": "thread"}], ids=["inline", "process", "thread"])
+def test_a_straggling_sample_is_named(workers: dict[str, Any]) -> None:
+    first = verdict(Loader.from_dataset(Samples(64, straggles), batch_size=4, **workers), step=lambda k: time.sleep(0.02))
+    assert first.startswith("data:")
+    assert "index 37 took" in first
+
+
+class ToDevice(ReaderNode[Any]):
+    """A device that every machine has: the copy takes its time, in the thread of the real node."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source, 2, "penstock-device")
+
+    def _converter(self) -> Any:
+        return _copied
+
+
+def _copied(item: Any) -> Any:
+    time.sleep(0.03)
+    return item
+
+
+@pytest.mark.slow
+def test_a_slow_copy_to_the_device_is_named() -> None:
+    graph = Loader.from_dataset(Samples(), batch_size=2, num_workers=1, method="thread").root
+    first = verdict(Loader(ToDevice(graph)))
+    assert first.startswith("data:")
+    assert "in ToDevice, copying to the device" in first
+
+
+def test_before_the_first_batch_there_is_nothing_to_say() -> None:
+    loader = Loader.from_dataset(Samples(), batch_size=4)
+    assert loader.report().startswith("data: nothing to say")
+    assert loader.statistics() == pickle.loads(pickle.dumps(loader)).statistics()
+
+
+def test_a_report_is_logged_every_so_often(caplog: pytest.LogCaptureFixture) -> None:
+    """Seen to fail: the time of the next report not moved on, so that each batch made one."""
+    loader = Loader.from_dataset(Samples(64), batch_size=1)
+    loader.report_every(0.02)
+    with caplog.at_level(logging.INFO, "penstock"), loader:
+        for _ in loader:
+            time.sleep(0.002)
+    lines = [record.message for record in caplog.records if record.message.startswith("training step: ")]
+    assert 1 <= len(lines) <= 40
+    with pytest.raises(ValueError, match="every_s"):
+        loader.report_every(-1)
+
+
+def test_without_the_request_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "penstock"), Loader.from_dataset(Samples(64), batch_size=1) as loader:
+        for _ in loader:
+            pass
+    assert caplog.records == []
