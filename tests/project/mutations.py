@@ -59,6 +59,66 @@ class Mutation:
 MUTATIONS = [
     # Statistics and the report.
     Mutation(
+        "_loader/report.py",
+        "    if most == mapper.source_wait_s:",
+        "    if False:",
+        "tests/observe/test_report.py::test_a_slow_sampler_is_named",
+    ),
+    Mutation(
+        "_loader/report.py",
+        "names.transform: s.transform.mean_s",
+        "names.transform: 0.0",
+        "tests/observe/test_report.py::test_a_slow_transform_is_named[inline]",
+    ),
+    Mutation(
+        "_loader/report.py",
+        "names.collate: s.collate.mean_s / per_batch",
+        "names.collate: 0.0",
+        "tests/observe/test_report.py::test_a_slow_collate_is_named[inline]",
+    ),
+    Mutation(
+        "_loader/report.py",
+        "if s.stall_share < _STALLED:",
+        "if False:",
+        "tests/observe/test_report.py::test_a_slow_training_step_is_named",
+    ),
+    Mutation(
+        "_loader/report.py",
+        "(s.lock_wait_share or 0) > _CONTENDED",
+        "False",
+        "tests/observe/test_report.py::test_threads_that_fight_for_the_lock_should_be_processes",
+    ),
+    Mutation(
+        "_loader/report.py",
+        "source_s + _typical_s(s) < _TINY_S",
+        "False",
+        "tests/observe/test_report.py::test_tiny_work_needs_no_workers[thread]",
+    ),
+    Mutation(
+        "_loader/report.py",
+        "workers.busy_share < _BUSY:\n        return",
+        "False:\n        return",
+        "tests/observe/test_report.py::test_too_little_is_loaded_ahead",
+    ),
+    Mutation(
+        "_loader/report.py",
+        "s.load_cpu_share < 1 - _BLOCKED",
+        "False",
+        "tests/observe/test_report.py::test_a_slow_disk_is_told_from_slow_computing[process]",
+    ),
+    Mutation(
+        "_loader/report.py",
+        "_late_share(s) > 0.5",
+        "False",
+        "tests/observe/test_report.py::test_a_straggling_sample_is_named[inline]",
+    ),
+    Mutation(
+        "_loader/report.py",
+        "if device is not None and most == device_s:",
+        "if False:",
+        "tests/observe/test_report.py::test_a_slow_copy_to_the_device_is_named",
+    ),
+    Mutation(
         "_workers/processes/scheduler.py",
         "self._ended += [worker.area.meter.ended() for worker in self._supervisor.workers.values()]",
         "pass",
