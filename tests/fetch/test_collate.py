@@ -283,6 +283,18 @@ def test_shapes_that_only_add_up(shapes, make):
     check(other[1:2] * 3, other[::-1], alike)
 
 
+@pytest.mark.parametrize("later", [(64, 128), (4096,), (16384,), ()], ids=str)
+@pytest.mark.parametrize("learned", [False, True])
+def test_another_shape_from_the_second_call_on(learned, later):
+    """Tensors of this size are written four at a time. Seen to fail: only the shape of the first sample was compared, and `stack` took the others elsewhere."""
+    alike = [torch.full((8192,), float(k)) for k in range(8)]
+    collator = Collator()
+    if learned:
+        collator(alike)
+    samples = [*alike[:4], *(torch.full(later, 10.0 + k) for k in range(4))]
+    assert difference(outcome(collator, samples), outcome(default_collate, samples)) is None
+
+
 def test_what_is_written_in_place_is_known():
     """Makes sure that the tests above test writing in place."""
     in_place = {name for name in NAMES if Form_specs(LEAVES[name](1))}
@@ -413,6 +425,20 @@ def test_gradients_flow(learned, odd):
         assert batch.requires_grad
         (batch * torch.tensor([[1.0], [2.0], [3.0]])).sum().backward()
         assert samples[odd].grad.tolist() == [odd + 1.0] * 2
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_numbers_may_be_changed_in_place_by_what_has_gradients(rows):
+    """Seen to fail: they were the results of one ``unbind``, which autograd does not allow to be changed in place."""
+    batch = BatchBuilder(Collator(), 3, afresh)
+    batch.add([dict.fromkeys("abcd", k + 1.0) for k in range(rows)])
+    fields = batch.finish()
+    weight = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    fields["a"].mul_(weight)
+    fields["a"].sum().backward()
+    assert weight.grad.item() == sum(range(rows + 1))
+    assert [fields[key].requires_grad for key in "abcd"] == [True, False, False, False]
+    assert fields["b"].tolist() == [k + 1.0 for k in range(rows)]
 
 
 def test_without_grad_mode():

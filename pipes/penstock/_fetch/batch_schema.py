@@ -314,7 +314,7 @@ class _TensorField:
 
     def _tensors(self, column: Sequence[Any], rows: torch.Tensor) -> None:
         first = column[0]
-        if set(map(type, column)) != {torch.Tensor} or first.shape != self.shape or {one.dtype for one in column} != {self.dtype}:
+        if set(map(type, column)) != {torch.Tensor} or {one.dtype for one in column} != {self.dtype}:
             raise TypeError
         each = first.numel()
         if each * 4 > _UNDIVIDED:
@@ -323,7 +323,9 @@ class _TensorField:
             np.concatenate([_numpy(one) for one in column], out=_numpy(rows).reshape(-1, *self.shape[1:]), casting="no")
             return
         most = _UNDIVIDED // max(1, each)
-        for begun in range(0, len(column), most):  # raises if a later shape differs from the first
+        for begun in range(0, len(column), most):
+            if column[begun].shape != self.shape:  # `stack` would enlarge `out`, elsewhere
+                raise TypeError
             torch.stack(list(column[begun : begun + most]), out=rows[begun : begun + most])
 
     def _arrays(self, column: Sequence[Any], rows: torch.Tensor) -> None:
@@ -446,9 +448,11 @@ class _Numbers:
     def finish(self, rows: int) -> list[Any]:
         if self._fallback is not None:
             return [one.finish(rows) for one in self._fallback]
-        columns = self._memory.view(len(self._field.paths), -1)
-        columns.numpy()[:, :rows] = self._table[:rows].T
-        return list((columns if rows == len(self._table) else columns[:, :rows]).unbind())
+        memory, every = self._memory.view(-1), len(self._table)
+        memory.numpy().reshape(-1, every)[:, :rows] = self._table[:rows].T
+        # Autograd takes these for tensors of their own, as torch's are. Those of `unbind` must not be changed in place by anything with gradients.
+        columns = torch.unsafe_split(memory, every)
+        return list(columns) if rows == every else [one[:rows] for one in columns]
 
 
 class _Container:
