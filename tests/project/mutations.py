@@ -1656,6 +1656,12 @@ MUTATIONS = [
         "many = (task.is_batch",
         "tests/random/test_global_seeding.py::test_in_the_thread_of_the_consumer_whatever_is_calm_is_left_alone",
     ),
+    Mutation(
+        "_fetch/task.py",
+        "once = isinstance(fetch.dataset, Items)",
+        "once = False",
+        "tests/random/test_global_seeding.py::test_an_item_of_a_stream_is_transformed_once",
+    ),
     # Batches written in place.
     Mutation(
         "_fetch/batch_schema.py",

@@ -551,6 +551,24 @@ def test_in_the_thread_of_the_consumer_whatever_is_calm_is_left_alone(together, 
     assert seen[-1] == state != seen[0]
 
 
+@pytest.mark.parametrize("batch_size", [1, 3, BATCH])
+def test_an_item_of_a_stream_is_transformed_once(batch_size):
+    """It cannot be read again as it was. Seen to fail: watched like a dataset, so that the batch that was the first to draw was transformed twice."""
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return (torch.tensor([k]) for k in range(10 * BATCH))
+
+    def transform(item):
+        item += 1000
+        if item >= 1000 + 7 * BATCH:
+            random.random()
+        return item
+
+    with Loader.from_dataset(Stream(), batch_size, transform=transform) as loader:
+        assert torch.cat(list(loader)).flatten().tolist() == [1000 + k for k in range(10 * BATCH)]
+
+
 def test_small_batches_in_between_are_no_surprise():
     """They are seeded, and leave the generators elsewhere than the watch saw them. Seen to fail: `_seen` kept across seeded batches."""
     dataset = Drawing(None, NEVER)

@@ -171,7 +171,8 @@ class FetchTask(_Task):
     """
 
     def __init__(self, fetch: Fetch, seed: int, seed_samples: bool | Literal["always"], on_error: OnError = "raise") -> None:
-        super().__init__(seed, seed_samples)
+        once = isinstance(fetch.dataset, Items)  # a transform may have changed the item, so it must not get it again; see `GlobalSeeding`
+        super().__init__(seed, "always" if once and seed_samples is True else seed_samples)
         self.fetch = fetch
         self.dataset = (
             None if isinstance(fetch.dataset, Items) else fetch.dataset.dataset if isinstance(fetch.dataset, PackView) else fetch.dataset
