@@ -1662,6 +1662,18 @@ MUTATIONS = [
         "once = False",
         "tests/random/test_global_seeding.py::test_an_item_of_a_stream_is_transformed_once",
     ),
+    Mutation(
+        "_nodes/inline_work.py",
+        "kept if self._of_items else task",
+        "task",
+        "tests/nodes/test_inline_work.py::test_a_function_gets_each_item_as_it_was",
+    ),
+    Mutation(
+        "_nodes/inline_work.py",
+        " or self.seeded.dataset is None",
+        "",
+        "tests/nodes/test_inline_work.py::test_a_transform_gets_each_item_as_it_was",
+    ),
     # Batches written in place.
     Mutation(
         "_fetch/batch_schema.py",

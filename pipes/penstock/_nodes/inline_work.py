@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -44,6 +45,8 @@ class InlineWork:
         self._unseeded = work_of(map_fn, seed, False, on_error)
         self.meter = self._unseeded.meter = self.seeded.meter
         self._what = type(self.seeded.dataset if isinstance(self.seeded, FetchTask) else map_fn).__name__
+        # An item may be changed by what is applied to it; a sample can be loaded again.
+        self._of_items = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None
         self._calm = CALM if seed_samples is False else 0  # consecutive batches that drew nothing
         self._draws = seed_samples == "always"
         self._watch = GlobalRngSnapshot()
@@ -64,7 +67,13 @@ class InlineWork:
     def _found_out(self, task: Any, allocate: Allocate) -> Any:
         """Load ``task`` unseeded. If that draws, load it again, seeded."""
         error: Exception | None = None
-        value = None
+        value = kept = None
+        if self._of_items:
+            try:
+                kept = copy.deepcopy(task)
+            except Exception:  # an open file, a generator
+                self._draws = True  # perhaps: seeding is always right
+                return self.seeded.inline(task, allocate)
         with global_rngs_kept():
             seed_globals(0, 0, 0)  # The consumer's draws may have left a spare normal deviate in NumPy, and then `look` cannot tell.
             before = self._watch.look()
@@ -80,7 +89,7 @@ class InlineWork:
                 self._what,
             )
             del error
-            return self.seeded.inline(task, allocate)
+            return self.seeded.inline(kept if self._of_items else task, allocate)
         self._calm += 1
         if error is None:
             return value
