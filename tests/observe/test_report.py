@@ -5,6 +5,7 @@ The situations differ by factors of 5 or more. A ``sleep`` in here is work: it s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import time
@@ -15,7 +16,10 @@ import torch
 from torch.utils.data import IterableDataset
 
 from penstock import Loader
+from penstock._loader.loop_clock import LoopClock
+from penstock._loader.report import Names, report
 from penstock._nodes.reader_node import ReaderNode
+from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,6 +228,68 @@ def test_a_report_is_logged_every_so_often(caplog: pytest.LogCaptureFixture) -> 
     assert 1 <= len(lines) <= 40
     with pytest.raises(ValueError, match="every_s"):
         loader.report_every(-1)
+
+
+class Unnamed:
+    """A transform that answers no question."""
+
+    def __call__(self, sample: int) -> int:
+        return sample
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name}")
+
+
+def test_objects_that_answer_nothing_end_neither_the_report_nor_the_loop(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen to fail: __qualname__ asked for without a net; a report that fails took a batch of the training with it."""
+    with Loader.from_dataset(Samples(64), batch_size=1, transform=Unnamed()) as loader, caplog.at_level(logging.INFO, "penstock"):
+        loader.report_every(1e-6)
+        assert [int(batch) for batch in loader] == list(range(64))
+        assert loader.report().startswith(("data: ", "training step: "))
+        monkeypatch.setattr(Loader, "report", lambda self: Unnamed().report)
+        assert [int(batch) for batch in loader] == list(range(64))
+    assert {record.message for record in caplog.records if record.levelname == "WARNING"} == {"no report could be made"}
+
+
+def test_stages_of_one_name_are_told_apart() -> None:
+    """Seen to fail: stages kept in a dict by name, so that the collate_fn, a lambda, hid the transform, another one."""
+    with Loader.from_dataset(
+        Samples(64), batch_size=4, transform=lambda sample: (reads(sample), sample)[1], collate_fn=lambda samples: samples
+    ) as loader:
+        seconds = float(verdict(loader).partition("workers: ")[2].split(" ms")[0])
+    assert seconds >= 15
+
+
+def test_only_a_dataset_is_told_to_have_getitems() -> None:
+    """Seen to fail: the advice to write Fetch.__getitems__ for an iterable."""
+    node = NodeStatistics("ParallelMapper", workers=WorkerStatistics("inline", wait_s=1.0))
+    tiny = LoaderStatistics((node,), 10, 10, stall_share=0.9, steps=Durations(9, 0.1, 0.01, 0.01, 0.01))
+    assert "larger batches, or Mine.__getitems__." in report(tiny, Names("Mine.__getitem__", "transform", "collate", "source"))
+    assert report(tiny, Names("decode", "transform", "collate", "source")).splitlines()[0].endswith("speed up: larger batches.")
+
+
+def test_an_interrupt_while_moments_are_worked_out_leaves_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: the place counted on before that, after which every batch raised IndexError."""
+    worked_out, interrupts = LoopClock._worked_out, []
+
+    def interrupted(self: LoopClock, *arguments: Any) -> Any:
+        if arguments[-1] > 1000 and not interrupts:
+            interrupts.append(arguments)
+            raise KeyboardInterrupt
+        return worked_out(self, *arguments)
+
+    monkeypatch.setattr(LoopClock, "_worked_out", interrupted)
+    got: list[int] = []
+    with Loader.from_dataset(Samples(1200), batch_size=1) as loader:
+        batches = iter(loader)
+        while len(got) < 1200:
+            with contextlib.suppress(KeyboardInterrupt):
+                got.append(int(next(batches)))
+        assert loader.statistics().steps.count >= 1190
+    assert interrupts
+    assert got == list(range(1200))
 
 
 def test_without_the_request_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:

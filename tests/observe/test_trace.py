@@ -6,6 +6,8 @@ import gc
 import itertools
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import weakref
 from collections import Counter, defaultdict
@@ -136,6 +138,42 @@ def test_an_error_is_marked_and_the_file_written(tmp_path: Path) -> None:
     with loader, pytest.raises(OSError, match="no such file"), penstock.trace(path):
         list(loader)
     assert [event["name"] for event in read(path) if event["ph"] == "i"] == ["OSError"]
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    """Seen to fail: the file opened only at the end, after the training."""
+    with pytest.raises(FileNotFoundError), penstock.trace(tmp_path / "missing" / "trace.json"):
+        pytest.fail("this is too late")
+    with penstock.trace(tmp_path / "trace.json"):
+        pass
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_hides_no_error_of_the_training() -> None:
+    """Seen to fail: the OSError of the trace raised instead of the training's error."""
+    with pytest.raises(ValueError, match="mine") as caught, penstock.trace("/dev/full"):
+        raise ValueError("mine")
+    assert "The trace could not be written" in caught.value.__notes__[0]
+    with pytest.raises(OSError, match="No space"), penstock.trace("/dev/full"):
+        pass
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.slow
+def test_a_full_disk_does_not_end_the_work_of_a_worker(tmp_path: Path) -> None:
+    """Seen to fail: an event that could not be written raised in place of the worker's result."""
+    program = """
+import os, sys
+from penstock import Loader
+from penstock._fetch.task import _Task
+from penstock._observe.trace import _InWorker
+os.symlink("/dev/full", f"{sys.argv[1]}/{os.getpid()}.jsonl")
+_InWorker(None, sys.argv[1], 0)(0)
+assert _Task.__call__.__module__ == "penstock._observe.trace"
+print(len(list(Loader.from_dataset(range(20), 4))), flush=True)
+os._exit(0)  # without a last try to write
+"""
+    assert subprocess.run([sys.executable, "-c", program, tmp_path], check=True, capture_output=True).stdout == b"5\n"
 
 
 def test_one_trace_at_a_time(tmp_path: Path) -> None:

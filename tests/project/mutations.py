@@ -66,14 +66,14 @@ MUTATIONS = [
     ),
     Mutation(
         "_loader/report.py",
-        "names.transform: s.transform.mean_s",
-        "names.transform: 0.0",
+        "seconds = (s.load.mean_s, s.transform.mean_s,",
+        "seconds = (s.load.mean_s, 0.0,",
         "tests/observe/test_report.py::test_a_slow_transform_is_named[inline]",
     ),
     Mutation(
         "_loader/report.py",
-        "names.collate: s.collate.mean_s / per_batch",
-        "names.collate: 0.0",
+        "s.collate.mean_s / max(1.0, per_batch))",
+        "0.0)",
         "tests/observe/test_report.py::test_a_slow_collate_is_named[inline]",
     ),
     Mutation(
@@ -2985,6 +2985,54 @@ MUTATIONS = [
         "        self._came = None\n        is_end",
         "        is_end",
         "tests/observe/test_trace.py::test_every_batch_wait_and_epoch_is_there",
+    ),
+    Mutation(
+        "_observe/trace.py",
+        '    open(path, "w").close()  # whoever',
+        "    # whoever",
+        "tests/observe/test_trace.py::test_a_file_that_cannot_be_written_is_refused_at_once",
+    ),
+    Mutation(
+        "_observe/trace.py",
+        "            if failure is None:\n                raise",
+        "            raise",
+        "tests/observe/test_trace.py::test_a_full_disk_hides_no_error_of_the_training",
+    ),
+    Mutation(
+        "_observe/trace.py",
+        "            with contextlib.suppress(OSError):  # a full disk must not end the training",
+        "            with contextlib.nullcontext():",
+        "tests/observe/test_trace.py::test_a_full_disk_does_not_end_the_work_of_a_worker",
+    ),
+    Mutation(
+        "_loader/loop_clock.py",
+        "            if at == _MOMENTS:\n                self._work_out(at)",
+        "            self._at = at\n            if at == _MOMENTS:\n                self._work_out(at)",
+        "tests/observe/test_report.py::test_an_interrupt_while_moments_are_worked_out_leaves_room_for_the_next",
+    ),
+    Mutation(
+        "_loader/report.py",
+        "    except Exception:  # of a user's __getattr__",
+        "    except AttributeError:",
+        "tests/observe/test_report.py::test_objects_that_answer_nothing_end_neither_the_report_nor_the_loop",
+    ),
+    Mutation(
+        "_loader/loader.py",
+        "        except Exception:  # of a user's object; the batch",
+        "        except AttributeError:  # of a user's object; the batch",
+        "tests/observe/test_report.py::test_objects_that_answer_nothing_end_neither_the_report_nor_the_loop",
+    ),
+    Mutation(
+        "_loader/report.py",
+        "mine, whole = max(seconds), sum(seconds)",
+        "mine, whole = seconds[2] if names.collate == names.transform else max(seconds), sum(seconds)",
+        "tests/observe/test_report.py::test_stages_of_one_name_are_told_apart",
+    ),
+    Mutation(
+        "_loader/report.py",
+        ' if names.load.endswith(".__getitem__") else ""',
+        "",
+        "tests/observe/test_report.py::test_only_a_dataset_is_told_to_have_getitems",
     ),
     Mutation("_observe/trace.py", "        _under_way.clear()\n", "", "tests/observe/test_trace.py::test_one_trace_at_a_time"),
     Mutation(

@@ -377,7 +377,12 @@ class Loader(FromDataset, Generic[T]):
         self._clock.report_every(seconds("every_s", every_s) or 0.0)
 
     def _log_report(self) -> None:
-        log.log(logging.INFO if log.isEnabledFor(logging.INFO) else logging.WARNING, "%s", self.report().partition("\n")[0])
+        try:
+            verdict = self.report().partition("\n")[0]
+        except Exception:  # of a user's object; the batch that the loop waits for is there
+            log.warning("no report could be made", exc_info=True)
+        else:
+            log.log(logging.INFO if log.isEnabledFor(logging.INFO) else logging.WARNING, "%s", verdict)
 
     # What an iterator asks of its loader.
 

@@ -75,9 +75,10 @@ class LoopClock:
         else:
             at = self._at + 2
             moment = self._moments[at] = now()
-            self._at = at
             if at == _MOMENTS:
-                self._work_out()
+                self._work_out(at)  # an interrupt in there costs one batch's moments, not the room for the next
+            else:
+                self._at = at
             if moment > self._report_at:
                 self._report_at, self.due = moment + self._report_ns, True
         self._batches += 1
@@ -92,7 +93,7 @@ class LoopClock:
         from penstock._nodes.parallel_mapper import ParallelMapper
         from penstock._statistics import Durations, LoaderStatistics
 
-        waits, steps = self._worked_out(self._waits.copy(), self._steps.copy())
+        waits, steps = self._worked_out(self._waits.copy(), self._steps.copy(), self._at)
         first_s, step_s = self._first_ns / 1e9, steps.words[0] / 1e9
         wait_s = (waits.words[0] + self._boundary_waits.words[0]) / 1e9
         elapsed_s, root = first_s + wait_s + step_s, self._root
@@ -134,16 +135,17 @@ class LoopClock:
             self._boundary_waits.add(moment - asked + self._end_ns)
         else:
             self._first_ns = moment - asked
-        self._work_out()
+        self._work_out(self._at)
         self._moments[0] = moment
         self._boundary, self._in_step, self._end_ns = False, True, 0
 
-    def _work_out(self) -> None:
-        self._worked_out(self._waits, self._steps)
-        self._moments[0], self._at = self._moments[self._at], 0
+    def _work_out(self, at: int) -> None:
+        self._worked_out(self._waits, self._steps, at)
+        self._at = 0
+        self._moments[0] = self._moments[at]
 
-    def _worked_out(self, waits: Histogram, steps: Histogram) -> tuple[Histogram, Histogram]:
-        ns = np.diff(np.array(self._moments[: self._at + 1], np.int64))
+    def _worked_out(self, waits: Histogram, steps: Histogram, at: int) -> tuple[Histogram, Histogram]:
+        ns = np.diff(np.array(self._moments[: at + 1], np.int64))
         steps.add_many(ns[0::2])
         waits.add_many(ns[1::2])
         return waits, steps

@@ -113,7 +113,8 @@ def _slow_work(s: LoaderStatistics, mapper: NodeStatistics, workers: WorkerStati
             f"that sample, or load further ahead (prefetch_factor)."
         )
     if inline and _typical_s(s) < _TINY_S:
-        return f"a batch is only {_time(_typical_s(s))} of work, which workers would not speed up: larger batches, or {names.load.split('.')[0]}.__getitems__."
+        many = f", or {names.load[:-2]}s__" if names.load.endswith(".__getitem__") else ""
+        return f"a batch is only {_time(_typical_s(s))} of work, which workers would not speed up: larger batches{many}."
     if not inline and s.transfer.total_s > workers.wait_s / 2:
         return f"{_time(s.transfer.mean_s)} a batch are spent rebuilding it from the worker process: return tensors or arrays, or use method='thread'."
     if not inline and workers.busy_share < _BUSY:
@@ -128,12 +129,12 @@ def _slow_work(s: LoaderStatistics, mapper: NodeStatistics, workers: WorkerStati
 
 
 def _stage(s: LoaderStatistics, per_batch: float, names: Names, inline: bool) -> str:
-    stages = {names.load: s.load.mean_s, names.transform: s.transform.mean_s, names.collate: s.collate.mean_s / per_batch}
-    what = max(stages, key=lambda name: stages[name])
-    mine, whole = stages[what], sum(stages.values())
-    where = f"{_time(mine)} of {_time(whole)} a sample are in {what}"
+    seconds = (s.load.mean_s, s.transform.mean_s, s.collate.mean_s / max(1.0, per_batch))
+    mine, whole = max(seconds), sum(seconds)
+    stage = seconds.index(mine)  # not by their names: two may be called <lambda>
+    where = f"{_time(mine)} of {_time(whole)} a sample are in {(names.load, names.transform, names.collate)[stage]}"
     more = "num_workers=2 or more" if inline else "more workers"
-    if what != names.collate and s.load_cpu_share is not None and s.load_cpu_share < 1 - _BLOCKED:
+    if stage < 2 and s.load_cpu_share is not None and s.load_cpu_share < 1 - _BLOCKED:
         return (
             f"{where}, which waits {1 - s.load_cpu_share:.0%} of that for a disk or a network instead of computing: {more} (they may be more than cores), "
             f"or data that is read faster (a local disk, larger files, penstock.Cached)."
@@ -171,7 +172,11 @@ def _part(node: Any, word: str) -> Any:
 
 
 def _name(function: Any) -> str:
-    return getattr(function, "__qualname__", None) or type(function).__name__
+    try:
+        name = function.__qualname__
+    except Exception:  # of a user's __getattr__
+        name = None
+    return name if isinstance(name, str) and name else type(function).__name__
 
 
 def _spread(durations: Durations) -> str:

@@ -182,12 +182,12 @@ def _found(loaded: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(one, dict):
             if isinstance(one.get(KEY), str):
                 yield place, one
-            inside = [(f"{place}[{_key(key)}]", value) for key, value in one.items()]
+            inside = [(f"{place}[{_key(key)}]", value) for key, value in one.items() if isinstance(value, dict | list | tuple)]
         elif isinstance(one, list | tuple):
-            inside = [(f"{place}[{number}]", value) for number, value in enumerate(one)]
+            inside = [(f"{place}[{number}]", value) for number, value in enumerate(one) if isinstance(value, dict | list | tuple)]
         else:
             continue
-        waiting += [(at, value, depth + 1) for at, value in reversed(inside) if isinstance(value, dict | list | tuple)]
+        waiting += [(at, value, depth + 1) for at, value in reversed(inside)]
 
 
 def _key(key: Any) -> str:

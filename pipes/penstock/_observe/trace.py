@@ -60,19 +60,31 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
 
     Raises:
         RuntimeError: Another trace is under way in this process.
+        OSError: The file cannot be written; before anything is traced if its folder says so. An error inside the ``with`` takes precedence.
     """
     if _under_way:
         raise RuntimeError(f"a trace to {_under_way[0]} is under way. End it first.")
-    _under_way.append(os.fspath(path))
+    open(path, "w").close()  # whoever cannot write there hears of it before the training
     recorder = _Recorder()
+    _under_way.append(os.fspath(path))
+    failure: BaseException | None = None
     try:
         recorder.begin()
         yield
+    except BaseException as exc:
+        failure = exc
+        raise
     finally:
         _under_way.clear()
         recorder.end()
-        with open(path, "w") as file:
-            json.dump({"traceEvents": recorder.events(), "displayTimeUnit": "ms"}, file)
+        try:
+            with open(path, "w") as file:
+                json.dump({"traceEvents": recorder.events(), "displayTimeUnit": "ms"}, file)
+        except OSError as exc:
+            if failure is None:
+                raise
+            failure.add_note(f"The trace could not be written: {exc}")
+        del failure
 
 
 trace.__module__ = "penstock"
@@ -244,7 +256,8 @@ class _InWorker:
     def __call__(self, worker: int) -> None:
         _Task.__call__ = _CALL  # type: ignore[method-assign]  # a fork has the parent's
         if os.path.isdir(self._folder):
-            self._trace(worker)
+            with contextlib.suppress(OSError):  # a full disk, for example
+                self._trace(worker)
         if self._init is not None:
             self._init(worker)
 
@@ -253,7 +266,8 @@ class _InWorker:
         start = self._start
 
         def say(event: dict[str, Any]) -> None:
-            file.write(json.dumps(event) + "\n")
+            with contextlib.suppress(OSError):  # a full disk must not end the training
+                file.write(json.dumps(event) + "\n")
 
         def call(self: Any, task: Any, cell: Any, *args: Any, **words: Any) -> Any:
             begin = _now()
