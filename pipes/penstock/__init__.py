@@ -178,6 +178,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 if not TYPE_CHECKING:  # a type checker would believe that it returns any name
+    import _thread
+    import os as _os
 
     def __getattr__(name: str) -> object:
         """Import ``name`` when it is first asked for (PEP 562), so that a program loads only the rooms that it uses."""
@@ -188,8 +190,20 @@ if not TYPE_CHECKING:  # a type checker would believe that it returns any name
             return importlib.import_module(f"{__name__}.{name}")
         if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        with _importing:
+            value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
         return value
+
+    # Rooms, and torch even more, may fail or crash if threads import several of them at once. No room asks this module for a name while it is imported,
+    # so whoever holds the lock waits for nobody who waits for it.
+    _importing = _thread.RLock()
+
+    def _unlock_after_fork() -> None:
+        global _importing
+        _importing = _thread.RLock()
+
+    if hasattr(_os, "register_at_fork"):
+        _os.register_at_fork(after_in_child=_unlock_after_fork)
 
 
 def __dir__() -> list[str]:

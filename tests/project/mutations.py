@@ -1674,6 +1674,18 @@ MUTATIONS = [
         "",
         "tests/nodes/test_inline_work.py::test_a_transform_gets_each_item_as_it_was",
     ),
+    Mutation(
+        "__init__.py",
+        "        with _importing:",
+        "        if True:",
+        "tests/project/test_front_door.py::test_one_thread_at_a_time_imports_rooms",
+    ),
+    Mutation(
+        "__init__.py",
+        "        _os.register_at_fork(after_in_child=_unlock_after_fork)",
+        "        pass",
+        "tests/project/test_front_door.py::test_a_fork_in_the_middle_of_an_import_leaves_nothing_locked",
+    ),
     # Batches written in place.
     Mutation(
         "_fetch/batch_schema.py",

@@ -46,7 +46,7 @@ CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subproces
 ONLY_IN = {  # module: the rooms and files that may import it
     **dict.fromkeys(
         CONCURRENCY,
-        "_workers testing _memory.recycler _memory.slots _datasets.cache_files _datasets.randomness_check _streams.bookmarks _streams.open_shards _streams.steps _streams.indexing _streams.tables _streams.lanes _streams.retrying _streams.progress _observe.compare _observe.trace",
+        "front _workers testing _memory.recycler _memory.slots _datasets.cache_files _datasets.randomness_check _streams.bookmarks _streams.open_shards _streams.steps _streams.indexing _streams.tables _streams.lanes _streams.retrying _streams.progress _observe.compare _observe.trace",
     ),
     "torchdata": "_nodes.node",
     "torch.distributed": "_nodes.sharder _loader.check_ranks _loader.canonical_graph",
@@ -80,7 +80,7 @@ def allowed(name: str, target: str) -> bool:
         return (other or "front") in MAY_IMPORT[room].split() or other == room != ""
     for module, owners in ONLY_IN.items():
         if target == module or target.startswith(f"{module}."):
-            return any(name == owner or name.startswith(f"{owner}.") for owner in owners.split())
+            return any((name or "front") == owner or name.startswith(f"{owner}.") for owner in owners.split())
     top = target.split(".")[0]
     return top in FOR_ALL or top in sys.stdlib_module_names or (name == "testing" and top == "psutil")
 

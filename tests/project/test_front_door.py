@@ -6,15 +6,21 @@ Modules are counted, not seconds. Each count is taken in a fresh interpreter, be
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import pickle
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import penstock
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 DOOR = Path(penstock.__file__)
 
@@ -65,6 +71,50 @@ def test_a_spawned_worker_imports_only_what_its_work_needs() -> None:
         loaded = next(iter(loader))
     assert "penstock._fetch.task" in loaded
     assert [module for module in loaded if module.startswith(("torchdata.nodes", "penstock._nodes", "penstock._loader"))] == []
+
+
+def test_one_thread_at_a_time_imports_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch crashes if threads begin to import it at different ends. Seen to fail: without the lock (and a program of 12 threads died in every second run)."""
+    others = []
+
+    def imported(name: str) -> ModuleType:
+        other = threading.Thread(target=lambda: others.append(vars(penstock)["_importing"].acquire(blocking=False)))
+        other.start()
+        other.join()
+        return sys.modules[name]
+
+    from penstock import Indices
+
+    monkeypatch.delitem(vars(penstock), "Indices")
+    monkeypatch.setattr(importlib, "import_module", imported)
+    assert penstock.Indices is Indices
+    assert others == [False]
+
+
+def test_a_fork_in_the_middle_of_an_import_leaves_nothing_locked() -> None:
+    """Another thread was importing, and is not there any more. Seen to fail: without the new lock in the child, which waited forever."""
+    program = """
+import os, signal, threading, warnings
+warnings.simplefilter("ignore")
+import penstock
+held, done = threading.Event(), threading.Event()
+def hold():
+    with penstock._importing:
+        held.set()
+        done.wait()
+other = threading.Thread(target=hold)
+other.start()
+held.wait()
+if not (child := os.fork()):
+    signal.alarm(20)
+    penstock.ClosedError
+    os._exit(7)
+status = os.waitpid(child, 0)[1]
+done.set()
+other.join()
+print(os.waitstatus_to_exitcode(status))
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "7\n"
 
 
 def test_a_node_of_torchdata_needs_no_import_of_ours_first() -> None:
