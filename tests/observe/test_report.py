@@ -262,6 +262,15 @@ def test_stages_of_one_name_are_told_apart() -> None:
     assert seconds >= 15
 
 
+def test_an_index_with_a_line_break_stays_on_its_line() -> None:
+    """Seen to fail: it was printed as it is."""
+    data = {f"a\n{k}": k for k in range(64)}
+    with Loader.from_dataset(data, 8, sampler=list(data)) as loader:
+        for _ in loader:
+            pass
+        assert all(line.split(":")[0] in ("data", "batches", "waits", "steps", "load", "collate") for line in loader.report().splitlines())
+
+
 def test_only_a_dataset_is_told_to_have_getitems() -> None:
     """Seen to fail: the advice to write Fetch.__getitems__ for an iterable."""
     node = NodeStatistics("ParallelMapper", workers=WorkerStatistics("inline", wait_s=1.0))

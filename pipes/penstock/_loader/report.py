@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock._arguments import cut
 from penstock._fetch.fetch import Fetch
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _slow_work(s: LoaderStatistics, mapper: NodeStatistics, workers: WorkerStati
     if slow.max_s > _STRAGGLES * slow.p95_s and slow.max_s > _TINY_S and _late_share(s) > 0.5:
         name = names.load if slow is s.load else names.transform
         return (
-            f"most of that for a few slow samples: index {slow.slowest} took {_time(slow.max_s)} in {name}, and 19 of 20 take less than {_time(slow.p95_s)}: look at "
+            f"most of that for a few slow samples: index {cut(repr(slow.slowest), 80)} took {_time(slow.max_s)} in {name}, and 19 of 20 take less than {_time(slow.p95_s)}: look at "
             f"that sample, or load further ahead (prefetch_factor)."
         )
     if inline and _typical_s(s) < _TINY_S:
@@ -182,7 +183,7 @@ def _name(function: Any) -> str:
 def _spread(durations: Durations) -> str:
     if not durations.count:
         return "none"
-    at = "" if durations.slowest is None else f" (index {durations.slowest})"
+    at = "" if durations.slowest is None else f" (index {cut(repr(durations.slowest), 80)})"
     return f"p50 {_time(durations.p50_s)}, p95 {_time(durations.p95_s)}, max {_time(durations.max_s)}{at}"
 
 
