@@ -229,3 +229,9 @@ def test_collates_buckets_in_a_worker_process():
         batches = list(loader)
     assert sorted(batch["tokens"][row, 0].item() for batch in batches for row in range(len(batch["tokens"]))) == list(range(40))
     assert all(batch["tokens"].shape[1] in (4, 8) for batch in batches)
+
+
+def test_a_negative_zero_is_no_positive_one():
+    """Seen to fail: a cache took them for equal, and padded with the one that came first."""
+    for value in (0.0, -0.0):
+        assert torch.signbit(pad(value)([torch.ones(1), torch.ones(2)])[0, 1]).item() is (str(value) == "-0.0")

@@ -194,7 +194,11 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
 def test_an_epoch_that_python_does_not_print_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Seen to fail: one more than it has one digit more, which ended in a traceback."""
     file = tmp_path / "state.json"
-    file.write_text('{"penstock": ' + json.dumps(json.dumps({"format": 1, "settings": {}, "state": {"epoch": 7, "source": None}}).replace("7", "9" * 4300)) + "}")
+    file.write_text(
+        '{"penstock": '
+        + json.dumps(json.dumps({"format": 1, "settings": {}, "state": {"epoch": 7, "source": None}}).replace("7", "9" * 4300))
+        + "}"
+    )
     code, out, err = explained(file, capsys)
     assert (code, err) == (1, "")
     assert "damaged" in out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -169,7 +168,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-@lru_cache
 def _padding(value: float, dtype: torch.dtype) -> Any:
     """``value`` as a NumPy number, converted by torch, which does not warn of infinity."""
     return torch.full((), value, dtype=dtype, device="cpu").numpy()[()]
