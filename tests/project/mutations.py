@@ -1686,6 +1686,12 @@ MUTATIONS = [
         "        pass",
         "tests/project/test_front_door.py::test_a_fork_in_the_middle_of_an_import_leaves_nothing_locked",
     ),
+    Mutation(
+        "_loader/canonical_graph.py",
+        "if seed_samples is True and collate_fn is None and transform is None:",
+        "if False:",
+        "tests/random/test_global_seeding.py::test_nothing_is_seeded_for_batches_in_which_nothing_of_the_user_runs",
+    ),
     # Batches written in place.
     Mutation(
         "_fetch/batch_schema.py",

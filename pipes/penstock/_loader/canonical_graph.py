@@ -173,6 +173,8 @@ class FromDataset(DataLoaderWords):
         made_for = None  # the length of the dataset
         if isinstance(dataset, IterableDataset | BaseNode):
             source, map_fn = _read(dataset, split, seed, bool(seed_samples)), _collate_only(collate_fn, batch_size, transform)
+            if seed_samples is True and collate_fn is None and transform is None:
+                seed_samples = False  # in the batches nothing of the user's runs; restoring the generators would take 80 us
         elif given is not None:
             from penstock._nodes.distributed_sampler import taken_over
 
