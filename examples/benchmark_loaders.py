@@ -423,7 +423,11 @@ def main() -> None:
             os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"OMP_NUM_THREADS": "1"})
         for module in MODULES:  # before the first fork; whoever is not installed fails by name later
             with contextlib.suppress(ImportError):
-                getattr(importlib.import_module(module), "Loader", None)  # penstock imports what is first asked for
+                importlib.import_module(module)
+        for method in ("thread", "process"):  # import what they take, as the other loaders have done by now; nothing starts
+            importlib.import_module("penstock").Loader.from_dataset([0], 1, num_workers=1, method=method)
+        gc.collect()
+        gc.freeze()  # nobody's first batch is the one that collects what torch's import has left behind
         if options.check:
             sys.exit(not check_all(options))
         program = Program(options)

@@ -126,23 +126,28 @@ def by_size(path: str) -> Iterator[bytes]:
 Then = Callable[[bytes], Any] | None
 
 
-def without_loader(folder: Path, read: Callable[[str], Iterator[bytes]] = by_size, then: Then = None) -> Iterator[None]:
-    """No loader: two processes read tars and throw away what they have read. Counts their batches."""
+def without_loader(
+    folder: Path, read: Callable[[str], Iterator[bytes]] = by_size, then: Then = None, *, stacks: bool = False
+) -> Iterator[None]:
+    """No loader: two processes read tars and throw away what they have read, sample by sample or in batches. Counts their batches."""
     done = multiprocessing.Semaphore(0)
     for worker in range(WORKERS):
-        multiprocessing.Process(target=reading, args=(paths_of(folder)[worker::WORKERS], read, then, done), daemon=True).start()
+        multiprocessing.Process(target=reading, args=(paths_of(folder)[worker::WORKERS], read, then, stacks, done), daemon=True).start()
     while True:
         done.acquire()
         yield None
 
 
-def reading(paths: list[str], read: Callable[[str], Iterator[bytes]], then: Then, done: Any) -> None:
+def reading(paths: list[str], read: Callable[[str], Iterator[bytes]], then: Then, stacks: bool, done: Any) -> None:
     torch.set_num_threads(1)
     samples = (sample for _ in itertools.count() for path in paths for sample in read(path))
     while True:
-        for sample in itertools.islice(samples, SAMPLES):
-            if then is not None:
-                then(sample)
+        if stacks:
+            stacked([sample if then is None else then(sample) for sample in itertools.islice(samples, SAMPLES)])
+        else:
+            for sample in itertools.islice(samples, SAMPLES):
+                if then is not None:
+                    then(sample)
         done.release()
 
 
@@ -271,6 +276,20 @@ def by_us(folder: Path, held: int = 2 * HELD, lanes: int = 8, then: Then = None,
     return loader if passes else again(loader)
 
 
+def write_index_of_tars(folder: Path) -> None:
+    from penstock.__main__ import main
+
+    main(["index", *paths_of(folder), "--index", str(folder / "index")])
+
+
+def by_our_index(folder: Path, window: int) -> Iterable[Any]:
+    """penstock: the samples are counted, and read by position in the order of a window, which holds numbers."""
+    import penstock
+
+    data = penstock.formats.tar(paths_of(folder), index=folder / "index", lanes=64, window=window, transform=Chosen("bin", None))
+    return again(penstock.Loader.from_dataset(data, batch_size=SAMPLES, shuffle=True, seed=SEED, **OURS["penstock, processes"]))
+
+
 PASS = 8  # tars in a pass of X10
 
 OURS = {
@@ -301,7 +320,11 @@ X1 = {
     **readers_of_tars(),
 }
 
-X2 = {"no loader": Peer(functools.partial(without_loader, then=decoded), ("PIL",)), **readers_of_tars(decoded)}
+X2 = {
+    "no loader": Peer(functools.partial(without_loader, then=decoded), ("PIL",)),
+    "no loader, stacked": Peer(functools.partial(without_loader, then=decoded, stacks=True), ("PIL",)),
+    **readers_of_tars(decoded),
+}
 
 X10 = readers_of_tars(passes=True)
 
@@ -314,6 +337,7 @@ X11 = {
         )
         for window in (64, 512)
     },
+    "penstock, 64 lanes, window 512, indexed": Peer(functools.partial(by_our_index, window=512), ("penstock",), write_index_of_tars),
 }
 
 

@@ -468,7 +468,7 @@ COLUMNS = {
 }
 RATIOS = {  # of what, and to whom
     "X1": ("per_s", "webdataset", "no loader", "no loader, tarfile"),
-    "X2": ("per_s", "webdataset", "no loader"),
+    "X2": ("per_s", "webdataset", "no loader", "no loader, stacked"),
     "X3": ("tokens_per_s", "DataLoader", "DataLoader, 0 workers", "no loader"),
     "X4": ("tokens_per_s", "DataLoader and a generator, cuts", "Grain, best fit"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import platform
 import signal
@@ -33,6 +34,18 @@ def a_small_heap() -> None:
     """Keep what is imported out of the garbage collector's way: hundreds of tests collect, and it would look at all of it each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def fonts() -> None:
+    """Have matplotlib open now the files that it keeps open for the life of the process: before a test counts what is open."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure.suptitle("title $x^{-2}$")
+    axes = figure.subplots()
+    axes.plot([1, 2], [0.001, 1000.0], label="x")
+    axes.set(xlabel="x", yscale="log", title="y")
+    axes.legend()
+    figure.savefig(io.BytesIO())
 
 
 @pytest.fixture(autouse=True)

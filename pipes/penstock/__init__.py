@@ -13,7 +13,6 @@ Each package is one room. A room imports only from the rooms listed below it::
     __main__       python -m penstock bench, state, index
     _observe       to look at loaders: measure them, compare them, explain what they have saved
     testing        the laws, as tests that users run on their own graphs
-    collate        functions for collate_fn
     formats        data in files of common formats: the public door of _streams
     integrations   one file per trainer
     _datasets      our own datasets: Cached and Resident are read once, Packed packs, Mix mixes several
@@ -32,16 +31,19 @@ A batch passes through ``_loader > _nodes > _workers > _fetch (> _random, _memor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock import formats as formats
+    from penstock import testing as testing
     from penstock._datasets.cached import Cached
     from penstock._datasets.keep import keep
     from penstock._datasets.mix import Mix
     from penstock._datasets.packed import Packed
     from penstock._datasets.resident import Resident
     from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, SourceError, StateError, StateMismatch, WorkerDied
-    from penstock._fetch.error_policy import SKIP
+    from penstock._fetch.error_policy import SKIP, OnError
     from penstock._fetch.fetch import Fetch
     from penstock._fetch.indices import Indices
-    from penstock._fetch.sample import sample
+    from penstock._fetch.padding import pad
+    from penstock._fetch.sample import Sample, sample
     from penstock._loader.check_ranks import check_ranks
     from penstock._loader.loader import Loader
     from penstock._nodes.batcher import Batcher
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from penstock._nodes.sampler import Sampler
     from penstock._nodes.sampler_wrapper import SamplerWrapper
     from penstock._nodes.sharder import Sharder
+    from penstock._nodes.tails import Tail
     from penstock._nodes.to_device import ToDevice
     from penstock._observe.trace import trace
     from penstock._random.batch_rng import BatchRng
@@ -67,7 +70,15 @@ if TYPE_CHECKING:
     from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
     from penstock._random.shard_order import ShardOrder
     from penstock._random.sliding_order import SlidingOrder
-    from penstock._statistics import Durations, FailureStatistics, LoaderStatistics, NodeStatistics, PinStatistics, WorkerStatistics
+    from penstock._statistics import (
+        Durations,
+        FailureStatistics,
+        LoaderStatistics,
+        NodeStatistics,
+        PinStatistics,
+        WorkerChoice,
+        WorkerStatistics,
+    )
     from penstock._streams.pack_step import Pack
     from penstock._streams.shards import Shards
     from penstock._streams.steps import Filter, Shuffle
@@ -101,16 +112,19 @@ __all__ = [
     "MixOrder",
     "Node",
     "NodeStatistics",
+    "OnError",
     "Order",
     "Pack",
     "Packed",
     "Packs",
+    "pad",
     "ParallelMapper",
     "PenstockError",
     "PinMemory",
     "PinStatistics",
     "Prefetcher",
     "Resident",
+    "Sample",
     "sample",
     "SampleError",
     "Sampler",
@@ -126,10 +140,12 @@ __all__ = [
     "SourceError",
     "StateError",
     "StateMismatch",
+    "Tail",
     "ToDevice",
     "TorchOrder",
     "trace",
     "WeightedOrder",
+    "WorkerChoice",
     "WorkerDied",
     "WorkerStatistics",
 ]
@@ -141,10 +157,11 @@ _HOMES = {
     "_datasets.packed": ("Packed",),
     "_datasets.resident": ("Resident",),
     "_errors": ("ClosedError", "GraphError", "PenstockError", "SampleError", "SourceError", "StateError", "StateMismatch", "WorkerDied"),
-    "_fetch.error_policy": ("SKIP",),
+    "_fetch.error_policy": ("OnError", "SKIP"),
     "_fetch.fetch": ("Fetch",),
     "_fetch.indices": ("Indices",),
-    "_fetch.sample": ("sample",),
+    "_fetch.padding": ("pad",),
+    "_fetch.sample": ("Sample", "sample"),
     "_loader.check_ranks": ("check_ranks",),
     "_loader.loader": ("Loader",),
     "_nodes.batcher": ("Batcher",),
@@ -159,6 +176,7 @@ _HOMES = {
     "_nodes.sampler": ("Sampler",),
     "_nodes.sampler_wrapper": ("SamplerWrapper",),
     "_nodes.sharder": ("Sharder",),
+    "_nodes.tails": ("Tail",),
     "_nodes.to_device": ("ToDevice",),
     "_observe.trace": ("trace",),
     "_random.batch_rng": ("BatchRng",),
@@ -170,7 +188,15 @@ _HOMES = {
     "_random.orders": ("SequentialOrder", "ShuffledOrder", "TorchOrder", "WeightedOrder"),
     "_random.shard_order": ("ShardOrder",),
     "_random.sliding_order": ("SlidingOrder",),
-    "_statistics": ("Durations", "FailureStatistics", "LoaderStatistics", "NodeStatistics", "PinStatistics", "WorkerStatistics"),
+    "_statistics": (
+        "Durations",
+        "FailureStatistics",
+        "LoaderStatistics",
+        "NodeStatistics",
+        "PinStatistics",
+        "WorkerChoice",
+        "WorkerStatistics",
+    ),
     "_streams.pack_step": ("Pack",),
     "_streams.shards": ("Shards",),
     "_streams.steps": ("Filter", "Shuffle"),
@@ -186,10 +212,11 @@ if not TYPE_CHECKING:  # a type checker would believe that it returns any name
         import importlib
         import sys
 
-        if name in ("collate", "formats", "testing"):  # so that `import penstock` is enough for penstock.formats.tar(…)
+        if name in ("formats", "testing"):  # so that `import penstock` is enough for penstock.formats.tar(…)
             return importlib.import_module(f"{__name__}.{name}")
         if name not in _HOME_OF:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+            hint = ": write penstock.Loader.from_dataset" if name in ("DataLoader", "from_dataset") else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__])
         with _importing:
             value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
         return value

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal, final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @final
@@ -36,6 +40,47 @@ class Durations:
         """The mean; 0 if nothing was measured."""
         return self.total_s / self.count if self.count else 0.0
 
+    @classmethod
+    def of(cls, counts: Sequence[int], total_s: float, max_s: float, slowest: Any = None) -> Durations:
+        """What such ``counts`` say."""
+        count = sum(counts)
+        if not count:
+            return cls()
+        last = max(place for place, n in enumerate(counts) if n)
+        p50, p95 = (min(max_s, _percentile(counts, count * share)) for share in (0.5, 0.95))
+        return cls(count, total_s, p50, p95, max_s, slowest, tuple(counts[: last + 1]))
+
+    def since(self, earlier: Durations) -> Durations:
+        """What was measured after ``earlier``. If none of it was the longest so far, its maximum is exact to a quarter of its value, and what took it unknown."""
+        before = (*earlier.counts, *[0] * len(self.counts))
+        counts = [n - m for n, m in zip(self.counts, before, strict=False)]
+        if self.max_s > earlier.max_s:
+            return self.of(counts, self.total_s - earlier.total_s, self.max_s, self.slowest)
+        last = max((place for place, n in enumerate(counts) if n), default=0)
+        return self.of(counts, self.total_s - earlier.total_s, min(self.max_s, (5 + last % 4) * 2.0 ** (last // 4 + 1) / 1e9))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WorkerChoice:
+    """What ``num_workers="auto"`` has chosen so far.
+
+    Attributes:
+        workers: How many there are, or are being started.
+        most: How many there may be, by cores and memory; 0 before the first measurement.
+        changes: How often the number has changed.
+        settled: Whether the search has ended. It begins again if the loop or the data behave differently for a while.
+        why: The reason for the last change, or for keeping the number.
+    """
+
+    __module__ = "penstock"
+
+    workers: int
+    most: int
+    changes: int
+    settled: bool
+    why: str
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -54,6 +99,7 @@ class WorkerStatistics:
         stuck: Threads that ``timeout`` gave up on and that are still in their task.
         slots: Shared-memory slots, made by workers still alive, that hold a result or are free for one.
         slot_bytes: Total size of these slots.
+        choice: With ``num_workers="auto"``, what it has chosen.
     """
 
     __module__ = "penstock"
@@ -69,6 +115,7 @@ class WorkerStatistics:
     stuck: int = 0
     slots: int = 0
     slot_bytes: int = 0
+    choice: WorkerChoice | None = None
 
 
 @final
@@ -110,6 +157,31 @@ class NodeStatistics:
     workers: WorkerStatistics | None = None
     failures: FailureStatistics | None = None
     pinned: PinStatistics | None = None
+
+    def since(self, earlier: NodeStatistics, elapsed_s: float) -> NodeStatistics:
+        """What the node has done in the ``elapsed_s`` after ``earlier``. `failures` and `pinned` stay what they are now."""
+        items, work_s = self.items - earlier.items, self.work_s - earlier.work_s
+        workers = self.workers
+        if workers is not None and earlier.workers is not None:
+            before, available_s = earlier.workers, max(1, workers.workers) * elapsed_s
+            workers = dataclasses.replace(
+                workers,
+                busy_share=min(1.0, work_s / available_s) if available_s else 0.0,
+                wait_s=workers.wait_s - before.wait_s,
+                tasks=workers.tasks - before.tasks,
+                restarts=workers.restarts - before.restarts,
+            )
+        return dataclasses.replace(
+            self,
+            items=items,
+            items_per_s=items / elapsed_s if elapsed_s else 0.0,
+            source_wait_s=self.source_wait_s - earlier.source_wait_s,
+            consumer_wait_s=max(0.0, self.consumer_wait_s - earlier.consumer_wait_s),
+            work_s=work_s,
+            ready_mean=max(0.0, self.ready_mean * self.items - earlier.ready_mean * earlier.items) / items if items else 0.0,
+            errors=self.errors - earlier.errors,
+            workers=workers,
+        )
 
 
 @final
@@ -165,6 +237,31 @@ class LoaderStatistics:
     to_device: Durations = Durations()
     load_cpu_share: float | None = None
     lock_wait_share: float | None = None
+
+    def since(self, earlier: LoaderStatistics) -> LoaderStatistics:
+        """What the same loader has done after ``earlier``, such as in the last minute.
+
+        ``load_cpu_share`` and ``lock_wait_share`` are sampled too rarely for that: they stay those of the whole time.
+        """
+        measured: dict[str, Any] = {
+            one.name: value.since(getattr(earlier, one.name))
+            for one in dataclasses.fields(self)
+            if isinstance(value := getattr(self, one.name), Durations)
+        }
+        elapsed_s, samples = self.elapsed_s - earlier.elapsed_s, self.samples - earlier.samples
+        wait_s, step_s = measured["waits"].total_s + measured["boundary_waits"].total_s, measured["steps"].total_s
+        return dataclasses.replace(
+            self,
+            **measured,
+            nodes=tuple(node.since(before, elapsed_s) for node, before in zip(self.nodes, earlier.nodes, strict=True)),
+            batches=self.batches - earlier.batches,
+            samples=samples,
+            epochs=self.epochs - earlier.epochs,
+            elapsed_s=elapsed_s,
+            samples_per_s=samples / elapsed_s if elapsed_s else 0.0,
+            stall_share=wait_s / (wait_s + step_s) if wait_s else 0.0,
+            first_wait_s=self.first_wait_s - earlier.first_wait_s,
+        )
 
 
 @final
@@ -227,3 +324,13 @@ class ReaderStatistics:
     read_s: float = 0.0
     convert: Durations = Durations()
     ready_mean: float = 0.0
+
+
+def _percentile(counts: Sequence[int], rank: float) -> float:
+    """The middle of the class that has the ``rank``-th shortest duration."""
+    place = 0
+    for place, n in enumerate(counts):  # noqa: B007  # used after the loop
+        rank -= n
+        if rank <= 0:
+            break
+    return (4.5 + place % 4) * 2.0 ** (place // 4 + 1) / 1e9

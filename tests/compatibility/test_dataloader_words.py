@@ -311,7 +311,15 @@ def test_a_shallow_copy_is_refused_and_so_is_one_of_a_started_loader():
     [
         (lambda: Loader(Numbers()), r"not a Numbers. For a dataset write Loader.from_dataset\(dataset, batch_size=…\)"),
         (lambda: Loader(Numbers(), batch_size=4, shuffle=True), r"write Loader.from_dataset\(dataset, batch_size=4, shuffle=True\)"),
+        (lambda: Loader(Numbers(), 4, True), r"not a Numbers. For a dataset write Loader.from_dataset\(dataset, 4, True\)"),
+        (lambda: Loader(Numbers(), 4, pin_memory=True), r"write Loader.from_dataset\(dataset, 4, pin_memory=True\)"),
+        (
+            lambda: Loader(dataset=Numbers(), batch_size=4),
+            r"not a Numbers. For a dataset write Loader.from_dataset\(dataset, batch_size=4\)",
+        ),
+        (lambda: Loader(), "not a NoneType"),
         (lambda: Loader(iter(range(3))), "not a range_iterator"),
+        (lambda: Loader(Sampler(SequentialOrder(3)), 4), "takes a graph, and its nodes take these arguments, 4. Give them to the Batcher"),
         (lambda: Loader(Sampler(SequentialOrder(3)), batch_size=4), r"takes a graph, and its nodes take these arguments, batch_size=4"),
     ],
 )

@@ -1,4 +1,4 @@
-"""penstock.collate.pad: what it pads, and what it leaves alone."""
+"""penstock.pad: what it pads, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import Buckets, Fetch, Loader
-from penstock.collate import pad
+from penstock import Buckets, Fetch, Loader, pad
 from penstock.testing import plain
 
 

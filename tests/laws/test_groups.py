@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import Buckets, Loader, Mix, Packs
-from penstock.collate import pad
+from penstock import Buckets, Loader, Mix, Packs, pad
 from penstock.testing import assert_resumes_everywhere, plain
 
 N = 60

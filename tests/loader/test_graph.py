@@ -92,6 +92,7 @@ def public() -> dict[str, Any]:
         "ParallelMapper": ParallelMapper(source, Fetch(dataset), 2),
         "Prefetcher": penstock.Prefetcher(source),
         "Resident": penstock.Resident(dataset, progress=False),
+        "Sample": penstock.Sample(7, 0, 10**6, 3),
         "Sampler": source,
         "SamplerWrapper": penstock.SamplerWrapper([1, 2]),
         "SequentialOrder": SequentialOrder(5),
@@ -112,7 +113,7 @@ def test_every_public_class_shows_itself_on_one_line() -> None:
     objects = public()
     classes = {name for name in penstock.__all__ if isinstance(getattr(penstock, name), type)}
     unshown = {"Order", "PinMemory", "SKIP"} | {
-        name for name in classes if name.endswith(("Error", "Mismatch", "Died", "Statistics", "Durations"))
+        name for name in classes if name.endswith(("Error", "Mismatch", "Died", "Statistics", "Durations", "Choice"))
     }
     assert classes - unshown == objects.keys() - unshown
     for name, one in objects.items():

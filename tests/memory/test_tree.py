@@ -71,6 +71,16 @@ class Late:
     y: Any = dataclasses.field(init=False)
 
 
+class Pair(tuple):
+    """A class of one's own, with an attribute."""
+
+    @classmethod
+    def named(cls, name: str, *values: Any) -> Pair:
+        pair = cls(values)
+        pair.name = name
+        return pair
+
+
 class Deaf:
     def __getattr__(self, name: str) -> Any:
         raise KeyError(name)
@@ -89,6 +99,8 @@ def x() -> torch.Tensor:
 BATCHES = {
     "packed sequence": lambda: pack_sequence([torch.ones(2), torch.ones(3)], enforce_sorted=False),
     "named tuple that checks": lambda: Span(x(), x()),
+    "tuple of its own class": lambda: Pair.named("pair", x(), x()),
+    "tuple that is written in C": lambda: torch.stack([x(), x()]).max(0),
     "mapping that checks": lambda: Strict(x=x()),
     "mapping whose copies share": lambda: Boxed(x=x(), y=x()),
     "mapping without update": lambda: Fixed(x=x()),
@@ -151,6 +163,18 @@ def test_mapped_rebuilds_what_checks_itself(name):
     assert [leaf.tolist() for leaf in leaves(changed) if leaf is not None] == [
         (leaf + 1).tolist() for leaf in leaves(BATCHES[name]()) if leaf is not None
     ]
+
+
+def test_a_tuple_keeps_its_class_and_its_attributes():
+    """A loader's type says what a batch is, wherever it is copied to. Seen to fail: tuples of their own class, which stayed as they were."""
+    changed = mapped([BATCHES["tuple of its own class"](), torch.Size([2, 3])], lambda leaf: leaf + 1)
+    assert (type(changed[0]), changed[0].name, changed[1]) == (Pair, "pair", torch.Size([3, 4]))
+
+
+def test_pin_keeps_what_torch_would_make_a_list():
+    """Seen to fail: torch's ``pin_memory`` alone, which returns a list."""
+    assert pin({"at": range(3), "shape": torch.Size([2])}) == {"at": range(3), "shape": torch.Size([2])}
+    assert type(pin({"shape": torch.Size([2])})["shape"]) is torch.Size
 
 
 def test_mapped_leaves_alone_what_has_the_method():

@@ -57,6 +57,17 @@ def test_out_of_order_four_times_as_many_may_wait_for_the_oldest() -> None:
     assert window.ahead == list(range(1, 12))
 
 
+def test_what_was_delivered_before_the_state_was_saved_is_counted_from_the_oldest() -> None:
+    """Seen to fail: counted from the last item that was pulled."""
+    window = DeliveryWindow(in_order=True)
+    window.restart(0, [2, 4])
+    assert window.ahead == [2, 4]
+    window.push(entry(ITEM, 1))
+    window.push(entry(ITEM, 2))
+    window.deliver(window.candidates()[0])
+    assert (window.base, window.ahead) == (1, [1, 3])
+
+
 class Against(RuleBasedStateMachine):
     """The script lists the items of the source; its state after item k is k + 1. The model knows which items were delivered."""
 

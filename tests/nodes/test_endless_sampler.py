@@ -501,7 +501,7 @@ def test_a_sampler_that_ended_once_and_then_does_not_is_read_in_its_thread(block
     node = wrap(Later())
     items, _ = following(node, 3 + 4 * BLOCK)
     assert plain(items) == [0, 1, 2, *range(4 * BLOCK)]
-    (thread,) = node._plans._pool._threads
+    (thread,) = node._plans._pool._core.threads.values()
     node.shutdown()
     assert not thread.is_alive()
 

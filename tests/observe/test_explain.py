@@ -68,6 +68,15 @@ def test_a_state_in_the_middle_of_an_epoch(tmp_path: Path, capsys: pytest.Captur
     ]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+def test_json_as_other_programs_write_it(encoding: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file with a byte order mark. Seen to fail: it was taken for neither JSON nor a file of torch."""
+    (tmp_path / "state.json").write_text(json.dumps(state_after(1)), encoding=encoding)
+    code, out, err = explained(tmp_path / "state.json", capsys)
+    assert (code, err) == (0, "")
+    assert "a dataset of 100 samples" in out
+
+
 def test_a_state_at_a_border(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "at the start of epoch 0: nothing of it was delivered" in said(state_after(0), tmp_path, capsys)
     assert "after 100 of 100 samples (100.0%) of all ranks together; none is left" in said(state_after(13), tmp_path, capsys)

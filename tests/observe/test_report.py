@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,20 @@ def collates(samples: list[int]) -> Any:
     return torch.tensor(samples)
 
 
+class Waits:
+    """Samples that take 50 ms until ``gate`` is open."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self.gate = gate
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> int:
+        self.gate.wait(0.05)
+        return index
+
+
 class Slow(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         for k in range(64):
@@ -106,6 +121,7 @@ def test_a_slow_iterable_is_named(workers: dict[str, Any]) -> None:
     first = verdict(Loader.from_dataset(Slow(), batch_size=4, **workers))
     assert first.startswith("data:")
     assert "reading Slow" in first
+    assert "work from there into transform, which" in first  # an IterableDataset has no __getitem__
 
 
 @pytest.mark.slow
@@ -230,6 +246,22 @@ def test_a_report_is_logged_every_so_often(caplog: pytest.LogCaptureFixture) -> 
         loader.report_every(-1)
 
 
+@pytest.mark.slow
+def test_what_is_logged_is_of_the_time_since_the_last_line(caplog: pytest.LogCaptureFixture) -> None:
+    """The data is slow at first and fast later. Seen to fail: every line of all the time so far, which says data long after it was mended."""
+    gate = threading.Event()
+    dataset = Waits(gate)
+    with caplog.at_level(logging.INFO, "penstock"), Loader.from_dataset(dataset, batch_size=1) as loader:
+        loader.report_every(0.1)
+        for k, _ in enumerate(loader):
+            if k == 20:
+                gate.set()
+            time.sleep(0.02 if k > 20 else 0.0)
+    lines = [record.message.partition(":")[0] for record in caplog.records if record.message.startswith(("training step: ", "data: "))]
+    assert (lines[0], lines[-1]) == ("data", "training step")
+    assert loader.statistics().stall_share > 0.1
+
+
 class Unnamed:
     """A transform that answers no question."""
 
@@ -248,7 +280,7 @@ def test_objects_that_answer_nothing_end_neither_the_report_nor_the_loop(
         loader.report_every(1e-6)
         assert [int(batch) for batch in loader] == list(range(64))
         assert loader.report().startswith(("data: ", "training step: "))
-        monkeypatch.setattr(Loader, "report", lambda self: Unnamed().report)
+        monkeypatch.setattr(Names, "of", lambda root: Unnamed().names)
         assert [int(batch) for batch in loader] == list(range(64))
     assert {record.message for record in caplog.records if record.levelname == "WARNING"} == {"no report could be made"}
 

@@ -14,13 +14,16 @@ import json
 import os
 import re
 import shlex
+import sys
 import textwrap
+import tomllib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from packaging.requirements import Requirement
 from torch.utils.data import DataLoader
 
 import penstock
@@ -31,7 +34,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
-MODULES = ["penstock", "penstock.collate", "penstock.formats", "penstock.testing"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MODULES = ["penstock", "penstock.formats", "penstock.testing"]
 INTEGRATIONS = {"accelerate": "AccelerateLoader", "lightning": "LightningCallback", "transformers": "HFTrainerCallback HFTrainerMixin"}
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<label>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|<img[^>]* src=\"(?P<image>[^\"]+)\"")
@@ -102,6 +106,26 @@ def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_script: Cal
     file = tmp_path / f"{page.name}.py"
     file.write_text(program)
     assert "Exception ignored" not in run_script(file, timeout_s=200)  # as when the interpreter ends
+
+
+NAMES = {"PIL": "pillow", "torch_geometric": "torch-geometric"}  # packages that are imported by another name
+EXTRAS = {name: {Requirement(line).name for line in lines} for name, lines in PYPROJECT["optional-dependencies"].items()}
+
+
+def brought(page: Path) -> set[str]:
+    """The packages that a reader of the page has: those that penstock needs, and those that the page says to install."""
+    has = {Requirement(line).name for line in PYPROJECT["dependencies"]} | {"penstock"}
+    for line in re.findall(r"`pip install ([^`]+)`", page.read_text()):
+        needs = [Requirement(word) for word in shlex.split(line) if word != "."]
+        has |= {need.name for need in needs} | {name for need in needs for extra in need.extras for name in EXTRAS[extra]}
+    return has
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=[str(page.relative_to(ROOT)) for page in RUNNABLE])
+def test_a_page_says_what_to_install(page: Path) -> None:
+    """tests/project/pages.py runs the pages with that and nothing else. Seen to fail: a progress bar without its package."""
+    imported = {found.partition(".")[0] for found in re.findall(r"^ *(?:from|import) ([\w.]+)", script(page.read_text()), re.MULTILINE)}
+    assert {NAMES.get(name, name) for name in imported - sys.stdlib_module_names} - brought(page) == set()
 
 
 def misnamed(code: str) -> list[str]:
@@ -221,16 +245,6 @@ def test_every_public_name_is_shown_outside_of_the_reference() -> None:
     """A reference says what a name does, and a guide what it is for. Seen to fail: `WeightedOrder`, which stood in the changelog only."""
     shown = "".join(page.read_text() for page in DOCS.rglob("*.md") if page.parent != DOCS / "api" and page.name != "changelog.md")
     assert [name for name in public_names() if not re.search(rf"\b{name.rpartition('.')[2]}\b", shown)] == []
-
-
-def arguments_explained(function: Any) -> set[str]:
-    """The names under ``Args:`` in a docstring."""
-    text = inspect.getdoc(function) or ""
-    return set(re.findall(r"^    (\w+):", text.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE))
-
-
-def test_every_argument_of_from_dataset_is_explained() -> None:
-    assert set(inspect.signature(penstock.Loader.from_dataset).parameters) - arguments_explained(penstock.Loader.from_dataset) == set()
 
 
 def test_every_argument_of_dataloader_has_a_row() -> None:

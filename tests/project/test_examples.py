@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,3 +40,15 @@ def test_the_benchmark_of_streams_runs(run_script: Callable[..., str]) -> None:
         assert f"## {workload}\n" in tables
     assert "failed" not in tables
     assert "\n| penstock, 0 workers | " in tables
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_number_of_workers_runs(run_script: Callable[..., str]) -> None:
+    """What it concludes depends on the machine; here only that it comes to its end."""
+    pytest.importorskip("PIL")
+    options = ("--rounds", "1", "--seconds", "0.05", "--patience", "0.5", "--workloads", "jpeg", "python")
+    printed = run_script(EXAMPLES / "benchmark_auto.py", *options, timeout_s=100)
+    assert re.findall(r"^(\w+): \d\.\d\d of the best fixed number \(\d\); \d (\w+) workers, \d are enough", printed, re.MULTILINE) == [
+        ("jpeg", "thread"),
+        ("python", "process"),
+    ]

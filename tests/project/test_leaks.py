@@ -11,7 +11,7 @@ from multiprocessing import Process, get_context
 from multiprocessing.shared_memory import SharedMemory
 
 import pytest
-from leaks import no_leaks
+from leaks import SHARED_MEMORY, no_leaks
 
 
 def test_no_leaks_sees_a_thread() -> None:
@@ -51,6 +51,23 @@ def test_no_leaks_sees_shared_memory() -> None:
         segment = SharedMemory(create=True, size=16)
     segment.close()
     segment.unlink()
+
+
+def test_no_leaks_leaves_other_programs_their_shared_memory() -> None:
+    """Also what nobody has open. Seen to fail: whatever nobody used was taken for a leak of this program."""
+    other = "from multiprocessing import resource_tracker, shared_memory as m; s = m.SharedMemory(create=True, size=16); resource_tracker.unregister(s._name, 'shared_memory'); print(s.name)"
+    with no_leaks(grace_s=0):
+        name = subprocess.run([sys.executable, "-c", other], check=True, capture_output=True, text=True).stdout.strip()
+    left = SharedMemory(name)
+    left.close()
+    left.unlink()
+
+
+def test_no_leaks_sees_shared_memory_that_torch_has_left() -> None:
+    left = SHARED_MEMORY / f"torch_{os.getpid()}_1_0"
+    with pytest.raises(AssertionError, match="shared memory /dev/shm/torch_"), no_leaks(grace_s=0):
+        left.touch()
+    left.unlink()
 
 
 def test_no_leaks_sees_an_open_file() -> None:

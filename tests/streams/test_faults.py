@@ -239,23 +239,54 @@ def test_a_read_that_never_ends_is_answered_by_a_time_out_and_does_not_keep_the_
     data.close()
 
 
-@pytest.mark.slow
 def test_closing_the_data_ends_the_pauses_of_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: a pause that nothing ends. A thread waits for an hour here."""
+    """Of threads that no loader knows. Seen to fail: a pause that nothing ends. A thread waits for an hour here."""
     assert steadily.__kwdefaults__ is not None
     monkeypatch.setitem(steadily.__kwdefaults__, "pause_s", 3600)
     monkeypatch.setattr("penstock._streams.retrying.LONGEST_PAUSE_S", 3600)
+    pauses = threading.Event()
+    monkeypatch.setattr("penstock._streams.retrying._logger.warning", lambda *said: pauses.set())
 
     def broken(shard: int) -> Iterator[int]:
         yield shard
         raise ConnectionResetError("gone")
 
+    def reads() -> None:
+        with pytest.raises(ConnectionResetError):
+            data[2]
+
     data = Shards(4, broken, epoch_size=40, lanes=2, bookmarks=False, retries=1)
-    with Loader.from_dataset(data, batch_size=2, num_workers=1, method="thread", timeout=1) as loader:
-        batches = iter(loader)
-        assert next(batches).tolist() == [0, 1]
-        with pytest.raises(TimeoutError):
-            next(batches)
+    data.order(shuffle=False, seed=0)
+    assert data[0] == 0
+    reader = threading.Thread(target=reads, daemon=True)
+    reader.start()
+    pauses.wait()
+    closer = threading.Thread(target=data.close, daemon=True)
+    closer.start()
+    closer.join(20)
+    assert not closer.is_alive()
+    reader.join()
+
+
+def test_closing_the_loader_ends_the_pauses_of_its_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Seen to fail: the thread is abandoned after 2 s, and goes on for an hour; and with on_error="skip", the shard is noted as cut short."""
+    assert steadily.__kwdefaults__ is not None
+    monkeypatch.setitem(steadily.__kwdefaults__, "pause_s", 3600)
+    monkeypatch.setattr("penstock._streams.retrying.LONGEST_PAUSE_S", 3600)
+    pauses = threading.Event()
+    monkeypatch.setattr("penstock._streams.retrying._logger.warning", lambda *said: pauses.set())
+
+    def broken(shard: int) -> Iterator[int]:
+        yield shard
+        raise ConnectionResetError("gone")
+
+    data = Shards(4, broken, epoch_size=40, lanes=2, bookmarks=False, retries=1, on_error="skip")
+    with Loader.from_dataset(data, batch_size=2, num_workers=1, method="thread") as loader:
+        assert next(iter(loader)).tolist() == [0, 1]
+        pauses.wait()
+        (thread,) = (one for one in threading.enumerate() if one.name.startswith("penstock-map"))
+    assert not thread.is_alive()
+    assert caplog.messages == []
     data.close()
 
 

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
-from penstock import ClosedError, Filter, Pack, Shuffle
+from penstock import ClosedError, Filter, GraphError, Pack, Shuffle
 from penstock._fetch.sample import current
 from penstock._random.permutation import SLID, philox_words
 from penstock._random.sliding_order import SlidingPermutation
@@ -449,18 +449,38 @@ def test_what_was_cut_short_may_depend_on_the_pass() -> None:
     assert len(counts) > 1
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(1)])
-def test_draws_from_the_global_generators_are_seen(draw, caplog, monkeypatch) -> None:
-    """They belong to the process: a resumed run would draw others. Seen to fail: no look at the generators."""
-    monkeypatch.setattr(steps, "_warned", False)
+DRAWS = [random.random, np.random.random, lambda: torch.rand(1)]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_step_must_not_draw_from_the_global_generators(draw) -> None:
+    """They belong to the process: a resumed run would draw others. Seen to fail: no look at the generators; a warning, and the run goes on."""
     np.random.seed(0)  # with a normal deviate in store, as other tests may leave it, NumPy's generator cannot be looked at
+    for step in (Filter(lambda record: draw() < 2), lambda records: (record + draw() for record in records)):
+        with pytest.raises(GraphError, match=r"the steps over shard 3 drew from the global random numbers.*penstock\.sample\(\)\.rng"):
+            list(run(range(3), step))
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_what_reads_may_draw_from_the_global_generators(draw, caplog, monkeypatch) -> None:
+    """A client of a network does, for its pauses. Seen to fail: taken for a draw of the steps."""
+    monkeypatch.setattr(steps, "_warned", False)
+    np.random.seed(0)
     for _ in range(2):
-        outputs = run(range(3), Filter(lambda record: draw() < 2))
-        list(outputs)
+        outputs = run((record for record in range(30) if draw() < 2), Filter(is_odd), Shuffle(4))
+        assert sorted(outputs) == list(range(1, 30, 2))
         assert outputs.depends_on_pass
     (warning,) = caplog.records
-    assert "the steps over shard 3, or what reads it, drew from the global random numbers" in warning.getMessage()
+    assert "reading shard 3 drew from the global random numbers" in warning.getMessage()
     assert "penstock.sample().rng" in warning.getMessage()
+
+
+def test_no_shard_is_skipped_because_a_step_draws() -> None:
+    """Seen to fail: all shards left out, one after another."""
+    data = penstock.Shards(4, range, epoch_size=8, steps=[Filter(lambda record: random.random() < 2)], bookmarks=False, on_error="skip")
+    data.order(shuffle=False, seed=0)
+    with pytest.raises(GraphError, match="drew from the global random numbers"):
+        data[1]
 
 
 # Errors and the end
@@ -559,6 +579,20 @@ def test_a_step_that_is_its_own_iterator_is_refused() -> None:
     """Seen to fail: the records of one shard came in another's place, without a word."""
     with pytest.raises(TypeError, match=r"steps\[0\], Itself, returned itself as the iterator"):
         list(run(range(5), Itself()))
+
+
+def test_a_function_of_one_record_as_a_step_is_told_what_to_use() -> None:
+    """Seen to fail: only "'generator' object is not subscriptable", at record 0."""
+    with pytest.raises(TypeError, match="not subscriptable") as caught:
+        list(run(range(5), lambda record: record["score"] > 3))
+    assert any("steps[0]" in note and "penstock.Filter" in note for note in caught.value.__notes__)
+
+    def eager(records):
+        return [1 // record for record in records]
+
+    with pytest.raises(ZeroDivisionError) as caught:  # an error of a record, in a step that is one
+        list(run(range(5), eager))
+    assert not any("penstock.Filter" in note for note in caught.value.__notes__)
 
 
 def test_what_is_no_step_is_refused() -> None:

@@ -26,7 +26,7 @@ OPEN_FILES = Path("/proc/self/fd")
 def no_leaks(grace_s: float = 2.0) -> Iterator[None]:
     """Fail if the body leaves anything behind.
 
-    This counts threads of this process, its descendants (also zombies), entries of ``/dev/shm`` that they use, and open file descriptors. It does
+    This counts threads of this process, its descendants (also zombies), entries of ``/dev/shm`` that these use, and open file descriptors. It does
     not count the two helper processes that `multiprocessing` keeps for the life of a program. Things that are still shutting down when the body
     ends get ``grace_s``, and garbage is collected meanwhile.
 
@@ -102,20 +102,17 @@ def _described(process: psutil.Process) -> str | None:
 
 
 def _ours(names: frozenset[str]) -> frozenset[str]:
-    """Leave out the shared memory entries that only other programs use. One slow look at all processes serves all entries.
+    """Leave out the shared memory entries that no process of this program uses.
 
-    Semaphores count only if a process of this program uses them. The library makes none, and another program that was killed may have left some
-    that nobody uses.
+    What nobody uses may be another program's, which was killed, or which opens it again later. It is ours if torch named it after this process;
+    the library itself uses memory without a name.
     """
     if not names:
         return names
     me = psutil.Process()
     ours = {me.pid, *(child.pid for child in me.children(recursive=True))}
-    here: set[str] = set()
-    elsewhere: set[str] = set()
-    for process in psutil.process_iter():
-        (here if process.pid in ours else elsewhere).update(_held(process.pid))
-    return frozenset(name for name in names - (elsewhere - here) if name in here or not name.startswith("sem."))
+    here = {name for pid in ours for name in _held(pid)}
+    return frozenset(name for name in names if name in here or name.startswith(f"torch_{me.pid}_"))
 
 
 def _held(pid: int) -> set[str]:

@@ -86,7 +86,7 @@ def test_a_pool_goes_on():
 
     assert every_line(load, load) > 20
     pool.shutdown()
-    assert not any(thread.is_alive() for thread in pool._threads)
+    assert not any(thread.is_alive() for thread in pool._core.threads.values())
 
 
 class Slowly(Node):

@@ -98,11 +98,11 @@ def test_processes_that_were_started_too_late_are_ended(monkeypatch: pytest.Monk
     """Another thread shuts down, with less time than the start takes. Seen to fail: they stayed, and their pipes."""
     really = Supervisor.start
 
-    def slow(supervisor: Supervisor) -> None:
+    def slow(supervisor: Supervisor, workers: int) -> None:
         other = threading.Thread(target=pool.shutdown, args=(0.0,))
         other.start()
         other.join()
-        really(supervisor)
+        really(supervisor, workers)
 
     monkeypatch.setattr(Supervisor, "start", slow)
     pool = ProcessPool(Work(), 2, multiprocessing_context="fork")
@@ -264,6 +264,9 @@ VALUES: dict[str, Callable[[], Any]] = {
     "expanded": lambda: torch.ones(1).expand(50_000),
     "conjugated": lambda: torch.full((50_000,), 1 + 2j).conj(),
     "negative": lambda: torch.full((50_000,), 1 + 2j).conj().imag,
+    "bytes": lambda: [b"x" * number for number in (0, 9_000, 5, 20_000)],
+    "bytes and more": lambda: [bytes(20_000), bytearray(20_000), b""],
+    "bytes in a tuple": lambda: (bytes(20_000), bytes(9_000)),
     "gradient": lambda: torch.ones(100_000, requires_grad=True),
     "parameter": lambda: torch.nn.Parameter(torch.ones(100_000)),
     "sparse": lambda: torch.eye(300).to_sparse(),
@@ -302,7 +305,7 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.filterwarnings("ignore")  # torch deprecates quantized tensors
 def test_every_kind_of_value_arrives(pools: Any) -> None:
-    """Seen to fail: without the test for `requires_grad`."""
+    """Seen to fail: without the test for `requires_grad`; bytes that are views of the slot; anything with a length taken for bytes."""
     pool = pools(1)
     for name, value in VALUES.items():
         assert same(done(pool, make, name), value()), name

@@ -171,7 +171,7 @@ def test_a_stuck_thread_is_left_behind_by_name(gate, caplog):
         pool.shutdown()
     assert time.monotonic() - began < 1
     assert "thread penstock-map-0 is still at work" in caplog.text or "thread penstock-map-1 is still at work" in caplog.text
-    stuck = [thread for thread in pool._threads if thread.is_alive()]
+    stuck = [thread for thread in pool._core.threads.values() if thread.is_alive()]
     assert len(stuck) == 1
     assert stuck[0].daemon
     pool.shutdown()
@@ -192,7 +192,7 @@ def test_many_stuck_threads_take_no_longer_than_one(gate, caplog):
     assert time.monotonic() - began < 1
     assert caplog.text.count("is still at work") == 16
     gate.set()
-    for thread in pool._threads:
+    for thread in pool._core.threads.values():
         thread.join(20)
 
 
@@ -229,7 +229,7 @@ def test_a_loader_goes_on_after_a_timeout_and_close_names_the_thread(gate, caplo
 def test_an_abandoned_pool_ends_its_threads():
     pool = ThreadPool(Gated(), 2)
     pool.start()
-    threads = list(pool._threads)
+    threads = list(pool._core.threads.values())
     del pool
     gc.collect()
     assert not any(thread.is_alive() for thread in threads)

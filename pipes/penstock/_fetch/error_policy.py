@@ -26,7 +26,7 @@ WINDOW = 1000
 
 @final
 class _Skip:
-    """The type of `SKIP`: an ``on_error`` function returns that to leave the sample out of its batch."""
+    """An ``on_error`` function returns this to leave the sample out of its batch."""
 
     def __repr__(self) -> str:
         return "penstock.SKIP"

@@ -45,9 +45,10 @@ class Indices(Shown, Sequence[Any]):
         return self.values.tolist() if self.is_batch and isinstance(self.values, np.ndarray) else self.values
 
     def __len__(self) -> int:
-        if not self.is_batch:
-            raise TypeError("one item of the index level has no length")
-        return len(self.positions)
+        try:
+            return len(self.positions)
+        except TypeError:
+            raise TypeError("one item of the index level has no length") from None
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):

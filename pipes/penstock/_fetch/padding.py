@@ -207,3 +207,6 @@ def pad(value: float | Mapping[str, float] = 0, to_multiple_of: int = 1, *, leng
         ValueError: ``value`` is no number. On collating: fields that differ in more than the first dimension; a field named in ``value`` is not there.
     """
     return Padded(value, to_multiple_of, lengths)
+
+
+pad.__module__ = "penstock"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from functools import cached_property
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._arguments import Shown
 from penstock._random.sample_rng import numpy_generator, torch_generator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     import torch
@@ -29,6 +30,8 @@ class Sample(Shown):
         index: Its index in the dataset.
         source: The name of its source in a `Mix` (``"outer/inner"`` in a mix of mixes), or None.
     """
+
+    __module__ = "penstock"
 
     def __init__(self, seed: int, epoch: int, position: int, index: Any, source: str | None = None) -> None:
         self.seed = seed
@@ -52,20 +55,36 @@ class Sample(Shown):
 
 
 @final
+class RowIn:
+    """A cell that tells which row is being loaded from how much is left of ``rows``, an iterator over a list of ``n``: nobody has to write it."""
+
+    __slots__ = ("_last", "_rows")
+
+    def __init__(self, rows: Iterator[Any], n: int) -> None:
+        self._rows = rows
+        self._last = n - 1
+
+    def __getitem__(self, place: int) -> int:
+        return self._last - length_hint(self._rows)
+
+
+@final
 class SampleCursor:
     """Points to the sample being loaded, row by row. It builds a `Sample` only on request, because few datasets ask.
 
     Args:
         seed: The loader's seed.
         epoch: The epoch of the batch.
-        positions: The position of each row.
+        positions: The position of each row; a list or an array.
         indices: The dataset index of each row.
         cell: Holds the row being loaded; `IDLE` counts as the first.
     """
 
     __slots__ = ("_cell", "_indices", "_made", "_made_for", "_positions", "_source", "epoch", "reseed", "seed")
 
-    def __init__(self, seed: int, epoch: int, positions: Sequence[int], indices: Sequence[Any], cell: Sequence[int]) -> None:
+    def __init__(
+        self, seed: int, epoch: int, positions: Sequence[int] | np.ndarray, indices: Sequence[Any], cell: Sequence[int] | RowIn
+    ) -> None:
         self.seed = seed
         self.epoch = epoch
         self._positions = positions
@@ -80,7 +99,7 @@ class SampleCursor:
         """The sample being loaded; the same object until the next row."""
         row = max(0, self._cell[0])
         if self._made is None or self._made_for != row:
-            self._made, self._made_for = Sample(self.seed, self.epoch, self._positions[row], self._indices[row], self._source), row
+            self._made, self._made_for = Sample(self.seed, self.epoch, int(self._positions[row]), self._indices[row], self._source), row
         return self._made
 
     def enter_source(self, name: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 from torch.utils.data import IterableDataset, default_collate, default_convert
@@ -52,7 +53,7 @@ class FromDataset(DataLoaderWords):
         shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -97,8 +98,8 @@ class FromDataset(DataLoaderWords):
             shuffle: A new order every epoch, a pure function of (``seed``, epoch).
             sampler: Any sampler of indices. A ``DistributedSampler`` is taken over: its seed, shuffle and drop_last are used here.
             batch_sampler: Any sampler of lists of indices; whole batches are dealt to the ranks. Excludes ``batch_size`` and ``drop_last``.
-            num_workers: Worker threads or processes; 0 loads in this thread.
-            collate_fn: Makes a batch of a list of samples; default torch's ``default_collate``.
+            num_workers: Worker threads or processes; 0 loads in this thread; ``"auto"`` finds while it runs how many are worth it.
+            collate_fn: Makes a batch of a list of samples; default torch's ``default_collate``. A type checker learns from it what a batch is.
             pin_memory: Copy batches to pinned memory, where there is an accelerator.
             drop_last: Leave out the batch at an epoch's end that is not full.
             timeout: Seconds to wait for a batch; 0 waits forever.
@@ -108,7 +109,7 @@ class FromDataset(DataLoaderWords):
             prefetch_factor: Batches in work for each worker; default 2; 4 if batches have at most 1 MiB, 8 if 64 KiB.
             persistent_workers: Means nothing, and False is told so once: workers always live as long as the loader.
             pin_memory_device: Means nothing, and is told so once: memory is pinned for the accelerator that there is.
-            in_order: False hands batches out as they are done; see `ParallelMapper`.
+            in_order: Deliver batches in their order; False delivers them as they are done, and its states belong to one rank, see `ParallelMapper`.
             order: An `Order`; excludes ``shuffle`` and ``sampler``. Default: what the dataset's method ``order(*, shuffle, seed)`` returns, if it has one, as
                 `Mix` does; otherwise as ``shuffle`` says.
             groups: `Packs` or `Buckets`: put samples into packs of one length, or into batches of similar lengths. Excludes ``sampler`` and
@@ -117,23 +118,27 @@ class FromDataset(DataLoaderWords):
                 (``penstock.sample().rng``). A stream's items are dealt to the ranks first, then transformed.
             seed: Of everything random; default 0, on every rank and in every run, whatever ``torch.manual_seed`` says. Two loaders that shuffle by the
                 default seed and have the same length are in step, which a warning tells.
-            method: ``"process"`` or ``"thread"``.
-            device: Copy batches there ahead of time, see `ToDevice`; default: they stay on the CPU.
-            rank: See `Sharder`; looked up at the first batch where it is None.
-            world_size: See `Sharder`.
-            mesh: See `Sharder`.
+            method: ``"process"`` or ``"thread"``: what the workers are.
+            device: Copy batches there ahead of time, on a stream of its own (`ToDevice`); default: they stay on the CPU.
+            rank: This process's share of the data, from 0; default: asked of ``mesh`` or ``torch.distributed`` at the first batch, see `Sharder`.
+            world_size: How many ranks share the data; goes with ``rank``, and is looked up where that is.
+            mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``: ranks with the same place in it get the same items.
             split: How several ranks share the data. By index: ``"items"`` (None means the same) or, with a ``batch_sampler``, ``"within"``; see
                 `Sharder`. What is read from its beginning needs a word there: ``"items"``: every rank reads all of it and is dealt its share; ``"own"``:
                 it splits itself by rank, and nothing is dealt; see `IterableSource`.
-            tail: See `Sharder`: ``"pad"``, ``"drop"`` or ``"exact"``; default ``"pad"``, or ``"drop"`` for what cannot be padded: ``groups``, and `Shards` that are not counted. Means nothing under ``split="own"``.
-            plan_ahead: See `SamplerWrapper`.
-            seed_samples: See `ParallelMapper`.
+            tail: What to do if the ranks' shares come out unequal: ``"pad"`` repeats samples, ``"drop"`` leaves some out, ``"exact"`` lets ranks differ, see
+                `Sharder`. Default ``"pad"``, or ``"drop"`` for what cannot be padded: ``groups``, and `Shards` that are not counted. Means nothing under
+                ``split="own"``.
+            plan_ahead: Draw the next epoch from ``sampler`` or ``batch_sampler`` during this one, in a helper process or thread; see `SamplerWrapper`.
+            seed_samples: Seed the global generators (``random``, NumPy, torch) for each sample, so that augmentation repeats itself; see `ParallelMapper`.
             run_ahead: Load the first batches of the next epoch before it is asked for.
-            max_restarts: See `ParallelMapper`.
-            on_error: See `ParallelMapper`: ``"raise"``, ``"skip"`` or a function.
-            max_errors: See `ParallelMapper`.
-            endless: See `Loader`.
-            restart_on_stop_iteration: See `Loader`.
+            max_restarts: Worker processes that may die and be replaced before `WorkerDied`; default 8, or twice the number of workers if that is more.
+            on_error: For a sample that fails: ``"raise"``, ``"skip"``, or a function ``(exception, index, epoch, position)`` that returns a substitute or
+                `SKIP`; see `ParallelMapper`.
+            max_errors: Samples that may fail under ``on_error``: an ``int`` in all, a ``float`` as a share of any 1000; default: no bound.
+            endless: ``for batch in loader`` goes on over all epochs, and ``len(loader)`` is unknown.
+            restart_on_stop_iteration: A state of a finished epoch resumes at the next one (True), or at its empty remainder (False); default: at the next
+                if the loop saw the end, see `Loader`.
 
         Raises:
             ValueError: Arguments that exclude each other, or make no sense.
@@ -159,7 +164,7 @@ class FromDataset(DataLoaderWords):
         on_device = device is not None and resolve_device(device).type != "cpu"
         if isinstance(dataset, ArrayDataset) and num_workers:
             raise ValueError(
-                f"num_workers={num_workers}: a {type(dataset).__name__} dataset lies in memory and needs no workers. Leave it out."
+                f"num_workers={num_workers!r}: a {type(dataset).__name__} dataset lies in memory and needs no workers. Leave it out."
             )
         _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, endless)
         map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn, transform)
@@ -230,6 +235,7 @@ class FromDataset(DataLoaderWords):
             on_error=on_error,
             max_errors=max_errors,
         )
+        words["num_workers"] = partial(getattr, node, "num_workers")  # which changes, if it is "auto"
         if device is not None:
             from penstock._nodes.to_device import ToDevice
 
@@ -244,6 +250,9 @@ class FromDataset(DataLoaderWords):
         if unseeded:
             loader._unseeded = unseeded_length(len(dataset) if shuffle else None, given)
         return loader
+
+
+FromDataset.from_dataset.__func__.__qualname__ = "Loader.from_dataset"  # type: ignore[attr-defined]  # an unknown argument is refused under that name
 
 
 def _read(dataset: Any, split: Any, seed: int, seed_samples: bool) -> Node[Any]:

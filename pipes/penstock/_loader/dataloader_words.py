@@ -17,10 +17,12 @@ class ReadOnly:
 
     Args:
         shown: Whether a loader built by `from_dataset` shows it. Trainers that find the others rebuild a ``DataLoader`` from them.
+        asked: It may change, and what is kept is a function that returns it.
     """
 
-    def __init__(self, *, shown: bool) -> None:
+    def __init__(self, *, shown: bool, asked: bool = False) -> None:
         self._shown = shown
+        self._asked = asked
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -29,7 +31,8 @@ class ReadOnly:
         if loader is None:
             return self
         if self._shown and loader._words is not None:
-            return loader._words[self._name]
+            value = loader._words[self._name]
+            return value() if self._asked else value
         raise AttributeError(f"a Loader has no attribute {self._name!r}{' if it was built from a graph' * self._shown}. {_BUILT_IN}")
 
     def __set__(self, loader: Any, value: Any) -> NoReturn:
@@ -51,7 +54,7 @@ class DataLoaderWords:
 
     dataset = ReadOnly(shown=True)
     batch_size = ReadOnly(shown=True)
-    num_workers = ReadOnly(shown=True)
+    num_workers = ReadOnly(shown=True, asked=True)
     collate_fn = ReadOnly(shown=True)
     pin_memory = ReadOnly(shown=True)
     drop_last = ReadOnly(shown=True)

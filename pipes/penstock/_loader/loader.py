@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import weakref
-from typing import IO, TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, final
+from typing import IO, TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, final, overload
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -35,16 +35,26 @@ from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of, pl
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
+from penstock._workers.meter import now
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from penstock._fetch.error_policy import OnError
     from penstock._loader.graph import Graph
+    from penstock._nodes.tails import Tail
+    from penstock._random.grouping import Buckets, Packs
+    from penstock._random.order import Order
     from penstock._statistics import LoaderStatistics
+    from penstock._workers.pool import StartMethod
 
 
 T = TypeVar("T", covariant=True)
+U = TypeVar("U")
 log = logging.getLogger("penstock")
 
 _EMPTY = (
@@ -65,7 +75,8 @@ class Loader(FromDataset, Generic[T]):
         restart_on_stop_iteration: What a state of a finished epoch resumes to: the start of the next epoch (True), or the empty
             remainder of the finished one (False). None: the next epoch if the loop saw the end, by ``StopIteration`` or `end_epoch`; else
             the empty remainder, so that the code after the loop still runs.
-        dataset_words: Refused; a dataset goes to `from_dataset`.
+        misplaced: Refused, and so are ``dataset_words``: a dataset goes to `from_dataset`.
+        dataset_words: Refused.
 
     Attributes:
         root: The last node of the graph.
@@ -73,10 +84,109 @@ class Loader(FromDataset, Generic[T]):
 
     __module__ = "penstock"
 
+    if TYPE_CHECKING:  # what a type checker and an editor see; `FromDataset.from_dataset` is what runs, and explains the arguments
+
+        @overload
+        @classmethod
+        def from_dataset(
+            cls,
+            dataset: Any,
+            batch_size: int | None = 1,
+            shuffle: bool | None = None,
+            sampler: Iterable[Any] | None = None,
+            batch_sampler: Iterable[Any] | None = None,
+            num_workers: int | Literal["auto"] = 0,
+            collate_fn: None = None,
+            pin_memory: bool = False,
+            drop_last: bool = False,
+            timeout: float = 0,
+            worker_init_fn: Callable[[int], None] | None = None,
+            multiprocessing_context: StartMethod | None = None,
+            generator: torch.Generator | None = None,
+            *,
+            prefetch_factor: int | None = None,
+            persistent_workers: bool = True,
+            pin_memory_device: str = "",
+            in_order: bool = True,
+            order: Order | None = None,
+            groups: Packs | Buckets | None = None,
+            transform: Callable[[Any], Any] | None = None,
+            seed: int | None = None,
+            method: Literal["thread", "process"] = "process",
+            device: torch.device | str | None = None,
+            rank: int | None = None,
+            world_size: int | None = None,
+            mesh: DeviceMesh | None = None,
+            split: Literal["items", "own", "within"] | None = None,
+            tail: Tail | None = None,
+            plan_ahead: bool = True,
+            seed_samples: bool | Literal["always"] = True,
+            run_ahead: bool = True,
+            max_restarts: int | None = None,
+            on_error: OnError = "raise",
+            max_errors: float | None = None,
+            endless: bool = False,
+            restart_on_stop_iteration: bool | None = None,
+        ) -> Loader[Any]: ...
+
+        @overload
+        @classmethod
+        def from_dataset(
+            cls,
+            dataset: Any,
+            batch_size: int | None = 1,
+            shuffle: bool | None = None,
+            sampler: Iterable[Any] | None = None,
+            batch_sampler: Iterable[Any] | None = None,
+            num_workers: int | Literal["auto"] = 0,
+            collate_fn: Callable[[Any], U] = ...,
+            pin_memory: bool = False,
+            drop_last: bool = False,
+            timeout: float = 0,
+            worker_init_fn: Callable[[int], None] | None = None,
+            multiprocessing_context: StartMethod | None = None,
+            generator: torch.Generator | None = None,
+            *,
+            prefetch_factor: int | None = None,
+            persistent_workers: bool = True,
+            pin_memory_device: str = "",
+            in_order: bool = True,
+            order: Order | None = None,
+            groups: Packs | Buckets | None = None,
+            transform: Callable[[Any], Any] | None = None,
+            seed: int | None = None,
+            method: Literal["thread", "process"] = "process",
+            device: torch.device | str | None = None,
+            rank: int | None = None,
+            world_size: int | None = None,
+            mesh: DeviceMesh | None = None,
+            split: Literal["items", "own", "within"] | None = None,
+            tail: Tail | None = None,
+            plan_ahead: bool = True,
+            seed_samples: bool | Literal["always"] = True,
+            run_ahead: bool = True,
+            max_restarts: int | None = None,
+            on_error: OnError = "raise",
+            max_errors: float | None = None,
+            endless: bool = False,
+            restart_on_stop_iteration: bool | None = None,
+        ) -> Loader[U]: ...
+
+        @classmethod
+        def from_dataset(cls, *args: Any, **kwargs: Any) -> Loader[Any]: ...
+
+    @overload
     def __init__(
-        self, root: BaseNode[T], *, endless: bool = False, restart_on_stop_iteration: bool | None = None, **dataset_words: Any
+        self: Loader[Any], root: BaseNode[Indices], *, endless: bool = False, restart_on_stop_iteration: bool | None = None
+    ) -> None: ...
+
+    @overload
+    def __init__(self, root: BaseNode[T], *, endless: bool = False, restart_on_stop_iteration: bool | None = None) -> None: ...
+
+    def __init__(
+        self, root: Any = None, *misplaced: Any, endless: bool = False, restart_on_stop_iteration: bool | None = None, **dataset_words: Any
     ) -> None:
-        _check_root(root, dataset_words)
+        _check_root(root, misplaced, dataset_words)
         node = root if isinstance(root, Node) else Cycler(root)
         self.root: Node[T] = node if node.endless else Cycler(node)
         *_, self._first = self.root.chain()
@@ -85,6 +195,7 @@ class Loader(FromDataset, Generic[T]):
                 f"restart_on_stop_iteration=False goes back to the end of an epoch, and {type(self._first).__name__} only goes on. Leave it out: a state that is saved "
                 f"on an epoch's last batch resumes with the empty remainder of that epoch anyway."
             )
+        self._origin = self.root.origin()
         self._reader = object()  # stands for this loader; the graph must not keep the loader itself alive
         self._endless = endless
         self._settings: dict[str, Any] | None = None
@@ -216,7 +327,7 @@ class Loader(FromDataset, Generic[T]):
         if self._unfinished is None:
             state = self._commits.state_of(self._cursor.state)
         else:  # a signal handler asks in the middle of a `next`, or the last one was interrupted
-            _, _, cursor, commits = self._unfinished
+            _, _, cursor, commits, _ = self._unfinished
             state = cursor["state"] if commits is None else commits[0]
         try:
             return {KEY: json.dumps({"format": FORMAT, "settings": self._settings_at(state), "state": state}, allow_nan=False)}
@@ -358,7 +469,7 @@ class Loader(FromDataset, Generic[T]):
 
     def plot(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
         """Draw `statistics` into a picture, such as ``"loader.png"``: where the time went, how long the waits were, how full the queues. Needs matplotlib."""
-        from penstock._observe.picture import draw
+        from penstock._loader.picture import draw
 
         draw(self.statistics(), self._title(), file)
 
@@ -373,12 +484,19 @@ class Loader(FromDataset, Generic[T]):
         return report(self.statistics(), Names.of(self.root))
 
     def report_every(self, every_s: float) -> None:
-        """From now on, log the first line of `report` every so many seconds, as ``INFO``, or as a warning if the log takes no less; 0: no more."""
+        """From now on, log every so many seconds what the first line of `report` says of the time since the last such line; 0: no more.
+
+        It is logged as ``INFO``, or as a warning if the log takes no less.
+        """
         self._clock.report_every(seconds("every_s", every_s) or 0.0)
+        self._reported = self.statistics()
 
     def _log_report(self) -> None:
         try:
-            verdict = self.report().partition("\n")[0]
+            from penstock._loader.report import Names, report
+
+            before, self._reported = self._reported, self.statistics()
+            verdict = report(self._reported.since(before), Names.of(self.root)).partition("\n")[0]
         except Exception:  # of a user's object; the batch that the loop waits for is there
             log.warning("no report could be made", exc_info=True)
         else:
@@ -424,7 +542,8 @@ class Loader(FromDataset, Generic[T]):
 
     def _advance(self) -> T:
         """The next item of this epoch; ``StopIteration`` at its end."""
-        self._check_open()
+        if self._closed or self._owner != os.getpid():
+            self._check_open()
         self._check_graph()
         cursor = self._cursor
         if cursor.stands is Stands.AWAY:  # an interrupt left the graph somewhere else
@@ -438,10 +557,18 @@ class Loader(FromDataset, Generic[T]):
                     self._check_open()  # closed in the middle, the graph may raise anything
                 self._raised(exc)
                 raise
-            self._check_open()  # a signal handler or another thread may have closed the graph, whose state then does not count this item
+            if self._closed:  # by a signal handler or by another thread; the graph's state then does not count this item
+                self._check_open()
             epoch = epoch_of(cursor.state)
             if not isinstance(item, EndOfEpoch):
-                self._delivered(epoch)
+                state = self.root.get_state()
+                if epoch_of(state) != epoch:
+                    raise GraphError(
+                        f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream of the Cycler lost it. "
+                        f"A node of your own must hand on marks; penstock.Node does."
+                    )
+                cursor.delivered(state)
+                self._commits.delivered(state)
                 return item.plain() if isinstance(item, Indices) else item
             if item.epoch != epoch:
                 raise GraphError(f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the mark before it.")
@@ -454,17 +581,6 @@ class Loader(FromDataset, Generic[T]):
             if cursor.mark(self.root.get_state()):
                 raise StopIteration
             self._clock.mark()
-
-    def _delivered(self, epoch: int) -> None:
-        """The graph gave an item, of ``epoch`` unless one of its nodes is wrong."""
-        state = self.root.get_state()
-        if epoch_of(state) != epoch:
-            raise GraphError(
-                f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream of the Cycler lost it. "
-                f"A node of your own must hand on marks; penstock.Node does."
-            )
-        self._cursor.delivered(state)
-        self._commits.delivered(state)
 
     def _raised(self, exc: BaseException) -> None:
         """The graph raised instead. The state must not count an item that was never returned."""
@@ -486,14 +602,14 @@ class Loader(FromDataset, Generic[T]):
         """
         if self._unfinished is None:
             return
-        iterator, run, cursor, commits = self._unfinished
+        iterator, run, cursor, commits, lost = self._unfinished
         iterator._run, iterator._ended = run, False
         self._cursor.restore(cursor)
         self._commits.restore(commits)
         put_back_interrupted()
         moved = True
         with contextlib.suppress(Exception):
-            moved = run is None or self.root.failure() is not None or self.root.get_state() != self._cursor.graph_state
+            moved = lost or run is None or self.root.failure() is not None or self.root.get_state() != self._cursor.graph_state
         if moved:
             self._cursor.lost()
         self._unfinished = None
@@ -548,7 +664,7 @@ class Loader(FromDataset, Generic[T]):
             )
 
     def _check_graph(self) -> None:
-        if _readers.get(id(self.root.origin())) is not self._reader:
+        if _readers.get(id(self._origin)) is not self._reader:
             raise GraphError(
                 "another Loader has begun to read this graph, so this one no longer knows where it stands. Build a graph for each Loader."
             )
@@ -604,17 +720,19 @@ class EpochView:
         self._cursor.request(_checked_epoch(epoch), by_sampler=True)
 
 
-def _check_root(root: Any, dataset_words: dict[str, Any]) -> None:
+def _check_root(root: Any, misplaced: tuple[Any, ...], dataset_words: dict[str, Any]) -> None:
     """Refuse calls meant for ``DataLoader``, and say what to write instead."""
-    if isinstance(root, BaseNode) and not dataset_words:
+    if isinstance(root, BaseNode) and not misplaced and not dataset_words:
         return
-    words = "".join(f", {name}={value!r:.60}" for name, value in dataset_words.items())
+    words = "".join(f", {value!r:.60}" for value in misplaced)
+    words += "".join(f", {name}={value!r:.60}" for name, value in dataset_words.items() if name != "dataset")
     if isinstance(root, BaseNode):
         raise GraphError(
             f"Loader(root) takes a graph, and its nodes take these arguments{words}. Give them to the Batcher, the ParallelMapper and the others."
         )
+    came = type(dataset_words.get("dataset") if root is None else root).__name__
     raise GraphError(
-        f"Loader(root) takes the last node of a graph, not a {type(root).__name__}. For a dataset write Loader.from_dataset(dataset{words or ', batch_size=…'})."
+        f"Loader(root) takes the last node of a graph, not a {came}. For a dataset write Loader.from_dataset(dataset{words or ', batch_size=…'})."
     )
 
 
@@ -649,33 +767,54 @@ class _Epoch(Generic[T]):
     def __next__(self) -> T:
         loader = self._loader
         inside = False  # a second thread is refused, and must not touch what the first one is doing
+        noted: Any = None
         try:
-            with loader._turn:
-                inside = True
-                loader._mend()
-                forget_interrupted()
-                loader._unfinished = self, self._run, loader._cursor.saved(), loader._commits.saved()
-                loader._clock.ask()
-                item = self._next(loader)
-                loader._clock.give()
-                if loader._clock.due:
-                    loader._clock.due = False
-                    loader._log_report()
-            loader._unfinished = None
-            return item
-        except Exception as exc:
-            if inside and not isinstance(exc, StopIteration):
-                loader._lost_if_moved()
-            if inside:
+            try:
+                with loader._turn:
+                    inside = True
+                    if loader._unfinished is not None:
+                        loader._mend()
+                    forget_interrupted()
+                    noted = self, self._run, loader._cursor.saved(), loader._commits.saved()
+                    loader._unfinished = *noted, False
+                    clock = loader._clock
+                    clock.moments[clock.at + 1] = now()
+                    if self._run != loader._run or self._ended:
+                        self._begin(loader)
+                    try:
+                        item = loader._advance()
+                    except StopIteration:
+                        self._ended = True
+                        clock.end()
+                        raise
+                    at, moment = clock.at, now()
+                    if at <= clock.until and moment <= clock.report_ns:
+                        clock.moments[at + 2], clock.at = moment, at + 2
+                    else:
+                        clock.give(moment)
+                        if clock.due:
+                            clock.due = False
+                            loader._log_report()
                 loader._unfinished = None
-            hide_internal_frames(exc)
+                return item
+            except Exception as exc:
+                if inside and not isinstance(exc, StopIteration):
+                    loader._lost_if_moved()
+                hide_internal_frames(exc)
+                if inside:
+                    loader._unfinished = None
+                raise
+        except Exception:
             raise
-        except BaseException:
-            if inside:
+        except BaseException as exc:
+            if inside and noted is not None:
+                # With a context, it came while an error was on its way out: nobody has seen that, so its item is loaded again.
+                loader._unfinished = *noted, exc.__context__ is not None
                 loader._mend()
             raise
 
-    def _next(self, loader: Loader[T]) -> T:
+    def _begin(self, loader: Loader[T]) -> None:
+        """Begin a run, unless this iterator has ended."""
         if self._ended:
             raise StopIteration
         if self._run is None:
@@ -684,14 +823,8 @@ class _Epoch(Generic[T]):
         elif loader._given_up == loader._run and self._run == loader._run - 1:
             self._ended = True
             raise StopIteration
-        elif self._run != loader._run:
+        else:
             loader._check_open()
             raise RuntimeError(
                 "this iterator has ended, because a newer one of the same loader was started, or a state was loaded. Iterate over the newer one."
             )
-        try:
-            return loader._advance()
-        except StopIteration:
-            self._ended = True
-            loader._clock.end()
-            raise

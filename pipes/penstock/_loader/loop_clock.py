@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -21,13 +22,18 @@ if TYPE_CHECKING:
 class LoopClock:
     """Looked at whenever the loop asks for a batch, and whenever it gets one.
 
-    What the loop does between two epochs is neither a wait nor a step. Most looks only write down the time; what they say is worked out later.
+    What the loop does between two epochs is neither a wait nor a step. The iterator itself writes down most moments, without a call; what they say is worked
+    out later.
 
     Args:
         root: The last node of the graph.
 
     Attributes:
         read: Gives the next item of the graph.
+        moments: When it got a batch, asked for the next, got it, asked, got, …
+        at: The place of the last batch in there; when it asks for the next is written behind it.
+        until: Up to that place of the last batch, the moment of the next is only written down. `give` gets the others.
+        report_ns: After that moment, `give` gets the next in any case.
         due: Whether it is time for a report; whoever makes it says so here.
     """
 
@@ -35,74 +41,70 @@ class LoopClock:
         self._root = root
         self._watch = watch = Watch(root)
         self.read: Callable[[], Any] = root.next if watch.is_alone else watch.__next__
-        self._batches = self._epochs = self._first_ns = 0
+        self._batches = self._epochs = self._first_ns = 0  # the batches without those in `moments`
         self._waits, self._boundary_waits, self._steps = Histogram(), Histogram(), Histogram()
-        self._moments = [0] * (_MOMENTS + 1)  # when it got a batch, asked for the next, got it, asked, got, …
-        self._at = 0  # the place of the last batch in there
-        self._boundary = True  # the next batch is the first of its epoch
+        self.moments = array("q", bytes(8 * (_MOMENTS + 1)))
+        self.at = 0
+        self.until = _BOUNDARY  # the next batch is the first of its epoch
         self._in_step = False  # a step precedes it
-        self._report_ns, self._report_at = 0, _NEVER
+        self._every_ns, self.report_ns = 0, _NEVER
         self.due = False
         self._end_ns = 0  # how long it took to find the end of the epoch before it
-
-    def ask(self) -> None:
-        """The loop asks for a batch."""
-        self._moments[self._at + 1] = now()
 
     def begin(self) -> None:
         """That batch is the first of an iterator."""
         self._epochs += self._in_step  # nobody saw the end
-        self._boundary, self._in_step = True, False
+        self.until, self._in_step = _BOUNDARY, False
 
     def mark(self) -> None:
         """An epoch has ended while the loop waits."""
-        self._boundary = True
+        self.until = _BOUNDARY
         self._epochs += 1
         self._watch.soon()
 
     def end(self) -> None:
         """The loop gets the end of the epoch instead."""
-        asked = self._moments[self._at + 1]
+        asked = self.moments[self.at + 1]
         if self._in_step:
-            self._steps.add(asked - self._moments[self._at])
+            self._steps.add(asked - self.moments[self.at])
         self._in_step, self._end_ns = False, now() - asked
         self.mark()
 
-    def give(self) -> None:
-        """The loop gets a batch."""
-        if self._boundary:
-            self._give_first()
+    def give(self, moment: int) -> None:
+        """The loop gets a batch, and there is more to do than to write that down."""
+        if self.until == _BOUNDARY:
+            self._give_first(moment)
         else:
-            at = self._at + 2
-            moment = self._moments[at] = now()
+            at = self.at + 2
+            self.moments[at] = moment
             if at == _MOMENTS:
                 self._work_out(at)  # an interrupt in there costs one batch's moments, not the room for the next
             else:
-                self._at = at
-            if moment > self._report_at:
-                self._report_at, self.due = moment + self._report_ns, True
-        self._batches += 1
+                self.at = at
+            if moment > self.report_ns:
+                self.report_ns, self.due = moment + self._every_ns, True
 
     def report_every(self, every_s: float) -> None:
         """A report is due every so many seconds; 0: never."""
-        self._report_ns = int(every_s * 1e9)
-        self._report_at = now() + self._report_ns if every_s else _NEVER
+        self._every_ns = int(every_s * 1e9)
+        self.report_ns = now() + self._every_ns if every_s else _NEVER
 
     def statistics(self) -> LoaderStatistics:
         """What the loop and the graph have done so far. Any thread may ask, at any time."""
         from penstock._nodes.parallel_mapper import ParallelMapper
         from penstock._statistics import Durations, LoaderStatistics
 
-        waits, steps = self._worked_out(self._waits.copy(), self._steps.copy(), self._at)
+        batches = self._batches + self.at // 2
+        waits, steps = self._worked_out(self._waits.copy(), self._steps.copy(), self.at)
         first_s, step_s = self._first_ns / 1e9, steps.words[0] / 1e9
         wait_s = (waits.words[0] + self._boundary_waits.words[0]) / 1e9
         elapsed_s, root = first_s + wait_s + step_s, self._root
         self._watch.share_out()
         root._read_ns = int(1e9 * (first_s + wait_s))
         found = LoaderStatistics(
-            nodes=root.statistics(elapsed_s, self._batches),
-            batches=self._batches,
-            samples=self._batches,
+            nodes=root.statistics(elapsed_s, batches),
+            batches=batches,
+            samples=batches,
             epochs=self._epochs,
             elapsed_s=elapsed_s,
             stall_share=wait_s / (wait_s + step_s) if wait_s else 0.0,
@@ -127,30 +129,33 @@ class LoopClock:
         in_loop_s = elapsed_s - first_s
         return dataclasses.replace(found, samples_per_s=found.samples * (1 - 1 / found.batches) / in_loop_s if in_loop_s else 0.0)
 
-    def _give_first(self) -> None:
-        moment, asked = now(), self._moments[self._at + 1]
+    def _give_first(self, moment: int) -> None:
+        asked = self.moments[self.at + 1]
         if self._in_step:
-            self._steps.add(asked - self._moments[self._at])
-        if self._batches:
+            self._steps.add(asked - self.moments[self.at])
+        if self._batches + self.at:
             self._boundary_waits.add(moment - asked + self._end_ns)
         else:
             self._first_ns = moment - asked
-        self._work_out(self._at)
-        self._moments[0] = moment
-        self._boundary, self._in_step, self._end_ns = False, True, 0
+        self._work_out(self.at)
+        self._batches += 1
+        self.moments[0] = moment
+        self.until, self._in_step, self._end_ns = _MOMENTS - 4, True, 0
 
     def _work_out(self, at: int) -> None:
         self._worked_out(self._waits, self._steps, at)
-        self._at = 0
-        self._moments[0] = self._moments[at]
+        self._batches += at // 2
+        self.at = 0
+        self.moments[0] = self.moments[at]
 
     def _worked_out(self, waits: Histogram, steps: Histogram, at: int) -> tuple[Histogram, Histogram]:
-        ns = np.diff(np.array(self._moments[: at + 1], np.int64))
+        ns = np.diff(np.array(self.moments[: at + 1]))
         steps.add_many(ns[0::2])
         waits.add_many(ns[1::2])
         return waits, steps
 
 
 _NEVER = 2**63
+_BOUNDARY = -1
 _MOMENTS = 1024
 """How many moments are written down before they are worked out."""

@@ -10,7 +10,7 @@ from penstock._fetch.fetch import Fetch
 
 if TYPE_CHECKING:
     from penstock._nodes.node import Node
-    from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerStatistics
+    from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerChoice, WorkerStatistics
 
 _STALLED = 0.1
 """The share of its time that a loop waits before its data is to blame."""
@@ -32,6 +32,8 @@ class Names(NamedTuple):
     transform: str
     collate: str
     source: str
+    instead: str = "__getitem__ or transform"
+    """Where work that the source does could go."""
 
     @classmethod
     def of(cls, root: Node[Any]) -> Names:
@@ -41,7 +43,7 @@ class Names(NamedTuple):
         inner = next((found for word in ("sampler", "iterable", "order", "dataset") if (found := _part(first, word)) is not None), None)
         source = type(first).__name__ if inner is None else f"{type(inner).__name__} ({type(first).__name__})"
         if not isinstance(map_fn, Fetch):
-            return cls(_name(map_fn), "transform", "collate_fn", source)
+            return cls(_name(map_fn), "transform", "collate_fn", source, "transform")
         method = "__getitems__" if map_fn.has_getitems else "__getitem__"
         collate = "default_collate" if map_fn.collate_fn is None else _name(map_fn.collate_fn)
         return cls(f"{type(map_fn.dataset).__name__}.{method}", _name(map_fn.transform), collate, source)
@@ -61,6 +63,9 @@ def report(statistics: LoaderStatistics, names: Names) -> str:
         if durations.count:
             unit = "sample" if what in ("load", "transform") else "batch"
             lines.append(f"{what}: {_spread(durations)} a {unit}")
+    choice = next((node.workers.choice for node in statistics.nodes if node.workers is not None), None)
+    if choice is not None:
+        lines.append(f"workers: {choice.workers}, by num_workers='auto'{'' if choice.settled else ', which still tries'}: {choice.why}")
     return "\n".join(lines)
 
 
@@ -71,7 +76,7 @@ def _verdict(s: LoaderStatistics, names: Names) -> str:
     workers = None if mapper is None else mapper.workers
     share = f"the training step waited {s.stall_share:.0%} of the time"
     if s.stall_share < _STALLED:
-        spare = workers is not None and workers.method != "inline" and workers.busy_share < _BUSY / 2
+        spare = workers is not None and workers.method != "inline" and workers.choice is None and workers.busy_share < _BUSY / 2
         advice = f" The workers are {workers.busy_share:.0%} busy: fewer would do." if spare and workers is not None else ""
         return f"training step: the loop waited {s.stall_share:.0%} of the time for data, and a step takes {_time(s.steps.p50_s)}: make the step faster.{advice}"
     if mapper is None or workers is None:
@@ -99,7 +104,7 @@ def _slow_source(s: LoaderStatistics, share: str, mapper: NodeStatistics, names:
     each = _time(mapper.source_wait_s / max(1, s.batches))
     return (
         f"data: {share}; {each} a batch are spent reading {what}, one item after the other, which no number of workers speeds up: make it cheaper, "
-        f"or move work from there into __getitem__ or transform, which workers do."
+        f"or move work from there into {names.instead}, which workers do."
     )
 
 
@@ -126,15 +131,17 @@ def _slow_work(s: LoaderStatistics, mapper: NodeStatistics, workers: WorkerStati
     who = "there are no workers" if inline else f"the {workers.workers or 'workers'} workers are {workers.busy_share:.0%} busy"
     if workers.method != "process" and not inline and (s.lock_wait_share or 0) > _CONTENDED:
         return f"{who}, but they wait for each other: Python's lock was taken {s.lock_wait_share:.0%} of the times that {names.load} wanted it: method='process'."
-    return f"{who}: " + _stage(s, per_batch, names, inline)
+    return f"{who}: " + _stage(s, per_batch, names, inline, workers.choice)
 
 
-def _stage(s: LoaderStatistics, per_batch: float, names: Names, inline: bool) -> str:
+def _stage(s: LoaderStatistics, per_batch: float, names: Names, inline: bool, choice: WorkerChoice | None) -> str:
     seconds = (s.load.mean_s, s.transform.mean_s, s.collate.mean_s / max(1.0, per_batch))
     mine, whole = max(seconds), sum(seconds)
     stage = seconds.index(mine)  # not by their names: two may be called <lambda>
     where = f"{_time(mine)} of {_time(whole)} a sample are in {(names.load, names.transform, names.collate)[stage]}"
     more = "num_workers=2 or more" if inline else "more workers"
+    if choice is not None and choice.settled:
+        return f"{where}: cheaper work there; num_workers='auto' adds no workers: {choice.why}."
     if stage < 2 and s.load_cpu_share is not None and s.load_cpu_share < 1 - _BLOCKED:
         return (
             f"{where}, which waits {1 - s.load_cpu_share:.0%} of that for a disk or a network instead of computing: {more} (they may be more than cores), "

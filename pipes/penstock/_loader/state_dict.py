@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import deque
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._arguments import whole_number
@@ -104,14 +105,17 @@ def epoch_in(state: State) -> int:
     return epoch
 
 
-def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Each setting that differs, with both values, in words."""
-    nothing = object()
-    return [
-        f"{key} was {saved.get(key, 'not there')!r:.80} and is {now.get(key, 'not there')!r:.80}"
-        for key in sorted({*saved, *now})
-        if saved.get(key, nothing) != now.get(key, nothing)
-    ]
+def differences(saved: Any, now: Any, name: str = "") -> list[str]:
+    """Each setting that differs, with both values, in words: down to the item of a list and the key of a dict, so that what is cut off is the same."""
+    if saved == now:
+        return []
+    if isinstance(saved, dict) and isinstance(now, dict):
+        parts = [(f"{name}.{key}" if name else key, key) for key in sorted({*saved, *now})]
+        return [one for part, key in parts for one in differences(saved.get(key, "not there"), now.get(key, "not there"), part)]
+    if isinstance(saved, list) and isinstance(now, list):
+        pairs = enumerate(zip_longest(saved, now, fillvalue="not there"))
+        return [one for place, (was, is_) in pairs for one in differences(was, is_, f"{name}[{place}]")]
+    return [f"{name} was {saved!r:.80} and is {now!r:.80}"]
 
 
 def warn_of_start(differences: list[str], epoch: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from penstock._memory.tree import mapped
+from penstock._memory.tree import has_method, mapped
 
 
 def present_accelerator() -> torch.device | None:
@@ -42,9 +42,17 @@ def resolve_device(device: torch.device | str) -> torch.device:
 def pin(batch: Any) -> Any:
     """``batch`` in page-locked memory, as with ``DataLoader(pin_memory=True)``; dataclasses are pinned too.
 
-    A tensor on a device stays where it is; torch's own function would raise.
+    A tensor on a device stays where it is; torch's own function would raise. So does a container that torch would replace by a list or a dict,
+    such as a ``range``: what a batch is does not depend on the machine.
     """
-    return mapped(batch, lambda leaf: leaf if _on_device(leaf) else pin_memory(leaf), "pin_memory")  # type: ignore[no-untyped-call]
+    return mapped(batch, _pinned, "pin_memory")
+
+
+def _pinned(leaf: Any) -> Any:
+    if _on_device(leaf):
+        return leaf
+    pinned = pin_memory(leaf)  # type: ignore[no-untyped-call]
+    return leaf if type(pinned) in (dict, list) and not has_method(leaf, "pin_memory") else pinned
 
 
 def _on_device(leaf: Any) -> bool:

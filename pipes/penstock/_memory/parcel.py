@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 
 _HEAD = Struct("<QQQ")
-"""Bytes of the pickle, number of buffers, and whether the pickle only describes them; see `_flat`."""
+"""Bytes of the pickle, number of buffers, and what the pickle is: `PICKLED`, or a description of them (`TENSORS`), or nothing at all (`BYTES`)."""
+
+PICKLED, TENSORS, BYTES = range(3)
+LARGE = 4096
+"""Bytes on average, from which on a list of ``bytes`` is not pickled: the pickler would copy each twice."""
 
 
 @lru_cache(maxsize=64)
@@ -56,17 +60,23 @@ class Parcel:
         Exception: Whatever pickling raises.
     """
 
-    __slots__ = ("_addresses", "_buffers", "_is_flat", "_lengths", "_places", "body")
+    __slots__ = ("_addresses", "_buffers", "_kind", "_lengths", "_places", "body")
 
     def __init__(self, value: Any, *, reducers: Mapping[type, Any] | None = None) -> None:
         self.body: memoryview
         flat = None if reducers is not None else _flat(value)
-        self._is_flat = flat is not None
+        self._kind = PICKLED
         if flat is not None:
+            self._kind = TENSORS
             described, tensors, arrays = flat
             self.body = memoryview(pickle.dumps(described, 5))
             self._buffers = [pickle.PickleBuffer(cast("Any", array)).raw() for array in arrays]
             self._addresses = [tensor.data_ptr() for tensor in tensors]
+        elif reducers is None and _is_large_bytes(value):
+            self._kind = BYTES
+            self.body = memoryview(b"")
+            self._buffers = [memoryview(one) for one in value]
+            self._addresses = [-1] * len(value)
         else:
             pickled = io.BytesIO()
             buffers: list[pickle.PickleBuffer] = []
@@ -98,7 +108,7 @@ class Parcel:
         The memory may also be a new block of that size, if `end` was called without one.
         """
         count, body = len(self._buffers), self._body(start)
-        _HEAD.pack_into(memory, start, len(self.body), count, self._is_flat)
+        _HEAD.pack_into(memory, start, len(self.body), count, self._kind)
         _places(count).pack_into(memory, start + _HEAD.size, *chain.from_iterable(zip(self._places, self._lengths, strict=True)))
         memory[body : body + len(self.body)] = self.body
         for raw, place, length in zip(self._buffers, self._places, self._lengths, strict=True):
@@ -139,18 +149,24 @@ def _flat(value: Any) -> tuple[tuple[Any, ...], Sequence[torch.Tensor], list[np.
     return (names, [array.shape for array in arrays], [dtype_name(one.dtype) for one in tensors]), tensors, arrays
 
 
+def _is_large_bytes(value: Any) -> bool:
+    return type(value) is list and set(map(type, value)) == {bytes} and sum(map(len, value)) >= LARGE * len(value)
+
+
 def unpack(memory: Any, start: int = 0) -> Any:
     """The value of the `Parcel` in ``memory`` (an array of uint8); its arrays and tensors are views of ``memory`` and keep it alive.
 
     Raises:
         Exception: Whatever unpickling raises.
     """
-    nbytes, count, is_flat = _HEAD.unpack_from(memory, start)
+    nbytes, count, kind = _HEAD.unpack_from(memory, start)
     places = _places(count)
     body = start + _HEAD.size + places.size
     numbers = places.unpack_from(memory, start + _HEAD.size)
     buffers = [memory[place : place + length] for place, length in zip(numbers[::2], numbers[1::2], strict=True)]
-    if not is_flat:
+    if kind == BYTES:
+        return [buffer.tobytes() for buffer in buffers]
+    if kind == PICKLED:
         return pickle.loads(memory[body : body + nbytes], buffers=buffers)
     names, shapes, dtypes = pickle.loads(memory[body : body + nbytes])
     tensors = list(map(tensor_over, buffers, shapes, dtypes))

@@ -24,8 +24,8 @@ def mapped(tree: Any, change: Callable[[Any], Any], method: str = "") -> Any:
         return kind(mapped(value, change, method) for value in tree)
     if method and has_method(tree, method):
         return change(tree)
-    if _is_named(tree):
-        return tuple.__new__(kind, [mapped(value, change, method) for value in tree])  # a custom `__new__` might refuse
+    if isinstance(tree, tuple):
+        return _like(tree, [mapped(value, change, method) for value in tree])
     if isinstance(tree, MutableMapping):  # an OrderedDict, for example
         other = copy.copy(tree)
         for key, value in tree.items():  # not `update`, which the ModelOutput of Transformers forbids
@@ -64,15 +64,23 @@ def nbytes(batch: Any) -> float:
 
 def _parts(tree: Any) -> Iterable[Any] | None:
     """The children of a container; None for a leaf."""
-    if type(tree) in (list, tuple) or _is_named(tree):
+    if type(tree) is list or isinstance(tree, tuple):
         return cast("Iterable[Any]", tree)
     if isinstance(tree, MutableMapping):
         return tree.values()
     return [value for _, value in _fields(tree)] if _is_record(tree) else None
 
 
-def _is_named(tree: Any) -> bool:
-    return isinstance(tree, tuple) and hasattr(tree, "_fields")
+def _like(tree: tuple[Any, ...], values: list[Any]) -> Any:
+    """A tuple of ``values`` that is what ``tree`` is: a named tuple, or of another class of its own."""
+    kind: Any = type(tree)
+    try:
+        other = tuple.__new__(kind, values)  # a custom `__new__` might refuse
+    except TypeError:  # of a class that is written in C: torch.Size, and what torch.max returns
+        return kind(values)
+    if hasattr(tree, "__dict__"):
+        vars(other).update(vars(tree))
+    return other
 
 
 def _is_record(tree: Any) -> bool:

@@ -77,7 +77,8 @@ class Batcher(Node[Any]):
     def _batch(self) -> Any:
         """The next batch, or None at the end of the epoch."""
         block = self.source.take(self.batch_size)
-        if len(block) == 0 or (self.drop_last and len(block) < self.batch_size):
+        size = len(block)
+        if not size or (self.drop_last and size < self.batch_size):
             return None
         left = self.source.remaining() if self.drop_last else None
         if left is not None and left < self.batch_size:

@@ -33,7 +33,7 @@ class Cycler(Node[T]):
 
     __module__ = "penstock"
 
-    def __init__(self, source: BaseNode[Any]) -> None:
+    def __init__(self, source: BaseNode[T]) -> None:
         super().__init__(source)
         self._epoch = 0
         self._ended = False  # only the mark is left, because a state said so

@@ -80,6 +80,11 @@ class DeliveryWindow:
         self._count_ahead()
         self.torn = False
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether the next item may be delivered without an entry: whoever does so sets ``base`` to the state after it."""
+        return not (self._entries or self._skip or self._exhausted or self.unsettled)
+
     def has_room(self, most: int, run_ahead: bool) -> bool:
         """Whether one more item may be pulled.
 

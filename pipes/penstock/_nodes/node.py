@@ -7,9 +7,7 @@ batches. `EndOfEpoch` travels in the stream, through every node, in order. This 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeGuard, TypeVar, cast, final
-
-from torchdata.nodes import BaseNode as BaseNode  # type: ignore[import-untyped]
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeGuard, TypeVar, cast, final, runtime_checkable
 
 from penstock._arguments import Shown
 from penstock._errors import GraphError, StateError
@@ -24,6 +22,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", covariant=True)
 State = dict[str, Any]
+
+if TYPE_CHECKING:  # torchdata has no types, and a class with an untyped base would pass for anything
+
+    @runtime_checkable
+    class BaseNode(Protocol[T]):
+        """What nodes of torchdata's have, and ours inherit."""
+
+        def __iter__(self) -> Iterator[T]:
+            raise AssertionError
+
+        def __next__(self) -> T:
+            raise AssertionError
+
+        def reset(self, initial_state: State | None = None) -> None:
+            raise AssertionError
+
+        def next(self) -> T:
+            raise AssertionError
+
+        def get_state(self) -> State:
+            raise AssertionError
+
+        def state_dict(self) -> State:
+            raise AssertionError
+
+else:
+    from torchdata.nodes import BaseNode
 
 
 @final
@@ -41,7 +66,7 @@ def is_mark(item: object) -> bool:
     return isinstance(item, EndOfEpoch)
 
 
-class Node(Shown, BaseNode[T], Generic[T]):  # type: ignore[misc]  # torchdata has no types
+class Node(Shown, BaseNode[T], Generic[T]):
     """A node of the graph. To write one that changes items, override `transform`; nothing else is needed.
 
     ``transform`` sees values only, never a mark or an address, and the state of such a node is its source's. A node with a state of

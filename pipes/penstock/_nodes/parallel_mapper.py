@@ -1,7 +1,8 @@
 """ParallelMapper: turns items into data in parallel workers.
 
 It pulls items ahead into a `DeliveryWindow`. Each entry holds a job and the source's state right after its item was pulled. So the state after
-a delivered item is simply the state in its entry: there is nothing to snapshot, poll or reorder.
+a delivered item is simply the state in its entry: there is nothing to snapshot, poll or reorder. Without workers an item gets an entry only if something
+goes wrong (`_done_at_once`).
 
 Why `next` fills the window twice, before it waits and before it returns: jobs submitted only by the next call would leave the workers idle
 while the caller trains.
@@ -32,7 +33,7 @@ from penstock._nodes.node import EndOfEpoch, Node, State, fields
 from penstock._nodes.watch import Watch
 from penstock._random.orders import checked_seed
 from penstock._workers.inline_pool import InlinePool
-from penstock._workers.meter import Totals, now
+from penstock._workers.meter import Meter, Totals, now
 from penstock._workers.pool import IDLE, Job, Pool, SplitJob
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from penstock._fetch.error_policy import OnError
     from penstock._memory.allocation import Allocate
+    from penstock._nodes.auto_workers import AutoWorkers
     from penstock._nodes.lane_owners import LaneOwners
     from penstock._nodes.node import BaseNode
     from penstock._statistics import Durations, NodeStatistics
@@ -59,7 +61,8 @@ class ParallelMapper(Node[T]):
         source: The items; read in the thread that calls ``next``.
         map_fn: A `Fetch`, or any callable of one value (for an index-level item: the index, or the list of indices). Worker
             processes get it once.
-        num_workers: Number of threads or processes; 0 applies ``map_fn`` in the caller's thread.
+        num_workers: Number of threads or processes; 0 applies ``map_fn`` in the caller's thread. ``"auto"``: begins with one, and finds while it
+            runs how many are worth it, within the process's cores and memory; see `WorkerChoice`.
         in_order: Deliver items in the order of ``source``. If False, deliver them as they are done, but never an item of the next epoch
             before the end of this one. A state with ``in_order=False`` belongs to this rank and this world size.
         method: ``"thread"`` or ``"process"``.
@@ -98,7 +101,7 @@ class ParallelMapper(Node[T]):
         self,
         source: BaseNode[Any],
         map_fn: Callable[[Any], T],
-        num_workers: int,
+        num_workers: int | Literal["auto"],
         in_order: bool = True,
         method: Literal["thread", "process"] = "thread",
         multiprocessing_context: StartMethod | None = None,
@@ -118,7 +121,20 @@ class ParallelMapper(Node[T]):
         super().__init__(source)
         if not callable(map_fn):
             raise ValueError(f"map_fn must be callable, and {map_fn!r} is not. For a dataset, pass Fetch(dataset).")
-        num_workers, timeout = whole_number("num_workers", num_workers, 0), seconds("timeout", timeout)
+        auto: AutoWorkers | None = None
+        if isinstance(num_workers, str) and num_workers == "auto":
+            from penstock._nodes.auto_workers import AutoWorkers
+
+            auto, num_workers = AutoWorkers(), 1
+        most_workers = num_workers = whole_number("num_workers", num_workers, 0, remedy='Or pass "auto".')
+        timeout = seconds("timeout", timeout)
+        if auto is not None:
+            most_workers = auto.most
+            if method == "process" and isinstance(map_fn, Fetch) and map_fn.lanes:
+                raise ValueError(
+                    f"num_workers='auto' changes the number of workers as it runs, and {type(map_fn.dataset).__name__} is read in lanes, each by one worker process, "
+                    f'forward. Say how many (num_workers=2), or use method="thread", where threads share what they have read.'
+                )
         if prefetch_factor is not None:
             prefetch_factor = whole_number("prefetch_factor", prefetch_factor, 1)
         if max_concurrent is not None:
@@ -141,13 +157,17 @@ class ParallelMapper(Node[T]):
         self.map_fn = map_fn
         self.in_order = in_order
         self.num_workers = num_workers
+        self._auto = auto
+        self._most_workers = most_workers
         self._timeout = timeout
         self._run_ahead = run_ahead and self.may_run_ahead and num_workers > 0
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
-        self._most_under_way = (
-            1 if not num_workers else max_concurrent if max_concurrent is not None else num_workers * (prefetch_factor or _FEW)
-        )
-        self._undecided = num_workers > 0 and max_concurrent is None and prefetch_factor is None  # until the first item shows its size
+        self._max_concurrent = max_concurrent if num_workers else 1
+        self._per_worker = prefetch_factor or _FEW  # items in progress
+        self._most_under_way = self._depth()
+        self._at_once = not num_workers and self._tolerance is None
+        self._decides = max_concurrent is None and prefetch_factor is None  # on how many are in progress
+        self._undecided = num_workers > 0 and (self._decides or auto is not None)  # until the first item shows its size
         self._inline = InlineWork(map_fn, seed, False if method == "thread" and num_workers else seed_samples, on_error)
         self._work = work = self._inline.seeded
         if work.epoch_aware and num_workers and method == "thread":
@@ -166,7 +186,7 @@ class ParallelMapper(Node[T]):
         self._of_processes: dict[str, Any] = {
             "queue_size": prefetch_factor or _MANY,
             "refill_at": None if prefetch_factor else _MANY // 2,
-            "max_restarts": max(8, 2 * num_workers) if max_restarts is None else max_restarts,
+            "max_restarts": max(8, 2 * most_workers) if max_restarts is None else max_restarts,
             "multiprocessing_context": multiprocessing_context,
             "worker_init_fn": worker_init_fn,
         }
@@ -183,7 +203,8 @@ class ParallelMapper(Node[T]):
 
     def details(self) -> dict[str, Any]:
         method = {"method": self._method} if self.num_workers else {}
-        return {"map_fn": self.map_fn, "num_workers": self.num_workers, **method, "in_order": self.in_order}
+        auto = {"auto": True} if self.auto else {}
+        return {"map_fn": self.map_fn, "num_workers": self.num_workers, **auto, **method, "in_order": self.in_order}
 
     def reset(self, initial_state: State | None = None) -> None:
         super(Node, self).reset(initial_state)
@@ -197,6 +218,8 @@ class ParallelMapper(Node[T]):
             _logger.warning(
                 "in_order=False: each rank's state is its own and loads on that rank only. Save every rank's, or use in_order=True."
             )
+        if self._auto is not None:
+            self._auto.restart()
         pool.discard()
         pool.start()
         self.source.reset(initial_state)
@@ -204,12 +227,18 @@ class ParallelMapper(Node[T]):
 
     def next(self) -> T:
         window = self._window
+        if self._at_once and window.is_clear and (now_done := self._done_at_once()) is not _HELD:
+            return cast("T", now_done)
         if window.unsettled:
             window.settle()  # The last call raised. Its item counts as delivered only now: a state saved in between retries it.
+        if self._auto is not None:
+            self._adjust(self._auto)
         self._fill(self._most_under_way)
         entry = self._awaited()
         job = entry.job
         if job is None and not isinstance(entry.value, BaseException):
+            if self._auto is not None:
+                self._auto.mark()
             window.deliver(entry)
             return cast("T", entry.value)  # the mark
         try:
@@ -220,7 +249,7 @@ class ParallelMapper(Node[T]):
             raise
         if self._undecided:
             self._undecided = False
-            self._most_under_way = self.num_workers * _in_progress(nbytes(value))
+            self._learn(nbytes(value))
         if self.num_workers:
             self._fill(
                 self._most_under_way + 1
@@ -315,7 +344,11 @@ class ParallelMapper(Node[T]):
 
         measured, totals, own = self._measured, self.counted(), super()._counted(elapsed_s, items)
         workers = WorkerStatistics(self.method) if self._pool is None else self._pool.statistics()
-        available_ns = max(1, self.num_workers) * (totals.last - totals.first)
+        available_ns = (
+            max(1, self.num_workers) * (totals.last - totals.first)
+            if self._auto is None
+            else self._auto.available_ns(totals.first, totals.last)
+        )
         idle_s = (available_ns - totals.busy_ns) / max(1, self.num_workers) / 1e9
         failures = None if self._tolerance is None else self._tolerance.statistics()
         return dataclasses.replace(
@@ -331,14 +364,25 @@ class ParallelMapper(Node[T]):
                 busy_share=min(1.0, totals.busy_ns / available_ns) if available_ns else 0.0,
                 wait_s=(measured.wait_ns if self.num_workers else totals.busy_ns) / 1e9,
                 tasks=workers.tasks if self.num_workers else measured.tasks,
+                choice=None if self._auto is None else self._auto.choice,
             ),
             failures=failures,
         )
 
     @property
+    def auto(self) -> bool:
+        """Whether the node looks for the number of its workers itself."""
+        return self._auto is not None
+
+    @property
     def workers(self) -> str:
         """Who does the work, in words."""
-        return f"{self.num_workers} worker {'processes' if self._method == 'process' else 'threads'}" if self.num_workers else "no workers"
+        if not self.num_workers:
+            return "no workers"
+        kind = {"process": "process", "thread": "thread"}[self._method] + (
+            "" if self.num_workers == 1 else "es" if self._method == "process" else "s"
+        )
+        return f"{self.num_workers} worker {kind}{' (auto)' * self.auto}"
 
     @property
     def in_step(self) -> bool:
@@ -360,20 +404,44 @@ class ParallelMapper(Node[T]):
             self._pool = None
         self._stale = False
         if self._pool is None:
-            self._allocate = pinned if self._pin_memory and can_pin() else Recycler(self._most_under_way).allocate
+            self._allocate = pinned if self._pin_memory and can_pin() else Recycler(self._depth(self._most_workers)).allocate
             if not self.num_workers:
                 self._pool = InlinePool(self._inline, self._allocate, self._inline.meter)
             elif self._method == "thread":
                 from penstock._workers.thread_pool import ThreadPool
 
-                self._pool = ThreadPool(self._work, self.num_workers, allocate=self._allocate)
+                self._pool = ThreadPool(self._work, self.num_workers, most=self._most_workers, allocate=self._allocate)
             else:
                 from penstock._nodes.lane_owners import LaneOwners
                 from penstock._workers.process_pool import ProcessPool
 
-                self._pool = ProcessPool(self._work, self.num_workers, seed=self._seed, **self._of_processes)
+                self._pool = ProcessPool(self._work, self.num_workers, most=self._most_workers, seed=self._seed, **self._of_processes)
                 self._owners = None if self._lanes is None else LaneOwners(self._lanes, self.ranks()[1], self.num_workers)
         return self._pool
+
+    def _depth(self, workers: int | None = None) -> int:
+        """Items in progress, at most."""
+        return (
+            (self.num_workers if workers is None else workers) * self._per_worker if self._max_concurrent is None else self._max_concurrent
+        )
+
+    def _learn(self, size: float) -> None:
+        """The first item has so many bytes."""
+        if self._decides:
+            self._per_worker = _in_progress(size)
+            self._most_under_way = self._depth()
+        if self._auto is not None and self._max_concurrent is None:
+            self._auto.ahead_bytes = int(size) * self._per_worker
+
+    def _adjust(self, auto: AutoWorkers) -> None:
+        """Have as many workers as ``num_workers="auto"`` finds right. An interrupt leaves the rest to the next call."""
+        pool: Any = self._pool
+        wanted = auto.look(pool, self._measured.wait_ns, self._most_under_way)
+        if wanted != self.num_workers:
+            number = pool.resize(wanted)
+            self.num_workers = number
+            self._most_under_way = self._depth()
+            auto.resized(number, wanted, self._most_under_way)
 
     def _fill(self, most: int) -> None:
         """Pull items and submit them until ``most`` jobs are under way."""
@@ -400,6 +468,53 @@ class ParallelMapper(Node[T]):
                     annotate(exc, f"while handing over {self._work.name(item, IDLE)}")
                 entry = Entry(exc, None, source.get_state())
             window.push(entry)
+
+    def _done_at_once(self) -> Any:
+        """The next item, made in this thread past the window, or the mark; `_HELD` if it raises, or if there is none: the window knows."""
+        window, source, watch, words = self._window, self.source, self._watch, self._inline.meter.words
+        window.torn = True
+        try:
+            if watch.plain:
+                watch.plain -= 1
+                item = source.next()
+            else:
+                item = next(watch)
+        except StopIteration:
+            window.exhaust()
+            return _HELD
+        except Exception as exc:
+            window.push(Entry(exc, None, source.get_state()))
+            return _HELD
+        state = source.get_state()
+        if isinstance(item, EndOfEpoch):
+            watch.soon()
+            window.base, window.torn = state, False
+            return item
+        value: Any = _HELD
+        try:
+            began = words[_SINCE] = now()
+            value = self._inline(item, self._allocate or afresh)  # what interrupts from here on is not its error
+            ended = words[_LAST] = now()
+            words[_BUSY] += ended - began
+            if not words[_FIRST]:
+                words[_FIRST] = began
+            measured, positions = self._measured, getattr(item, "positions", 0)
+            measured.tasks += 1
+            measured.samples += 1 if isinstance(positions, int) else len(positions)
+            window.base = state  # the last step: see the top of this file
+            window.torn = False
+            return value
+        except BaseException as exc:
+            job = Job(item)
+            if value is not _HELD:
+                job.value, job.done = value, True
+            elif isinstance(exc, Exception | SystemExit | GeneratorExit):
+                job.error, job.done = exc, True
+                self._inline.meter.end()
+            window.push(Entry(None, job, state))
+            if job.error is None:
+                raise
+            return _HELD
 
     def _submitted(self, item: Any) -> Job | SplitJob:
         """Submit ``item``: its rows to the owners of their lanes if it has any, otherwise all of it to anybody.
@@ -492,6 +607,8 @@ def _in_progress(size: float) -> int:
 
 
 _FEW, _SOME, _MANY = 2, 4, 8
+_HELD = object()
+_SINCE, _FIRST, _LAST, _BUSY = Meter.SINCE, Meter.FIRST, Meter.LAST, Meter.BUSY
 _FARTHEST = 2**16
 """Largest distance from the oldest item that a state may list. The window keeps it smaller, but states come from files."""
 _LOOK = 16

@@ -78,12 +78,15 @@ class Sampler(Node[Indices]):
         # each time. The state does not include them, because indices are a function of the position.
         count = max(0, -(-(end - start) // every))
         place, misfit = divmod(start - self._ahead_from, every)
-        if misfit or every != self._ahead_every or not 0 <= place <= len(self._ahead) - count or self._ahead.epoch != self._epoch:
-            reads_on = place == len(self._ahead) and every == self._ahead_every
-            ahead = max(count, min(self._block, 2 * len(self._ahead)) if reads_on else 0)
-            self._ahead = self._indices(np.arange(start, min(start + ahead * every, self._n), every))
-            self._ahead_from, self._ahead_every, place = start, every, 0
-        return self._ahead if count == len(self._ahead) else self._ahead[place : place + count]
+        ahead, there = self._ahead, len(self._ahead.positions)
+        if misfit or every != self._ahead_every or not 0 <= place <= there - count or ahead.epoch != self._epoch:
+            reads_on = place == there and every == self._ahead_every
+            more = max(count, min(self._block, 2 * there) if reads_on else 0)
+            ahead = self._ahead = self._indices(np.arange(start, min(start + more * every, self._n), every))
+            self._ahead_from, self._ahead_every, place, there = start, every, 0, len(ahead.positions)
+        if count == there:
+            return ahead
+        return Indices(ahead.epoch, ahead.positions[place : place + count], ahead.values[place : place + count])
 
     def at(self, positions: np.ndarray) -> Indices:
         if self.continues:

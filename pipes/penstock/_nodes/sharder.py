@@ -67,7 +67,7 @@ class Sharder(Node[T]):
 
     def __init__(
         self,
-        source: BaseNode[Any],
+        source: BaseNode[T],
         rank: int | None = None,
         world_size: int | None = None,
         *,

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _SLOW_NS = 200_000
 """After a read that took longer, the next one is watched too."""
-_EVERY = 17
-"""Not a power of two: an order computes its indices in blocks of such lengths."""
+_EVERY, _MOST = 17, 271
+"""One in so many reads is watched, at first and at most. No powers of two: an order computes its indices in blocks of such lengths."""
 
 
 _READS = ("next", "take")
@@ -34,7 +34,7 @@ class Traced:
 class Watch:
     """Reads ``node``, and learns how long each node works that runs inside its ``next``.
 
-    It watches one read in 17, which stands for the others, and the first of each epoch; if reads are slow, all of them. In a read that it watches, each
+    It watches the first read of each epoch, and then one read in 17, in 34, … in 271, which stands for those that follow; if reads are slow, all of them. In a read that it watches, each
     node has a ``next`` and a ``take`` that look at the clock.
 
     Args:
@@ -50,6 +50,7 @@ class Watch:
         self._timed: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         self._timed_at = -1
         self.plain = 0  # reads to leave unwatched
+        self._every = _EVERY
         self._ns = 0  # of all reads, as far as is known
         self._watched_ns = 0  # of those that were watched
 
@@ -62,8 +63,11 @@ class Watch:
         ns = now() - began
         self._watched_ns += ns
         if ns < _SLOW_NS:
-            self.plain = _EVERY - 1
-            ns *= _EVERY
+            self.plain = self._every - 1
+            ns *= self._every
+            self._every = min(_MOST, 2 * self._every)
+        else:
+            self._every = _EVERY
         self._ns += ns
         return item
 
@@ -87,7 +91,7 @@ class Watch:
 
     def soon(self) -> None:
         """Watch the next read: an epoch begins with it."""
-        self.plain = 0
+        self.plain, self._every = 0, _EVERY
 
     def share_out(self) -> None:
         """Tell the nodes how long they were read, in all."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from penstock import Loader
+from penstock._loader.loader import Loader
 from penstock._observe.memory import memory_of_processes
 from penstock._observe.target import TargetError, built, check_iterable
 

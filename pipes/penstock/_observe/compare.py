@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, final
 
 from torch.utils.data import DataLoader
 
-from penstock import Loader
+from penstock._loader.loader import Loader
 from penstock._observe.bench import Reader, time_of
 from penstock._observe.memory import memory_of_processes
 from penstock._observe.target import TargetError, built, with_workers
@@ -254,7 +254,8 @@ def _built(words: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _workers_of(loader: Loader[Any]) -> int:
-    return max((getattr(node, "num_workers", 0) for node in loader.root.chain()), default=0)
+    """0 also if it looks for their number itself, and has not begun."""
+    return max((getattr(node, "num_workers", 0) for node in loader.root.chain() if not getattr(node, "auto", False)), default=0)
 
 
 def _turn(reader: Reader, seconds: float, step_s: float) -> dict[str, Any]:

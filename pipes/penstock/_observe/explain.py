@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -19,6 +20,8 @@ _MOST_STATES: Final = 20
 _MOST_VISITED: Final = 1_000_000
 _DEEPEST: Final = 50
 _LONGEST_JSON: Final = 2**28
+_BEFORE_JSON: Final = b" \t\r\n\0" + codecs.BOM_UTF8 + codecs.BOM_UTF16
+"""Some programs write JSON with a byte order mark, and Python reads it."""
 _ORDERS: Final = {
     "sequential": "in order",
     "shuffled": "shuffled",
@@ -206,7 +209,7 @@ def _loaded(path: str) -> Any:
             f"{path} is a folder. If it is a checkpoint of torch.distributed.checkpoint, load that, and print(loader); otherwise name the file in it that holds the state."
         )
     with open(path, "rb") as file:
-        begin = file.read(64).lstrip()[:1]
+        begin = file.read(64).lstrip(_BEFORE_JSON)[:1]
         if begin in (b"{", b"["):
             if os.path.getsize(path) > _LONGEST_JSON:
                 raise StateError(f"{path} is JSON of {os.path.getsize(path):,} bytes, and a state has less than a thousand. Cut it out.")

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate, default_convert
 
-from penstock import Loader, ParallelMapper
+from penstock._loader.loader import Loader
+from penstock._nodes.parallel_mapper import ParallelMapper
 
 
 class TargetError(Exception):

@@ -112,7 +112,7 @@ class Buckets(Shown):
     """Batches of samples of similar length: pass it to `Loader.from_dataset` as ``groups=``.
 
     Each bucket is a batch, so ``batch_size`` and ``drop_last`` are left out; ``collate_fn`` gets the list of its samples, and pads them (see
-    `penstock.collate.pad`). Within a block the samples are sorted by length and cut into batches, and the batches are shuffled.
+    `penstock.pad`). Within a block the samples are sorted by length and cut into batches, and the batches are shuffled.
 
     Args:
         lengths: Of every sample of the dataset, by index, in any unit (tokens, seconds): shape ``(n,)``. If they are not true, batches are larger or

@@ -85,6 +85,10 @@ BLOCK: Final = 2**23
 """Bytes that a remote file reads ahead: one for each lane. s3fs has 50 MiB."""
 
 
+BUFFER: Final = 2**16
+"""Bytes of a local file read at once. Python's own 8 KiB take two reads for a sample of 20 KB and its header."""
+
+
 def is_remote(path: str) -> bool:
     """Whether fsspec opens it."""
     return "://" in path
@@ -95,7 +99,7 @@ def opened(path: str) -> BinaryIO:
     if is_remote(path):
         filesystem, inside = extra("fsspec", f"{path!r}").url_to_fs(path)
         return cast("BinaryIO", filesystem.open(inside, "rb", block_size=BLOCK))
-    return open(path, "rb")
+    return open(path, "rb", buffering=BUFFER)
 
 
 def decompressed(path: str) -> BinaryIO:

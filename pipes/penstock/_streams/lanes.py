@@ -2,7 +2,8 @@
 
 An item of a lane is found by counting: the outputs of the shards before it, which bookmarks tell or reading does, and then those of its own shard. A
 lane only moves forward. What was passed over lately is kept, because threads overtake each other; going further back means reading a shard again,
-which is right, only slower.
+which is right, only slower. While a `Shuffle` gives out what it still holds at the end of a shard, the records of the next shard are read, one for each
+item. Otherwise the first items of a shard would wait until the window is full, in all lanes at the same time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
-from penstock._fetch.task import annotate
+from penstock._errors import GraphError
+from penstock._fetch.task import annotate, told_to_end
 from penstock._streams.progress import LINE_S, Progress
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class Lanes:
 
     Args:
         deal: Which shards make up a lane.
-        run: Opens a shard and runs the steps over its records: called with the shard, the pass, and an event that is set while `close` waits for it.
+        run: Opens a shard and runs the steps over its records: called with the shard, the pass, and what ends its pauses.
         facts: Asked where to begin, and told what was found.
         skips: What follows an error in a shard is left out, with a warning. Otherwise the error is raised.
         label: The name of a shard, for messages.
@@ -65,7 +67,7 @@ class Lanes:
     def __init__(
         self,
         deal: Deal,
-        run: Callable[[int, int, threading.Event], ShardRun],
+        run: Callable[[int, int, Closing], ShardRun],
         facts: Facts,
         *,
         skips: bool = False,
@@ -82,7 +84,7 @@ class Lanes:
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards the next line only, and is never held while a lane is read
         self._lanes: dict[int, _Lane] = {}
-        self.closing = threading.Event()
+        self.closing = Closing()
         self._spoke = float("-inf")
 
     def read(self, item: int) -> Any:
@@ -114,6 +116,26 @@ class Lanes:
         self.closing.clear()
 
 
+@final
+class Closing:
+    """Ends the pauses of those who read: while it is set, and in the thread of a pool that is told to end. A `threading.Event` otherwise."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.set, self.clear = self._event.set, self._event.clear
+
+    def is_set(self) -> bool:
+        """Whether nobody wants what this thread reads."""
+        return self._event.is_set() or told_to_end.get()()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds for that; whether it is so."""
+        deadline = time.monotonic() + timeout
+        while not self.is_set() and (left := deadline - time.monotonic()) > 0:
+            self._event.wait(min(left, _LOOK_S))
+        return self.is_set()
+
+
 class _Lane:
     """One lane. ``lock`` is held while it is read."""
 
@@ -124,6 +146,7 @@ class _Lane:
         self._kept: OrderedDict[int, Any] = OrderedDict()  # passed over and not yet asked for, by number, in ascending order
         self._most_kept = LEAST_KEPT
         self._run: ShardRun | None = None
+        self._ahead: ShardRun | None = None  # of the shard that comes next: records that wait for the steps
         self._progress: Progress | None = None  # of a search that takes long
         self._rewind()
 
@@ -131,7 +154,7 @@ class _Lane:
         """The output ``number`` of this lane."""
         if number in self._kept:
             return self._kept.pop(number)
-        if number < self._next:
+        if number < self._next:  # else, nearly always, it is the next one
             back = self._next - number
             if back <= MOST_KEPT:
                 self._most_kept = max(self._most_kept, 1 << (back - 1).bit_length())
@@ -139,6 +162,13 @@ class _Lane:
             if number < self._first:
                 self._rewind()
         try:
+            if number == self._next and self._run is not None:
+                if (value := self._output()) is not _END:
+                    self._next += 1
+                    if self._run.owes:
+                        self._read_ahead()
+                    return value
+                self._end()
             return self._found(number)
         except BaseException:
             self._drop()  # after an error nobody knows where it stands in the shard
@@ -156,9 +186,22 @@ class _Lane:
 
     def _drop(self) -> None:
         run, self._run, self._next = self._run, None, self._first
-        if run is not None:
-            with contextlib.suppress(Exception):
-                run.close()
+        for one in (run, self._ahead):
+            if one is not None:
+                with contextlib.suppress(Exception):
+                    one.close()
+        self._ahead = None
+
+    def _read_ahead(self) -> None:
+        """Read a record of the open shard, or if there are no more, of the next one."""
+        assert self._run is not None
+        if self._run.read_ahead():
+            return
+        if self._ahead is None:
+            pass_, shard = self._lanes.deal[self._deal + self._lanes.deal.lanes]
+            self._lanes.facts.outputs(shard, pass_, rely=False)  # looks at the file before it is opened
+            self._ahead = self._lanes.run(shard, pass_, self._lanes.closing)
+        self._ahead.read_ahead()
 
     def _found(self, number: int) -> Any:
         self._begun, self._from, self._progress = time.monotonic(), self._next, None
@@ -195,6 +238,7 @@ class _Lane:
             if outputs is None or self._first + outputs > number:
                 return
             self._known()
+            self._drop()  # what was read ahead, if anything
             self._next = self._first + outputs
             self._go_on()
             self._say_if_slow(number)
@@ -214,7 +258,7 @@ class _Lane:
 
     def _open(self) -> None:
         pass_, shard = self._lanes.deal[self._deal]
-        self._run = self._lanes.run(shard, pass_, self._lanes.closing)
+        self._run, self._ahead = self._ahead or self._lanes.run(shard, pass_, self._lanes.closing), None
         self._cut = False
         self._most = self._known() if self._lanes.skips else None  # a shard that was cut short by an error stays so when it is read again
 
@@ -226,7 +270,7 @@ class _Lane:
             return next(self._run, _END)
         except Exception as exc:
             annotate(exc, f"in {self._label}")
-            if not self._lanes.skips or self._lanes.closing.is_set():
+            if isinstance(exc, GraphError) or not self._lanes.skips or self._lanes.closing.is_set():
                 raise
             self._cut = True
             log.warning('on_error="skip" leaves out the rest of %s: %s: %s', self._label, type(exc).__name__, exc)
@@ -266,4 +310,5 @@ class _Lane:
 
 
 _END: Final = object()
+_LOOK_S: Final = 0.1
 _SLOW: Final = "lane %d: it has taken %.0f s to find item %d; now at item %d. With bookmarks it takes less than a shard: keep their folder (bookmarks=) from run to run."

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import os
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, final
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock._fetch.task import annotate
 from penstock._streams.forward_reader import ForwardShard, differs
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy as np
+
+log = logging.getLogger("penstock")
 
 INDEXED: Final = 64
 """How many shards with random access to keep open, unless there are more lanes."""
@@ -104,6 +107,8 @@ class OpenShards:
             is_indexed = hasattr(opened, "__getitem__") and hasattr(opened, "__len__") and not isinstance(opened, IterableDataset)
             if is_indexed and not self._seeks:
                 return _IndexedShard(label, int(counts[shard]), opened)
+            if not self._seeks:
+                _say_if_read_by_all(label)
             again = functools.partial(opener, shards[shard])
             return ForwardShard(label, int(counts[shard]), again, opened, first if self._seeks else None, window, self._most_readers)
         except Exception as exc:
@@ -183,6 +188,24 @@ class _IndexedShard:
         if callable(close := getattr(self._opened, "close", None)):
             with contextlib.suppress(Exception):
                 close()
+
+
+def _say_if_read_by_all(label: str) -> None:
+    """In the first of several worker processes, once: each of them reads every shard, because each batch has records of all lanes."""
+    global _said
+    info = get_worker_info()
+    if info is not None and info.num_workers > 1 and info.id == 0 and not _said:
+        _said = True
+        log.warning(
+            "%s can only be read forward, so each of the %d worker processes reads all shards from front to back. Write an index (python -m penstock index, for files that "
+            'are not compressed), or use method="thread", in which workers share what was read, or one worker. Where reading costs more than transform= does, '
+            "epoch_size= in place of counts= divides the shards among the workers.",
+            label,
+            info.num_workers,
+        )
+
+
+_said = False
 
 
 def most_files() -> int:

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock._fetch.error_policy import annotate, describe
+from penstock._streams.run_cursor import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -85,6 +86,10 @@ def steadily(
                 if not seeks and (found := sum(1 for _ in itertools.islice(records, number))) < number:
                     raise OSError(
                         f"{label} ends after {found} records, and should have at least {number}: it was cut short, or has changed."
+                    )
+                if tries and (run := running()) is not None:
+                    run.at.made = (
+                        None  # the attempt that failed, and the records thrown away, may have drawn from the record's random numbers
                     )
                 for record in records:
                     yield record

@@ -77,18 +77,23 @@ class RunCursor:
         facts: See `PassFacts`.
         at: The record.
         place: Of the item that was yielded last, among those of its step; what a `Filter` has left out counts.
+        reading_drew: Whether reading a record drew from the global generators, as far as it was watched, for the output that comes next.
         records: How many records were read.
+        exhausted: Whether the last record was read.
         listed: The ids of the `Shuffle` steps of which is known that they are there.
         shuffles: How many `Shuffle` steps have begun.
+        watched: Whether to watch the reading.
     """
 
-    __slots__ = ("_source", "at", "facts", "listed", "place", "records", "shuffles")
+    __slots__ = ("_source", "at", "exhausted", "facts", "listed", "place", "reading_drew", "records", "shuffles", "watched")
 
     def __init__(self, facts: PassFacts, listed: frozenset[int]) -> None:
         self.facts = facts
         self.at = Tag(0)
         self.place = 0
         self.records = 0
+        self.exhausted = False
+        self.watched = self.reading_drew = False
         self.listed = listed
         self.shuffles = 0
         self._source: str | None = None

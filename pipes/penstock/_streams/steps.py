@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from inspect import GEN_CREATED, getgeneratorstate
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 
 from penstock._arguments import Shown
-from penstock._errors import ClosedError
+from penstock._errors import ClosedError, GraphError
 from penstock._fetch.sample import current
 from penstock._fetch.task import annotate
 from penstock._random.global_rng import GlobalRngSnapshot
@@ -160,9 +162,13 @@ class ShardRun(Iterator[Any]):
 
     def __init__(self, records: Iterable[Any], steps: Sequence[Step], seed: int, pass_: int, shard: int) -> None:
         self._records = records
+        self._iterator = iter(records)
         self._steps = list(steps)
         self._shard = shard
         self._cursor = RunCursor(PassFacts(seed, pass_, shard), frozenset(id(step) for step in self._steps if type(step) is Shuffle))
+        self._ahead: deque[tuple[Tag, Any]] = deque()
+        self._room = _held(self._steps)
+        self._read = False  # whether the last record was read ahead
         self._stages: list[Generator[Any]] = []
         self._closed = self._ended = False
         self._given = 0
@@ -176,6 +182,35 @@ class ShardRun(Iterator[Any]):
     def records(self) -> int:
         """How many records were read so far."""
         return self._cursor.records
+
+    @property
+    def owes(self) -> bool:
+        """Whether to call `read_ahead` for the output that was just given, because it may have come without a record being read."""
+        return bool(self._ahead) or self._cursor.exhausted
+
+    def read_ahead(self) -> bool:
+        """Read a record before a step asks for one, unless as many wait already as the first `Shuffle` holds. Whether there may be more.
+
+        An error is kept, and raised when a step asks for that record.
+        """
+        cursor, waiting = self._cursor, len(self._ahead)
+        if cursor.exhausted or self._read:
+            return False
+        if waiting < self._room:
+            number = cursor.records + waiting
+            token, at = current.set(cursor), cursor.at  # type: ignore[arg-type]  # it stands in for one
+            try:
+                cursor.at = tag = Tag(number) if number else at
+                record = next(self._iterator, _END)
+            except Exception as exc:
+                record = _Failed(exc)
+            finally:
+                cursor.at = at
+                current.reset(token)
+            self._read = record is _END or type(record) is _Failed
+            if record is not _END:
+                self._ahead.append((tag, record))
+        return not self._read
 
     @property
     def depends_on_pass(self) -> bool:
@@ -196,13 +231,14 @@ class ShardRun(Iterator[Any]):
             raise ClosedError(f"the run over shard {self._shard} is closed, or has failed. Start another one.")
         token = current.set(self._cursor)  # type: ignore[arg-type]  # it stands in for one
         before = None if self._given & (self._given - 1) else _looked()  # at outputs 0, 1, 2, 4, 8, …: a look costs 4 us
+        self._cursor.watched, self._cursor.reading_drew = before is not None, False
         try:
             if not self._stages:
                 self._begin()
             output = next(self._stages[-1])
             self._given += 1
             if before is not None and _looked() != before:
-                self._drew()
+                self._drew(self._cursor.reading_drew)
             return output
         except StopIteration:
             self._ended = True
@@ -225,26 +261,34 @@ class ShardRun(Iterator[Any]):
         if self._closed:
             return
         self._closed = True
-        stages, self._stages, records = self._stages, [], self._records
-        self._records = ()
+        stages, self._stages, records, iterator = self._stages, [], self._records, self._iterator
+        self._records, self._iterator = (), iter(())
+        self._ahead.clear()
         with contextlib.ExitStack() as stack:
             stack.callback(_close, records)
+            stack.callback(_close, iterator)
             for stage in stages:
                 stack.callback(stage.close)
 
-    def _drew(self) -> None:
+    def _drew(self, while_reading: bool) -> None:
+        if not while_reading:
+            raise GraphError(
+                f"the steps over shard {self._shard} drew from the global random numbers (random, numpy.random or torch). What they draw depends on what else this "
+                f"process has done, so on other ranks, with other workers and after a resume the outputs would be others. Draw from penstock.sample().rng or "
+                f"penstock.sample().torch_generator, which are the record's own; or, if no output depends on it, from a random.Random() of your own."
+            )
         global _warned
         self._cursor.facts.used = True
-        if not _warned:
+        if not _warned:  # a network that waits for a random time before it tries again draws, too, and does no harm
             _warned = True
             _logger.warning(
-                "the steps over shard %d, or what reads it, drew from the global random numbers (random, numpy.random or torch). What they draw depends on what else "
-                "this process has done, so after a resume the outputs are others. Draw from penstock.sample().rng or penstock.sample().torch_generator.",
+                "reading shard %d drew from the global random numbers (random, numpy.random or torch). If the records depend on it, they are others after a resume: draw "
+                "from penstock.sample().rng or penstock.sample().torch_generator.",
                 self._shard,
             )
 
     def _begin(self) -> None:
-        self._stages.append(_numbered(self._records, self._cursor))
+        self._stages.append(_numbered(self._iterator, self._cursor, self._ahead))
         for place, step in enumerate(self._steps):
             items = self._stages[-1]
             if type(step) in _OURS:
@@ -255,6 +299,15 @@ class ShardRun(Iterator[Any]):
 
 
 _OURS = (Filter, Shuffle, Pack)
+_END = object()
+
+
+class _Failed(NamedTuple):
+    """Stands for a record that could not be read."""
+
+    error: Exception
+
+
 _logger = logging.getLogger("penstock")
 _warned = False
 """In this process; once is enough."""
@@ -266,20 +319,41 @@ def _looked() -> Any:
     return _watch.look() if threading.current_thread() is threading.main_thread() else None
 
 
-def _numbered(records: Iterable[Any], cursor: RunCursor) -> Generator[Any]:
-    """The records, each with a `Tag`; it is there before the record, for what draws while it reads."""
+def _held(steps: Sequence[Step]) -> int:
+    """How many records the first `Shuffle` holds; 0 if a step before it may make more of a record than one."""
+    for step in steps:
+        if type(step) is Shuffle:
+            return step.window // 2
+        if type(step) is not Filter and not getattr(step, "keeps_count", False):
+            break
+    return 0
+
+
+def _numbered(records: Iterator[Any], cursor: RunCursor, ahead: deque[tuple[Tag, Any]]) -> Generator[Any]:
+    """The records, those read ``ahead`` first, each with a `Tag`; it is there before the record, for what draws while it reads."""
     before = tag = cursor.at
-    iterator = iter(records)
-    try:
-        for record in iterator:
-            cursor.place = cursor.records
-            cursor.records += 1
-            yield record
-            before, cursor.at = tag, (tag := Tag(cursor.records))
-        cursor.at = before  # what a step does after the last record, it does with that one
-    finally:
-        if iterator is not records:
-            _close(iterator)
+    while True:
+        if ahead:
+            cursor.at, record = ahead.popleft()
+            tag = cursor.at
+            if type(record) is _Failed:
+                raise record.error
+        elif (record := _watched(records, cursor) if cursor.watched else next(records, _END)) is _END:
+            break
+        cursor.place = cursor.records
+        cursor.records += 1
+        yield record
+        before, cursor.at = tag, (tag := Tag(cursor.records))
+    cursor.exhausted = True
+    cursor.at = before  # what a step does after the last record, it does with that one
+
+
+def _watched(records: Iterator[Any], cursor: RunCursor) -> Any:
+    """The next record, or `_END`; notes whether reading it drew from the global generators."""
+    before = _looked()
+    record = next(records, _END)
+    cursor.reading_drew = cursor.reading_drew or _looked() != before
+    return record
 
 
 def _guarded(step: Step, place: int, items: Any, cursor: RunCursor, counts: bool) -> Generator[Any]:
@@ -310,8 +384,17 @@ def _guarded(step: Step, place: int, items: Any, cursor: RunCursor, counts: bool
         _close(outputs)
 
 
-def _opened(step: Step, place: int, items: Iterator[Any]) -> Iterator[Any]:
-    outputs = step(items)
+def _opened(step: Step, place: int, items: Any) -> Iterator[Any]:
+    try:
+        outputs = step(items)
+    except Exception as exc:
+        if getgeneratorstate(items) == GEN_CREATED:  # it read no record, so the error is no record's
+            annotate(
+                exc,
+                f"{_name(step, place)} was called with the iterator over a shard, not with one record. Pass a predicate as penstock.Filter(predicate), "
+                f"and a function of one record as transform=.",
+            )
+        raise
     try:
         iterator = iter(outputs)
     except TypeError:

@@ -150,7 +150,7 @@ def _grouped(members: Iterator[_Member], path: str) -> Iterator[tuple[int, dict[
                 yield begin, sample
             yield member.begin, {}
             return
-        named = None if META.match(member.name) else NAMED.fullmatch(member.name)
+        named = None if "__" in member.name and META.match(member.name) else NAMED.fullmatch(member.name)
         if named is None:
             continue
         key, suffix = named[1], named[2].lower()

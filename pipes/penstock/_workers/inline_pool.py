@@ -49,6 +49,20 @@ class InlinePool:
     def shutdown(self, timeout: float | None = None) -> None:
         """Nothing to shut down."""
 
+    @property
+    def size(self) -> int:
+        """There are no workers."""
+        return 0
+
+    @property
+    def all_ready(self) -> bool:
+        """There are no workers."""
+        return True
+
+    def resize(self, num_workers: int) -> int:
+        """There are no workers."""
+        return 0
+
     def statistics(self) -> WorkerStatistics:
         from penstock._statistics import WorkerStatistics
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 from penstock._workers.bell import Bell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @final
@@ -42,6 +42,9 @@ class OneThread:
 
 PATIENCE_S = 2.0
 """Seconds that a shutdown may take, unless `closing_within` sets another bound."""
+
+told_to_end: ContextVar[Callable[[], bool]] = ContextVar("penstock_told_to_end", default=lambda: False)
+"""In a worker thread: whether its pool has told it to end. What waits for long in it should ask now and then."""
 
 _deadline: ContextVar[float | None] = ContextVar("penstock_deadline", default=None)
 

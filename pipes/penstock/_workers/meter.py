@@ -25,8 +25,8 @@ _COST_NS = 100_000
 """Measuring a sample costs less than a hundredth of this. So many nanoseconds of samples go unmeasured for each one that is."""
 _MOST_PLAIN = 255
 """Batches in a row that go unmeasured, at most."""
-_LOOK_NS = 20_000_000
-"""The least time between two looks at the processor time and at Python's lock: they cost up to 20 µs."""
+_LOOK_NS = 50_000_000
+"""The least time between two looks at the processor time and at Python's lock: they cost up to 150 µs."""
 _NAP_S = 5e-5
 """For so long a thread gives up Python's lock, so that another one that waits for it wakes up and takes it."""
 _CONTENDED_NS = 800_000
@@ -84,36 +84,10 @@ class Histogram:
 
     def durations(self, slowest: Any = None) -> Durations:
         """What was counted so far."""
+        from penstock._statistics import Durations
+
         words = list(self.words)
-        return of_counts(words[2:], words[0] / 1e9, words[1] / 1e9, slowest)
-
-
-def of_counts(counts: Sequence[int], total_s: float, max_s: float, slowest: Any = None) -> Durations:
-    """`Durations` from the counts of a `Histogram`."""
-    from penstock._statistics import Durations
-
-    count = sum(counts)
-    if not count:
-        return Durations()
-    last = max(place for place, n in enumerate(counts) if n)
-    p50, p95 = (min(max_s, _percentile(counts, count * share)) for share in (0.5, 0.95))
-    return Durations(count, total_s, p50, p95, max_s, slowest, tuple(counts[: last + 1]))
-
-
-def _percentile(counts: Sequence[int], rank: float) -> float:
-    """The middle of the class that has the ``rank``-th shortest duration."""
-    place = 0
-    for place, n in enumerate(counts):  # noqa: B007  # used after the loop
-        rank -= n
-        if rank <= 0:
-            break
-    return (4.5 + place % 4) * 2.0 ** (place // 4 + 1) / 1e9
-
-
-def longest_of(counts: Sequence[int]) -> float:
-    """The upper end of the class of the longest duration, in seconds."""
-    place = max((place for place, n in enumerate(counts) if n), default=-1)
-    return 0.0 if place < 0 else (5 + place % 4) * 2.0 ** (place // 4 + 1) / 1e9
+        return Durations.of(words[2:], words[0] / 1e9, words[1] / 1e9, slowest)
 
 
 @final
@@ -140,11 +114,9 @@ class Meter:
     WORDS = HEAD + HISTOGRAMS * Histogram.WORDS
 
     __slots__ = (
-        "_busy",
         "_cpu",
         "_looked",
         "_seen",
-        "_since",
         "_slowest_ns",
         "_tries_lock",
         "_wall",
@@ -164,7 +136,7 @@ class Meter:
         self.words: Any = [0] * self.HEAD if words is None else words[: self.HEAD]  # a list of one's own is faster
         self.load, self.transform, self.collate, self.pack = map(Histogram, parts)
         self.slowest_row: int | None = None
-        self._busy = self._since = self._slowest_ns = 0
+        self._slowest_ns = 0
         self.plain = 1
         self._seen = 0  # of the time of loading, when this batch began
         self._looked = 0  # when
@@ -187,16 +159,16 @@ class Meter:
 
     def begin(self) -> None:
         """A task begins."""
-        since = self._since = self.words[self.SINCE] = now()
-        if not self._busy:
-            self.words[self.FIRST] = since
+        words = self.words
+        since = words[self.SINCE] = now()
+        if not words[self.FIRST]:
+            words[self.FIRST] = since
 
     def end(self) -> None:
         """The task has ended."""
         words = self.words
         ended = words[self.LAST] = now()
-        self._busy += ended - self._since
-        words[self.BUSY] = self._busy
+        words[self.BUSY] += ended - words[self.SINCE]
 
     # A batch in the task.
 
@@ -270,6 +242,8 @@ def _active_ns() -> int:
         _, ready, _ = np.fromfile("/proc/thread-self/schedstat", np.int64, sep=" ")  # one call, so no interrupt leaves the file open
     except (OSError, ValueError):  # not Linux, or no file descriptor left
         return thread_time_ns()
+    except SystemError as exc:  # what NumPy makes of an interrupt that comes while it opens the file
+        raise (exc.__cause__ or exc) from None
     return thread_time_ns() + int(ready)
 
 

@@ -138,6 +138,24 @@ class Pool(Protocol):
     def shutdown(self, timeout: float | None = None) -> None:
         """End the workers within ``timeout`` seconds (see `closing_within`) and release all that they held. Idempotent."""
 
+    @property
+    def size(self) -> int:
+        """Workers, without those that are to leave."""
+        ...
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether each has started. A worker process may take seconds."""
+        ...
+
+    def resize(self, num_workers: int) -> int:
+        """Have ``num_workers`` workers from now on; returns how many that are: fewer if the system has no room for more.
+
+        Only the consumer's thread may call it. It waits for nobody: new workers take tasks as soon as they have started, and workers that are to leave
+        first finish what they have begun. No task is lost. An interrupt leaves it half done, and the next call does the rest.
+        """
+        ...
+
     def statistics(self) -> WorkerStatistics:
         """The pool's counters."""
         ...

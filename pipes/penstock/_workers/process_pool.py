@@ -51,6 +51,7 @@ class ProcessPool:
     Args:
         work: Each worker gets it once, by fork or pickled.
         num_workers: At least 1.
+        most: How far `resize` may go, and how many the workers are told that there are; None: ``num_workers``.
         queue_size: Tasks that a worker may hold, including the one in progress. Values above 64 act as 64.
         refill_at: A worker gets new tasks once it holds this many or fewer, and then several at once, because waking it is most of the cost
             of a small task. Default: as soon as it has room.
@@ -71,6 +72,7 @@ class ProcessPool:
         work: Work,
         num_workers: int,
         *,
+        most: int | None = None,
         queue_size: int = 2,
         refill_at: int | None = None,
         max_restarts: int = 8,
@@ -83,9 +85,9 @@ class ProcessPool:
             if number < least:
                 raise ValueError(f"{what}={number} must be at least {least}.")
         check_processes(multiprocessing_context)
-        setup = Setup(work, num_workers, seed, worker_init_fn, name)
+        setup = Setup(work, most or num_workers, seed, worker_init_fn, name)
         self._scheduler = Scheduler(
-            setup, queue_size, queue_size - 1 if refill_at is None else refill_at, max_restarts, multiprocessing_context
+            setup, num_workers, queue_size, queue_size - 1 if refill_at is None else refill_at, max_restarts, multiprocessing_context
         )
         self._finalizer = weakref.finalize(self, self._scheduler.shutdown, PATIENCE_S)
 
@@ -120,6 +122,22 @@ class ProcessPool:
         self._scheduler.check_usable()
         with self._scheduler.lock:
             self._scheduler.wait(list(jobs), timeout)
+
+    @property
+    def size(self) -> int:
+        """See `Pool.size`."""
+        return self._scheduler.size
+
+    @property
+    def all_ready(self) -> bool:
+        """See `Pool.all_ready`."""
+        return self._scheduler.all_ready
+
+    def resize(self, num_workers: int) -> int:
+        """See `Pool.resize`."""
+        self._scheduler.check_usable()
+        with self._scheduler.lock:
+            return self._scheduler.resize(num_workers)
 
     def discard(self) -> None:
         """Forget any interrupt, and every job that is not done. A thread that still waits for such a job gets an error."""

@@ -6,6 +6,9 @@ result. A lock guards results, because the consumer may give up on a job in the 
 A signal handler of the user may raise in the consumer thread at any moment. So the consumer runs no code that such an exception would leave
 half done: the inbox is a ``SimpleQueue``, whose calls are single calls in C, and a `Bell` wakes the consumer.
 
+The pool may grow and shrink while it works (`ThreadPool.resize`). To shrink it, the consumer says how many threads are to leave, and any of them
+do: each looks after every job, and an idle one is woken by a None in the inbox. A None that an interrupt has lost delays a leave, no more.
+
 A thread cannot be stopped. If a job takes longer than ``timeout``, the pool gives up on it: the job ends with a `TimeoutError`, and if the
 thread finishes it after all, the result is dropped. The thread then takes jobs again.
 
@@ -16,6 +19,7 @@ a thread stuck in user code cannot delay the interpreter's exit.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -26,7 +30,7 @@ from typing import TYPE_CHECKING, Any, final
 from penstock._errors import ClosedError
 from penstock._memory.allocation import afresh
 from penstock._workers.bell import Bell
-from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start
+from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start, told_to_end
 from penstock._workers.meter import Meter, measuring
 from penstock._workers.pool import IDLE, Job, Work
 
@@ -36,19 +40,25 @@ if TYPE_CHECKING:
     from penstock._memory.allocation import Allocate
     from penstock._statistics import WorkerStatistics
 
+_logger = logging.getLogger("penstock")
+
 
 class _Core:
     """The state that the threads share."""
 
-    def __init__(self, work: Work, num_workers: int, allocate: Allocate) -> None:
+    def __init__(self, work: Work, most: int, allocate: Allocate) -> None:
         self.work = work
         self.allocate = allocate
-        self.cells = [[IDLE] for _ in range(num_workers)]  # each thread writes its own
-        self.meters = [Meter(tries_lock=True) for _ in range(num_workers)]  # each thread writes its own
-        self.doing: list[Job | None] = [None] * num_workers  # each thread writes its own
-        self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # a None ends the thread that takes it
+        self.cells = [[IDLE] for _ in range(most)]  # each thread writes its own
+        self.meters = [Meter(tries_lock=True) for _ in range(most)]  # each thread writes its own
+        self.doing: list[Job | None] = [None] * most  # each thread writes its own
+        self.threads: dict[int, threading.Thread] = {}  # by number; a thread that leaves takes itself out
+        self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # a None wakes an idle thread, to leave if it should
         self.finished = Bell()  # wakes the consumer
-        self.lock = threading.RLock()  # guards results; re-entrant: a signal handler may close the loader while its own thread holds it
+        self.lock = (
+            threading.RLock()
+        )  # guards results and who leaves; re-entrant: a signal handler may close the loader while its own thread holds it
+        self.leaving = 0  # threads that are to leave
         self.tasks = 0
         self.interrupted = False
         self.stopped = False
@@ -57,8 +67,7 @@ class _Core:
     def stop(self) -> None:
         self.stopped = True
         self.clear()
-        for _ in self.cells:
-            self.inbox.put(None)
+        self.wake(len(self.cells))
         self.finished.ring()
 
     def clear(self) -> None:
@@ -66,13 +75,30 @@ class _Core:
             while True:
                 self.inbox.get_nowait()
 
+    def wake(self, threads: int) -> None:
+        for _ in range(threads):
+            self.inbox.put(None)
+
     def take(self, number: int) -> Job | None:
-        job = self.inbox.get()
-        if job is None or self.stopped:
-            return None
-        self.doing[number] = job
-        job.worker = number
-        return job
+        while not self.may_leave(number):
+            job = self.inbox.get()
+            if self.stopped:
+                return None
+            if job is not None:
+                self.doing[number] = job
+                job.worker = number
+                return job
+        return None
+
+    def may_leave(self, number: int) -> bool:
+        if not self.leaving:
+            return False
+        with self.lock:
+            if not self.leaving:
+                return False
+            del self.threads[number]
+            self.leaving -= 1
+            return True
 
     def finish(self, number: int, job: Job, value: Any, error: BaseException | None) -> None:
         self.cells[number][0] = IDLE
@@ -100,8 +126,14 @@ class _Core:
                 return
         why = "which no worker thread has begun"
         if stuck := self.stuck():
-            why += f"; {len(stuck)} of {len(self.doing)} are stuck: " + "; ".join(stuck)
+            why += f"; {len(stuck)} of {self.size} are stuck: " + "; ".join(stuck)
         raise TimeoutError(f"waited {timeout} s for {self.work.name(jobs[0].task, IDLE)}, {why}.")
+
+    @property
+    def size(self) -> int:
+        """Threads that are to stay."""
+        with self.lock:
+            return len(self.threads) - self.leaving
 
     def stuck(self) -> list[str]:
         """The threads that the pool gave up on, each with its current task, for errors."""
@@ -115,6 +147,7 @@ class _Core:
 def _run(core: _Core, number: int) -> None:
     name, meter = threading.current_thread().name, core.meters[number]
     measuring.set(meter)
+    told_to_end.set(lambda: core.stopped)
     while (job := core.take(number)) is not None:
         value, error = None, None
         meter.begin()
@@ -136,29 +169,66 @@ class ThreadPool:
     Args:
         work: Called from all worker threads concurrently.
         num_workers: At least 1.
+        most: How far `resize` may go; None: ``num_workers``.
         allocate: Memory for results. Called from all worker threads concurrently.
         name: Prefix of the threads' names.
     """
 
-    def __init__(self, work: Work, num_workers: int, *, allocate: Allocate = afresh, name: str = "penstock-map") -> None:
-        self._core = _Core(work, num_workers, allocate)
+    def __init__(
+        self, work: Work, num_workers: int, *, most: int | None = None, allocate: Allocate = afresh, name: str = "penstock-map"
+    ) -> None:
+        self._core = _Core(work, most or num_workers, allocate)
+        self._num_workers = num_workers  # to begin with
         self._name = name
-        self._threads: list[threading.Thread] = []
         self._started = False
 
     def start(self) -> None:
         if self._core.stopped:
             raise ClosedError("these worker threads have ended; build a new loader.")
-        if not self._threads:
-            threads = [
-                threading.Thread(target=_run, args=(self._core, number), name=f"{self._name}-{number}", daemon=True)
-                for number in range(len(self._core.cells))
-            ]
-            weakref.finalize(self, _abandoned, self._core, threads, os.getpid())
-            self._threads = threads
+        if not self._core.threads:
+            weakref.finalize(self, _abandoned, self._core, os.getpid())
+            self._core.threads = {number: self._thread(number) for number in range(self._num_workers)}
+        self._start_threads()
+
+    def _start_threads(self) -> None:
         if not self._started:
-            start(self._threads, self._core.lock)
+            start(list(self._core.threads.values()), self._core.lock)
             self._started = True
+
+    def _thread(self, number: int) -> threading.Thread:
+        return threading.Thread(target=_run, args=(self._core, number), name=f"{self._name}-{number}", daemon=True)
+
+    @property
+    def size(self) -> int:
+        """See `Pool.size`."""
+        return self._core.size
+
+    @property
+    def all_ready(self) -> bool:
+        """See `Pool.all_ready`. A thread starts at once."""
+        return True
+
+    def resize(self, num_workers: int) -> int:
+        """See `Pool.resize`. If the system cannot start a thread, those that run stay."""
+        core = self._core
+        if core.stopped:
+            return core.size
+        with core.lock:
+            missing = num_workers - core.size
+            stay = min(core.leaving, max(0, missing))
+            core.leaving += max(0, -missing) - stay
+            numbers = [number for number in range(len(core.cells)) if number not in core.threads][: max(0, missing - stay)]
+        core.wake(core.leaving)
+        for number in numbers:
+            self._started = False  # first: after an interrupt, the next call starts those that are listed
+            core.threads[number] = self._thread(number)
+        try:
+            self._start_threads()
+        except RuntimeError as error:
+            _logger.warning("no more worker threads: %s", error)
+            core.threads = {number: thread for number, thread in core.threads.items() if thread.ident is not None}
+            self._started = True
+        return core.size
 
     def submit(self, task: Any, to: int | None = None) -> Job:
         """Queue a task. ``to`` means nothing: threads share what they have read."""
@@ -180,6 +250,7 @@ class ThreadPool:
 
     def discard(self) -> None:
         self._core.clear()
+        self._core.wake(self._core.leaving)  # again, because these were in there too
         self._core.interrupted = False
 
     def interrupt(self) -> None:
@@ -191,7 +262,7 @@ class ThreadPool:
         if not self._core.ended:
             self._core.stop()
             self._core.ended = True  # not before: if an interrupt comes first, the next call tells the rest, which would wait forever
-            join(self._threads, patience_s(timeout))
+            join(list(self._core.threads.values()), patience_s(timeout))
 
     def statistics(self) -> WorkerStatistics:
         from penstock._statistics import WorkerStatistics
@@ -199,14 +270,14 @@ class ThreadPool:
         core = self._core
         busy = sum(job is not None for job in core.doing)
         return WorkerStatistics(
-            "thread", workers=len(core.cells), busy=busy, tasks=core.tasks, waiting=core.inbox.qsize(), stuck=len(core.stuck())
+            "thread", workers=core.size, busy=busy, tasks=core.tasks, waiting=core.inbox.qsize(), stuck=len(core.stuck())
         )
 
     def counted(self) -> list[list[int]]:
-        return [meter.counted() for meter in self._core.meters]
+        return [meter.counted() for meter in self._core.meters if meter.words[Meter.FIRST]]
 
 
-def _abandoned(core: _Core, threads: list[threading.Thread], pid: int) -> None:
+def _abandoned(core: _Core, pid: int) -> None:
     if os.getpid() == pid and not core.ended:  # a forked child has no such threads
         core.stop()
-        join(threads, PATIENCE_S)
+        join(list(core.threads.values()), PATIENCE_S)

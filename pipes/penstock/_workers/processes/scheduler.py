@@ -45,13 +45,17 @@ _logger = logging.getLogger("penstock")
 class Scheduler:
     """All of a `ProcessPool` but its handle, so that a pool can be cleaned up after nobody holds it."""
 
-    def __init__(self, setup: Setup, queue_size: int, refill_at: int, max_restarts: int, context: str | BaseContext | None) -> None:
+    def __init__(
+        self, setup: Setup, num_workers: int, queue_size: int, refill_at: int, max_restarts: int, context: str | BaseContext | None
+    ) -> None:
         self.setup = setup
         self.lock = threading.RLock()  # re-entrant, because a signal handler may shut down in the middle of a wait
         self.owner = os.getpid()
         self.closed = False
         self.interrupted = False
         self.started = False
+        self.size = num_workers  # workers of higher numbers get no task, and end once they hold none
+        self._resized = False
         self._at_exit: Finalize | None = None
         self._queue_size = min(queue_size, MOST_HELD)
         self._refill_at = min(refill_at, self._queue_size - 1)
@@ -69,7 +73,7 @@ class Scheduler:
         if self.started:
             return
         self.owner = os.getpid()
-        self._supervisor.start()
+        self._supervisor.start(self.size)
         if self.closed:  # meanwhile, by a `shutdown` that had less time than this took
             self._supervisor.stop(time.monotonic())
             raise ClosedError("the loader was closed while its worker processes were started.")
@@ -106,7 +110,7 @@ class Scheduler:
     # What the consumer calls.
 
     def submit(self, task: Any, to: int | None = None) -> Job:
-        assert to is None or 0 <= to < self.setup.num_workers, f"there is no worker {to}"
+        assert to is None or 0 <= to < self.size, f"there is no worker {to}"
         job, body = Job(task), pickle.dumps(task, 5)
         with self._change.after(self._mend):
             self._tasks.add(job, body, to)
@@ -140,6 +144,35 @@ class Scheduler:
         """Have the workers skip what they have not begun."""
         for worker in self._supervisor.workers.values():
             worker.skip_below(self._tasks.next_number)
+
+    def resize(self, num_workers: int) -> int:
+        if not self.started:
+            raise RuntimeError("these workers have not been started.")
+        with self._change.after(self._mend):
+            self._resized = True
+            there = {worker.worker for worker in self._supervisor.workers.values()}
+            self.size = num_workers
+            try:
+                for number in range(num_workers):
+                    if number not in there:
+                        self._supervisor.launch(number)
+                        there.add(number)
+            except (OSError, WorkerDied) as error:  # a dead zygote is dealt with by the next wait
+                self.size = next(number for number in range(num_workers) if number not in there)
+                _logger.warning("no more than %d worker processes: %s", self.size, error)
+            self._dismiss()
+            self._feed()
+        return self.size
+
+    def _dismiss(self) -> None:
+        """Have those workers end that are too many and hold no task."""
+        for worker in list(self._supervisor.workers.values()):
+            if worker.worker >= self.size and not worker.held:
+                self._remove(worker, kill=False)
+
+    @property
+    def all_ready(self) -> bool:
+        return all(worker.ready for worker in list(self._supervisor.workers.values()) if worker.worker < self.size)
 
     def interrupt(self) -> None:
         self.interrupted = True  # first: whoever is woken looks at it
@@ -193,6 +226,8 @@ class Scheduler:
                     supervisor.stop_reading(worker)  # end-of-file, which the poller would show until the death is known
             if death and self._tasks.failure is None:
                 self._replace_dead()
+            if self._resized:
+                self._dismiss()
             self._feed()
 
     def _feed(self) -> None:
@@ -200,13 +235,19 @@ class Scheduler:
 
         A worker gets its own tasks in their order, whatever the others do. So the oldest of all can always be done, and nothing waits forever.
 
-        While workers are still starting, each gets one task: the first to be ready must not be given all there is.
+        While the first workers are still starting, each gets one task: the first to be ready must not be given all there is.
         """
         if not self._tasks.waiting:
             return
         workers = self._supervisor.workers.values()
-        most, refill_at = (self._queue_size, self._refill_at) if self._restarts or all(worker.ready for worker in workers) else (1, 0)
-        hungry = [worker for worker in workers if len(worker.held) <= refill_at and worker.ready and not worker.stuck]
+        most, refill_at = (
+            (self._queue_size, self._refill_at) if self._restarts or self._resized or all(worker.ready for worker in workers) else (1, 0)
+        )
+        hungry = [
+            worker
+            for worker in workers
+            if len(worker.held) <= refill_at and worker.ready and not worker.stuck and worker.worker < self.size
+        ]
         if self._tasks.owned:
             for worker in hungry:
                 while len(worker.held) < most and (task := self._tasks.take(worker.worker)) is not None:
@@ -254,6 +295,7 @@ class Scheduler:
         self._remove(worker)
         if self._tasks.failure is not None:  # one of them was that it cannot start
             return
+        needed = worker.worker < self.size  # otherwise it was to end anyway
         blamed, row, how = worker.doing(), worker.row, cause_of(code)
         name = "" if blamed is None else self._named(blamed.job, row)
         doing = "while it started" if not worker.ready else f"while loading {name}" if blamed is not None else "while it was idle"
@@ -261,22 +303,27 @@ class Scheduler:
         why = ""
         if not worker.ready and code >= 0:  # it would do so again, every time
             why = "What it wrote to stderr says more; a script that spawns workers needs `if __name__ == '__main__':`."
-        elif self._restarts >= self._max_restarts:
+        elif needed and self._restarts >= self._max_restarts:
             why = f"Workers were replaced {self._restarts} times, and max_restarts={self._max_restarts} allows no more."
         if why:
             self._tasks.fail(partial(WorkerDied, f"{what}. {why}"))
             return
-        self._restarts += 1
-        _logger.warning(
-            "%s. It is replaced, and what it had not finished is done again (%d of %d).", what, self._restarts, self._max_restarts
-        )
+        if needed:
+            self._restarts += 1
+            _logger.warning(
+                "%s. It is replaced, and what it had not finished is done again (%d of %d).", what, self._restarts, self._max_restarts
+            )
         if blamed is not None and self._tasks.blame(blamed, row):
             self._tasks.finish(blamed, error=SampleError(f"{name} has killed two workers; the last of them: {how}"))
         self._tasks.requeue(worker.held)
-        self._supervisor.launch(worker.worker)
+        if needed:
+            self._supervisor.launch(worker.worker)
 
-    def _remove(self, worker: WorkerHandle) -> None:
-        self._supervisor.remove(worker)
+    def _remove(self, worker: WorkerHandle, *, kill: bool = True) -> None:
+        if kill:
+            self._supervisor.remove(worker)
+        else:
+            self._supervisor.dismiss(worker)
         self._ended.append(worker.area.meter.ended())
 
     def _mend(self) -> None:
@@ -285,7 +332,7 @@ class Scheduler:
             return
         for worker in list(self._supervisor.workers.values()):
             self._remove(worker)
-        for number in range(self.setup.num_workers):
+        for number in range(self.size):
             self._supervisor.launch(number)
         self._tasks.restart()
 

@@ -33,11 +33,13 @@ class Supervisor:
 
     Attributes:
         workers: By the file descriptor of its channel. Changed by the consumer's thread; others look at copies.
+        leaving: Those that were told to end, by serial, until their death is known.
         poller: Shows every channel, every death, and `wake`.
     """
 
     def __init__(self, setup: Setup, places: int, context: str | BaseContext | None) -> None:
         self.workers: dict[int, WorkerHandle] = {}
+        self.leaving: dict[int, WorkerHandle] = {}
         self.poller = select.poll()
         self._setup = setup
         self._places = places
@@ -47,8 +49,8 @@ class Supervisor:
         self._launcher: Launcher | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None  # read here, written by `wake`
 
-    def start(self) -> None:
-        """Start all workers, or none."""
+    def start(self, workers: int) -> None:
+        """Start so many workers, or none."""
         check_not_importing()
         if multiprocessing.current_process().daemon:
             raise RuntimeError('a daemonic process cannot have worker processes of its own. Use method="thread" or num_workers=0 here.')
@@ -63,7 +65,7 @@ class Supervisor:
             for end in self._wake:
                 end.setblocking(False)
             self.poller.register(self._wake[0], select.POLLIN)
-            for worker in range(self._setup.num_workers):
+            for worker in range(workers):
                 self.launch(worker)
         except BaseException:
             self.stop(time.monotonic())
@@ -95,9 +97,16 @@ class Supervisor:
         handle.close()
         handle.kill()
 
+    def dismiss(self, handle: WorkerHandle) -> None:
+        """Ask a worker that has no task to end, and forget it."""
+        self.leaving[handle.serial] = handle
+        self.stop_reading(handle)
+        self.workers.pop(handle.channel.fileno(), None)
+        handle.close()
+
     def stop_reading(self, handle: WorkerHandle) -> None:
         """Have the poller show nothing more of a worker but its death."""
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(KeyError, ValueError):  # it was unregistered, or closed
             self.poller.unregister(handle.channel)
 
     @property
@@ -113,6 +122,8 @@ class Supervisor:
         """
         assert self._launcher is not None
         for serial, code in self._launcher.deaths():
+            if (left := self.leaving.pop(serial, None)) is not None:
+                left.kill()  # closes its lifeline
             for handle in list(self.workers.values()):
                 if handle.serial == serial:
                     yield handle, code
@@ -135,7 +146,7 @@ class Supervisor:
 
     def stop(self, deadline: float) -> None:
         """End all workers: ask by end-of-file, and after a quarter of the time left, kill."""
-        workers = list(self.workers.values())
+        workers = [*self.leaving.values(), *self.workers.values()]
         for handle in workers:
             self.stop_reading(handle)
             handle.close()
@@ -148,6 +159,7 @@ class Supervisor:
                 self._launcher.kill()
         self._launcher = None
         self.workers.clear()
+        self.leaving.clear()
         for end in self._wake or ():
             end.close()
         self._wake = None
@@ -155,7 +167,7 @@ class Supervisor:
 
     def disown(self) -> None:
         """In a forked child: close the copies of what belongs to the parent."""
-        for handle in list(self.workers.values()):
+        for handle in [*self.leaving.values(), *self.workers.values()]:
             handle.close()
             handle.kill()  # closes this copy of the lifeline; the parent's holds
         self.workers.clear()  # and unmaps the slots
