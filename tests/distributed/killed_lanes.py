@@ -57,6 +57,8 @@ def main(folder: Path, steps: int, worker_at: int, rank_at: int) -> None:
             last = WORLD_SIZE - 1 == RANK
             if last and step == worker_at:
                 os.kill(loader.root._pool.pids[1], signal.SIGKILL)
+            if step == rank_at:
+                dist.barrier()  # rank 0 has written the step before
             if last and step == rank_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             sequence = in_order(gathered(next(batches).tolist()))

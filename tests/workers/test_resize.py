@@ -81,7 +81,13 @@ def there(pool: Pool) -> int:
     """Workers that exist, in fact."""
     if isinstance(pool, ThreadPool):
         return sum(thread.name.startswith("penstock-map") for thread in threading.enumerate())
-    return sum(child.status() != psutil.STATUS_ZOMBIE for child in psutil.Process().children(recursive=True) if child.pid in seen_by(pool))
+    return sum(lives(child) for child in psutil.Process().children(recursive=True) if child.pid in seen_by(pool))
+
+
+def lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):  # its parent may take note of its death at any time
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def seen_by(pool: ProcessPool) -> set[int]:
@@ -157,7 +163,7 @@ def test_a_worker_that_is_killed_as_it_leaves_is_not_replaced(make: Any, tmp_pat
         pool.resize(1)
         leaver = psutil.Process(pool.pids[1])
         leaver.kill()
-        while leaver.is_running() and leaver.status() != psutil.STATUS_ZOMBIE:
+        while lives(leaver):
             pass
         for end in ends:
             os.write(end, b"written\n")
