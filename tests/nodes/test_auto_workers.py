@@ -21,6 +21,7 @@ from penstock import Loader, ParallelMapper, WorkerChoice
 from penstock._nodes import auto_workers
 from penstock._nodes.auto_workers import AutoWorkers
 from penstock._workers.auto import Controller, Measurement
+from penstock._workers.thread_pool import ThreadPool
 from penstock.testing import assert_resumes_everywhere
 
 if TYPE_CHECKING:
@@ -183,6 +184,26 @@ def test_ctrl_c_in_the_middle_of_a_change_loses_no_batch(method: str, dictate: A
     assert found == [values for values, _ in expected]
 
 
+def test_ctrl_c_between_a_change_and_what_follows_from_it(dictate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen to fail: the node's number was set first, so that the next call found nothing to do, and loaded ahead for one worker from then on."""
+    dictate(4, 4)
+    with loader(prefetch_factor=3) as auto:
+        batches = iter(auto)
+
+        def depth(*words: Any) -> int:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        really = ThreadPool.resize
+        monkeypatch.setattr(ThreadPool, "resize", lambda *words: (really(*words), monkeypatch.setattr(ParallelMapper, "_depth", depth))[0])
+        dictate(4, 4)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+        dictate(4, 4)
+        next(batches)
+        assert (auto.num_workers, auto.root._most_under_way) == (4, 12)
+
+
 def test_what_is_loaded_ahead_follows_the_number_of_workers(dictate: Any) -> None:
     """Seen to fail: a depth that stayed what it was for one worker."""
     for options, each in (({}, 8), ({"prefetch_factor": 3}, 3)):
@@ -311,11 +332,12 @@ def test_pauses_are_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("words", "free", "workers"),
-    [({}, 90 * 10**6, 3), ({"prefetch_factor": 8}, 170 * 10**6, 2), ({}, 2**20, 1)],
-    ids=["two each", "eight each", "nothing is free"],
+    [({}, 90 * 10**6, 3), ({"prefetch_factor": 8}, 170 * 10**6, 2), ({}, 2**20, 1), ({}, 0, 1)],
+    ids=["two each", "eight each", "little is free", "nothing is free"],
 )
 def test_memory_bounds_it(words: dict[str, int], free: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two items of 10 MB for each worker in a half of 90 MB; or eight of them. Seen to fail: bounded by what processes take alone, which threads do not."""
+    """Two items of 10 MB for each worker in a half of 90 MB; or eight of them. Seen to fail: bounded by what processes take alone, which threads do not; no bound where
+    nothing was free."""
     monkeypatch.setattr(auto_workers, "free_memory", lambda: free)
     monkeypatch.setattr(auto_workers, "cores", lambda: 16.0)
     with Loader(ParallelMapper(loader().root.source, ten_megabytes, "auto", **words)) as auto:

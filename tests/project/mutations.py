@@ -453,7 +453,7 @@ MUTATIONS = [
     ),
     Mutation(
         "_nodes/parallel_mapper.py",
-        "            self._most_under_way = self._depth()\n            auto.resized",
+        "            self._most_under_way = self._depth(number)\n            auto.resized",
         "            auto.resized",
         "tests/nodes/test_auto_workers.py::test_what_is_loaded_ahead_follows_the_number_of_workers",
     ),

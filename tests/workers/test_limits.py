@@ -59,6 +59,19 @@ CONTAINER = {  # the path is that of the host, and only the container's own grou
     "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GIB),
 }
 
+HALF = {
+    "proc/self/cgroup": "0::/job\n",
+    "sys/fs/cgroup/job/cpu.max": "250000\n",
+    "sys/fs/cgroup/job/memory.max": "",
+    "sys/fs/cgroup/job/memory.current": "5",
+}
+EXCEEDED = {
+    "proc/self/cgroup": "0::/job\n",
+    "sys/fs/cgroup/job/cpu.max": "1000 100000\n",
+    "sys/fs/cgroup/job/memory.max": str(GIB),
+    "sys/fs/cgroup/job/memory.current": str(2 * GIB),
+}
+
 
 @pytest.mark.parametrize(
     ("files", "usable", "free"),
@@ -69,10 +82,12 @@ CONTAINER = {  # the path is that of the host, and only the container's own grou
         pytest.param({**MEMINFO, **V1}, 3, 2 * GIB, id="version 1, limits above"),
         pytest.param({**MEMINFO, **CONTAINER}, 1, GIB, id="version 1 in a container, half a core"),
         pytest.param({**MEMINFO, "proc/self/cgroup": "nonsense"}, 8, 32 * GIB, id="nonsense"),
+        pytest.param({**MEMINFO, **HALF}, 8, 32 * GIB, id="half of each file"),
+        pytest.param({**MEMINFO, **EXCEEDED}, 1, 0, id="limits that are exceeded"),
     ],
 )
 def test_cores_and_memory(files: dict[str, str], usable: float, free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: a look at the process's own group only; cached files that counted as used."""
+    """Seen to fail: a look at the process's own group only; cached files that counted as used; a ``cpu.max`` without a period, which raised."""
     root = written(tmp_path, files)
     assert cores(root) == usable
     assert free_memory(root) == free

@@ -164,7 +164,8 @@ class AutoWorkers:
         else:
             most, bound = self.most, f"the bound of {self.most} workers"
         if most > self.number and (each := self._memory_each(pool)):
-            room = self.number + (free_memory() or 2**62) // 2 // each
+            free = free_memory()
+            room = most if free is None else self.number + free // 2 // each
             if room < most:
                 most, bound = room, "half of the free memory"
         return min(most, self.most), bound

@@ -439,9 +439,9 @@ class ParallelMapper(Node[T]):
         wanted = auto.look(pool, self._measured.wait_ns, self._most_under_way)
         if wanted != self.num_workers:
             number = pool.resize(wanted)
-            self.num_workers = number
-            self._most_under_way = self._depth()
+            self._most_under_way = self._depth(number)
             auto.resized(number, wanted, self._most_under_way)
+            self.num_workers = number  # last: until then the next call does all of it again
 
     def _fill(self, most: int) -> None:
         """Pull items and submit them until ``most`` jobs are under way."""

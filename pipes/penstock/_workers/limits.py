@@ -23,9 +23,8 @@ def cores(root: Path = _ROOT) -> float:
     """
     found = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     for group in _groups("cpu", root):
-        quota, period = (
-            _numbers(group / "cpu.max") or _numbers(group / "cpu.cfs_quota_us") + _numbers(group / "cpu.cfs_period_us") + [0, 0]
-        )[:2]
+        found_here = _numbers(group / "cpu.max") or _numbers(group / "cpu.cfs_quota_us") + _numbers(group / "cpu.cfs_period_us")
+        quota, period = [*found_here, 0, 0][:2]
         if quota > 0 and period > 0:
             found = min(found, quota / period)
     return max(1.0, found / _ranks_here())

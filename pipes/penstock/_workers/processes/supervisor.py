@@ -92,17 +92,22 @@ class Supervisor:
 
     def remove(self, handle: WorkerHandle) -> None:
         """Kill a worker if it is alive, and forget it."""
-        self.stop_reading(handle)
-        del self.workers[handle.channel.fileno()]
+        self._forget(handle)
         handle.close()
         handle.kill()
 
     def dismiss(self, handle: WorkerHandle) -> None:
         """Ask a worker that has no task to end, and forget it."""
         self.leaving[handle.serial] = handle
-        self.stop_reading(handle)
-        self.workers.pop(handle.channel.fileno(), None)
+        self._forget(handle)
         handle.close()
+
+    def _forget(self, handle: WorkerHandle) -> None:
+        """By what it is, because an interrupt at the end of `launch` closes a channel that is known already, which then has no number."""
+        for fd in [fd for fd, known in self.workers.items() if known is handle]:
+            with contextlib.suppress(KeyError):  # `stop_reading`, or an interrupt, was first
+                self.poller.unregister(fd)
+            del self.workers[fd]
 
     def stop_reading(self, handle: WorkerHandle) -> None:
         """Have the poller show nothing more of a worker but its death."""
