@@ -320,7 +320,24 @@ def a_rank_beyond_the_world_is_refused():
         on_every_rank(action, f"ValueError: {fault}")
 
 
+class Pieces:
+    """An order whose settings are long."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    def __len__(self):
+        return N
+
+    def settings(self):
+        return {"pieces": self.pieces}
+
+    def indices(self, epoch, positions):
+        return positions
+
+
 def ranks_that_disagree_are_told_so():
+    """Seen to fail: settings of which the first 200 characters were compared."""
     last = WORLD_SIZE - 1
     others = "rank 0" if last == 1 else f"ranks {', '.join(map(str, range(last)))}"
     mismatch = "StateMismatch: the ranks do not load parts of one sequence: "
@@ -344,7 +361,10 @@ def ranks_that_disagree_are_told_so():
     with loader() as batches:
         if mine:
             next(iter(batches))
-        on_every_rank(lambda: check_ranks(batches), mismatch + "state is ")
+        on_every_rank(lambda: check_ranks(batches), mismatch + "state.")
+
+    order = Pieces([10] * 40 + [5 if mine else 6])
+    on_every_rank(lambda: check(order=order), f"{mismatch}pieces[40] is 6 on {others} and 5 on rank {last}. Build")
 
     class Broken:
         def __len__(self):

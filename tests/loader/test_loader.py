@@ -606,7 +606,7 @@ def test_a_state_out_of_bounds_is_refused(inner):
     [
         ({"shuffle": True, "seed": 2}, "seed was 1 and is 2"),
         ({"shuffle": False}, "order was 'shuffled' and is 'sequential'"),
-        ({"shuffle": True, "seed": 1, "batch_size": None}, "batches_of was 'samples' and is 'not there'"),
+        ({"shuffle": True, "seed": 1, "batch_size": None}, "batches_of was 'samples' and is not there"),
     ],
 )
 def test_other_settings_are_a_mismatch_with_both_values(other, words):

@@ -9,6 +9,7 @@ import pytest
 
 import penstock
 from penstock import Loader
+from penstock._loader.state_dict import differences
 from penstock.testing import Tagged
 
 N, B = 10, 3
@@ -242,3 +243,9 @@ def test_shuffled_states_are_the_same_whatever_ran_before():
         batches.set_epoch(2)
         jumped = [batches.state_dict() for _ in batches]
     assert straight == jumped
+
+
+def test_a_setting_that_reads_like_a_missing_one_is_a_difference():
+    """Seen to fail: a text stood for what is not there."""
+    assert differences({"name": "not there"}, {}) == ["name was 'not there' and is not there"]
+    assert differences(["a"], ["a", "not there"]) == ["[1] was not there and is 'not there'"]

@@ -33,7 +33,7 @@ MAY_IMPORT = {  # room: those it may import from
     "_nodes": "_arguments _errors _statistics _random _memory _workers _fetch",
     "_loader": "_arguments _errors _statistics _random _memory _workers _fetch _nodes",
     "_datasets": "_arguments _errors _random _memory _fetch _streams _loader",
-    "_streams": "_arguments _errors _statistics _random _memory _fetch",
+    "_streams": "_arguments _errors _statistics _random _memory _workers _fetch",
     "": "_observe _errors _statistics _random _fetch _nodes _loader _datasets _streams formats testing",  # the front door itself, penstock/__init__.py
     "formats": "_streams",  # the front door of that room
     "_observe": "_arguments _errors _statistics _fetch _nodes _loader",

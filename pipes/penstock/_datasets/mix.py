@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 from torch.utils.data import ConcatDataset, IterableDataset
 
 from penstock._arguments import Shown, whole_number
+from penstock._fetch.error_policy import annotate
 from penstock._fetch.sample import current
-from penstock._fetch.task import annotate
 from penstock._random.lane_mix_order import LaneMixOrder
 from penstock._random.lane_order import LaneOrder
 from penstock._random.mix_order import MixOrder, source_seed

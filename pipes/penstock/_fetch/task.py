@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from penstock._errors import GraphError
 from penstock._fetch.batch_schema import has_registered
-from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, describe, is_of_stream
-from penstock._fetch.error_policy import annotate as annotate
+from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
 from penstock._fetch.fetch import Fetch, Items, Listed, epoch_aware
 from penstock._fetch.indices import Indices
 from penstock._fetch.measured import MeasuredFetch
@@ -23,7 +22,6 @@ from penstock._fetch.sample import RowIn, SampleCursor, current
 from penstock._memory.allocation import afresh
 from penstock._memory.modes import neutral_modes
 from penstock._random.global_seeding import CALM, GlobalSeeding
-from penstock._workers.lifetime import told_to_end as told_to_end
 from penstock._workers.meter import Meter, measuring
 from penstock._workers.pool import IDLE
 

@@ -10,6 +10,8 @@ import torch.distributed
 from penstock._errors import GraphError, StateMismatch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.distributed import ProcessGroup
 
     from penstock._loader.loader import Loader
@@ -55,13 +57,23 @@ def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     saved = json.loads(loader.state_dict()["penstock"])
     rank, world_size = loader.root.ranks()
     # A source that splits itself and keeps its own state is at a different position on each rank, so only its epoch can be compared.
-    state = f"epoch {loader.epoch}" if loader.root.rank_bound() else json.dumps(saved["state"], sort_keys=True)
+    state = {"epoch": loader.epoch} if loader.root.rank_bound() else saved["state"]
     *_, first = loader.root.chain()
     lengths = {"items in an epoch": first.remaining(first.start_of(0)), "world_size": world_size}
-    return {
-        "rank": rank,
-        "what": {**loader.root.choices(), **lengths, **saved["settings"], "state": state},
-    }
+    what = {**loader.root.choices(), **lengths, **saved["settings"], "state": state}
+    return {"rank": rank, "world_size": world_size, "what": dict(_leaves("", what))}
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Each value in a nest of dicts and lists, by its place in it: whole, so that none differs behind what a message shows."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(f"{name}.{key}" if name else key, inner)
+    elif isinstance(value, list | tuple) and value:
+        for place, inner in enumerate(value):
+            yield from _leaves(f"{name}[{place}]", inner)
+    else:
+        yield name, repr(value)
 
 
 def _failed(said: dict[int, dict[str, Any]]) -> list[str]:
@@ -74,9 +86,9 @@ def _differing(said: dict[int, dict[str, Any]]) -> list[str]:
     for name in sorted({name for one in said.values() for name in one["what"]}):
         holders: dict[str, list[int]] = {}
         for rank, one in said.items():
-            holders.setdefault(f"{one['what'].get(name, 'not there')!r:.200}", []).append(rank)
+            holders.setdefault(one["what"].get(name, "not there"), []).append(rank)
         if len(holders) > 1:
-            faults.append(f"{name} is " + " and ".join(f"{value} on {_named(ranks)}" for value, ranks in holders.items()))
+            faults.append(f"{name} is " + " and ".join(f"{value:.200} on {_named(ranks)}" for value, ranks in holders.items()))
     return faults
 
 
@@ -84,7 +96,7 @@ def _unloaded(said: dict[int, dict[str, Any]]) -> list[str]:
     shares: dict[int, list[int]] = {}
     for rank, one in said.items():
         shares.setdefault(one["rank"], []).append(rank)
-    world_size = next(iter(said.values()))["what"]["world_size"]
+    world_size = next(iter(said.values()))["world_size"]
     lacking = [share for share in range(world_size) if share not in shares]
     loaded = ", ".join(f"{share} by {_named(ranks)}" for share, ranks in sorted(shares.items())[:4])
     return [f"no rank loads {', '.join(map(str, lacking[:8]))} of {world_size} shares; loaded are {loaded}"] if lacking else []

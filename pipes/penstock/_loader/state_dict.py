@@ -111,11 +111,21 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
         return []
     if isinstance(saved, dict) and isinstance(now, dict):
         parts = [(f"{name}.{key}" if name else key, key) for key in sorted({*saved, *now})]
-        return [one for part, key in parts for one in differences(saved.get(key, "not there"), now.get(key, "not there"), part)]
+        return [one for part, key in parts for one in differences(saved.get(key, _NOT_THERE), now.get(key, _NOT_THERE), part)]
     if isinstance(saved, list) and isinstance(now, list):
-        pairs = enumerate(zip_longest(saved, now, fillvalue="not there"))
+        pairs = enumerate(zip_longest(saved, now, fillvalue=_NOT_THERE))
         return [one for place, (was, is_) in pairs for one in differences(was, is_, f"{name}[{place}]")]
     return [f"{name} was {saved!r:.80} and is {now!r:.80}"]
+
+
+class _NotThere:
+    """Stands for a setting that only the other state has, and equals none."""
+
+    def __repr__(self) -> str:
+        return "not there"
+
+
+_NOT_THERE = _NotThere()
 
 
 def warn_of_start(differences: list[str], epoch: int) -> None:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 
 from penstock._arguments import seconds, whole_number
 from penstock._errors import ClosedError, GraphError, StateError, StateMismatch
-from penstock._fetch.error_policy import ErrorBudget, check_policy
+from penstock._fetch.error_policy import ErrorBudget, annotate, check_policy
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.indices import Indices
-from penstock._fetch.task import FetchTask, Loaded, Part, annotate
+from penstock._fetch.task import FetchTask, Loaded, Part
 from penstock._memory.allocation import afresh, pinned
 from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler
@@ -379,10 +379,8 @@ class ParallelMapper(Node[T]):
         """Who does the work, in words."""
         if not self.num_workers:
             return "no workers"
-        kind = {"process": "process", "thread": "thread"}[self._method] + (
-            "" if self.num_workers == 1 else "es" if self._method == "process" else "s"
-        )
-        return f"{self.num_workers} worker {kind}{' (auto)' * self.auto}"
+        plural = "" if self.num_workers == 1 else "es" if self._method == "process" else "s"
+        return f"{self.num_workers} worker {self._method}{plural}{' (auto)' * self.auto}"
 
     @property
     def in_step(self) -> bool:

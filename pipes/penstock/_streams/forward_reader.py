@@ -11,7 +11,7 @@ import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from penstock._fetch.task import annotate
+from penstock._fetch.error_policy import annotate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

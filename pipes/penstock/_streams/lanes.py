@@ -17,8 +17,9 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, Protocol, final
 
 from penstock._errors import GraphError
-from penstock._fetch.task import annotate, told_to_end
+from penstock._fetch.error_policy import annotate
 from penstock._streams.progress import LINE_S, Progress
+from penstock._workers.lifetime import told_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable

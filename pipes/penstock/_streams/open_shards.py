@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock._fetch.task import annotate
+from penstock._fetch.error_policy import annotate
 from penstock._streams.forward_reader import ForwardShard, differs
 
 if TYPE_CHECKING:

@@ -88,9 +88,7 @@ def steadily(
                         f"{label} ends after {found} records, and should have at least {number}: it was cut short, or has changed."
                     )
                 if tries and (run := running()) is not None:
-                    run.at.made = (
-                        None  # the attempt that failed, and the records thrown away, may have drawn from the record's random numbers
-                    )
+                    run.at.made = None  # the failed attempt and what was thrown away may have drawn from the record's random numbers
                 for record in records:
                     yield record
                     number, tries = number + 1, 0

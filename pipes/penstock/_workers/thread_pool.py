@@ -55,9 +55,8 @@ class _Core:
         self.threads: dict[int, threading.Thread] = {}  # by number; a thread that leaves takes itself out
         self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # a None wakes an idle thread, to leave if it should
         self.finished = Bell()  # wakes the consumer
-        self.lock = (
-            threading.RLock()
-        )  # guards results and who leaves; re-entrant: a signal handler may close the loader while its own thread holds it
+        # Guards results and who leaves. Re-entrant: a signal handler may close the loader while its own thread holds it.
+        self.lock = threading.RLock()
         self.leaving = 0  # threads that are to leave
         self.tasks = 0
         self.interrupted = False
