@@ -357,9 +357,15 @@ MUTATIONS = [
     ),
     Mutation(
         "_workers/thread_pool.py",
-        "        self._core.wake(self._core.leaving)  # again",
+        "        core.wake(len(core.cells) if core.stopped else core.leaving)  # again",
         "        # again",
         "tests/workers/test_resize.py::test_idle_threads_leave[True]",
+    ),
+    Mutation(
+        "_workers/thread_pool.py",
+        "len(core.cells) if core.stopped else core.leaving)  # again",
+        "core.leaving)  # again",
+        "tests/workers/test_thread_pool.py::test_a_jump_while_another_thread_closes_the_pool_leaves_no_thread",
     ),
     Mutation(
         "_workers/thread_pool.py",

@@ -226,6 +226,23 @@ def test_a_loader_goes_on_after_a_timeout_and_close_names_the_thread(gate, caplo
     gate.set()
 
 
+def test_a_jump_while_another_thread_closes_the_pool_leaves_no_thread(pools, monkeypatch):
+    """Seen to fail: `discard` took the wake-ups of `stop` out of the inbox, and idle threads waited on."""
+    pool = pools(2)
+    threads = list(pool._core.threads.values())
+    clear = pool._core.clear
+
+    def clear_as_it_is_closed():
+        pool._core.stopped = True  # as in `stop`; the wake-ups that it sends go with this
+        clear()
+
+    monkeypatch.setattr(pool._core, "clear", clear_as_it_is_closed)
+    pool.discard()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def test_an_abandoned_pool_ends_its_threads():
     pool = ThreadPool(Gated(), 2)
     pool.start()

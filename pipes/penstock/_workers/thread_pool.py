@@ -248,9 +248,10 @@ class ThreadPool:
                 core.give_up(jobs, timeout)
 
     def discard(self) -> None:
-        self._core.clear()
-        self._core.wake(self._core.leaving)  # again, because these were in there too
-        self._core.interrupted = False
+        core = self._core
+        core.clear()
+        core.wake(len(core.cells) if core.stopped else core.leaving)  # again, because these were in there too
+        core.interrupted = False
 
     def interrupt(self) -> None:
         self._core.interrupted = True
