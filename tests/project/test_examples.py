@@ -20,7 +20,6 @@ SCRIPTS = sorted(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
 def test_example_runs(script: Path, tmp_path: Path, run_script: Callable[..., str]) -> None:
     assert run_script(script, timeout_s=240).strip()
@@ -29,7 +28,6 @@ def test_example_runs(script: Path, tmp_path: Path, run_script: Callable[..., st
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_benchmark_of_streams_runs(run_script: Callable[..., str]) -> None:
     """Every workload, with small data and whoever is installed; the others are named."""
     printed = run_script(

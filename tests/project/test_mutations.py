@@ -63,7 +63,6 @@ def run(*chosen: Mutation) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_program_tells_what_came_of_each() -> None:
     """And leaves the checkout alone."""
     file = "_nodes/tails.py"

@@ -75,7 +75,6 @@ def made_alone(folder: Path) -> None:
             )
 
 
-@pytest.mark.timeout(450)
 def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
     """Lightning starts both ranks; the batches of every rank are compared. There is a single launch, because starting takes longer than all runs.
 
@@ -157,7 +156,6 @@ def of_streams(ranks: list[dict[str, Any]]) -> None:
                 assert [rank[name]["whole"][5 * e : 5 * e + 5] for rank in ranks] == [expected[0::2], expected[1::2]]
 
 
-@pytest.mark.timeout(300)
 def test_ctrl_c_leaves_nobody(tmp_path: Path) -> None:
     """Two ranks with two workers each must all end after a Ctrl-C, which a terminal sends to every process of the group."""
     output = tmp_path / "output.txt"

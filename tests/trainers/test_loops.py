@@ -50,7 +50,6 @@ def test_one_rank(trainer: str, point: str, tmp_path: Path) -> None:
                 assert result["whole"] == loops.right(0, 1)
 
 
-@pytest.mark.timeout(450)
 def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
     """The batches of every rank are compared in order; a checkpoint of one rank resumes on two, and one of two ranks on one."""
     alone = tmp_path / "alone"

@@ -800,6 +800,7 @@ class _Epoch(Generic[T]):
             except Exception as exc:
                 if inside and not isinstance(exc, StopIteration):
                     loader._lost_if_moved()
+                    put_back_interrupted()
                 hide_internal_frames(exc)
                 if inside:
                     loader._unfinished = None

@@ -71,8 +71,3 @@ class Plan:
     def fits(self, position: int, checksum: int) -> bool:
         """Whether ``position`` is in this plan and ``checksum`` matches the samples before it."""
         return self.begin <= position <= self.end and self.checksum(self.begin, position, self.before) == checksum
-
-    def same_as(self, other: Plan) -> bool:
-        """Whether both plans have the same samples in the same batches."""
-        bounds, others = (plan.starts if plan.starts is not None else np.array(len(plan)) for plan in (self, other))
-        return np.array_equal(bounds, others) and self.checksum(self.begin, self.end) == other.checksum(other.begin, other.end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, final
 
@@ -126,18 +127,33 @@ class EpochPlanner:
         if self._asked:
             self._sampler = copied(self._pristine)
         trial = copied(self._sampler)
-        if trial is not None:
-            known = request.position > 0 or is_told(self._sampler)  # at an epoch's start any plan fits, and a memory may show only later
-            plan = self._tried(trial, request)
-            if known and plan.fits(request.position, request.checksum) and plan.same_as(self._tried(trial, request)):
+        # After no samples at all any plan fits, and a memory may show only later.
+        if trial is not None and (request.checksum or is_told(self._sampler)):
+            fits, plan = self._tried(trial, request)
+            if fits and self._tried(trial, request) == (True, plan):
                 return
         for epoch in range(request.epoch):
             with closing(self._open(self._sampler, epoch)) as reading:
                 any(not reading.block().more for _ in range(REPLAYED))
 
-    def _tried(self, sampler: Any, request: PlanRequest) -> Plan:
+    def _tried(self, sampler: Any, request: PlanRequest) -> tuple[bool, int]:
+        """Whether the plan fits, and a checksum of it; to the epoch's end, because that is where a memory may change."""
+        fits, checksum = False, 0
         with closing(self._open(sampler, request.epoch)) as reading:
-            return _block_at(reading, request.position)
+            for _ in range(REPLAYED):
+                try:
+                    plan = reading.block()
+                except Exception:
+                    if fits:
+                        break  # whoever gets there meets it
+                    raise
+                fits = fits or plan.fits(request.position, request.checksum)
+                checksum = plan.checksum(plan.begin, plan.end, checksum)
+                if plan.starts is not None:
+                    checksum = zlib.crc32(plan.starts.tobytes(), checksum)
+                if not plan.more:
+                    break
+        return fits, checksum
 
     def _open(self, sampler: Any, epoch: int) -> Reading:
         one = sampler if self._remembers else twin(sampler)  # other code may read it at the same time, and draw from its generator

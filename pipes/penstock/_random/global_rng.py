@@ -30,7 +30,7 @@ def seed_globals(seed: int, epoch: int, position: int) -> None:
 
 
 _kept: ContextVar[tuple[Any, ...] | None] = ContextVar("penstock_global_rngs", default=None)
-"""Where this thread found the global generators when it entered the outermost `global_rngs_kept`."""
+"""Where this thread found the global generators when it entered the outermost `global_rngs_kept`, or when it began to watch them."""
 
 
 @final
@@ -55,17 +55,28 @@ class global_rngs_kept:
             _kept.set(None)
 
 
+def note_watched(states: States) -> bool:
+    """Leave ``states`` to `put_back_interrupted`, until `forget_interrupted`; False if somebody further out has done so."""
+    if _kept.get() is not None:
+        return False
+    _kept.set(states)
+    return True
+
+
 def forget_interrupted() -> None:
-    """Leave nothing to `put_back_interrupted`; for the beginning of a call that it would mend."""
+    """Leave nothing to `put_back_interrupted`; also for the beginning of a call that it would mend."""
     if _kept.get() is not None:
         _kept.set(None)
 
 
 def put_back_interrupted() -> None:
-    """Put the global generators back if an interrupt kept `global_rngs_kept` from it; for whoever mends an interrupted call."""
+    """Put the global generators back if an interrupt kept others from it; for whoever mends an interrupted call."""
     states = _kept.get()
     if states is not None:
-        put_globals(states)
+        if isinstance(states, States):
+            GlobalRngSnapshot.put_back(states)
+        else:
+            put_globals(states)
         _kept.set(None)
 
 

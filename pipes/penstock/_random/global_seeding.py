@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, TypeVar, final
 
-from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
+from penstock._random.global_rng import GlobalRngSnapshot, forget_interrupted, global_rngs_kept, note_watched, seed_globals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +81,7 @@ class GlobalSeeding:
     def _watched(self, load: Callable[[], T], before: States, kept: bool) -> T:
         """Load unseeded; if that draws, load again, seeded."""
         error: BaseException | None = None
+        noted = kept and note_watched(before)
         self.active = False
         try:
             value = load()
@@ -89,10 +90,13 @@ class GlobalSeeding:
         finally:
             self.active = True
         self._seen = self._watch.look()
-        if self._seen != before:
+        drew = self._seen != before
+        if drew and kept:
+            self._watch.put_back(before)
+        if noted:
+            forget_interrupted()
+        if drew:
             self._calm = None
-            if kept:
-                self._watch.put_back(before)
             if error is None or isinstance(error, Exception):
                 with self.kept(kept):
                     return load()
