@@ -1322,7 +1322,7 @@ MUTATIONS = [
         "_nodes/epoch_planner.py",
         "fits = fits or plan.fits(request.position, request.checksum)",
         "fits = True",
-        "tests/nodes/test_epoch_planner.py::test_a_memory_is_led_to_any_epoch",
+        "tests/nodes/test_epoch_planner.py::test_a_memory_that_shows_only_at_the_end_of_an_epoch_is_found[False-9-2]",
     ),
     Mutation(
         "_nodes/epoch_planner.py",
