@@ -813,6 +813,12 @@ MUTATIONS = [
         "            while (task",
         "tests/workers/test_process_pool.py::test_an_owner_that_is_behind_holds_up_its_own_tasks_only",
     ),
+    Mutation(
+        "_workers/processes/scheduler.py",
+        "        if not any(len(worker.held) <= refill_at for worker in able):\n            return\n",
+        "        able = [worker for worker in able if len(worker.held) <= refill_at]\n",
+        "tests/workers/test_process_pool.py::test_a_worker_that_is_refilled_gets_no_run_of_tasks",
+    ),
     # Lanes and their owners.
     Mutation(
         "_nodes/lane_owners.py",

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import weakref
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -360,6 +361,40 @@ def test_an_owner_that_is_behind_holds_up_its_own_tasks_only(pools: Any, tmp_pat
     fifo.write_bytes(b"go")
     assert [result(pool, job) for job in behind] == list(range(20))
     assert log.read_text().split() == [str(value) for value in range(20)]
+
+
+def held_by(cell: Any, fifo: Path) -> None:
+    fifo.read_bytes()
+
+
+def test_a_worker_that_is_refilled_gets_no_run_of_tasks(pools: Any, tmp_path: Path) -> None:
+    """Results are wanted in order, and it does one after the other: whoever waits for the second would wait twice as long.
+
+    Seen to fail: only the worker that was to be refilled got tasks, four in a row.
+    """
+    pool = pools(2, queue_size=8, refill_at=4)
+    warm(pool)
+    jobs = []
+    for number in range(10):
+        os.mkfifo(tmp_path / f"{number}")
+        jobs.append(pool.submit((held_by, tmp_path / f"{number}")))
+    of_each: list[list[int]] = [[number for number in range(10) if jobs[number].worker == worker] for worker in range(2)]
+    assert [len(held) for held in of_each] == [5, 5]
+    waiting = [pool.submit((whose, value)) for value in range(7)]
+    assert [job.worker for job in waiting] == [IDLE] * 7, "nobody holds few enough to be refilled"
+    first = of_each[1].pop(0)
+    (tmp_path / f"{first}").write_bytes(b"go")
+    result(pool, jobs[first])
+    given = [job.worker for job in waiting]
+    assert (given.count(0), given.count(1)) == (3, 4)
+    assert not any(one == other for one, other in pairwise(given[1:])), given
+    releases = [threading.Thread(target=lambda held=held: [(tmp_path / f"{n}").write_bytes(b"go") for n in held]) for held in of_each]
+    for release in releases:
+        release.start()
+    for job in [*jobs, *waiting]:
+        result(pool, job)
+    for release in releases:
+        release.join()
 
 
 def test_the_replacement_of_an_owner_does_its_tasks(pools: Any, tmp_path: Path) -> None:

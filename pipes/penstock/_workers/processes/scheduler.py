@@ -243,21 +243,19 @@ class Scheduler:
         most, refill_at = (
             (self._queue_size, self._refill_at) if self._restarts or self._resized or all(worker.ready for worker in workers) else (1, 0)
         )
-        hungry = [
-            worker
-            for worker in workers
-            if len(worker.held) <= refill_at and worker.ready and not worker.stuck and worker.worker < self.size
-        ]
+        able = [worker for worker in workers if len(worker.held) < most and worker.ready and not worker.stuck and worker.worker < self.size]
+        if not any(len(worker.held) <= refill_at for worker in able):
+            return
         if self._tasks.owned:
-            for worker in hungry:
+            for worker in able:
                 while len(worker.held) < most and (task := self._tasks.take(worker.worker)) is not None:
                     self._hand(worker, task)
-        while hungry:
-            worker = min(hungry, key=_load) if len(hungry) > 1 else hungry[0]
+        while able:
+            worker = min(able, key=_load) if len(able) > 1 else able[0]
             if len(worker.held) >= most or (task := self._tasks.take()) is None:
                 break
             self._hand(worker, task)
-        for worker in hungry:
+        for worker in able:
             worker.flush()
 
     def _hand(self, worker: WorkerHandle, task: PendingTask) -> None:
