@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock import EndOfEpoch, Indices, Loader, Node, Order
+from penstock._fetch.indices import Indices
+from penstock._fetch.sample import sample
+from penstock._nodes.node import EndOfEpoch, Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from penstock._loader.loader import Loader
+    from penstock._random.order import Order
 
 
 __all__ = ["Tagged", "assert_order_is_pure", "assert_resumes_everywhere", "plain"]
@@ -36,8 +41,6 @@ class Tagged:
         return self.n
 
     def __getitem__(self, index: int) -> int:
-        from penstock import sample
-
         if not 0 <= index < self.n:
             raise IndexError(index)
         return 1000 * sample().epoch + index

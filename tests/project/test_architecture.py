@@ -38,7 +38,7 @@ MAY_IMPORT = {  # room: those it may import from
     "formats": "_streams",  # the front door of that room
     "_observe": "_arguments _errors _statistics _fetch _nodes _loader",
     "__main__": "_observe _streams",
-    "testing": "front",
+    "testing": "_random _fetch _nodes _loader",
     "integrations": "front",
 }
 CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subprocess", "threading", "torch.multiprocessing")
@@ -82,7 +82,7 @@ def allowed(name: str, target: str) -> bool:
         if target == module or target.startswith(f"{module}."):
             return any((name or "front") == owner or name.startswith(f"{owner}.") for owner in owners.split())
     top = target.split(".")[0]
-    return top in FOR_ALL or top in sys.stdlib_module_names or (name == "testing" and top == "psutil")
+    return top in FOR_ALL or top in sys.stdlib_module_names
 
 
 def room_of(name: str) -> str:
@@ -95,16 +95,9 @@ def test_packages_import_downwards() -> None:
     assert faults(PACKAGE) == []
 
 
-def files() -> dict[str, set[str]]:
-    """Which file imports which. The front door shows type checkers ``penstock.testing``, which comes in through that door."""
-    found = files_of(PACKAGE)
-    found[""].remove("testing")
-    return found
-
-
 def test_no_circles_among_files() -> None:
     """Seen to fail: the canonical graph built by importing the loader, which imports it."""
-    assert circles(files()) == []
+    assert circles(files_of(PACKAGE)) == []
 
 
 def test_a_circle_is_seen(tmp_path: Path) -> None:
@@ -114,9 +107,9 @@ def test_a_circle_is_seen(tmp_path: Path) -> None:
 
 
 def test_the_house_is_small() -> None:
-    boxes = boxes_of(files())
-    assert len(boxes) <= 18
-    assert max(floors(boxes).values()) <= 9
+    boxes = boxes_of(files_of(PACKAGE))
+    assert len(boxes) <= 17
+    assert max(floors(boxes).values()) <= 8
 
 
 @pytest.mark.parametrize(
@@ -150,7 +143,7 @@ def test_the_house_is_small() -> None:
         ("_loader/loader", "from penstock._datasets import cached", "_loader.loader, line 1: may not import penstock._datasets.cached"),
         ("__init__", "from .integrations import lightning", "penstock, line 1: may not import penstock.integrations.lightning"),
         ("__init__", "from importlib import import_module\nimport_module('lightning')", "penstock, line 2: may not import lightning"),
-        ("testing", "from penstock._nodes.node import Node", "testing, line 1: may not import penstock._nodes.node.Node"),
+        ("testing", "from penstock import Node", "testing, line 1: may not import penstock.Node"),
         (
             "integrations/lightning",
             "from penstock._loader.loader import Loader",
@@ -178,7 +171,7 @@ def test_a_forbidden_import_is_seen(tmp_path: Path, name: str, code: str, fault:
         ("_nodes/sharder", "import torch\ntorch.distributed.get_rank()"),
         ("_memory/recycler", "import threading"),
         ("__init__", "from ._loader.loader import Loader\nfrom . import _nodes"),
-        ("testing", "import penstock\nfrom penstock import Node"),
+        ("testing", "from penstock._nodes.node import Node"),
         ("integrations/lightning", "import lightning\nfrom penstock import Loader\nfrom .. import Node"),
     ],
 )
