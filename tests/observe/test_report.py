@@ -237,11 +237,13 @@ def test_a_report_is_logged_every_so_often(caplog: pytest.LogCaptureFixture) -> 
     """Seen to fail: the time of the next report not moved on, so that each batch made one."""
     loader = Loader.from_dataset(Samples(64), batch_size=1)
     loader.report_every(0.02)
+    began = time.perf_counter()
     with caplog.at_level(logging.INFO, "penstock"), loader:
         for _ in loader:
             time.sleep(0.002)
+    took_s = time.perf_counter() - began
     lines = [record.message for record in caplog.records if record.message.startswith(("training step: ", "data: "))]
-    assert 1 <= len(lines) <= 40
+    assert 1 <= len(lines) <= took_s / 0.02 + 1
     with pytest.raises(ValueError, match="every_s"):
         loader.report_every(-1)
 
