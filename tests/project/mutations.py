@@ -819,6 +819,12 @@ MUTATIONS = [
         "        able = [worker for worker in able if len(worker.held) <= refill_at]\n",
         "tests/workers/test_process_pool.py::test_a_worker_that_is_refilled_gets_no_run_of_tasks",
     ),
+    Mutation(
+        "integrations/transformers.py",
+        "if issubclass(one, Trainer) and",
+        "if False and",
+        "tests/trainers/test_transformers.py::test_a_mixin_behind_the_trainer_is_refused",
+    ),
     # Lanes and their owners.
     Mutation(
         "_nodes/lane_owners.py",

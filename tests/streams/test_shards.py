@@ -469,6 +469,11 @@ def test_many_threads_read_right(files):
     ("make", "error", "why"),
     [
         (lambda: Shards("a.txt", list, counts=[1]), TypeError, r"shards='a.txt' is one path, .*: \['a.txt'\]"),
+        (
+            lambda: Shards(["a.txt"], list, epoch_size=4, steps=penstock.Filter(bool)),
+            TypeError,
+            r"steps=Filter\(.*\) is one step, and a list of steps",
+        ),  # type: ignore[arg-type]
         (lambda: Shards(["a"], "r", counts=[1]), TypeError, "open must be a function"),
         (lambda: Shards(["a"], list, counts=None), ValueError, "counts=None.*counts=, or .*python -m penstock index.*epoch_size="),
         (lambda: Shards(["a", "b"], list, counts=[1]), ValueError, "there are 1 counts for 2 shards"),

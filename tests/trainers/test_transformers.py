@@ -160,3 +160,21 @@ def test_what_the_mixin_cannot_do_is_refused(tmp_path: Path) -> None:
     for make in (trainer.get_train_dataloader, trainer.get_eval_dataloader):
         with pytest.raises(ValueError, match="Pass one to the Trainer"):
             make()
+
+
+def test_a_mixin_behind_the_trainer_is_refused() -> None:
+    """Seen to fail: it did nothing, and a resumed run got other samples without a word."""
+    from transformers import Trainer
+
+    from penstock.integrations.transformers import HFTrainerMixin
+
+    class Right(HFTrainerMixin, Trainer):
+        pass
+
+    class Below(Right):
+        pass
+
+    with pytest.raises(TypeError, match=r"Trainer stands before HFTrainerMixin.*Write class Wrong\(HFTrainerMixin, Trainer\)"):
+
+        class Wrong(Trainer, HFTrainerMixin):
+            pass

@@ -96,6 +96,8 @@ class Shards(Shown, Dataset[Any]):
     ) -> None:
         if isinstance(shards, str | bytes | os.PathLike):
             raise TypeError(f"shards={shards!r} is one path, and a list of paths was expected: [{shards!r}].")
+        if callable(steps):
+            raise TypeError(f"steps={steps!r:.80} is one step, and a list of steps was expected: steps=[…].")
         for what, function in (("open", open), *(() if transform is None else (("transform", transform),))):
             if not callable(function):
                 raise TypeError(f"{what} must be a function, and {function!r:.80} cannot be called.")

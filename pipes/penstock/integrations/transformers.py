@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from torch.utils.data import IterableDataset, Sampler
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from penstock import Loader, StateError
 from penstock.integrations.accelerate import AccelerateLoader
@@ -20,7 +20,7 @@ from penstock.integrations.accelerate import AccelerateLoader
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
     _Trainer = Trainer
@@ -109,7 +109,19 @@ class HFTrainerMixin(_Trainer):
     It builds the loaders from the trainer's own arguments: batch sizes, collator, removal of unused columns, ``data_seed`` (or ``seed``), and
     ``dataloader_drop_last``, ``_num_workers``, ``_pin_memory``, ``_prefetch_factor``, ``_multiprocessing_context``, ``_in_order``. It sets
     ``ignore_data_skip`` and adds the `HFTrainerCallback`. Evaluation delivers every sample once, in dataset order, on any number of ranks.
+
+    Raises:
+        TypeError: A class has it behind the trainer, whose own loaders would then be used.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for one in cls.__mro__[: cls.__mro__.index(HFTrainerMixin)]:
+            if issubclass(one, Trainer) and not issubclass(one, HFTrainerMixin):
+                raise TypeError(
+                    f"in {cls.__name__}, {one.__name__} stands before HFTrainerMixin, so its own loaders would be used and nothing resumed. "
+                    f"Write class {cls.__name__}(HFTrainerMixin, {one.__name__})."
+                )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
