@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import gzip
 import importlib
 import importlib.metadata
 import json
@@ -410,14 +411,19 @@ def parsed() -> argparse.Namespace:
     return options
 
 
+def read(file: Path) -> Any:
+    """What ``--json`` wrote; the measurements that are kept are compressed."""
+    return json.loads(gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes())
+
+
 def main() -> None:
     """Measure in turns, and print."""
     options = parsed()
     if options.summary:
-        print(tables.summary([json.loads(file.read_text()) for file in options.summary]))
+        print(tables.summary(list(map(read, options.summary))))
         return
     if options.earlier:
-        data = json.loads(options.earlier.read_text())
+        data = read(options.earlier)
     else:
         if os.environ.get("OMP_NUM_THREADS") != "1":  # threads of the same library in every loader's workers, and none beside them
             os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | {"OMP_NUM_THREADS": "1"})

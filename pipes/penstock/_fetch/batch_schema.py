@@ -69,7 +69,8 @@ def _collated_field(column: Any, path: str) -> Any:
             raise  # a function that the user registered explains its own errors
         with contextlib.suppress(Exception):  # the samples may raise when inspected, and a frozen exception takes no note
             exc.add_note(
-                f"{_why_not(column, path)}. Write a collate_fn that makes a batch of them, or use collate_fn=list to keep them as they are."
+                f"{_why_not(column, path)}. Write a collate_fn that makes a batch of them (if they differ in length only, penstock.pad(0) is one), or "
+                f"use collate_fn=list to keep them as they are."
             )
         raise
 

@@ -26,7 +26,9 @@ class Padded:
     def __init__(self, value: float | Mapping[str, float], to_multiple_of: int, lengths: bool) -> None:
         for number in value.values() if isinstance(value, Mapping) else [value]:
             if not isinstance(number, int | float | np.number):
-                raise ValueError(f"value={value!r:.80} must be a number, or a dict of a number for each field to pad.")
+                raise ValueError(
+                    f"value={value!r:.80} must be a number, or a dict of a number for each field to pad. As a collate_fn, write collate_fn=penstock.pad(0)."
+                )
         self.value = dict(value) if isinstance(value, Mapping) else value
         self.to_multiple_of = whole_number("to_multiple_of", to_multiple_of, 1)
         self.lengths = lengths

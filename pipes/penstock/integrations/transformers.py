@@ -65,7 +65,9 @@ class HFTrainerCallback(TrainerCallback):
         file = Path(self.checkpoint or Path(_output(args)) / f"checkpoint-{state.global_step}") / FILE
         if not file.exists():
             raise StateError(
-                f"{file} does not exist. Resume from a checkpoint that was saved with this callback, or name its folder: HFTrainerCallback(checkpoint=...)."
+                f"{file} does not exist. Resume from a checkpoint that was saved with this callback or HFTrainerMixin; if you add HFTrainerCallback "
+                f"yourself, it can be told another folder: HFTrainerCallback(checkpoint=...). A checkpoint from before the change to penstock has no such "
+                f"file: resume it with the old Trainer, or start a new run with the weights in it."
             )
         loader.load_state_dict(json.loads(file.read_text()))
         batches = _batches_per_epoch(loader, args, state)
