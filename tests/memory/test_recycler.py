@@ -729,10 +729,14 @@ class TestSlotMaker:
         dtypes = st.sampled_from([torch.float32, torch.uint8, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
         for k in range(data.draw(st.integers(1, 8))):
             maker.begin(place, lent := idle.pop() if idle else NO_SLOT)
-            tensors = maker.allocate([((data.draw(lengths),), data.draw(dtypes)) for _ in range(data.draw(st.integers(1, 4)))])
+            specs = [((data.draw(lengths),), data.draw(dtypes)) for _ in range(data.draw(st.integers(1, 4)))]
+            text, last = "x" * data.draw(st.sampled_from([0, 3000, 70_000])), torch.full((data.draw(lengths),), k % 2)
+            tensors = maker.allocate(
+                specs
+            )  # from here to `sent` nothing is drawn: a draw can end the example, and nobody would close the file
             for one in tensors:
                 one.fill_(k % 2)
-            value = (tensors, "x" * data.draw(st.sampled_from([0, 3000, 70_000])), torch.full((data.draw(lengths),), k % 2))
+            value = (tensors, text, last)
             slot, _, found = self.sent(maker, value)
             expected = [[len(one), k % 2] for one in (*tensors, value[2])]
             if slot != lent and lent != NO_SLOT:
