@@ -20,7 +20,7 @@ import penstock
 from penstock import Loader, ParallelMapper, WorkerChoice
 from penstock._nodes import auto_workers
 from penstock._nodes.auto_workers import AutoWorkers
-from penstock._workers.auto import Controller, Measurement
+from penstock._workers.auto import TARGET, Controller, Measurement
 from penstock._workers.thread_pool import ThreadPool
 from penstock.testing import assert_resumes_everywhere
 
@@ -272,18 +272,29 @@ def test_a_comparison_does_not_take_the_first_number_for_the_users() -> None:
     assert (_workers_of(loader()), _workers_of(loader(num_workers=3))) == (0, 3)
 
 
-def test_a_loop_that_is_slower_than_one_worker_keeps_one() -> None:
-    """Seen to fail: growth whatever the loop waits."""
-    with loader(shuffle=False, batch_size=1, dataset=Draws()) as auto:
-        root = auto.root
-        assert isinstance(root, ParallelMapper)
-        for _ in range(40):
-            for _ in auto:
-                time.sleep(0.005)
-            choice = auto.statistics().nodes[-1].workers.choice
-            if choice.settled:
-                break
-        assert (auto.num_workers, choice.changes) == (1, 0)
+def test_a_loop_that_is_slower_than_one_worker_keeps_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a worker may be the slower one; then it tries again. Seen to fail: growth whatever the loop waits."""
+    stalls: list[float] = []
+    really = Controller.decide
+
+    def decide(controller: Controller, found: Measurement) -> int:
+        stalls.append(found.stall)
+        return really(controller, found)
+
+    monkeypatch.setattr(Controller, "decide", decide)
+    for _ in range(5):
+        stalls.clear()
+        with loader(shuffle=False, batch_size=1, dataset=Draws()) as auto:
+            for _ in range(40):
+                for _ in auto:
+                    time.sleep(0.005)
+                choice = auto.statistics().nodes[-1].workers.choice
+                if choice.settled:
+                    break
+            if max(stalls) <= TARGET:
+                assert (auto.num_workers, choice.changes) == (1, 0)
+                return
+    pytest.skip("in five runs the machine was too busy for one worker to keep up with the loop")
 
 
 class Clock:
