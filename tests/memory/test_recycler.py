@@ -731,9 +731,8 @@ class TestSlotMaker:
             maker.begin(place, lent := idle.pop() if idle else NO_SLOT)
             specs = [((data.draw(lengths),), data.draw(dtypes)) for _ in range(data.draw(st.integers(1, 4)))]
             text, last = "x" * data.draw(st.sampled_from([0, 3000, 70_000])), torch.full((data.draw(lengths),), k % 2)
-            tensors = maker.allocate(
-                specs
-            )  # from here to `sent` nothing is drawn: a draw can end the example, and nobody would close the file
+            # From here to `sent` nothing is drawn: a draw can end the example, and nobody would close the file.
+            tensors = maker.allocate(specs)
             for one in tensors:
                 one.fill_(k % 2)
             value = (tensors, text, last)

@@ -291,10 +291,10 @@ def test_a_loop_that_is_slower_than_one_worker_keeps_one(monkeypatch: pytest.Mon
                 choice = auto.statistics().nodes[-1].workers.choice
                 if choice.settled:
                     break
-            if max(stalls) <= TARGET:
-                assert (auto.num_workers, choice.changes) == (1, 0)
-                return
-    pytest.skip("in five runs the machine was too busy for one worker to keep up with the loop")
+            found = auto.num_workers, choice.changes
+        if max(stalls) <= TARGET:
+            break
+    assert found == (1, 0)
 
 
 class Clock:
