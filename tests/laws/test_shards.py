@@ -186,10 +186,10 @@ def test_a_state_is_small_with_a_million_shards():
         state = one.state_dict()["penstock"]
         assert len(state) < 400
         assert json.loads(state)["state"] == {"epoch": 0, "source": {"epoch": 0, "position": 0}}
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for _ in range(1000):
             one.state_dict()
-        assert time.perf_counter() - begin < 1, "1 ms each leaves room for a busy machine; it takes about 50 us, as for any data"
+        assert time.thread_time() - begin < 1, "1 ms each leaves room for a busy machine; it takes about 50 us, as for any data"
 
 
 @pytest.mark.parametrize("data", ["tar", "tar, forward", "jsonl", "jsonl.zst"])

@@ -101,9 +101,9 @@ def test_a_million_shards_are_a_small_state():
     assert len(order) == 10**10
     positions = np.arange(10**9, 10**9 + 4096)
     order.indices(3, positions)
-    begin = time.perf_counter()
+    begin = time.thread_time()
     order.indices(3, positions + 4096)
-    assert time.perf_counter() - begin < 0.1, "the epoch's shards are laid out once"
+    assert time.thread_time() - begin < 0.1, "the epoch's shards are laid out once"
 
 
 FROZEN = [
