@@ -144,7 +144,8 @@ class Node(Shown, BaseNode[T], Generic[T]):
         """Advance by ``n * every`` items and return those at ``first``, ``first + every``, …. The node must have been reset.
 
         Fewer than ``n`` items mean that the epoch ends here. The mark itself is left for `next`. ``n`` may be 0: a source that plans its
-        epoch does so then. ``first`` may equal ``every``: the items are passed over, and none is returned.
+        epoch does so then. For ``n=1`` ``first`` may equal ``every``: the
+        items are passed over, and none is returned.
         """
         if type(self).next is not Node.next:
             if self.endless:
