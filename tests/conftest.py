@@ -12,13 +12,14 @@ import sys
 from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 import psutil
 import pytest
 import torch
 from leaks import no_leaks
-from sessions import session
+from sessions import MARK, kill_marked, marked
 
 from penstock._loader import in_step
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
+DEADLINE_S = 840  # less than the time-out of a test, so that a hang is told with what the program said
 FAILED = pytest.StashKey[bool]()
 
 
@@ -94,27 +96,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., str]:
-    """Run a Python file in ``tmp_path``, in a session of its own; its output, once it has ended well and left no process."""
+    """Run a Python file in ``tmp_path``; its output, once it has ended well and left no process."""
 
-    def run(script: Path, *arguments: str, timeout_s: float) -> str:
-        output = tmp_path / "output.txt"
+    def run(script: Path, *arguments: str) -> str:
+        output, mark = tmp_path / "output.txt", uuid4().hex
         with output.open("w") as sink:
             process = subprocess.Popen(
                 [sys.executable, str(script), *arguments],
                 cwd=tmp_path,
+                env={**os.environ, MARK: mark},
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         try:
-            code = process.wait(timeout_s)
-            _, left = psutil.wait_procs(session(process.pid), timeout=5)
+            code = process.wait(DEADLINE_S)
+            _, left = psutil.wait_procs(marked(mark), timeout=100)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{script.name} has not ended after {timeout_s} s. It said:\n{output.read_text()}") from None
+            raise AssertionError(f"{script.name} has not ended after {DEADLINE_S} s. It said:\n{output.read_text()}") from None
         finally:
-            for straggler in session(process.pid):
-                os.kill(straggler.pid, signal.SIGKILL)
+            kill_marked(mark)
             process.wait()
         assert code == 0, f"{script.name} ended with {code}:\n{output.read_text()}"
         assert not left, f"{script.name} left processes behind: {left}"

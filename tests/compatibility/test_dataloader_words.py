@@ -272,7 +272,7 @@ def test_a_loader_that_was_not_started_goes_to_a_spawned_process(tmp_path):
     """As ``ddp_spawn`` does. Seen to fail: a Loader could not be pickled at all."""
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, check=True)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=400, check=True)
     assert done.stdout == "the same\n"
 
 

@@ -114,7 +114,6 @@ def attempt(loader, state, strict, sound) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:strict=False", "ignore:range has no state_dict")
 @pytest.mark.parametrize("name", BUILDS)
 def test_no_mutation_does_more_than_be_refused(loaders, name):

@@ -1002,7 +1002,7 @@ FULL = """
 
 
 def run_full(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*command], capture_output=True, text=True, timeout=200)
+    return subprocess.run([*command], capture_output=True, text=True, timeout=400)
 
 
 @linux

@@ -422,7 +422,7 @@ def a_loader_is_stateful():
 
 
 def main() -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=400))
     checks = [
         the_process_group_may_start_after_the_loader_was_built,
         a_process_group_that_comes_later_with_other_numbers_is_an_error,

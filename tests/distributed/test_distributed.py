@@ -56,7 +56,6 @@ def test_a_chain_of_world_sizes_goes_on_with_the_same_sequence(tmp_path: Path, m
             ), data
 
 
-@pytest.mark.timeout(600)
 def test_lanes_survive_a_worker_and_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A filter that empties some shards, on 4 ranks: every rank gets as many batches. SIGKILL of a worker, then of a rank; then on 3 ranks, and on 1.
 

@@ -60,7 +60,7 @@ def lives(
     """A whole run, and one that is killed at each of ``places``, in forks of one process."""
     killed = [*arguments, "--folder", str(folder / "killed"), "--resume"]
     every = [[*arguments, "--folder", str(folder / "whole")], *([*killed, "--die-after", place] for place in places), killed]
-    run_script(HERE / "lives.py", str(EXAMPLES / script), str(ranks), modules, json.dumps(every), timeout_s=200)
+    run_script(HERE / "lives.py", str(EXAMPLES / script), str(ranks), modules, json.dumps(every))
 
 
 def test_imagenet_under_torchrun_is_killed_on_the_last_batch_and_goes_on(tmp_path: Path) -> None:

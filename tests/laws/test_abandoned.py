@@ -199,18 +199,18 @@ def test_one_that_is_dropped_in_the_middle_of_a_read_goes_at_once():
         def __getitem__(self, index: int) -> int:
             if index == 4:
                 begun.set()
-                assert gate.wait(20)
+                assert gate.wait(100)
             return index
 
     before = threading.active_count()
     node = Prefetcher(ParallelMapper(Cycler(Sampler(SequentialOrder(N))), Fetch(Gated()), 1), 8)
     assert next(node) == 0
-    assert begun.wait(20)
+    assert begun.wait(100)
     reader = next(thread for thread in threading.enumerate() if thread.name == "penstock-prefetch")
-    opener = threading.Thread(target=lambda: (reader.join(20), gate.set()))  # the reader ends although the worker is stuck
+    opener = threading.Thread(target=lambda: (reader.join(100), gate.set()))  # the reader ends although the worker is stuck
     opener.start()
     del node
-    opener.join(20)
+    opener.join(100)
     assert threading.active_count() == before
 
 
@@ -227,15 +227,15 @@ def test_a_fork_that_drops_the_loader_touches_nothing_of_it():
     def hold() -> None:
         with locks[0]:
             taken.set()
-            release.wait(20)
+            release.wait(100)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert taken.wait(20)
+    assert taken.wait(100)
     child = os.fork()
     if not child:
         del batches, iterator, locks
         os._exit(7)
     release.set()
-    holder.join(20)
+    holder.join(100)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

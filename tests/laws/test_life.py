@@ -103,7 +103,7 @@ def test_a_program_that_ends_with_a_loader_alive_prints_nothing_and_leaves_nothi
         print([child.pid for child in __import__("psutil").Process().children(recursive=True)], flush=True)
         {end}
     """)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path)
     assert done.stderr == ""
     assert done.returncode == (-15 if "SIGTERM" in end else 0)
     workers = [psutil.Process(pid) for pid in json.loads(done.stdout) if psutil.pid_exists(pid)]

@@ -79,7 +79,7 @@ class Slow(Tagged):
 
     def __getitem__(self, index):
         if index == 0:
-            assert self.gate.wait(20)
+            assert self.gate.wait(100)
         return super().__getitem__(index)
 
 

@@ -331,7 +331,7 @@ def test_two_threads_on_one_iterator_are_refused():
         def __getitem__(self, index):
             if index == 2:
                 inside.set()
-                assert go_on.wait(20)
+                assert go_on.wait(100)
             return super().__getitem__(index)
 
     with Loader.from_dataset(Gated(6)) as loader:
@@ -339,12 +339,12 @@ def test_two_threads_on_one_iterator_are_refused():
         got: list[int] = []
         reader = threading.Thread(target=lambda: got.extend(batch.item() for batch in batches))
         reader.start()
-        assert inside.wait(20)
+        assert inside.wait(100)
         for reading in (batches, iter(loader)):
             with pytest.raises(RuntimeError, match="two threads read from this loader at once"):
                 next(reading)
         go_on.set()
-        reader.join(20)
+        reader.join(100)
         assert got == list(range(6))
         assert [batch.item() for batch in loader] == [1000 + i for i in range(6)]  # one after another they may
 

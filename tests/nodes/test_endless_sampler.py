@@ -479,7 +479,7 @@ def test_a_wait_for_a_block_is_interrupted(blocks, wrap):
     reader = threading.Thread(target=read)
     reader.start()
     node.interrupt()
-    reader.join(10)
+    reader.join(100)
     assert len(told) == 1
     assert node.get_state()["position"] == BLOCK
     node.shutdown()

@@ -134,7 +134,7 @@ def test_samples_that_draw_nothing_are_read_ahead(draw, mapper, caplog):
         batches = iter(loader)
         got = [consumer.next(batches) for _ in range(CALM + 1)]
         for _ in range((CALM + 1 + 4) * B):
-            assert dataset.loaded.acquire(timeout=20)
+            assert dataset.loaded.acquire(timeout=100)
         got += list(batches)
     assert values(got) == expected
     assert all(dataset.waited[: CALM * B])
@@ -149,7 +149,7 @@ def test_nothing_is_seeded_where_that_was_not_wanted(reader, caplog):
     node = READERS[reader](graph(dataset, seed_samples=False))
     node.reset()
     for _ in range(4 * B):
-        assert dataset.loaded.acquire(timeout=20)
+        assert dataset.loaded.acquire(timeout=100)
     node.shutdown()
     assert caplog.text == ""
 

@@ -43,7 +43,7 @@ class Gates:
         self.gates = [threading.Event() for _ in range(n)]
 
     def __call__(self, value):
-        assert self.gates[value].wait(20)
+        assert self.gates[value].wait(100)
         return value
 
     def open(self, *values):
@@ -116,7 +116,7 @@ def test_ctrl_c_while_an_error_of_the_source_is_raised_loses_neither(workers, mo
 def test_holes_are_in_the_state_after_the_end():
     """Seen to fail: `shutdown` forgot what was delivered out of order, so a state taken afterwards repeated it."""
     gate = threading.Event()
-    node = ParallelMapper(source(4), lambda value: value if value else gate.wait(20), 2, in_order=False)
+    node = ParallelMapper(source(4), lambda value: value if value else gate.wait(100), 2, in_order=False)
     assert next(node) == 1
     state = node.get_state()
     assert state["delivered"] == [1]
@@ -167,7 +167,7 @@ def test_the_larger_the_first_item_the_fewer_are_in_work(size, each):
 
 def test_marks_take_no_room_in_the_window():
     """Epochs of one batch: three workers work on three epochs at once."""
-    busy = threading.Barrier(3, timeout=20)
+    busy = threading.Barrier(3, timeout=100)
 
     def together(value):
         busy.wait()

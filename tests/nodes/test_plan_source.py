@@ -99,7 +99,7 @@ def test_an_interrupt_gets_a_waiting_get_out_until_it_is_resumed(source: Any, pl
     reader.start()
     assert planner.asked() == 1
     plans.interrupt()
-    reader.join(20)
+    reader.join(100)
     assert told == [ClosedError]
     with pytest.raises(ClosedError):
         plans.get(PlanRequest(1))

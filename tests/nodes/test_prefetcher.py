@@ -29,7 +29,7 @@ class Gated(Node):
 
     def transform(self, item):
         self.asked.release()
-        assert self.gate.acquire(timeout=20)
+        assert self.gate.acquire(timeout=100)
         return item
 
 
@@ -39,11 +39,11 @@ def test_it_reads_ahead_but_no_further_than_its_depth():
     node = Prefetcher(Gated(source(9), gate, asked), 2)
     node.reset()
     for _ in range(2):
-        assert asked.acquire(timeout=20)
+        assert asked.acquire(timeout=100)
         gate.release()
     assert not asked.acquire(timeout=0.05)  # two are ready, and the reader does not ask for a third
     assert next(node).values == 0
-    assert asked.acquire(timeout=20)
+    assert asked.acquire(timeout=100)
     gate.release()
     node.shutdown()
 
@@ -54,15 +54,15 @@ def test_a_stuck_reader_is_left_behind_by_name(caplog):
     loader = Loader(Prefetcher(Gated(source(9), gate, asked), 2))
     gate.release()
     next(iter(loader))
-    assert asked.acquire(timeout=20)
-    assert asked.acquire(timeout=20)
+    assert asked.acquire(timeout=100)
+    assert asked.acquire(timeout=100)
     thread = next(thread for thread in threading.enumerate() if thread.name == "penstock-prefetch")
     began = time.monotonic()
     loader.close(timeout=0.05)
     assert time.monotonic() - began < 1
     assert caplog.text.count("thread penstock-prefetch is still at work") == 1
     gate.release()
-    thread.join(20)
+    thread.join(100)
     assert not thread.is_alive()
 
 
@@ -91,11 +91,11 @@ def test_a_reset_steals_no_item():
     gate, asked = threading.Semaphore(0), threading.Semaphore(0)
     node = Prefetcher(Gated(source(50), gate, asked), 4)
     node.reset()
-    assert asked.acquire(timeout=20)  # the reader is inside the source, with item 0
+    assert asked.acquire(timeout=100)  # the reader is inside the source, with item 0
     mover = threading.Thread(target=node.reset, args=({"epoch": 0, "source": {"epoch": 0, "position": 30}},))
     mover.start()
     gate.release(50)
-    mover.join(20)
+    mover.join(100)
     assert [item.values for item in islice(node, 3)] == [30, 31, 32]
     node.shutdown()
 
@@ -174,7 +174,7 @@ def test_an_abandoned_one_is_collected_with_its_thread():
     gc.collect()
     assert gone() is None
     for thread in threads:
-        thread.join(5)
+        thread.join(100)
         assert not thread.is_alive()
 
 

@@ -105,7 +105,7 @@ class Gated(TorchSampler):
     def __iter__(self):
         if self.epoch:
             self.entered.set()
-            assert self.gate.wait(20)
+            assert self.gate.wait(100)
         return iter(range(1000 * self.epoch, 1000 * self.epoch + 4))
 
 
@@ -320,7 +320,7 @@ class TestSampler:
 
         def gated(self, epoch):
             if epoch == 1:
-                assert gate.wait(20)
+                assert gate.wait(100)
                 made.set()
             return plan(self, epoch)
 
@@ -684,7 +684,7 @@ class TestSamplerWrapperFails:
         node = wrap(sampler)
         next(node)
         node.reset(node.start_of(1))
-        assert sampler.entered.wait(20)
+        assert sampler.entered.wait(100)
         told = []
 
         def read():
@@ -696,7 +696,7 @@ class TestSamplerWrapperFails:
         reader = threading.Thread(target=read)
         reader.start()
         node.interrupt()
-        reader.join(20)
+        reader.join(100)
         assert len(told) == 1
         node.reset(node.get_state())
         sampler.gate.set()

@@ -244,7 +244,7 @@ def test_a_graph_can_be_sent_to_a_process_that_is_spawned(name):
     process.start()
     theirs.close()
     assert ours.recv() == items(node)
-    process.join(20)
+    process.join(100)
     assert process.exitcode == 0
     process.close()
     ours.close()
@@ -271,5 +271,5 @@ def test_a_graph_that_was_built_before_a_fork_can_be_read_first_in_the_child(tmp
         if child:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     """)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -257,7 +257,7 @@ def test_the_simplest_of_the_fastest_is_recommended() -> None:
 
 def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "penstock", "bench", *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=200
+        [sys.executable, "-m", "penstock", "bench", *words], cwd=cwd, capture_output=True, text=True, check=False, timeout=400
     )
 
 

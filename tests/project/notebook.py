@@ -18,7 +18,7 @@ def run(notebook: str) -> dict[str, Any]:
 
     node = nbformat.reads(notebook, as_version=4)
     node.metadata = METADATA
-    client = NotebookClient(node, timeout=200, kernel_name="python3", record_timing=False, coalesce_streams=True)
+    client = NotebookClient(node, timeout=400, kernel_name="python3", record_timing=False, coalesce_streams=True)
     client.create_kernel_manager().transport = "ipc"  # no port of the machine is opened
     client.execute()
     nbformat.validate(node)

@@ -126,7 +126,6 @@ def test_the_benchmark_of_loaders_runs(run_script: Callable[..., str], tmp_path:
         "nothing",
         "--json",
         str(file),
-        timeout_s=280,
     )
     assert "| penstock, processes |" in printed
     assert "Where the CPU time of a batch goes" in printed

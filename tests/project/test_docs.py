@@ -105,7 +105,7 @@ def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_script: Cal
         pytest.skip(f"{lacking} not installed: pip install --group docs")
     file = tmp_path / f"{page.name}.py"
     file.write_text(program)
-    assert "Exception ignored" not in run_script(file, timeout_s=200)  # as when the interpreter ends
+    assert "Exception ignored" not in run_script(file)  # as when the interpreter ends
 
 
 NAMES = {"PIL": "pillow", "torch_geometric": "torch-geometric"}  # packages that are imported by another name
@@ -323,7 +323,7 @@ def test_script_keeps_the_lines_of_the_page() -> None:
 def test_a_failing_block_is_seen(tmp_path: Path, run_script: Callable[..., str]) -> None:
     (tmp_path / "page.md.py").write_text(script(SAMPLE))
     with pytest.raises(AssertionError, match=r'page\.md\.py", line 10'):
-        run_script(tmp_path / "page.md.py", timeout_s=200)
+        run_script(tmp_path / "page.md.py")
 
 
 def test_commands_that_do_not_exist_are_seen() -> None:

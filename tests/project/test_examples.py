@@ -22,7 +22,7 @@ SCRIPTS = sorted(
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
 def test_example_runs(script: Path, tmp_path: Path, run_script: Callable[..., str]) -> None:
-    assert run_script(script, timeout_s=240).strip()
+    assert run_script(script).strip()
     if script.stem == "demo":
         assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
@@ -30,9 +30,7 @@ def test_example_runs(script: Path, tmp_path: Path, run_script: Callable[..., st
 @pytest.mark.slow
 def test_the_benchmark_of_streams_runs(run_script: Callable[..., str]) -> None:
     """Every workload, with small data and whoever is installed; the others are named."""
-    printed = run_script(
-        EXAMPLES / "benchmark_streams.py", "--quick", "--peers", "penstock", "no loader", "torchdata", "lhotse", timeout_s=280
-    )
+    printed = run_script(EXAMPLES / "benchmark_streams.py", "--quick", "--peers", "penstock", "no loader", "torchdata", "lhotse")
     tables = printed[printed.index("\n## X1") :]
     for workload in ("X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8", "X9", "X10", "X11"):
         assert f"## {workload}\n" in tables
@@ -45,7 +43,7 @@ def test_the_benchmark_of_the_number_of_workers_runs(run_script: Callable[..., s
     """What it concludes depends on the machine; here only that it comes to its end."""
     pytest.importorskip("PIL")
     options = ("--rounds", "1", "--seconds", "0.05", "--patience", "0.5", "--workloads", "jpeg", "python")
-    printed = run_script(EXAMPLES / "benchmark_auto.py", *options, timeout_s=100)
+    printed = run_script(EXAMPLES / "benchmark_auto.py", *options)
     assert re.findall(r"^(\w+): \d\.\d\d of the best fixed number \(\d\); \d (\w+) workers, \d are enough", printed, re.MULTILINE) == [
         ("jpeg", "thread"),
         ("python", "process"),

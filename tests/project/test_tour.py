@@ -67,7 +67,7 @@ def test_the_tour_runs(tmp_path: Path, run_script: Callable[..., str], monkeypat
     for variable in ("HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))
     again = tmp_path / "again.ipynb"
-    run_script(Path(__file__).parent / "notebook.py", str(TOUR), str(again), timeout_s=200)
+    run_script(Path(__file__).parent / "notebook.py", str(TOUR), str(again))
     exact = [cell["metadata"].get("tags") == ["exact"] for cell in cells(TOUR, "code")]
     assert sum(exact) > 5
     for before, after, same in zip(cells(TOUR, "code"), cells(again, "code"), exact, strict=True):

@@ -548,7 +548,7 @@ def test_a_fork_goes_on_with_what_its_parent_knew_and_writes_a_file_of_its_own(t
 
     child = multiprocessing.get_context("fork").Process(target=in_the_child)
     child.start()
-    child.join(20)
+    child.join(100)
     code = child.exitcode
     child.kill()
     child.join()

@@ -263,7 +263,7 @@ def test_closing_the_data_ends_the_pauses_of_its_readers(monkeypatch: pytest.Mon
     pauses.wait()
     closer = threading.Thread(target=data.close, daemon=True)
     closer.start()
-    closer.join(20)
+    closer.join(100)
     assert not closer.is_alive()
     reader.join()
 
@@ -374,7 +374,7 @@ def test_a_missing_shard_is_an_error_or_is_left_out(tmp_path: Path, way: dict[st
 def test_threads_that_come_first_together_read_with_the_same_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen to fail: lanes made by each, of which one set was lost, with its shards open."""
     both, make = threading.Barrier(2), Uncounted._facts
-    monkeypatch.setattr(Uncounted, "_facts", lambda self: (both.wait(20), make(self))[1])
+    monkeypatch.setattr(Uncounted, "_facts", lambda self: (both.wait(100), make(self))[1])
     disk = Disk(LENGTHS, faults=False)
     data = Shards(len(LENGTHS), disk, epoch_size=96, lanes=3, bookmarks=False)
     data.order(shuffle=False, seed=0)

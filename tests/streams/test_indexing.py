@@ -251,5 +251,5 @@ class TestTheCommand:
             for name in ("a.jsonl", "b.jsonl")[: int(workers)]:
                 pipes.enter_context(open(name, "w"))  # goes on once it is opened at the other end
             os.killpg(program.pid, signal.SIGINT)
-            assert program.wait(30) == 130
+            assert program.wait(100) == 130
         assert sorted(os.listdir()) == ["a.jsonl", "b.jsonl"]

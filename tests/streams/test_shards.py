@@ -422,7 +422,7 @@ def test_threads_wait_for_each_other_only_at_one_shard():
     first.start()
     inside.wait()
     second.start()
-    second.join(5)
+    second.join(100)
     waited = second.is_alive()
     go_on.set()
     first.join()

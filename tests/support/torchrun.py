@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import psutil
+from sessions import MARK, kill_marked, marked
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-MARK = "PENSTOCK_TEST_RUN"
 
-
-def torchrun(folder: Path, world_size: int, script: Path, *arguments: Any, timeout_s: float = 200) -> str:
+def torchrun(folder: Path, world_size: int, script: Path, *arguments: Any, timeout_s: float = 400) -> str:
     """Run ``script`` on ``world_size`` ranks of one node; return its output once it has succeeded and left no process."""
     node = Launch(
         folder, "node", ["--nproc-per-node", world_size, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", script, *arguments]
@@ -64,24 +62,10 @@ class Launch:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.name} has not ended after {timeout_s} s. It said:\n{self.said()}") from None
         assert code == 0, f"{self.name} ended with {code}:\n{self.said()}"
-        _, left = psutil.wait_procs(self.processes(), timeout=5)
+        _, left = psutil.wait_procs(marked(self.mark), timeout=100)
         assert not left, f"{self.name} left processes behind: {left}"
 
     def end(self) -> None:
         """Kill whatever still runs."""
-        while stragglers := self.processes():
-            for straggler in stragglers:
-                os.kill(straggler.pid, signal.SIGKILL)
-            psutil.wait_procs(stragglers, timeout=1)
+        kill_marked(self.mark)
         self.process.wait()
-
-    def processes(self) -> list[psutil.Process]:
-        """Every live process of this launch, at any depth."""
-
-        def belongs(process: psutil.Process) -> bool:
-            try:
-                return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                return False
-
-        return [process for process in psutil.process_iter() if belongs(process)]

@@ -407,7 +407,7 @@ def quiet() -> None:
 def main(folder: Path, peers: bool) -> None:
     """Run everything on this rank of two, and write the results to this rank's file."""
     quiet()
-    faulthandler.dump_traceback_later(int(os.environ.get("GIVE_UP_S", 100)), exit=True)
+    faulthandler.dump_traceback_later(800, exit=True)
     seen: dict[str, Any] = {"cases": {}, "changes": {}, "streams": {}}
     for case in CASES:
         kinds = [WITH, WITHOUT, *(PEERS if peers and case.loader != "endless" else [])]

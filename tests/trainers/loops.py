@@ -292,7 +292,7 @@ def quiet() -> None:
 
 def main(folder: Path, kinds: tuple[str, ...]) -> None:
     quiet()
-    faulthandler.dump_traceback_later(int(os.environ.get("GIVE_UP_S", 100)), exit=True)
+    faulthandler.dump_traceback_later(800, exit=True)
     seen = {
         f"{trainer}, {point}": {kind: both(trainer, kind, folder, point, ranks=2) for kind in kinds if fits(trainer, kind)}
         for trainer in TRAINERS

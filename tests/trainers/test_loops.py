@@ -55,7 +55,7 @@ def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
     alone = tmp_path / "alone"
     loops.fabric(PENSTOCK, alone / "Fabric", save_at=18)
     loops.accelerate(PENSTOCK, alone / "Accelerate", save_at=18)
-    run_script(Path(loops.__file__), str(tmp_path), *(["peers"] if WRITING else []), timeout_s=400)
+    run_script(Path(loops.__file__), str(tmp_path), *(["peers"] if WRITING else []))
     ranks = [json.loads((tmp_path / f"loops{rank}.json").read_text()) for rank in (0, 1)]
     for trainer in TRAINERS:
         for point in POINTS:

@@ -34,7 +34,7 @@ def run(program: str, how: str, folder: Path) -> tuple[str, str]:
     """Its output and its errors."""
     (folder / "program.py").write_text(program)
     arguments = {"file": ["program.py"], "python -c": ["-c", program], "standard input": ["-"]}[how]
-    done = subprocess.run([sys.executable, *arguments], input=program, capture_output=True, text=True, timeout=200, check=False, cwd=folder)
+    done = subprocess.run([sys.executable, *arguments], input=program, capture_output=True, text=True, timeout=400, check=False, cwd=folder)
     return done.stdout, done.stderr
 
 

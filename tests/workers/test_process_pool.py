@@ -1042,7 +1042,7 @@ def script(tmp_path: Path, method: str, body: str) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_pool_that_is_open_at_exit_says_nothing(tmp_path: Path, method: str) -> None:
     process = script(tmp_path, method, 'pool.submit((full, BIG, 1.0))\nglobals()["kept"] = pool')
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=400)
     assert (process.returncode, output) == (0, b"")
 
 
@@ -1065,7 +1065,7 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path, fifo: Path, method: st
         watched.register(os.pidfd_open(pid), select.POLLIN)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 100
     ended = set()
     while len(ended) < 2 and (left := deadline - time.monotonic()) > 0:
         ended |= {fd for fd, _ in watched.poll(left * 1000)}
@@ -1095,7 +1095,7 @@ def test_ctrl_c_reaches_the_consumer_and_the_workers_live_on(tmp_path: Path, fif
     assert process.stdout is not None
     assert process.stdout.readline() == b"waiting\n"  # a worker may be faster than `submit` returns
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=400)
     assert output.split() == [b"interrupted", b"9", b"True"]
 
 

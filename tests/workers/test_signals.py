@@ -229,7 +229,7 @@ def test_a_program_that_ends_with_its_processes_alive_ends(method: str, children
     """At exit `multiprocessing` sends SIGTERM to them and waits. Seen to hang: without a finalizer that runs before that."""
     program = tmp_path / "program.py"
     program.write_text(EXIT.format(folder=str(Path(__file__).parent), method=method))
-    assert run_script(program, timeout_s=200).split() == ["2", str(children)]
+    assert run_script(program).split() == ["2", str(children)]
 
 
 # One process of a pool. A task is a function, called in the worker.
