@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import OrderedDict, UserDict
+from collections import OrderedDict, UserDict, UserList
 from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
@@ -81,6 +81,18 @@ class Pair(tuple):
         return pair
 
 
+class Row(list):
+    """Like Pair, and can be written to."""
+
+    name = ""
+
+
+def row() -> Row:
+    one = Row([x(), x()])
+    one.name = "row"
+    return one
+
+
 class Deaf:
     def __getattr__(self, name: str) -> Any:
         raise KeyError(name)
@@ -101,6 +113,8 @@ BATCHES = {
     "named tuple that checks": lambda: Span(x(), x()),
     "tuple of its own class": lambda: Pair.named("pair", x(), x()),
     "tuple that is written in C": lambda: torch.stack([x(), x()]).max(0),
+    "list of its own class": row,
+    "list around a list": lambda: UserList([x(), x()]),
     "mapping that checks": lambda: Strict(x=x()),
     "mapping whose copies share": lambda: Boxed(x=x(), y=x()),
     "mapping without update": lambda: Fixed(x=x()),
@@ -169,6 +183,16 @@ def test_a_tuple_keeps_its_class_and_its_attributes():
     """A loader's type says what a batch is, wherever it is copied to. Seen to fail: tuples of their own class, which stayed as they were."""
     changed = mapped([BATCHES["tuple of its own class"](), torch.Size([2, 3])], lambda leaf: leaf + 1)
     assert (type(changed[0]), changed[0].name, changed[1]) == (Pair, "pair", torch.Size([3, 4]))
+
+
+def test_a_list_keeps_its_class_and_its_attributes():
+    """As with ``DataLoader``, whose ``pin_memory`` enters every list. Seen to fail: lists of their own class counted as leaves, so that
+    ``device=`` left what is in them on the CPU.
+    """
+    batch = {"row": row()}
+    changed = mapped(batch, lambda leaf: leaf.to("meta"), "to")["row"]
+    assert (type(changed), changed.name, [leaf.device.type for leaf in changed]) == (Row, "row", ["meta", "meta"])
+    assert [leaf.device.type for leaf in batch["row"]] == ["cpu", "cpu"]
 
 
 def test_pin_keeps_what_torch_would_make_a_list():

@@ -3265,6 +3265,18 @@ MUTATIONS = [
     ),
     Mutation(
         "_memory/tree.py",
+        "    if isinstance(tree, list | UserList):  #",
+        "    if isinstance(tree, UserList):  #",
+        "tests/memory/test_tree.py::test_a_list_keeps_its_class_and_its_attributes",
+    ),
+    Mutation(
+        "_memory/tree.py",
+        "isinstance(tree, list | tuple | UserList):",
+        "type(tree) is list or isinstance(tree, tuple):",
+        "tests/memory/test_tree.py::test_leaves_only_looks",
+    ),
+    Mutation(
+        "_memory/tree.py",
         "    if isinstance(tree, tuple):\n        return _like(",
         '    if hasattr(tree, "_fields"):\n        return _like(',
         "tests/memory/test_tree.py::test_mapped_rebuilds_what_checks_itself",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+from collections import UserList
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +27,11 @@ def mapped(tree: Any, change: Callable[[Any], Any], method: str = "") -> Any:
         return change(tree)
     if isinstance(tree, tuple):
         return _like(tree, [mapped(value, change, method) for value in tree])
+    if isinstance(tree, list | UserList):  # of a class of its own
+        row = copy.copy(tree)
+        for place, value in enumerate(tree):
+            row[place] = mapped(value, change, method)
+        return row
     if isinstance(tree, MutableMapping):  # an OrderedDict, for example
         other = copy.copy(tree)
         for key, value in tree.items():  # not `update`, which the ModelOutput of Transformers forbids
@@ -64,7 +70,7 @@ def nbytes(batch: Any) -> float:
 
 def _parts(tree: Any) -> Iterable[Any] | None:
     """The children of a container; None for a leaf."""
-    if type(tree) is list or isinstance(tree, tuple):
+    if isinstance(tree, list | tuple | UserList):
         return cast("Iterable[Any]", tree)
     if isinstance(tree, MutableMapping):
         return tree.values()
