@@ -320,7 +320,7 @@ def test_a_handler_that_closes_in_the_middle_of_next_leaves_a_state_that_counts_
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_user_code_that_closes_the_loader_gets_no_batch(workers: int) -> None:
-    """Seen to fail: inline, the batch was returned and not counted."""
+    """Seen to fail: inline, the batch was returned and not counted; or returned, and counted, by a loader that was closed."""
 
     class Closes(Tagged):
         def __getitem__(self, index: int) -> int:
@@ -337,6 +337,7 @@ def test_user_code_that_closes_the_loader_gets_no_batch(workers: int) -> None:
     with Loader.from_dataset(Tagged(N), batch_size=B) as resumed:
         resumed.load_state_dict(loader.state_dict())
         assert resumed.position == got
+    assert got == 2 if workers == 0 else got <= 2
 
 
 @pytest.mark.slow

@@ -1257,7 +1257,7 @@ MUTATIONS = [
     ),
     Mutation(
         "_loader/loader.py",
-        "        self._commits.delivered(state)\n",
+        "                self._commits.delivered(state)\n",
         "",
         "tests/loader/test_loader.py::test_commit_means_the_last_committed_batch",
     ),
