@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,5 +50,6 @@ def run(checks: Iterable[Callable[[], None]]) -> None:
             raise
         dist.barrier()
         if RANK == 0:
-            print("good:", check.__name__, flush=True)
+            sys.stdout.write(f"good: {check.__name__}\n")  # in one piece: every rank writes into the same file
+            sys.stdout.flush()
     dist.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -19,7 +20,8 @@ class Model(LightningModule):
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         if batch_idx == 3:
-            print(f"training {os.getpid()}", flush=True)
+            sys.stdout.write(f"training {os.getpid()}\n")  # print may write the line in two pieces, and both ranks write into one pipe
+            sys.stdout.flush()
         return self.layer(batch.float().unsqueeze(1)).mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
