@@ -337,7 +337,7 @@ def test_user_code_that_closes_the_loader_gets_no_batch(workers: int) -> None:
     with Loader.from_dataset(Tagged(N), batch_size=B) as resumed:
         resumed.load_state_dict(loader.state_dict())
         assert resumed.position == got
-    assert got == 2 if workers == 0 else got <= 2
+    assert got in ([0, 1, 2] if workers else [2])  # threads load ahead, and may come to the closing sample earlier
 
 
 @pytest.mark.slow

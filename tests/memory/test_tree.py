@@ -82,15 +82,23 @@ class Pair(tuple):
 
 
 class Row(list):
-    """Like Pair, and can be written to."""
+    """Like Pair, and nobody may write to it."""
 
     name = ""
 
+    def __setitem__(self, *_: Any) -> None:
+        raise TypeError("it forbids this")
 
-def row() -> Row:
-    one = Row([x(), x()])
-    one.name = "row"
-    return one
+    append = extend = __setitem__
+
+    def __copy__(self) -> Row:
+        return self
+
+    @staticmethod
+    def named(name: str, *values: Any) -> Row:
+        row = Row(values)
+        row.name = name
+        return row
 
 
 class Deaf:
@@ -113,7 +121,7 @@ BATCHES = {
     "named tuple that checks": lambda: Span(x(), x()),
     "tuple of its own class": lambda: Pair.named("pair", x(), x()),
     "tuple that is written in C": lambda: torch.stack([x(), x()]).max(0),
-    "list of its own class": row,
+    "list of its own class": lambda: Row.named("row", x(), x()),
     "list around a list": lambda: UserList([x(), x()]),
     "mapping that checks": lambda: Strict(x=x()),
     "mapping whose copies share": lambda: Boxed(x=x(), y=x()),
@@ -187,9 +195,9 @@ def test_a_tuple_keeps_its_class_and_its_attributes():
 
 def test_a_list_keeps_its_class_and_its_attributes():
     """As with ``DataLoader``, whose ``pin_memory`` enters every list. Seen to fail: lists of their own class counted as leaves, so that
-    ``device=`` left what is in them on the CPU.
+    ``device=`` left what is in them on the CPU; `mapped` writing into a copy, which the class may refuse, or which may be the list itself.
     """
-    batch = {"row": row()}
+    batch = {"row": Row.named("row", x(), x())}
     changed = mapped(batch, lambda leaf: leaf.to("meta"), "to")["row"]
     assert (type(changed), changed.name, [leaf.device.type for leaf in changed]) == (Row, "row", ["meta", "meta"])
     assert [leaf.device.type for leaf in batch["row"]] == ["cpu", "cpu"]

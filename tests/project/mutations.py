@@ -3265,8 +3265,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_memory/tree.py",
-        "    if isinstance(tree, list | UserList):  #",
-        "    if isinstance(tree, UserList):  #",
+        "    if isinstance(tree, tuple | list):\n",
+        "    if isinstance(tree, tuple):\n",
         "tests/memory/test_tree.py::test_a_list_keeps_its_class_and_its_attributes",
     ),
     Mutation(
@@ -3277,7 +3277,7 @@ MUTATIONS = [
     ),
     Mutation(
         "_memory/tree.py",
-        "    if isinstance(tree, tuple):\n        return _like(",
+        "    if isinstance(tree, tuple | list):\n        return _like(",
         '    if hasattr(tree, "_fields"):\n        return _like(',
         "tests/memory/test_tree.py::test_mapped_rebuilds_what_checks_itself",
     ),

@@ -25,12 +25,11 @@ def mapped(tree: Any, change: Callable[[Any], Any], method: str = "") -> Any:
         return kind(mapped(value, change, method) for value in tree)
     if method and has_method(tree, method):
         return change(tree)
-    if isinstance(tree, tuple):
+    if isinstance(tree, tuple | list):
         return _like(tree, [mapped(value, change, method) for value in tree])
-    if isinstance(tree, list | UserList):  # of a class of its own
+    if isinstance(tree, UserList):
         row = copy.copy(tree)
-        for place, value in enumerate(tree):
-            row[place] = mapped(value, change, method)
+        row.data = [mapped(value, change, method) for value in tree]
         return row
     if isinstance(tree, MutableMapping):  # an OrderedDict, for example
         other = copy.copy(tree)
@@ -77,13 +76,16 @@ def _parts(tree: Any) -> Iterable[Any] | None:
     return [value for _, value in _fields(tree)] if _is_record(tree) else None
 
 
-def _like(tree: tuple[Any, ...], values: list[Any]) -> Any:
-    """A tuple of ``values`` that is what ``tree`` is: a named tuple, or of another class of its own."""
+def _like(tree: tuple[Any, ...] | list[Any], values: list[Any]) -> Any:
+    """A tuple or a list of ``values`` that is what ``tree`` is: a named tuple, or of another class of its own."""
     kind: Any = type(tree)
+    base: Any = list if isinstance(tree, list) else tuple
     try:
-        other = tuple.__new__(kind, values)  # a custom `__new__` might refuse
+        other = base.__new__(kind, values)  # the methods of the class itself might refuse
     except TypeError:  # of a class that is written in C: torch.Size, and what torch.max returns
         return kind(values)
+    if base is list:
+        list.extend(other, values)  # `list.__new__` leaves it empty
     if hasattr(tree, "__dict__"):
         vars(other).update(vars(tree))
     return other
