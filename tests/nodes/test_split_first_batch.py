@@ -21,6 +21,8 @@ import penstock
 from penstock import SKIP, Fetch, Indices, Loader, SampleError
 from penstock._fetch.error_policy import PartialBatch
 from penstock._fetch.task import FetchTask, Loaded
+from penstock._nodes.delivery_window import Entry
+from penstock._nodes.parallel_mapper import _under_way
 from penstock._workers.pool import IDLE, Job, SplitJob
 from penstock.testing import Tagged, assert_resumes_everywhere
 
@@ -541,7 +543,8 @@ def test_jumping_in_the_middle(method):
 
 
 def test_a_batch_whose_last_part_has_just_been_done_can_be_waited_for() -> None:
-    """A thread may finish it between two looks. Seen to hang: there was nothing to wait for."""
+    """A thread may finish it between two looks. Seen to hang: there was nothing to wait for. Seen to fail: with ``in_order=False`` the wait added the
+    jobs of later batches to the parts of this one, and its result was lost."""
     parts = [Job(0), Job(1)]
     batch = SplitJob(0, parts, list)
     assert (batch.done, batch.under_way) == (False, parts)
@@ -549,3 +552,6 @@ def test_a_batch_whose_last_part_has_just_been_done_can_be_waited_for() -> None:
     assert (batch.done, batch.under_way) == (False, parts[1:])
     parts[1].done = True
     assert (batch.done, batch.under_way) == (True, parts)
+    later = Job(2)
+    assert _under_way([Entry(None, batch, {}), Entry(None, later, {})]) == [*parts, later]
+    assert batch.result() == [None, None]

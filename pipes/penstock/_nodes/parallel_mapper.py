@@ -593,10 +593,7 @@ class Measured:
 
 
 def _under_way(entries: list[Entry]) -> list[Job]:
-    jobs: list[Job] = entries[0].job.under_way
-    for entry in entries[1:]:
-        jobs += entry.job.under_way
-    return jobs
+    return [job for entry in entries for job in entry.job.under_way]  # a new list: `SplitJob` may answer with its own
 
 
 def _in_progress(size: float) -> int:
