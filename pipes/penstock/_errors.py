@@ -1,4 +1,4 @@
-"""The error family; imports nothing.
+"""The error family; imports nothing of ours.
 
 PenstockError
 ├── StateError           a state_dict that this graph cannot load
@@ -13,6 +13,7 @@ PenstockError
 from __future__ import annotations
 
 import contextlib
+import signal
 
 
 class WorkerTraceback(Exception):
@@ -30,6 +31,27 @@ def hide_internal_frames(exc: BaseException) -> None:
     if entry is not None or isinstance(exc.__cause__, WorkerTraceback):
         with contextlib.suppress(Exception):  # a frozen exception keeps its traceback
             exc.__traceback__ = entry
+
+
+def is_own_error(exc: BaseException) -> bool:
+    """Whether the code that ``exc`` came out of raised it, and not Ctrl-C or a signal handler, which may come between any two of its lines.
+
+    An exception is a handler's if its traceback has a frame of a function that is installed as one. A handler that is no Python function leaves none.
+    """
+    if not isinstance(exc, Exception | SystemExit | GeneratorExit):
+        return False
+    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    entry = exc.__traceback__
+    while entry is not None and entry.tb_frame.f_code not in codes:
+        entry = entry.tb_next
+    return entry is None
+
+
+def _code(handler: object) -> object:
+    handler = getattr(handler, "func", handler)  # of a functools.partial
+    if not callable(handler):
+        return None  # SIG_DFL, SIG_IGN, or None for a native one
+    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
 
 
 class PenstockError(Exception):

@@ -106,6 +106,34 @@ def test_its_own_state_makes_a_failed_loader_go_on_exactly(graph):
         assert len(list(loader)) == 5
 
 
+class FailsLater:
+    """Five numbers; the second pass fails after ``good`` of them."""
+
+    def __init__(self, good: int) -> None:
+        self.good, self.passes = good, 0
+
+    def __iter__(self):
+        self.passes += 1
+        for number in range(5):
+            if self.passes == 2 and number == self.good:
+                raise OSError("gone")
+            yield number
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("good", [0, 4])
+def test_an_error_that_was_read_ahead_comes_in_its_turn(graph, good):
+    """Seen to fail: the next epoch began with a `SourceError` about an error that nobody had seen, before the batch that was still good."""
+    with GRAPHS[graph](FailsLater(good)) as loader:
+        assert list(loader) == [[0, 1, 2, 3], [4]]
+        got = []
+        with pytest.raises(OSError, match="gone"):
+            got += iter(loader)
+        assert got == [[0, 1, 2, 3]][: good // 4]
+        with pytest.raises(SourceError, match="raised OSError earlier"):
+            next(iter(loader))
+
+
 def test_an_epoch_that_is_asked_for_begins_anew_after_a_failure():
     with GRAPHS["a mapper"](Disk({9})) as loader:
         batches = iter(loader)

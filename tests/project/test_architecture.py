@@ -26,7 +26,7 @@ MAY_IMPORT = {  # room: those it may import from
     "_arguments": "",
     "_errors": "",
     "_statistics": "",
-    "_random": "_arguments",
+    "_random": "_arguments _errors",
     "_memory": "",
     "_workers": "_errors _statistics _memory",
     "_fetch": "_arguments _errors _statistics _random _memory _workers",

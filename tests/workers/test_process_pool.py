@@ -713,6 +713,66 @@ def _lambda(cell: Any) -> Any:
     return lambda: None
 
 
+class Explodes:
+    """Something happens where it is unpickled, which is not where it was pickled."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.pid = what, os.getpid()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if os.getpid() == self.pid:
+            return
+        if self.what == "signal":
+            signal.raise_signal(signal.SIGUSR1)
+        else:
+            sys.exit(3)
+
+
+class ExplodingError(Exception):
+    def __init__(self, inside: Explodes) -> None:
+        super().__init__(inside)
+
+    def __str__(self) -> str:
+        return "explodes"
+
+
+def explosive(cell: Any, what: str) -> Explodes:
+    return Explodes(what)
+
+
+def raises_explosive(cell: Any, what: str) -> None:
+    raise ExplodingError(Explodes(what))
+
+
+@pytest.mark.parametrize("function", [explosive, raises_explosive])
+def test_a_result_or_an_error_that_exits_as_it_is_unpickled_ends_no_program(pools: Any, function: Any) -> None:
+    """Seen to fail: SystemExit came out of `wait`, and the workers were replaced each time."""
+    pool = pools(1)
+    with pytest.raises(SampleError, match=r"rebuilt here: SystemExit: 3|ExplodingError: explodes"):
+        done(pool, function, "exit")
+    assert done(pool, echo, 1) == 1
+    assert pool.statistics().restarts == 0
+
+
+@pytest.mark.parametrize("function", [explosive, raises_explosive])
+def test_what_a_signal_handler_raises_while_an_answer_is_unpickled_is_no_error_of_the_answer(pools: Any, function: Any) -> None:
+    """Seen to fail: a `SampleError` ("could not be rebuilt here"); or nothing at all, and the answer's own error in words."""
+
+    def handler(number: int, frame: Any) -> None:
+        struck.append(ValueError("of the handler"))
+        raise struck[0]
+
+    struck: list[ValueError] = []
+    handled = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(ValueError, match="of the handler") as caught:
+            done(pools(1), function, "signal")
+    finally:
+        signal.signal(signal.SIGUSR1, handled)
+    assert caught.value is struck[0]
+
+
 def test_a_task_that_cannot_be_pickled_is_refused(pools: Any) -> None:
     pool = pools(1)
     with pytest.raises((AttributeError, pickle.PicklingError)):

@@ -24,6 +24,8 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
+from penstock._errors import is_own_error
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -368,7 +370,9 @@ class _InPlace:
             end = self._written + len(column)
             try:
                 self._field.write(column, self._memory if len(column) == self._rows else self._memory[self._written : end])
-            except (TypeError, ValueError, RuntimeError, OverflowError, struct.error):
+            except (TypeError, ValueError, RuntimeError, OverflowError, struct.error) as exc:
+                if not is_own_error(exc):
+                    raise
                 rows = [self.row(row) for row in range(self._written)]
                 self._fallback = _ListField(self._field.column, self._field.path)
                 self._fallback.add(rows)
@@ -428,7 +432,9 @@ class _Numbers:
                 pack, table, size = field.row.pack_into, cast("Any", self._table), field.row.size
                 for at, row in zip(range(self._written * size, end * size, size), column, strict=True):
                     pack(table, at, *row)
-            except (TypeError, ValueError, OverflowError, struct.error):
+            except (TypeError, ValueError, OverflowError, struct.error) as exc:
+                if not is_own_error(exc):
+                    raise
                 written = self._table[: self._written].T.tolist()
                 self._fallback = [_ListField(field.column, path) for path in field.paths]
                 for one, values in zip(self._fallback, written, strict=True):

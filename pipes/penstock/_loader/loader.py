@@ -17,12 +17,12 @@ import json
 import logging
 import os
 import weakref
-from typing import IO, TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, final, overload
+from typing import IO, TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeGuard, TypeVar, final, overload
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock._arguments import LONGEST_LINE, LONGEST_S, cut, seconds, whole_number
-from penstock._errors import ClosedError, GraphError, SourceError, StateError, StateMismatch, hide_internal_frames
+from penstock._errors import ClosedError, GraphError, SourceError, StateError, StateMismatch, hide_internal_frames, is_own_error
 from penstock._fetch.indices import Indices
 from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.cursor import EpochCursor, Jump, PassMark, Stands
@@ -527,7 +527,7 @@ class Loader(FromDataset, Generic[T]):
         if not self._run and not self._cursor.pending:
             warn_if_in_step(self)
         failure = self.root.failure()  # a ClosedError: an interrupted jump had begun to take a reader out of the source
-        if isinstance(failure, Exception) and not isinstance(failure, ClosedError) and not self._cursor.is_told:
+        if _is_of_source(failure) and not isinstance(failure, ClosedError) and not self._cursor.is_told:
             raise SourceError.after(failure)
         move = self._cursor.start()
         state = None
@@ -587,7 +587,7 @@ class Loader(FromDataset, Generic[T]):
         failure = self.root.failure()
         if isinstance(exc, Exception):  # A source that failed may have moved without saying so: its state means nothing.
             self._cursor.raised(self.root.get_state() if failure is None else self._cursor.state)
-            if failure is not None and not isinstance(failure, Exception):
+            if failure is not None and not _is_of_source(failure):
                 self._cursor.lost()  # a signal handler raised in the middle of the graph
         if isinstance(exc, StopIteration):
             raise GraphError(
@@ -734,6 +734,10 @@ def _check_root(root: Any, misplaced: tuple[Any, ...], dataset_words: dict[str, 
     raise GraphError(
         f"Loader(root) takes the last node of a graph, not a {came}. For a dataset write Loader.from_dataset(dataset{words or ', batch_size=…'})."
     )
+
+
+def _is_of_source(failure: BaseException | None) -> TypeGuard[Exception]:
+    return isinstance(failure, Exception) and is_own_error(failure)
 
 
 def _checked_epoch(epoch: int) -> int:

@@ -97,12 +97,17 @@ class DeliveryWindow:
         if not self._entries:
             return True
         last = self._entries[-1]
-        if isinstance(last.value, BaseException):
+        if self.holds_error:
             return False  # whether the source can go on after this error is known only once it has been raised
         if not is_mark(last.value):
             return True
         empty_epoch = len(self._entries) > 1 and is_mark(self._entries[-2].value)  # stop here, or a source without items is pulled forever
         return run_ahead and not empty_epoch
+
+    @property
+    def holds_error(self) -> bool:
+        """Whether the source has raised, and the consumer has yet to come to that."""
+        return bool(self._entries) and isinstance(self._entries[-1].value, BaseException)
 
     def push(self, entry: Entry) -> None:
         """Add the item that was just pulled."""

@@ -241,7 +241,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
         return self._source is None or self._source.may_run_ahead
 
     def failure(self) -> BaseException | None:
-        """The error after which the position of a source is unknown; None if there is none. `reset` clears it."""
+        """The error after which the position of a source is unknown, once `next` has raised it; None if there is none. `reset` clears it."""
         return None if self._source is None else self._source.failure()
 
     def interrupt(self) -> None:

@@ -18,7 +18,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 
 from penstock._arguments import seconds, whole_number
-from penstock._errors import ClosedError, GraphError, StateError, StateMismatch
+from penstock._errors import ClosedError, GraphError, StateError, StateMismatch, is_own_error
 from penstock._fetch.error_policy import ErrorBudget, annotate, check_policy
 from penstock._fetch.fetch import Fetch
 from penstock._fetch.indices import Indices
@@ -293,7 +293,9 @@ class ParallelMapper(Node[T]):
         self.source.check(state["source"])
 
     def failure(self) -> BaseException | None:
-        return KeyboardInterrupt("in the middle of a change to the window") if self._window.torn else self.source.failure()
+        if self._window.torn:
+            return KeyboardInterrupt("in the middle of a change to the window")
+        return None if self._window.holds_error else self.source.failure()
 
     def interrupt(self) -> None:
         if self._pool is not None:
@@ -462,6 +464,8 @@ class ParallelMapper(Node[T]):
                 window.exhaust()
                 return
             except Exception as exc:  # from the source, or from submitting the item; `next` raises it when its turn comes
+                if not is_own_error(exc):
+                    raise
                 if item is not None:
                     annotate(exc, f"while handing over {self._work.name(item, IDLE)}")
                 entry = Entry(exc, None, source.get_state())
@@ -481,6 +485,8 @@ class ParallelMapper(Node[T]):
             window.exhaust()
             return _HELD
         except Exception as exc:
+            if not is_own_error(exc):
+                raise
             window.push(Entry(exc, None, source.get_state()))
             return _HELD
         state = source.get_state()
@@ -506,7 +512,7 @@ class ParallelMapper(Node[T]):
             job = Job(item)
             if value is not _HELD:
                 job.value, job.done = value, True
-            elif isinstance(exc, Exception | SystemExit | GeneratorExit):
+            elif isinstance(exc, Exception) or is_own_error(exc):
                 job.error, job.done = exc, True
                 self._inline.meter.end()
             window.push(Entry(None, job, state))

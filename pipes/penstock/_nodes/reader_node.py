@@ -84,6 +84,9 @@ class ReaderNode(Node[T]):
     def remaining(self, state: State | None = None) -> int | None:
         return self.source.remaining(self.get_state() if state is None else state)
 
+    def failure(self) -> BaseException | None:
+        return None if self._pump is not None and self._pump.holds_error else super().failure()
+
     def interrupt(self) -> None:
         (self.source if self._pump is None else self._pump).interrupt()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, TypeVar, final
 
+from penstock._errors import is_own_error
 from penstock._random.global_rng import GlobalRngSnapshot, forget_interrupted, global_rngs_kept, note_watched, seed_globals
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class GlobalSeeding:
             forget_interrupted()
         if drew:
             self._calm = None
-            if error is None or isinstance(error, Exception):
+            if error is None or (isinstance(error, Exception) and is_own_error(error)):  # a handler's would not come again
                 with self.kept(kept):
                     return load()
         if error is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, final
 
+from penstock._errors import is_own_error
 from penstock._workers.pool import Job
 
 if TYPE_CHECKING:
@@ -30,12 +31,14 @@ class InlinePool:
         return Job(task)
 
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
-        """Do the first of ``jobs``. Ctrl-C is not the job's error: it propagates, and the job stays to be done."""
+        """Do the first of ``jobs``. Ctrl-C and ``sys.exit`` in a signal handler are not its error: they propagate, and the job stays to be done."""
         job, meter = jobs[0], self._meter
         meter.begin()
         try:
             job.value = self._work(job.task, self._allocate)
-        except (Exception, SystemExit, GeneratorExit) as exc:
+        except BaseException as exc:
+            if not isinstance(exc, Exception) and not is_own_error(exc):
+                raise
             job.error = exc
         meter.end()
         job.done = True

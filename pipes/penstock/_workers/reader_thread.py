@@ -240,6 +240,13 @@ class ReaderThread:
         finally:
             del error  # its traceback refers to this frame: break the cycle
 
+    @property
+    def holds_error(self) -> bool:
+        """Whether the source has raised, and `next` has yet to come to that. While the reader is in the source, nobody knows."""
+        core, items = self._core, self._shelf.items
+        with core.lock:
+            return core.inside or bool(items and items[-1].error is not None)
+
     def interrupt(self) -> None:
         """Make `next` raise `ClosedError` until the next `reset`, also one that waits now. Thread-safe."""
         with self._core.lock:

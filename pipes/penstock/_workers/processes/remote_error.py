@@ -7,7 +7,7 @@ import pickle
 import traceback
 from typing import NamedTuple, cast
 
-from penstock._errors import SampleError, WorkerTraceback, hide_internal_frames
+from penstock._errors import SampleError, WorkerTraceback, hide_internal_frames, is_own_error
 
 
 class RemoteError(NamedTuple):
@@ -58,9 +58,12 @@ class RemoteError(NamedTuple):
         """
         error: BaseException | None = None
         if self.pickled is not None:
-            with contextlib.suppress(Exception):  # the worker alone may know its class; a frozen dataclass takes no cause
+            try:
                 error = cast("BaseException", pickle.loads(self.pickled))
                 error.__cause__ = WorkerTraceback(where, self.trace)
+            except BaseException as exc:
+                if not is_own_error(exc):
+                    raise  # otherwise the worker alone knows its class, or it is a frozen dataclass, which takes no cause
         if error is None or not isinstance(error.__cause__, WorkerTraceback):
             error = SampleError(
                 f"{self.kind}: {self.message} (raised while doing {what} in {where}; the exception cannot be pickled, so only its text is here)"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock._errors import SampleError
+from penstock._errors import SampleError, is_own_error
 from penstock._memory.modes import neutral_modes
 from penstock._memory.parcel import unpack
 from penstock._memory.shared_memory import attach, create
@@ -198,7 +198,9 @@ class WorkerHandle:
             return task, None, None
         try:
             value = self.value(place, answer)
-        except Exception as error:
+        except BaseException as error:
+            if not is_own_error(error):
+                raise
             lost = SampleError(f"{named(task.job)}: the result could not be rebuilt here: {type(error).__name__}: {error}")
             lost.__cause__ = error
             return task, None, lost
