@@ -18,8 +18,12 @@ examples:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit code."""
-    chosen = _parser().parse_args(arguments)
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
     try:
+        if chosen.command is None:
+            parser.print_help(sys.stderr)
+            return 2
         if chosen.command == "index":
             from penstock._streams.indexing import index_files
 
@@ -35,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m penstock", description="Tools for data loaders, penstock's and others.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     bench = commands.add_parser(
         "bench",
         help="measure a loader: where the time goes, and which workers to use",
@@ -46,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "target",
         metavar="MODULE:FACTORY",
-        help="a function without arguments that returns the loader, in a module or a file: project.data:make_loader, path/to/train.py:make_loader",
+        help="a function without arguments that returns the loader or a dataset, in a module or a file: project.data:make_loader, path/to/train.py:make_loader",
     )
     bench.add_argument(
         "--step-ms",
@@ -65,9 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="with --compare: how many threads and processes (default: as given, or one for each CPU)",
     )
-    bench.add_argument(
-        "--batch-size", type=_positive, default=32, metavar="N", help="with --compare, if the factory returns a dataset (default: 32)"
-    )
+    bench.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="if the factory returns a dataset (default: 32)")
     bench.add_argument("--plot", metavar="FILE", help="draw each wait into a picture, such as waits.png (needs matplotlib)")
     bench.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     bench.add_argument("pipes", nargs="?", help=argparse.SUPPRESS)
@@ -104,7 +106,7 @@ def _bench(chosen: argparse.Namespace) -> int:
             candidates = compare.compare(chosen.target, chosen.seconds, step_s, chosen.workers, chosen.batch_size)
             print(compare.text_of(candidates, step_s))
             return 0 if compare.recommended(candidates) is not None else 1
-        found = bench.measure(chosen.target, chosen.seconds, step_s)
+        found = bench.measure(chosen.target, chosen.seconds, step_s, chosen.batch_size)
         print(bench.text_of(found))
         if chosen.plot:
             from penstock._observe.plot import plot_waits

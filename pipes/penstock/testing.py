@@ -67,7 +67,7 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
 
     Args:
         build: Builds a new graph, or a new `Loader` over one; it is called ``steps + 2`` times.
-        steps: How many items to compare, marks included. Choose enough to cross the ends of two epochs.
+        steps: How many items to compare, marks included. Choose enough to cross the ends of two epochs, and to see items of two.
 
     Raises:
         AssertionError: Names the step and the difference.
@@ -81,6 +81,9 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
     whole.close()
     crossed = whole.crossed
     assert crossed >= 2, f"{steps} steps cross {crossed} epoch ends, but at least 2 are needed to test the states there. Use more steps."
+    assert whole.filled >= 2, (
+        f"only {whole.filled} of the first {crossed + 1} epochs had an item: a node that ends for good after its first epoch is wrong."
+    )
     for stop, state in enumerate(states):
         resumed = make(build())
         try:
@@ -175,7 +178,8 @@ class _Stepper:
 
     def __init__(self, node: Any) -> None:
         self.node = node
-        self.crossed = 0
+        self.crossed = self.filled = 0  # epochs that have ended, and those that had an item
+        self.empty = True  # the current one
 
     def state(self) -> str:
         return json.dumps(self.node.state_dict(), sort_keys=True)
@@ -187,7 +191,10 @@ class _Stepper:
 
     def step(self) -> Any:
         item = next(self.node)
-        self.crossed += isinstance(item, EndOfEpoch)
+        is_mark = isinstance(item, EndOfEpoch)
+        self.crossed += is_mark
+        self.filled += self.empty and not is_mark
+        self.empty = is_mark
         return item
 
     def close(self) -> None:
@@ -200,7 +207,8 @@ class _LoaderStepper:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self.iterator = iter(loader)
-        self.crossed = 0
+        self.crossed = self.filled = 0  # epochs that have ended, and those that had an item
+        self.empty = True  # the current one
 
     def state(self) -> str:
         return json.dumps(self.loader.state_dict())
@@ -209,11 +217,15 @@ class _LoaderStepper:
         self.loader.load_state_dict(json.loads(state))
 
     def step(self) -> Any:
-        for batch in self.iterator:
-            return (self.loader.epoch, batch)
-        self.crossed += 1
-        self.iterator = iter(self.loader)
-        return self.step()
+        for _ in range(3):  # a state of an epoch's last batch begins with the empty remainder
+            for batch in self.iterator:
+                self.filled += self.empty
+                self.empty = False
+                return (self.loader.epoch, batch)
+            self.crossed += 1
+            self.empty = True
+            self.iterator = iter(self.loader)
+        raise AssertionError(f"epochs {self.loader.epoch - 2} and {self.loader.epoch - 1} had no batch.")
 
     def close(self) -> None:
         self.loader.close()

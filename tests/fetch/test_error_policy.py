@@ -365,7 +365,7 @@ def test_the_budget_is_that_of_its_definition(batches, max_errors):
         else:
             over = any(sum(end - WINDOW < one <= end for one in failed) > max_errors * WINDOW for end in failed[len(failed) - len(rows) :])
         try:
-            assert budget.passed(size, value, "") == "value"
+            assert budget.passed(size, value, "", {"position": samples}) == "value"
             raised = False
         except SampleError:
             raised = True

@@ -295,6 +295,22 @@ def test_the_law_wants_two_ends_of_an_epoch():
         assert_resumes_everywhere(lambda: Cycler(Sampler(SequentialOrder(9))), steps=12)
 
 
+class Once(Node):
+    """Gives the items of epoch 0, and of every later epoch nothing but its end."""
+
+    def next(self):
+        while not isinstance(item := next(self.source), penstock.EndOfEpoch) and item.epoch:
+            pass
+        return item
+
+
+@pytest.mark.parametrize("roof", [Once, lambda source: Loader(Once(source))], ids=["node", "loader"])
+def test_the_law_wants_items_in_two_epochs(roof):
+    """Seen to fail: a node that has ended for good resumes everywhere, and a loader of it ended in a `RecursionError`."""
+    with pytest.raises(AssertionError, match=r"only 1 of the first \d epochs had an item|epochs 1 and 2 had no batch"):
+        assert_resumes_everywhere(lambda: roof(Cycler(Sampler(SequentialOrder(4)))), steps=11)
+
+
 # Transparent law.
 
 SAVE = {"num_workers": 0}

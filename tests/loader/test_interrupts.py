@@ -341,6 +341,24 @@ def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: dict[
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", [{}, {"num_workers": 1, "method": "thread"}], ids=["inline", "threads"])
+def test_a_batch_that_an_interrupt_has_kept_back_counts_once_in_the_error_budget(how: dict[str, Any]) -> None:
+    """Seen to fail: counted each time it came, and more samples had failed than there are bad ones."""
+    line, struck = 0, True
+    while struck:
+        line += 1
+        with Loader.from_dataset(Fails(), 4, on_error="skip", max_errors=1, run_ahead=False, **how) as loader:
+            batches = iter(loader)
+            got = [next(batches).tolist() for _ in range(2)]
+            batch, struck = interrupted_at(line, lambda batches=batches: next(batches))
+            got += [batch.tolist() for batch in ([] if batch is None else [batch])] + [batch.tolist() for batch in batches]
+            (counts,) = [node.failures for node in loader.statistics().nodes if node.failures is not None]
+        assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 10, 11], *(list(range(first, first + 4)) for first in (12, 16, 20))]
+        assert (counts.samples, counts.failed, counts.skipped) == (24, 1, 1), f"interrupted at line {line}"
+    assert line > 20
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
 @pytest.mark.parametrize("name", ["inline", "threads", "a stream"])
 @pytest.mark.parametrize("where", ["before", "behind"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock import Loader, Mix
+from penstock import Loader, Mix, Shards
 from penstock.__main__ import main
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out = said(state_after(2, Mix({"a": [1, 2], "b": [3]}, {"a": 1, "b": 1}, epoch_size=50)), tmp_path, capsys)
     assert "order     a mix, seed 0; 50 items an epoch" in out
     assert "sources=" in out
+    out = said(state_after(2, Shards(2, lambda shard: iter(range(50)), epoch_size=60, lanes=1)), tmp_path, capsys)
+    assert "needs     epoch_size=60, this order" in out  # seen to fail: "a dataset of 60 samples", and the streams have 100
     state = {"source": {"epoch": 2, "source": {"epoch": 2, "position": 8}}, "delivered": [1, 3], "rank": 1, "world_size": 4}
     out = said({"penstock": json.dumps({"format": 1, "settings": {}, "state": state})}, tmp_path, capsys)
     assert "2 later batches were delivered before older ones" in out
@@ -198,6 +200,13 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
             main([*words, "--help"])
         assert ended.value.code == 0
         assert expected in capsys.readouterr().out
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: "the following arguments are required: COMMAND", which names none."""
+    assert main([]) == 2
+    shown = capsys.readouterr().err
+    assert [command for command in ("bench", "state", "index") if f"\n    {command} " in shown] == ["bench", "state", "index"]
 
 
 def test_an_epoch_that_python_does_not_print_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,10 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import Subset
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
-from penstock import Loader
+from penstock import Loader, Resident, keep
 from penstock.__main__ import main
 from penstock._streams.tar import sample_offsets
 from penstock.formats import tar
@@ -241,3 +242,21 @@ class TestCounts:
         (tmp_path / "index.json").write_text(text)
         with pytest.raises(ValueError, match="nobody knows"):
             tar(path)
+
+
+@pytest.mark.parametrize(
+    "read_all",
+    [
+        lambda dataset: keep(Subset(dataset, range(3)), lambda sample: "x" in sample),
+        lambda dataset: Resident(dataset, transform=len, progress=False),
+    ],
+    ids=["keep", "Resident"],
+)
+def test_what_reads_all_of_it_once_leaves_no_file_open(read_all, tmp_path):
+    """Seen to fail: every shard stayed open for as long as the result was held."""
+    paths = [write(tmp_path / f"{number}.tar", ["a.x", "b.x"]) for number in range(2)]
+    index(*paths)
+    result = read_all(tar(paths))
+    still = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+    assert not set(paths) & set(still)
+    assert len(result[0]) if isinstance(result, Subset) else len(result) == 4

@@ -22,6 +22,7 @@ from penstock._fetch.fetch import epoch_aware
 from penstock._loader.loader import Loader
 from penstock._random.orders import SequentialOrder
 from penstock._streams.progress import Progress
+from penstock._streams.shards import close_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,11 +107,14 @@ def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: A
         run_ahead=False,
     )
     masks, done = [np.zeros(0, bool)], 0
-    with loader, Progress(f"asking {name}", len(dataset), "samples") as progress:
-        for mask in loader:
-            masks.append(mask)
-            done += len(mask)
-            progress.at(done)
+    try:
+        with loader, Progress(f"asking {name}", len(dataset), "samples") as progress:
+            for mask in loader:
+                masks.append(mask)
+                done += len(mask)
+                progress.at(done)
+    finally:
+        close_shards(dataset)
     return np.flatnonzero(np.concatenate(masks))
 
 

@@ -19,6 +19,7 @@ from penstock._memory.modes import in_neutral_modes
 from penstock._memory.tree import leaves, mapped
 from penstock._random.order import brought_order
 from penstock._streams.progress import Progress
+from penstock._streams.shards import close_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,10 @@ class Resident(ArrayDataset):
                 f"{type(dataset).__name__} has a set_epoch, so its samples change with the epoch, but Resident reads them once. Put the random part into augment."
             )
         start = time.perf_counter()
-        fields = _loaded(_Transformed(dataset, transform), where, max_bytes, num_workers, method, progress)
+        try:
+            fields = _loaded(_Transformed(dataset, transform), where, max_bytes, num_workers, method, progress)
+        finally:
+            close_shards(dataset)
         super().__init__(fields, len(dataset), augment)
         self._ordered = None if brought_order(dataset, shuffle=False, seed=0) is None else dataset  # kept for its order only
         self.nbytes = sum(field.nbytes for field in leaves(fields))

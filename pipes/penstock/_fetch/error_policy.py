@@ -91,17 +91,24 @@ class ErrorBudget:
         self._samples = self._failed = self._skipped = 0
         self._recent: deque[int] = deque()  # numbers of the failed samples, counted from the first; used for a rate only
         self._last = ""
+        self._counted: tuple[Any, ...] = None, 0, 0, 0, self._recent, ""  # the state before the last batch, and what was counted then
 
-    def passed(self, samples: int, value: Any, worker: str) -> Any:
+    def passed(self, samples: int, value: Any, worker: str, state: Any) -> Any:
         """Count the next batch, of ``samples`` samples, and return its value.
+
+        ``state`` is the graph's before this batch is delivered. If that is where the last batch came from, an interrupt has kept it from the consumer,
+        or the state was loaded again: this batch then counts in its place.
 
         Raises:
             SampleError: More samples failed than ``max_errors`` allows, or the batch is empty because all of its samples failed.
         """
+        if state == self._counted[0]:
+            _, self._samples, self._failed, self._skipped, self._recent, self._last = self._counted
+        self._counted = state, self._samples, self._failed, self._skipped, self._recent, self._last
         before, self._samples = self._samples, self._samples + samples
         if type(value) is not PartialBatch:
             return value
-        exceeded = False
+        exceeded, self._recent = False, self._recent.copy()
         for failure in value.failures:
             exceeded = self._count(before, failure, worker) or exceeded
         failure = value.failures[-1]

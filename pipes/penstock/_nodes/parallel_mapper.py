@@ -576,7 +576,7 @@ class ParallelMapper(Node[T]):
         measured.samples += samples
         value: T = job.result()
         if self._tolerance is not None:
-            value = self._tolerance.passed(samples, value, "" if job.worker == IDLE else f" in worker {job.worker}")
+            value = self._tolerance.passed(samples, value, "" if job.worker == IDLE else f" in worker {job.worker}", self.get_state())
         return value
 
     def _check_rank(self, state: State) -> None:

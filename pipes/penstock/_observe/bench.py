@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from penstock._loader.loader import Loader
 from penstock._observe.memory import memory_of_processes
-from penstock._observe.target import TargetError, built, check_iterable
+from penstock._observe.target import TargetError, as_loader, built
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,7 +169,7 @@ class Measured:
     report: str = ""
 
 
-def measure(target: str, seconds: float, step_s: float) -> Measured:
+def measure(target: str, seconds: float, step_s: float, batch_size: int) -> Measured:
     """Build what ``target`` names, and measure it: first, if given, in a loop with a step, then in one that takes batches as fast as they come.
 
     Raises:
@@ -177,9 +177,8 @@ def measure(target: str, seconds: float, step_s: float) -> Measured:
     """
     before = memory_of_processes()
     start = time.perf_counter()
-    loader = built(target)
+    loader = as_loader(built(target), batch_size)
     build_s = time.perf_counter() - start
-    check_iterable(loader)
     name = described(loader)
     reader = Reader(loader)
     try:

@@ -244,8 +244,8 @@ def answer_questions(words: dict[str, Any], questions: int, answers: int) -> Non
 def _built(words: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     given = built(words["target"])
     if words["method"] == "given":
-        with_workers(given, 0, "thread", words["batch_size"]).close()  # refuses what cannot be compared
         num_workers = _workers_of(given) if isinstance(given, Loader) else getattr(given, "num_workers", 0)
+        with_workers(given, 0, "thread", words["batch_size"]).close()  # refuses what cannot be compared
         measured = isinstance(given, DataLoader)  # a loader of ours is one of the others
         name = f"{type(given).__name__} as given, {f'{num_workers} processes' if num_workers else 'no workers'}"
         return given, {"measured": measured, "num_workers": num_workers, "name": name}

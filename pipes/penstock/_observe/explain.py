@@ -34,6 +34,8 @@ _ORDERS: Final = {
     "mixed lanes": "a mix of streams",
     "lanes": "lanes of shards",
 }
+_OF_EPOCH_SIZE: Final = ("lanes", "mixed lanes")
+"""Orders of streams: their length is what the user says, ``epoch_size``."""
 _KNOWN: Final = {"order", "length", "seed", "split", "batches_of", "dataset_length", "source", "groups"}
 
 
@@ -91,7 +93,9 @@ def words(state: dict[str, Any]) -> list[tuple[str, str]]:
         window = f", window {settings['window']}" if settings.get("window") else ""
         lines.append(("order", f"{_ORDERS.get(str(order), str(order))}{seed}{window}; {_count(settings.get('length'), 'items')} an epoch"))
     needs = []
-    if "dataset_length" in settings:
+    if "dataset_length" in settings and order in _OF_EPOCH_SIZE:
+        needs.append(f"epoch_size={json.dumps(settings['dataset_length'])}")
+    elif "dataset_length" in settings:
         needs.append(f"a dataset of {_count(settings['dataset_length'], 'samples')}")
     if "source" in settings:
         needs.append(f"a source of the class {settings['source']}")

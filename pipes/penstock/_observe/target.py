@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate, default_convert
 
 from penstock._loader.loader import Loader
 from penstock._nodes.parallel_mapper import ParallelMapper
+
+if TYPE_CHECKING:
+    from penstock._nodes.node import Node
 
 
 class TargetError(Exception):
@@ -58,16 +61,17 @@ def _module(name: str, said: str) -> Any:
         raise
 
 
-def check_iterable(loader: Any) -> None:
-    """Refuse what cannot be iterated.
+def as_loader(given: Any, batch_size: int) -> Any:
+    """``given``, if it can be iterated; if it is a dataset that can only be read by index, a `Loader` over it, shuffled and without workers.
 
     Raises:
-        TargetError: It is a dataset, or something else.
+        TargetError: It is neither.
     """
-    if hasattr(type(loader), "__iter__") or (not hasattr(type(loader), "__len__") and hasattr(type(loader), "__getitem__")):
-        return
-    hint = " It looks like a dataset: add --compare, or return a loader over it." if is_dataset(loader) else ""
-    raise TargetError(f"the factory returned a {type(loader).__name__}, which cannot be iterated.{hint}")
+    if hasattr(type(given), "__iter__") or (not hasattr(type(given), "__len__") and hasattr(type(given), "__getitem__")):
+        return given
+    if is_dataset(given):
+        return with_workers(given, 0, "thread", batch_size)
+    raise TargetError(f"the factory returned an object of the class {type(given).__name__}, which cannot be iterated.")
 
 
 def is_dataset(one: Any) -> bool:
@@ -80,7 +84,7 @@ def with_workers(given: Any, num_workers: int, method: Any, batch_size: int) -> 
     """A `Loader` over the same data in the same batches, with other workers.
 
     Args:
-        given: A `Loader` that has not started, a ``DataLoader``, or a map-style dataset.
+        given: A `Loader` that has not started, and whose graph the new one takes over; a ``DataLoader``; or a map-style dataset.
         num_workers: 0 loads inline.
         method: ``"thread"`` or ``"process"``.
         batch_size: For a dataset.
@@ -89,10 +93,16 @@ def with_workers(given: Any, num_workers: int, method: Any, batch_size: int) -> 
         TargetError: It is something else, or its data is not read by index.
     """
     if isinstance(given, Loader):
-        mapper = next((node for node in given.root.chain() if isinstance(node, ParallelMapper)), None)
-        if mapper is None:
-            raise TargetError("this Loader has no ParallelMapper, so there are no workers to compare.")
-        return Loader(ParallelMapper(mapper.source, mapper.map_fn, num_workers, mapper.in_order, method))
+        downstream: Node[Any] | None = None
+        for node in given.root.chain():
+            if isinstance(node, ParallelMapper):
+                mapper: Node[Any] = ParallelMapper(node.source, node.map_fn, num_workers, node.in_order, method)
+                if downstream is None:
+                    return Loader(mapper)
+                downstream._source = mapper  # what else the graph does with a batch is measured too
+                return Loader(given.root)
+            downstream = node
+        raise TargetError("this Loader has no ParallelMapper, so there are no workers to compare.")
     if isinstance(given, DataLoader):
         if isinstance(given.dataset, IterableDataset):
             raise TargetError(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, final
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from penstock._arguments import Shown, whole_number
 from penstock._random.orders import SequentialOrder, ShuffledOrder
@@ -180,6 +180,14 @@ class Shards(Shown, Dataset[Any]):
     def close(self) -> None:
         """Close the files that are open in this process; garbage collection does the same. Idempotent. Reading opens them again."""
         self._records.close()
+
+
+def close_shards(dataset: Any) -> None:
+    """Close what was opened to read all of ``dataset``, if it is `Shards` or a subset of them: whoever reads it next may want one shard, or another process."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    if isinstance(dataset, Shards):
+        dataset.close()
 
 
 @final
