@@ -14,7 +14,7 @@ from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._fetch.array_dataset import ArrayDataset
 from penstock._fetch.fetch import epoch_aware
 from penstock._loader.loader import Loader
-from penstock._memory.devices import resolve_device
+from penstock._memory.devices import device_module, resolve_device
 from penstock._memory.modes import in_neutral_modes
 from penstock._memory.tree import leaves, mapped
 from penstock._random.order import brought_order
@@ -190,7 +190,7 @@ def _check(dataset: _Transformed, batch: Any, device: torch.device, max_bytes: i
 def _free(device: torch.device) -> int | None:
     """Bytes of free memory on ``device``; None if unknown."""
     if device.type != "cpu":
-        info = getattr(torch.get_device_module(device), "mem_get_info", None)
+        info = getattr(device_module(device), "mem_get_info", None)
         return None if info is None else int(info(device)[0])
     try:
         with open("/proc/meminfo") as lines:

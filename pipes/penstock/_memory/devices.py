@@ -1,13 +1,17 @@
-"""Devices: which ones this machine has, and page-locked memory for copies to them."""
+"""Devices: which ones this machine has, page-locked memory for copies to them, and the streams that copy."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from penstock._memory.tree import has_method, mapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def present_accelerator() -> torch.device | None:
@@ -63,3 +67,70 @@ def can_pin() -> bool:
     """Whether pinned memory speeds up copies to this machine's accelerator."""
     accelerator = present_accelerator()
     return accelerator is not None and accelerator.type != "mps"
+
+
+def device_module(device: torch.device) -> Any:
+    """The module of a kind of device, such as ``torch.cuda``; None if its backend has none."""
+    try:
+        return torch.get_device_module(device)
+    except RuntimeError:
+        return None
+
+
+@final
+class Streams:
+    """A stream of its own for copies to ``device``, and the streams of whoever asks.
+
+    Torch's generic interface does all of it (``torch.Stream``, ``torch.accelerator``). Where a backend does not implement that, its module does it, as
+    ``torch.cuda`` would.
+
+    Attributes:
+        own: A new stream, with ``record_event`` and ``wait_event``; None if the device has no other stream than its default one.
+        records: Whether ``tensor.record_stream`` keeps memory from being used again before a stream is done with it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._module: Any = None
+        self.own: Any
+        try:
+            current, self.own = self.current(), torch.Stream(device)
+        except (RuntimeError, TypeError, ValueError):  # the backend does not implement it, or this is another accelerator
+            self._module = device_module(device)
+            self.own = self._module.Stream(device) if hasattr(self._module, "Stream") else None
+        else:
+            if self.own == current:  # as on MPS
+                self.own = None
+        self.records = self.own is not None and self._can_record()
+
+    def _can_record(self) -> bool:
+        try:
+            torch.empty(1, device=self._device).record_stream(self.own)
+        except RuntimeError:  # also NotImplementedError
+            return False
+        return True
+
+    def current(self) -> Any:
+        """The current stream of the calling thread."""
+        return (torch.accelerator if self._module is None else self._module).current_stream(self._device)
+
+    def enter_thread(self) -> None:
+        """Make the device the calling thread's current one."""
+        if self._module is None:
+            torch.accelerator.set_device_index(self._device)
+        else:
+            self._module.set_device(self._device)
+
+    @contextlib.contextmanager
+    def on_own(self) -> Iterator[None]:
+        """Make the new stream the calling thread's current one."""
+        if self._module is not None:
+            with self._module.stream(self.own):
+                yield
+            return
+        before = self.current()
+        torch.accelerator.set_stream(self.own)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)

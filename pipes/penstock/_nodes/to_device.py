@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 import torch
 
-from penstock._memory.devices import can_pin, pin, resolve_device
+from penstock._memory.devices import Streams, can_pin, pin, resolve_device
 from penstock._memory.modes import neutral_modes
 from penstock._memory.tree import has_method, leaves, mapped
 from penstock._nodes.node import is_mark
@@ -27,7 +28,8 @@ class ToDevice(ReaderNode[T]):
 
     Each batch is pinned (unless it already is), copied without blocking, and delivered at once: the consumer's current stream waits for
     the copy, but the consumer does not. The batch's memory is not reused before that stream is done with it. A batch in transit counts
-    as not delivered. On a device without streams (MPS), copies are plain; on the CPU, nothing is done at all.
+    as not delivered. On a device without streams (MPS), copies are plain; where tensors cannot record streams, a copy waits for what the consumer has
+    queued so far; on the CPU, nothing is done at all.
 
     Args:
         source: Batches: tensors, dicts, lists, tuples and dataclasses of them, and objects whose class has a ``to(device)`` method, such
@@ -61,10 +63,10 @@ class ToDevice(ReaderNode[T]):
 
 
 class _Moved(NamedTuple):
-    """A batch in transit to ``device``. Once the ``events`` have happened, the ``tensors`` are there. Without streams both are empty."""
+    """A batch in transit. Once the ``events`` have happened, the ``tensors`` are there. Without streams both are empty."""
 
     batch: Any
-    device: torch.device
+    mover: _Mover
     tensors: list[torch.Tensor]
     events: list[Any]
 
@@ -74,46 +76,70 @@ class _Moved(NamedTuple):
         Objects with their own ``to`` are moved only now, in the consumer's thread, because we cannot see which tensors are in them.
         """
         if self.events:
-            stream = torch.get_device_module(self.device).current_stream(self.device)
+            stream = self.mover.consumer = self.mover.streams.current()
             for event in self.events:
                 stream.wait_event(event)
-            for tensor in self.tensors:
-                tensor.record_stream(stream)
+            if self.mover.streams.records:
+                for tensor in self.tensors:
+                    tensor.record_stream(stream)
         with neutral_modes():
             return mapped(self.batch, self._moved_whole, "to")
 
     def _moved_whole(self, leaf: Any) -> Any:
-        return leaf.to(self.device) if has_method(leaf, "to") and not isinstance(leaf, torch.Tensor) else leaf
+        return leaf.to(self.mover.device) if has_method(leaf, "to") and not isinstance(leaf, torch.Tensor) else leaf
 
 
+@final
 class _Mover:
-    """Starts the copy of a batch, in the reader thread."""
+    """Starts the copy of a batch, in the reader thread. Made in the consumer's thread.
+
+    Whose memory a copy may overwrite: the allocator hands memory that the consumer has dropped to the next copy, although work on it may still be
+    queued on the consumer's stream. ``record_stream`` tells the allocator to wait for that. Where there is no such thing, the copy itself waits for all that the
+    consumer's stream has been given by the time that the memory is allocated; and a batch that nobody wants any more, after a jump, is kept until its
+    copy is over.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
+        self.streams = Streams(device)
+        self.consumer: Any = None if self.streams.own is None else self.streams.current()
         self._pins = can_pin()
-        self._streams: Any = torch.get_device_module(device)
-        self._stream: Any = None
+        self._entered = False
+        self._in_flight: deque[tuple[Any, Any]] = deque()
 
     def __call__(self, item: Any) -> Any:
         if is_mark(item):
             return item
-        if not hasattr(self._streams, "Stream"):
-            return _Moved(mapped(item, self._moved, "to"), self._device, [], [])
-        if self._stream is None:
-            self._streams.set_device(self._device)
-            self._stream = self._streams.Stream(self._device)
+        streams, own = self.streams, self.streams.own
+        if own is None:
+            return _Moved(mapped(item, self._sent, "to"), self, [], [])
+        if not self._entered:
+            streams.enter_thread()
+            self._entered = True
         pinned = pin(item) if self._pins else item
-        with self._streams.stream(self._stream):
-            batch = mapped(pinned, self._moved, "to")
-            events = [self._stream.record_event()]
+        with streams.on_own():
+            batch = mapped(pinned, self._sent if streams.records else self._sent_behind_the_consumer, "to")
+            events = [own.record_event()]
+        if not streams.records:
+            while self._in_flight and self._in_flight[0][0].query():
+                self._in_flight.popleft()
+            self._in_flight.append((events[0], (pinned, batch)))
         if self._there(item):
-            events.append(self._streams.current_stream(self._device).record_event())  # tensors made on the device, by this thread's stream
-        return _Moved(batch, self._device, self._there(batch), events)
+            events.append(streams.current().record_event())  # tensors made on the device, by this thread's stream
+        return _Moved(batch, self, self._there(batch), events)
 
-    def _moved(self, leaf: Any) -> Any:
-        return leaf.to(self._device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+    def _sent(self, leaf: Any) -> Any:
+        return leaf.to(self.device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    def _sent_behind_the_consumer(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.device == self.device:
+            return leaf
+        there = torch.empty_like(leaf, device=self.device)
+        self.streams.own.wait_event(
+            self.consumer.record_event()
+        )  # after the allocation: whoever dropped this memory has queued all work on it
+        return there.copy_(leaf, non_blocking=True)
 
     def _there(self, batch: Any) -> list[torch.Tensor]:
         """The tensors that are on the device, except inside objects that `arrived` moves as a whole."""
-        return [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.device == self._device]
+        return [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.device == self.device]
