@@ -1663,9 +1663,15 @@ MUTATIONS = [
     ),
     Mutation(
         "_loader/loader.py",
-        "isinstance(failure, Exception) and not isinstance(failure, ClosedError) and not self._cursor.is_told",
-        "isinstance(failure, Exception) and not self._cursor.is_told",
+        "_is_of_source(failure) and not isinstance(failure, ClosedError) and not self._cursor.is_told",
+        "_is_of_source(failure) and not self._cursor.is_told",
         "tests/loader/test_interrupts.py::test_an_interrupted_jump_out_of_a_reading_source_is_made_again",
+    ),
+    Mutation(
+        "_errors.py",
+        "    return entry is None\n",
+        "    return True\n",
+        "tests/loader/test_interrupts.py::test_a_handler_that_exits_in_the_middle_of_a_sample_exits",
     ),
     # Token files, and rows that are written straight into a batch.
     Mutation(
@@ -3249,6 +3255,12 @@ MUTATIONS = [
         "            run_ahead: Load the first batches",
         "            runs_ahead: Load the first batches",
         "tests/project/test_typing.py::test_every_argument_of_from_dataset_explains_itself",
+    ),
+    Mutation(
+        "_nodes/to_device.py",
+        "self._sent if streams.records else self._sent_behind_the_consumer",
+        "self._sent",
+        "tests/nodes/test_to_device.py::test_where_tensors_cannot_record_streams_a_copy_waits_for_the_consumer",
     ),
     # What type checkers and editors are shown.
     Mutation(
