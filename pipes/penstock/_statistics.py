@@ -100,6 +100,7 @@ class WorkerStatistics:
         slots: Shared-memory slots, made by workers still alive, that hold a result or are free for one.
         slot_bytes: Total size of these slots.
         choice: With ``num_workers="auto"``, what it has chosen.
+        draws: With threads, the warning of what draws from the global generators, once it was given.
     """
 
     __module__ = "penstock"
@@ -116,6 +117,7 @@ class WorkerStatistics:
     slots: int = 0
     slot_bytes: int = 0
     choice: WorkerChoice | None = None
+    draws: str | None = None
 
 
 @final

@@ -11,6 +11,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
+from penstock._arguments import brief
 from penstock._errors import GraphError
 from penstock._fetch.batch_schema import has_registered
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
@@ -19,6 +20,7 @@ from penstock._fetch.indices import Indices
 from penstock._fetch.measured import MeasuredFetch
 from penstock._fetch.packing import PackView
 from penstock._fetch.sample import RowIn, SampleCursor, current
+from penstock._fetch.watched import parts, watched
 from penstock._memory.allocation import afresh
 from penstock._memory.modes import neutral_modes
 from penstock._random.global_seeding import CALM, GlobalSeeding
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from penstock._fetch.error_policy import OnError
     from penstock._fetch.measured import MeasuredBatch
     from penstock._memory.allocation import Allocate
+    from penstock._random.draws import Trial
 
     AnyFetch = Fetch | MeasuredFetch
     AnyBatch = BatchBuilder | Listed | MeasuredBatch
@@ -63,11 +66,13 @@ class _Task:
         dataset: ``get_worker_info().dataset`` in a worker process.
         noun: What an index is called in messages.
         epoch_aware: Datasets with a ``set_epoch``, which is called when a task's epoch differs from that of the task before.
+        trial: Watches the one task in progress.
     """
 
     dataset: Any = None
     noun = "dataset index"
     epoch_aware: Sequence[Any] = ()
+    trial: Trial | None = None
 
     def __init__(self, seed: int, seed_samples: bool | Literal["always"]) -> None:
         if seed_samples not in (True, False, "always"):
@@ -102,6 +107,11 @@ class _Task:
     def collates_itself(self) -> bool:
         """Whether the user's own code makes the batches."""
         return False
+
+    @property
+    def parts_that_may_draw(self) -> str:
+        """The user's code that it runs, in words."""
+        raise NotImplementedError
 
     def name(self, task: Any, row: int) -> str:
         """A description of ``task``, or of one row of it, for messages."""
@@ -151,6 +161,8 @@ class FunctionTask(_Task):
                 position = int(indices.positions[0]) if indices.is_batch else indices.positions
                 self._begin(SampleCursor(self.seed, indices.epoch, [position], [indices.plain()], [IDLE]), position)
             value = task if indices is None else indices.plain()
+            if self.trial is not None:
+                return self.trial.watched(self.function, self.parts_that_may_draw)(value)
             if meter is None or meter.plain:
                 if meter is not None:
                     meter.plain -= 1
@@ -160,6 +172,10 @@ class FunctionTask(_Task):
                 return meter.timed(self.function, meter.load, cell)(value)
             finally:
                 _note(meter, task, keyed=False)
+
+    @property
+    def parts_that_may_draw(self) -> str:
+        return brief(self.function)
 
 
 @final
@@ -198,6 +214,10 @@ class FetchTask(_Task):
             return self._seeding.run(lambda: self._batch(task, allocate), of_many=True, kept=True)
 
     @property
+    def parts_that_may_draw(self) -> str:
+        return " or ".join(parts(self.fetch).values())
+
+    @property
     def collates_itself(self) -> bool:
         return self.fetch.collate_fn is not None or has_registered()
 
@@ -205,6 +225,8 @@ class FetchTask(_Task):
         fetch = self.fetch
         if isinstance(task, Part):
             fetch, task = Fetch(fetch.dataset, _samples, fetch.transform), task.indices
+        if self.trial is not None:
+            return self._fetched(watched(fetch, self.trial), task, cell, allocate, inline)
         if meter is None or meter.plain:
             if meter is not None:
                 meter.plain -= 1

@@ -66,6 +66,7 @@ def report(statistics: LoaderStatistics, names: Names) -> str:
     choice = next((node.workers.choice for node in statistics.nodes if node.workers is not None), None)
     if choice is not None:
         lines.append(f"workers: {choice.workers}, by num_workers='auto'{'' if choice.settled else ', which still tries'}: {choice.why}")
+    lines += [f"random numbers: {node.workers.draws}" for node in statistics.nodes if node.workers is not None and node.workers.draws]
     return "\n".join(lines)
 
 

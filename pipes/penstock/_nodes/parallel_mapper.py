@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 
 from penstock._arguments import seconds, whole_number
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from penstock._fetch.error_policy import OnError
     from penstock._memory.allocation import Allocate
     from penstock._nodes.auto_workers import AutoWorkers
+    from penstock._nodes.draw_watch import DrawWatch
     from penstock._nodes.lane_owners import LaneOwners
     from penstock._nodes.node import BaseNode
     from penstock._statistics import Durations, NodeStatistics
@@ -75,7 +77,7 @@ class ParallelMapper(Node[T]):
         worker_init_fn: Called with the worker's number in each worker process as it starts.
         seed: Seed of the samples' random numbers; default: the seed of the order.
         seed_samples: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
-            inline; in threads they are never touched. After four batches that drew nothing, seeding stops; if a later batch draws,
+            inline; in threads they are never touched, and a warning names what draws from them there, unless this is False. After four batches that drew nothing, seeding stops; if a later batch draws,
             it is loaded a second time, seeded. Use ``"always"`` if samples only inspect a generator (``torch.initial_seed()``) or restore
             it themselves (``torch.random.fork_rng``): that cannot be detected. Without workers and upstream of a `Prefetcher`, `PinMemory`
             or `ToDevice`, samples that draw are loaded only while the consumer waits for them, so that the two never draw at the same
@@ -180,6 +182,7 @@ class ParallelMapper(Node[T]):
 
             check_processes(multiprocessing_context)
         self._method = method
+        self._watches_draws = method == "thread" and num_workers > 0 and seed_samples is not False
         self._lanes = map_fn.lanes if method == "process" and num_workers > 1 and isinstance(map_fn, Fetch) else None
         self._pin_memory = pin_memory
         self._seed = seed
@@ -194,6 +197,7 @@ class ParallelMapper(Node[T]):
         self._allocate: Allocate | None = None
         self._pool: Pool | None = None
         self._owners: LaneOwners | None = None
+        self._draws: DrawWatch | None = None
         self._closed = False
         self._stale = False
         self._said = False
@@ -233,7 +237,10 @@ class ParallelMapper(Node[T]):
             window.settle()  # The last call raised. Its item counts as delivered only now: a state saved in between retries it.
         if self._auto is not None:
             self._adjust(self._auto)
-        self._fill(self._most_under_way)
+        draws = self._draws
+        if alone := draws is not None and draws.trying:
+            self._alone()
+        self._fill(1 if alone else self._most_under_way)
         entry = self._awaited()
         job = entry.job
         if job is None and not isinstance(entry.value, BaseException):
@@ -250,7 +257,9 @@ class ParallelMapper(Node[T]):
         if self._undecided:
             self._undecided = False
             self._learn(nbytes(value))
-        if self.num_workers:
+        if draws is not None and draws.trying:
+            draws.end()  # nothing is loaded ahead
+        elif self.num_workers:
             self._fill(
                 self._most_under_way + 1
             )  # now, so that the workers are busy while the caller trains; + 1 because this entry still counts
@@ -367,6 +376,7 @@ class ParallelMapper(Node[T]):
                 wait_s=(measured.wait_ns if self.num_workers else totals.busy_ns) / 1e9,
                 tasks=workers.tasks if self.num_workers else measured.tasks,
                 choice=None if self._auto is None else self._auto.choice,
+                draws=None if self._draws is None else self._draws.said,
             ),
             failures=failures,
         )
@@ -385,8 +395,19 @@ class ParallelMapper(Node[T]):
         return f"{self.num_workers} worker {self._method}{plural}{' (auto)' * self.auto}"
 
     @property
+    def draws(self) -> DrawWatch | None:
+        """What watches worker threads for draws from the global generators; to be asked from the first `reset` on."""
+        if self._draws is None and self._watches_draws:
+            from penstock._nodes.draw_watch import DrawWatch
+
+            self._draws = DrawWatch(self._work)
+        return self._draws
+
+    @property
     def in_step(self) -> bool:
         """See `InlineWork.in_step`."""
+        if self._draws is not None and self._draws.trying:
+            return True
         return (not self.num_workers or (self._lanes is not None and self._inline.seeded.collates_itself)) and self._inline.in_step
 
     def refresh(self) -> None:
@@ -410,7 +431,8 @@ class ParallelMapper(Node[T]):
             elif self._method == "thread":
                 from penstock._workers.thread_pool import ThreadPool
 
-                self._pool = ThreadPool(self._work, self.num_workers, most=self._most_workers, allocate=self._allocate)
+                place = None if self.draws is None else self.draws.place
+                self._pool = ThreadPool(self._work, self.num_workers, most=self._most_workers, allocate=self._allocate, place=place)
             else:
                 from penstock._nodes.lane_owners import LaneOwners
                 from penstock._workers.process_pool import ProcessPool
@@ -432,6 +454,12 @@ class ParallelMapper(Node[T]):
             self._most_under_way = self._depth()
         if self._auto is not None and self._max_concurrent is None:
             self._auto.ahead_bytes = int(size) * self._per_worker
+
+    def _alone(self) -> None:
+        """The next item is to be made alone, see `DrawWatch`: once what is in progress was delivered."""
+        pool: Any = self._pool
+        if self._draws is not None and not self._window.under_way:
+            self._draws.begin(pool.threads)
 
     def _adjust(self, auto: AutoWorkers) -> None:
         """Have as many workers as ``num_workers="auto"`` finds right. An interrupt leaves the rest to the next call."""
@@ -534,7 +562,8 @@ class ParallelMapper(Node[T]):
                     return self._split(work, item, [work.part(item, own) for own in rows.values()], [*rows])
                 one: Job = pool.submit(item, next(iter(rows), None))
                 return one
-            if not self._window.under_way and (parts := work.parts(item, self.num_workers, here=self._method == "thread")):
+            alone = self._draws is not None and self._draws.trying
+            if not self._window.under_way and not alone and (parts := work.parts(item, self.num_workers, here=self._method == "thread")):
                 return self._split(work, item, parts, [None] * len(parts))
         job: Job = pool.submit(item)
         return job
@@ -543,6 +572,8 @@ class ParallelMapper(Node[T]):
         pool: Any = self._pool
         jobs, allocate = list(map(pool.submit, parts, to)), self._allocate or afresh
         collate = self._inline if work.collates_itself else work.inline
+        if self._draws is not None:  # what it draws counts as drawn in a worker
+            collate = partial(self._draws.place.waiting, collate)
         return SplitJob(item, jobs, lambda values: collate(Loaded(item, parts, values), allocate))
 
     def _awaited(self) -> Entry:

@@ -62,7 +62,13 @@ class ReaderNode(Node[T]):
                 raise ClosedError(f"{self._name} has ended; build a new loader.")
             self._watch = Watch(self.source)
             self._pump = ReaderThread(
-                self._watch, self._depth, self._name, convert=self._converter(), holds=self._holds(), timeout=self._timeout
+                self._watch,
+                self._depth,
+                self._name,
+                convert=self._converter(),
+                holds=self._holds(),
+                timeout=self._timeout,
+                places=[node.draws.blocked.place() for node in self.source.chain() if getattr(node, "draws", None) is not None],
             )
         (self.source if self._pump is None else self._pump).reset(initial_state)
 

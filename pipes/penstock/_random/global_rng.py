@@ -195,6 +195,11 @@ class _TorchMemory:
             raise ValueError
         self._memory = _memory(address + place - 20, 20 + len(words) + 28)
 
+    @property
+    def place(self) -> np.ndarray:
+        """The 8 bytes with the place of the next word, and the first word."""
+        return self._memory[16:24]
+
     def read(self) -> tuple[Any, ...]:
         """What ``generator.get_state`` would tell."""
         memory = self._memory.tobytes()

@@ -22,6 +22,7 @@ from penstock._arguments import Shown
 from penstock._errors import ClosedError, GraphError
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.sample import current
+from penstock._random.draws import trying
 from penstock._random.global_rng import GlobalRngSnapshot
 from penstock._random.permutation import splitmix64_stream
 from penstock._random.sliding_order import checked_window
@@ -230,7 +231,7 @@ class ShardRun(Iterator[Any]):
                 raise StopIteration
             raise ClosedError(f"the run over shard {self._shard} is closed, or has failed. Start another one.")
         token = current.set(self._cursor)  # type: ignore[arg-type]  # it stands in for one
-        before = None if self._given & (self._given - 1) else _looked()  # at outputs 0, 1, 2, 4, 8, …: a look costs 1 to 2 us
+        before = None if self._given & (self._given - 1) and trying.get() is None else _looked()  # at outputs 0, 1, 2, 4, 8, …: a look costs 1 to 2 us
         self._cursor.watched, self._cursor.reading_drew = before is not None, False
         try:
             if not self._stages:
@@ -271,6 +272,9 @@ class ShardRun(Iterator[Any]):
                 stack.callback(stage.close)
 
     def _drew(self, while_reading: bool) -> None:
+        if trial := trying.get():
+            trial.name(f"{'reading' if while_reading else 'a step over'} shard {self._shard}")
+            return
         if not while_reading:
             raise GraphError(
                 f"the steps over shard {self._shard} drew from the global random numbers (random, numpy.random or torch). What they draw depends on what else this "
@@ -316,7 +320,8 @@ _watch = GlobalRngSnapshot()
 
 def _looked() -> Any:
     """The states of the global generators; None where another thread may be drawing from them."""
-    return _watch.look() if threading.current_thread() is threading.main_thread() else None
+    here = threading.current_thread() is threading.main_thread() or trying.get() is not None
+    return _watch.look() if here else None
 
 
 def _held(steps: Sequence[Step]) -> int:

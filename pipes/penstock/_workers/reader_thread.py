@@ -22,6 +22,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from penstock._errors import ClosedError
@@ -30,9 +31,10 @@ from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start
 from penstock._workers.meter import Histogram, now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock._statistics import ReaderStatistics
+    from penstock._workers.blocked import Place
 
 
 class _Here(threading.local):
@@ -170,6 +172,7 @@ class ReaderThread:
         convert: Applied to each item, in the background thread.
         holds: Whether the reader must stop after this item until the consumer asks for the next. Called with None before the first item.
         timeout: Seconds that `next` waits; None waits forever.
+        places: Of the thread that waits for the reader.
 
     Attributes:
         state: The source's state after the item that `next` returned last. If `next` raised, the state moves past that item at the next call.
@@ -184,7 +187,9 @@ class ReaderThread:
         convert: Callable[[Any], Any] | None = None,
         holds: Callable[[Any], bool] | None = None,
         timeout: float | None = None,
+        places: Sequence[Place] = (),
     ) -> None:
+        self._places = places
         self.state: dict[str, Any] = {}
         self._name = name
         self._raised: dict[str, Any] | None = None
@@ -296,6 +301,12 @@ class ReaderThread:
         return item
 
     def _wait(self) -> _Item:
+        wait = self._waited
+        for place in self._places:
+            wait = partial(place.waiting, wait)
+        return wait()
+
+    def _waited(self) -> _Item:
         began = time.perf_counter()
         try:
             while True:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from penstock._memory.allocation import Allocate
     from penstock._statistics import WorkerStatistics
+    from penstock._workers.blocked import Place
 
 _logger = logging.getLogger("penstock")
 
@@ -171,14 +172,23 @@ class ThreadPool:
         most: How far `resize` may go; None: ``num_workers``.
         allocate: Memory for results. Called from all worker threads concurrently.
         name: Prefix of the threads' names.
+        place: Of the thread that waits for them.
     """
 
     def __init__(
-        self, work: Work, num_workers: int, *, most: int | None = None, allocate: Allocate = afresh, name: str = "penstock-map"
+        self,
+        work: Work,
+        num_workers: int,
+        *,
+        most: int | None = None,
+        allocate: Allocate = afresh,
+        name: str = "penstock-map",
+        place: Place | None = None,
     ) -> None:
         self._core = _Core(work, most or num_workers, allocate)
         self._num_workers = num_workers  # to begin with
         self._name = name
+        self._place = place
         self._started = False
 
     def start(self) -> None:
@@ -201,6 +211,11 @@ class ThreadPool:
     def size(self) -> int:
         """See `Pool.size`."""
         return self._core.size
+
+    @property
+    def threads(self) -> list[int]:
+        """The identifiers of its threads."""
+        return [thread.ident or 0 for thread in list(self._core.threads.values())]
 
     @property
     def all_ready(self) -> bool:
@@ -236,7 +251,12 @@ class ThreadPool:
         return job
 
     def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
-        jobs = list(jobs)
+        if self._place is None:
+            self._wait(list(jobs), timeout)
+        else:
+            self._place.waiting(self._wait, list(jobs), timeout)
+
+    def _wait(self, jobs: list[Job], timeout: float | None) -> None:
         core = self._core
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:

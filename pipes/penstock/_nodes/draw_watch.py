@@ -1,0 +1,101 @@
+"""Warns, once, of work that draws from the global generators in worker threads.
+
+Threads share these generators with each other and with the training loop, so nobody can seed them for a sample, and what is drawn depends on timing. Such a draw is
+looked for in two steps:
+
+1. *Something draws.* It did if the generators move while the consumer waits for the workers, see `Blocked`. That costs two looks for each wait.
+2. *What draws?* The mapper then has the next items made one at a time, each by one worker alone and while the consumer waits, see `Trial`. A program that draws pays for it
+   once, with a few batches that are not loaded ahead; a program that does not, never.
+
+If the trial finds nothing, the draws are rare, or one was by chance: a module that draws when it is imported, another thread. Then the next draw that is seen counts, as long as the
+program has no other threads; if it has, there is another trial, a few times.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, final
+
+from penstock._random.draws import GENERATORS, Trial, drawn, looker
+from penstock._workers.blocked import Blocked
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from penstock._fetch.task import FetchTask, FunctionTask
+    from penstock._random.draws import Look
+
+
+@final
+class DrawWatch:
+    """Watches the workers of one `ParallelMapper`.
+
+    Args:
+        work: What they do.
+
+    Attributes:
+        blocked: Where the threads that wait for the workers have their places.
+        place: That of the thread that reads the mapper.
+        trying: The mapper must have one item in progress at most.
+        said: The warning, once it was given.
+    """
+
+    def __init__(self, work: FetchTask | FunctionTask) -> None:
+        self._work = work
+        self._look = looker()
+        self.blocked = Blocked(self._look, self._changed)
+        self.place = self.blocked.place()
+        self.trying = False
+        self.said: str | None = None
+        self._trial: Trial | None = None
+        self._left = 0  # items that this trial may still take
+        self._failed = 0  # trials that found nothing
+        self._seen: set[str] = set()
+
+    def begin(self, workers: Collection[int]) -> None:
+        """The next item is made alone."""
+        if self._trial is None:
+            alone = self.blocked.alone(workers)
+            if self._failed and alone:
+                self._say({self._work.parts_that_may_draw: self._seen})
+                return
+            self._trial, self._left = Trial(self._look, self.blocked.stamp, alone), _TRIES
+        self._work.trial = self._trial
+
+    def end(self) -> None:
+        """An item was made, alone if `begin` came before it."""
+        trial, self._work.trial = self._work.trial, None
+        if trial is None:
+            return
+        self._left -= 1
+        if trial.found and not trial.disturbed:
+            self._say(trial.found)
+        elif trial.disturbed or not self._left:
+            self._failed += 1
+            self.trying, self._trial = False, None
+            if self._failed == _TRIALS:
+                self._stop()
+
+    def _changed(self, before: Look, after: Look) -> None:
+        if not self.trying:
+            self._seen |= drawn(before, after)
+            self.trying = True
+
+    def _stop(self) -> None:
+        self.blocked.off, self.trying, self._trial = True, False, None
+
+    def _say(self, found: dict[str, set[str]]) -> None:
+        self._stop()
+        parts = " and ".join(
+            f"{part} ({', '.join(name for name in GENERATORS if name in generators)})" for part, generators in found.items()
+        )
+        self.said = (
+            f"{parts} {'draw' if len(found) > 1 else 'draws'} from the global random numbers in worker threads. The threads share them with each other and with your loop, so what "
+            f"is drawn depends on timing: another run gives other batches, and so does a resumed one. In the dataset and in transform=, draw from penstock.sample().rng or "
+            f'penstock.sample().torch_generator, which are the sample\'s own; or use method="process", where penstock seeds the global generators for each sample.'
+        )
+        warnings.warn(self.said, stacklevel=2)
+
+
+_TRIES = 16
+_TRIALS = 4
