@@ -56,7 +56,7 @@ class DrawWatch:
         """The next item is made alone."""
         if self._trial is None:
             alone = self.blocked.alone(workers)
-            if self._failed and alone:
+            if self._failed and alone and self.blocked.direct:
                 self._say({self._work.parts_that_may_draw: self._seen})
                 return
             self._trial, self._left = Trial(self._look, self.blocked.stamp, alone), _TRIES
@@ -68,9 +68,9 @@ class DrawWatch:
         if trial is None:
             return
         self._left -= 1
-        if trial.found and not trial.disturbed:
+        if trial.found:
             self._say(trial.found)
-        elif trial.disturbed or not self._left:
+        elif trial.over or not self._left:
             self._failed += 1
             self.trying, self._trial = False, None
             if self._failed == _TRIALS:

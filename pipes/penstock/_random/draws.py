@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
@@ -45,9 +46,9 @@ def drawn(before: Look, after: Look) -> set[str]:
 class Trial:
     """Finds which parts of a task draw. The worker does the task alone, while the consumer waits.
 
-    If the program has other threads, they may draw as well, now and then or all the time. So a part is found only after three draws, and after each of
-    them the worker pauses, for four times as long as the part took: nothing may be drawn then. Another thread that draws at random times passes for a
-    part once in 1800 cases, if its rhythm is the worst.
+    If the program has other threads, they may draw, too, now and then or all the time. So after each part the worker pauses, for about four times as long as
+    the part took, and a part is found only if it draws five times before anything is drawn in a pause. Draws that come at random times pass for those of a part
+    once in 3000 cases. The lengths of the pauses vary, so that no rhythm fits them.
 
     Args:
         look: See `looker`.
@@ -55,26 +56,27 @@ class Trial:
         alone: Whether the program has no other threads.
 
     Attributes:
-        disturbed: Another thread has drawn in a pause, so nothing is found.
+        found: The parts that draw, and from which generators.
+        over: Nothing more will be found.
     """
 
     def __init__(self, look: Callable[[], Look], stamp: Callable[[], int | None], alone: bool) -> None:
+        self.found: dict[str, set[str]] = {}
+        self.over = False
         self._look = look
         self._stamp = stamp
-        self._needed = 1 if alone else 3
-        self._seen: dict[str, list[set[str]]] = {}
+        self._alone = alone
+        self._draws: Counter[str] = Counter()
         self._detail: str | None = None
-        self.disturbed = False
-
-    @property
-    def found(self) -> dict[str, set[str]]:
-        """The parts that draw, and from which generators."""
-        return {part: set.union(*draws) for part, draws in self._seen.items() if len(draws) >= self._needed}
+        self._pauses = 0
+        self._paused_s = 0.0
 
     def watched(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
         """``function``, which is called ``part``, watched while it runs."""
 
         def runs(*arguments: Any) -> Any:
+            if self.over:
+                return function(*arguments)
             token, self._detail = trying.set(self), None
             stamp, before, began = self._stamp(), self._look(), time.perf_counter()
             try:
@@ -82,8 +84,11 @@ class Trial:
             finally:
                 after, spent = self._look(), time.perf_counter() - began
                 trying.reset(token)
-                if after != before and not self.disturbed and stamp is not None and stamp == self._stamp():
-                    self._judge(self._detail or part, drawn(before, after), spent)
+                if stamp is not None and stamp == self._stamp():
+                    if after != before:
+                        self._count(self._detail or part, drawn(before, after))
+                    if not self._alone and not self.over:
+                        self._pause(spent)
 
         return runs
 
@@ -91,16 +96,24 @@ class Trial:
         """What draws in the part that runs is ``detail``."""
         self._detail = detail
 
-    def _judge(self, part: str, generators: set[str], spent: float) -> None:
-        draws = self._seen.setdefault(part, [])
-        draws.append(generators)
-        if 1 < self._needed >= len(draws):
-            before = self._look()
-            time.sleep(min(4 * spent, _PAUSE_S))
-            self.disturbed = self._look() != before
+    def _count(self, part: str, generators: set[str]) -> None:
+        self._draws[part] += 1
+        if self._alone or self._draws[part] == _DRAWS:
+            self.found.setdefault(part, set()).update(generators)
+            self.over = not self._alone
+
+    def _pause(self, spent: float) -> None:
+        self._pauses += 1
+        pause = min(_LONGEST_S, spent * (2 + 4 * (self._pauses * 0.618 % 1)))
+        before = self._look()
+        time.sleep(pause)
+        self._paused_s += pause
+        self.over = self._look() != before or (self._paused_s > _PATIENCE_S and self._pauses > 2 * _DRAWS)
 
 
-_PAUSE_S = 1.0
+_DRAWS = 5
+_LONGEST_S = 2.0
+_PATIENCE_S = 5.0
 
 trying: ContextVar[Trial | None] = ContextVar("penstock_trial", default=None)
 """The trial of the part that runs here."""

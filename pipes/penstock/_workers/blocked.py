@@ -1,10 +1,7 @@
-"""Sees what happens while all threads between a training loop and its workers wait: only the workers can have done it.
+"""Knows when all threads between a training loop and its workers wait, so that only the workers run.
 
-Each of these threads has a `Place`: the one that reads the mapper, and, if that is a reader thread, those downstream of it up to the loop's own. They enter and leave
-in any order, without a lock:
-
-- Whoever finds all places taken takes a look, and keeps it with the turn that began when it entered. Each entry and each leave begins another turn.
-- Whoever leaves looks again *first*. Then, if the turn is still the one of the kept look, nobody has left in between, and so nobody but the workers ran.
+Each of these threads has a `Place`: the one that reads the mapper, and, if that is a reader thread, the loop's own and those of other reader threads. They enter and leave
+without a lock: each entry and each leave begins another turn, before the thread goes on. So if all are in their places, and later the turn is still the same, none has left.
 """
 
 from __future__ import annotations
@@ -21,39 +18,44 @@ T = TypeVar("T")
 
 @final
 class Blocked:
-    """Compares two looks, taken when the last of all threads has begun to wait and before the first of them stops.
+    """The places of these threads. While the training loop is in its own, something is watched.
 
     Args:
-        look: Returns what is compared.
-        changed: Called with both looks, if they differ, by the thread that stops to wait.
+        look: Returns what is watched.
+        changed: Called with what was seen when the loop began to wait and when it stops, if they differ.
 
     Attributes:
-        off: Nothing is compared any more.
+        off: Nothing is watched any more.
+        direct: The loop itself waits for the workers: there is no reader thread in between.
     """
 
     def __init__(self, look: Callable[[], Any], changed: Callable[[Any, Any], None]) -> None:
         self.off = False
+        self.direct = True
         self._look = look
         self._changed = changed
         self._waits: list[bool] = []
         self._who: list[int] = []  # the thread that was in a place last
         self._turns = count(1)
         self._turn = 0
-        self._before: tuple[int, Any] = (0, None)
+        self._loop = 0  # its place
+        self._before: Any = None
 
     def place(self) -> Place:
-        """A place for one more thread."""
-        self._waits.append(False)
+        """A place for one more thread: first the one that reads the mapper, then the loop's own, if it is another, then those between them."""
+        number = len(self._waits)
+        self._loop, self.direct = min(1, number), not number
         self._who.append(0)
-        return Place(self, len(self._waits) - 1)
+        self._waits.append(False)
+        return Place(self, number)
 
     def stamp(self) -> int | None:
-        """A number if all wait: they have waited without a break, if it is the same later. None if one does not."""
+        """A number if all wait: if it is the same later, they have waited without a break. None if one does not."""
         turn = self._turn
         return turn if all(self._waits) else None
 
     def alone(self, workers: Collection[int]) -> bool:
-        """Whether the program has no other threads than these and ``workers``; those of penstock that only read, and draw nothing, do not count."""
+        """Whether the program has no other threads than these and ``workers``; those of penstock that only read do not count."""
         known = {*workers, *self._who, threading.get_ident()}
         return all(
             thread.ident in known or (thread.name.startswith("penstock-") and not thread.name.startswith("penstock-map"))
@@ -66,17 +68,15 @@ class Blocked:
             return
         self._who[number] = threading.get_ident()
         self._waits[number] = True
-        turn = self._turn = next(self._turns)
-        if all(self._waits):
-            self._before = turn, self._look()
+        self._turn = next(self._turns)
+        if number == self._loop:
+            self._before = self._look()
 
     def leave(self, number: int) -> None:
         """It stops to wait. Idempotent."""
         if self._waits[number]:
-            after = self._look()
-            turn, before = self._before
-            if turn == self._turn and after != before and all(self._waits):
-                self._changed(before, after)
+            if number == self._loop and (after := self._look()) != self._before:
+                self._changed(self._before, after)
             self._turn = next(self._turns)
             self._waits[number] = False
 
@@ -90,7 +90,7 @@ class Place:
         self._number = number
 
     def waiting(self, wait: Callable[..., T], *arguments: Any) -> T:
-        """Return ``wait(*arguments)``, in which the thread waits, or does what counts as the workers' work."""
+        """Return ``wait(*arguments)``, in which the thread waits, or does work of the workers."""
         try:
             self._blocked.enter(self._number)
             return wait(*arguments)
