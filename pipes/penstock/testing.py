@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import sample
 from penstock._nodes.node import EndOfEpoch, Node
+from penstock._nodes.parallel_mapper import ParallelMapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,15 +65,22 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
     """Check that stopping after any step and resuming elsewhere changes no item and no state.
 
     Each state goes through JSON, is checked like one from a file, and is loaded into a newly built graph. That graph must then produce the
-    same items and the same states, in the same order, as the graph that never stopped.
+    same items and the same states, in the same order, as the graph that never stopped. If worker threads draw from the global random numbers, nothing can
+    resume, and that is what the error says.
 
     Args:
         build: Builds a new graph, or a new `Loader` over one; it is called ``steps + 2`` times.
         steps: How many items to compare, marks included. Choose enough to cross the ends of two epochs, and to see items of two.
 
     Raises:
-        AssertionError: Names the step and the difference.
+        AssertionError: Names the step and the difference, or what draws.
     """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* from the global random numbers in worker threads", UserWarning)
+        _assert_resumes(build, steps)
+
+
+def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) -> None:
     make = _Stepper if isinstance(first := build(), Node) else _LoaderStepper
     whole = make(first)
     states, items = [whole.state()], []
@@ -79,6 +88,8 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
         items.append(plain(whole.step()))
         states.append(whole.state())
     whole.close()
+    draws = [node.draws.said for node in whole.root.chain() if isinstance(node, ParallelMapper) and node.draws is not None]
+    assert not any(draws), next(filter(None, draws))
     crossed = whole.crossed
     assert crossed >= 2, f"{steps} steps cross {crossed} epoch ends, but at least 2 are needed to test the states there. Use more steps."
     assert whole.filled >= 2, (
@@ -177,7 +188,7 @@ class _Stepper:
     """Runs a node step by step; a mark is a step, too."""
 
     def __init__(self, node: Any) -> None:
-        self.node = node
+        self.node = self.root = node
         self.crossed = self.filled = 0  # epochs that have ended, and those that had an item
         self.empty = True  # the current one
 
@@ -206,6 +217,7 @@ class _LoaderStepper:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
+        self.root = loader.root
         self.iterator = iter(loader)
         self.crossed = self.filled = 0  # epochs that have ended, and those that had an item
         self.empty = True  # the current one

@@ -68,7 +68,7 @@ class ReaderNode(Node[T]):
                 convert=self._converter(),
                 holds=self._holds(),
                 timeout=self._timeout,
-                places=[node.draws.blocked.place() for node in self.source.chain() if getattr(node, "draws", None) is not None],
+                places=[draws.blocked.place() for node in self.source.chain() if (draws := getattr(node, "draws", None)) is not None],
             )
         (self.source if self._pump is None else self._pump).reset(initial_state)
 

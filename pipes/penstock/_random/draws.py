@@ -33,7 +33,7 @@ def looker() -> Callable[[], Look]:
     if twister is None or numpys is None or torchs is None:
         return lambda: (random.getstate(), repr(bits.state), torch.default_generator.get_state().numpy().tobytes())
     # The position, and a word beside it.
-    a, b, c = (memoryview(eight).cast("Q") for eight in (twister[1][:8], numpys[-8:], torchs.place))
+    a, b, c = (eight.data.cast("Q") for eight in (twister[1][:8], numpys[-8:], torchs.place))
     return lambda bits=bits: (a[0], b[0], c[0])  # type: ignore[misc]  # its memory must live as long as it is read
 
 
@@ -72,12 +72,13 @@ class Trial:
         self._paused_s = 0.0
 
     def watched(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
-        """``function``, which is called ``part``, watched while it runs."""
+        """``function``, which is called ``part``, watched while it runs. It may call other parts."""
 
         def runs(*arguments: Any) -> Any:
             if self.over:
                 return function(*arguments)
             token, self._detail = trying.set(self), None
+            counted, paused = self._draws.total(), self._paused_s
             stamp, before, began = self._stamp(), self._look(), time.perf_counter()
             try:
                 return function(*arguments)
@@ -85,10 +86,10 @@ class Trial:
                 after, spent = self._look(), time.perf_counter() - began
                 trying.reset(token)
                 if stamp is not None and stamp == self._stamp():
-                    if after != before:
+                    if after != before and self._draws.total() == counted:
                         self._count(self._detail or part, drawn(before, after))
                     if not self._alone and not self.over:
-                        self._pause(spent)
+                        self._pause(spent - (self._paused_s - paused))
 
         return runs
 

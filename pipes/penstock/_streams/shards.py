@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, final
 import numpy as np
 from torch.utils.data import Dataset, Subset
 
-from penstock._arguments import Shown, whole_number
+from penstock._arguments import Shown, brief, whole_number
+from penstock._random.draws import trying
 from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._streams.counted import Counted
 from penstock._streams.uncounted import Uncounted
@@ -165,8 +166,10 @@ class Shards(Shown, Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Counted: record ``index`` of all shards together; a negative index counts from the end. Not counted: the item that comes as number ``index``."""
-        record = self._records[index]
-        return record if self._transform is None else self._transform(record)
+        record, transform = self._records[index], self._transform
+        if transform is not None and (trial := trying.get()) is not None:
+            transform = trial.watched(transform, f"transform {brief(transform)}")
+        return record if transform is None else transform(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The records of many indices. Each shard is read once, front to back. None unless the shards are counted and there is no transform."""

@@ -231,7 +231,8 @@ class ShardRun(Iterator[Any]):
                 raise StopIteration
             raise ClosedError(f"the run over shard {self._shard} is closed, or has failed. Start another one.")
         token = current.set(self._cursor)  # type: ignore[arg-type]  # it stands in for one
-        before = None if self._given & (self._given - 1) and trying.get() is None else _looked()  # at outputs 0, 1, 2, 4, 8, …: a look costs 1 to 2 us
+        # At outputs 0, 1, 2, 4, 8, …, because a look costs 1 to 2 us; and at each one in a trial.
+        before = None if self._given & (self._given - 1) and trying.get() is None else _looked()
         self._cursor.watched, self._cursor.reading_drew = before is not None, False
         try:
             if not self._stages:
@@ -273,7 +274,7 @@ class ShardRun(Iterator[Any]):
 
     def _drew(self, while_reading: bool) -> None:
         if trial := trying.get():
-            trial.name(f"{'reading' if while_reading else 'a step over'} shard {self._shard}")
+            trial.name("reading a shard" if while_reading else "a step of the stream")
             return
         if not while_reading:
             raise GraphError(
