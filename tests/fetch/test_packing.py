@@ -204,6 +204,7 @@ class TestALoaderOfPacks:
             tokens = [token for batch in batches for row in batch["tokens"] for token in row if token >= 0]
             assert sorted(tokens) == [100 * index + place for index, length in enumerate(LENGTHS) for place in range(length)]
 
+    @pytest.mark.filterwarnings("ignore:.* from the global random numbers in worker threads")  # "torch" does
     @pytest.mark.parametrize("way", WAYS)
     def test_gives_each_sequence_random_numbers_of_its_position_in_the_order(self, way):
         """The same for all pieces of a sequence, so they fit together. Seen red with members that draw from the pack's generator."""

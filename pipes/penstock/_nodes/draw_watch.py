@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from penstock._fetch.task import FetchTask, FunctionTask
-    from penstock._random.draws import Look
 
 
 @final
@@ -36,34 +35,50 @@ class DrawWatch:
     Attributes:
         blocked: Where the threads that wait for the workers have their places.
         place: That of the thread that reads the mapper.
-        trying: The mapper must have one item in progress at most.
         said: The warning, once it was given.
     """
 
     def __init__(self, work: FetchTask | FunctionTask) -> None:
         self._work = work
         self._look = looker()
-        self.blocked = Blocked(self._look, self._changed)
+        self.blocked = Blocked(self._look)
         self.place = self.blocked.place()
-        self.trying = False
         self.said: str | None = None
+        self._first = True
         self._trial: Trial | None = None
         self._left = 0  # items that this trial may still take
         self._failed = 0  # trials that found nothing
-        self._seen: set[str] = set()
+
+    @property
+    def trying(self) -> bool:
+        """Whether the mapper must have one item in progress at most."""
+        return self.blocked.changed is not None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a reader thread must read the next item only while its consumer waits: the first one, which shows most, and in a trial."""
+        return self._first or self.trying
+
+    def delivered(self) -> None:
+        """An item was made."""
+        self._first = False
+        if self.trying:
+            self._judge()
 
     def begin(self, workers: Collection[int]) -> None:
         """The next item is made alone."""
+        if self.blocked.off or self.blocked.changed is None:  # the loop saw another change just when the watch ended
+            self.blocked.changed = None
+            return
         if self._trial is None:
             alone = self.blocked.alone(workers)
             if self._failed and alone and self.blocked.direct:
-                self._say({self._work.parts_that_may_draw: self._seen})
+                self._say({self._work.parts_that_may_draw: drawn(*self.blocked.changed)})
                 return
             self._trial, self._left = Trial(self._look, self.blocked.stamp, alone), _TRIES
         self._work.trial = self._trial
 
-    def end(self) -> None:
-        """An item was made, alone if `begin` came before it."""
+    def _judge(self) -> None:
         trial, self._work.trial = self._work.trial, None
         if trial is None:
             return
@@ -72,20 +87,14 @@ class DrawWatch:
             self._say(trial.found)
         elif trial.over or not self._left:
             self._failed += 1
-            self.trying, self._trial = False, None
-            if self._failed == _TRIALS:
-                self._stop()
+            self._end(off=self._failed == _TRIALS)
 
-    def _changed(self, before: Look, after: Look) -> None:
-        if not self.trying:
-            self._seen |= drawn(before, after)
-            self.trying = True
-
-    def _stop(self) -> None:
-        self.blocked.off, self.trying, self._trial = True, False, None
+    def _end(self, *, off: bool) -> None:
+        self.blocked.off = off  # first, or the loop, which stops to wait just now, sees another change
+        self.blocked.changed = self._trial = None
 
     def _say(self, found: dict[str, set[str]]) -> None:
-        self._stop()
+        self._end(off=True)
         parts = " and ".join(
             f"{part} ({', '.join(name for name in GENERATORS if name in generators)})" for part, generators in found.items()
         )

@@ -257,9 +257,9 @@ class ParallelMapper(Node[T]):
         if self._undecided:
             self._undecided = False
             self._learn(nbytes(value))
-        if draws is not None and draws.trying:
-            draws.end()  # nothing is loaded ahead
-        elif self.num_workers:
+        if draws is not None:
+            draws.delivered()  # may warn, and so raise: the batch is not lost
+        if self.num_workers and not (draws is not None and draws.trying):
             self._fill(
                 self._most_under_way + 1
             )  # now, so that the workers are busy while the caller trains; + 1 because this entry still counts
@@ -406,7 +406,7 @@ class ParallelMapper(Node[T]):
     @property
     def in_step(self) -> bool:
         """See `InlineWork.in_step`."""
-        if self._draws is not None and self._draws.trying:
+        if self._draws is not None and self._draws.in_step:
             return True
         return (not self.num_workers or (self._lanes is not None and self._inline.seeded.collates_itself)) and self._inline.in_step
 

@@ -22,18 +22,18 @@ class Blocked:
 
     Args:
         look: Returns what is watched.
-        changed: Called with what was seen when the loop began to wait and when it stops, if they differ.
 
     Attributes:
+        changed: What was seen when the loop began to wait, and when it stopped, if they differed; the last such pair.
         off: Nothing is watched any more.
         direct: The loop itself waits for the workers: there is no reader thread in between.
     """
 
-    def __init__(self, look: Callable[[], Any], changed: Callable[[Any, Any], None]) -> None:
+    def __init__(self, look: Callable[[], Any]) -> None:
+        self.changed: tuple[Any, Any] | None = None
         self.off = False
         self.direct = True
         self._look = look
-        self._changed = changed
         self._waits: list[bool] = []
         self._who: list[int] = []  # the thread that was in a place last
         self._turns = count(1)
@@ -75,8 +75,8 @@ class Blocked:
     def leave(self, number: int) -> None:
         """It stops to wait. Idempotent."""
         if self._waits[number]:
-            if number == self._loop and (after := self._look()) != self._before:
-                self._changed(self._before, after)
+            if number == self._loop and (after := self._look()) != self._before and not self.off:
+                self.changed = self._before, after
             self._turn = next(self._turns)
             self._waits[number] = False
 
