@@ -886,6 +886,19 @@ MUTATIONS = [
         "not self.num_workers and",
         "tests/nodes/test_lanes_and_workers.py::test_also_in_a_reader_thread_while_the_consumer_draws",
     ),
+    # Draws in worker threads.
+    Mutation(
+        "_random/draws.py",
+        "if not self._alone and not self.over:",
+        "if False:",
+        "tests/nodes/test_draw_watch.py::test_another_thread_may_draw",
+    ),
+    Mutation(
+        "_nodes/draw_watch.py",
+        "return self._first or self.trying",
+        "return self._first",
+        "tests/nodes/test_draw_watch.py::test_a_loop_that_is_slower_than_its_workers_is_told_too[1]",
+    ),
     Mutation(
         "_nodes/parallel_mapper.py",
         "self._pool = ThreadPool(",

@@ -40,7 +40,7 @@ class Cached(Shown):
     copy, with contiguous arrays and tensors. Any other type is refused; nothing is pickled.
 
     Apply random augmentation to what the cache returns: inside the cache it would be drawn once and then reused in every epoch. A sample
-    that draws from `penstock.sample()` is refused. One that draws from the global generators causes a warning, except in worker threads.
+    that draws from `penstock.sample()` is refused. One that draws from the global generators causes a warning.
 
     Guarantees: Any number of processes and threads may fill and read a cache at once. A sample is cached completely or not at all, even if
     a process is killed while writing it. On Linux one thread of one process loads a sample while the others wait, and it is loaded again

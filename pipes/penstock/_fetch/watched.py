@@ -18,7 +18,8 @@ def parts(fetch: Fetch) -> dict[str, str]:
     dataset, collate_fn = fetch.dataset, fetch.collate_fn
     found = {}
     if not isinstance(dataset, Items) and not fetch.is_arrays:
-        found["dataset"] = f"{brief(type(dataset))}.{'__getitems__' if fetch.has_getitems else '__getitem__'}"
+        of = type(dataset.dataset if isinstance(dataset, View) else dataset)
+        found["dataset"] = f"{brief(of)}.{'__getitems__' if fetch.has_getitems else '__getitem__'}"
     if fetch.transform is not None:
         found["transform"] = f"transform {brief(fetch.transform)}"
     if collate_fn is not None and type(collate_fn) is not Padded:

@@ -130,7 +130,8 @@ class FromDataset(DataLoaderWords):
                 `Sharder`. Default ``"pad"``, or ``"drop"`` for what cannot be padded: ``groups``, and `Shards` that are not counted. Means nothing under
                 ``split="own"``.
             plan_ahead: Draw the next epoch from ``sampler`` or ``batch_sampler`` during this one, in a helper process or thread; see `SamplerWrapper`.
-            seed_samples: Seed the global generators (``random``, NumPy, torch) for each sample, so that augmentation repeats itself; see `ParallelMapper`.
+            seed_samples: Seed the global generators (``random``, NumPy, torch) for each sample, so that augmentation repeats itself; with ``method="thread"``, warn of what draws from them.
+                See `ParallelMapper`.
             run_ahead: Load the first batches of the next epoch before it is asked for.
             max_restarts: Worker processes that may die and be replaced before `WorkerDied`; default 8, or twice the number of workers if that is more.
             on_error: For a sample that fails: ``"raise"``, ``"skip"``, or a function ``(exception, index, epoch, position)`` that returns a substitute or

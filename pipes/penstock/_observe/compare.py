@@ -146,7 +146,7 @@ def _advice(candidates: list[Candidate], step_s: float) -> Iterator[str]:
     if step_s and median(best.stalls) >= 0.05:
         yield f"The training step still waits {median(best.stalls):.0%} of the time: more workers, or less work for each sample."
     if best.method == "thread":
-        yield "Threads share the global random generators: a dataset that draws from them should use penstock.sample().rng."
+        yield "Threads share the global random generators: a dataset that draws from them must use penstock.sample().rng, or processes."
 
 
 @final
