@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from itertools import count
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 if TYPE_CHECKING:
@@ -33,52 +34,33 @@ class Blocked:
         self.changed: tuple[Any, Any] | None = None
         self.off = False
         self.direct = True
-        self._look = look
-        self._waits: list[bool] = []
-        self._who: list[int] = []  # the thread that was in a place last
-        self._turns = count(1)
-        self._turn = 0
-        self._loop = 0  # its place
-        self._before: Any = None
+        self.look = look
+        self.waits: list[bool] = []
+        self.who: list[int] = []  # the thread that was in a place last
+        self.turns = count(1)
+        self.turn = 0
+        self.loop = 0  # its place
 
     def place(self) -> Place:
         """A place for one more thread: first the one that reads the mapper, then the loop's own, if it is another, then those between them."""
-        number = len(self._waits)
-        self._loop, self.direct = min(1, number), not number
-        self._who.append(0)
-        self._waits.append(False)
+        number = len(self.waits)
+        self.loop, self.direct = min(1, number), not number
+        self.who.append(0)
+        self.waits.append(False)
         return Place(self, number)
 
     def stamp(self) -> int | None:
         """A number if all wait: if it is the same later, they have waited without a break. None if one does not."""
-        turn = self._turn
-        return turn if all(self._waits) else None
+        turn = self.turn
+        return turn if all(self.waits) else None
 
     def alone(self, workers: Collection[int]) -> bool:
         """Whether the program has no other threads than these and ``workers``; those of penstock that only read do not count."""
-        known = {*workers, *self._who, threading.get_ident()}
+        known = {*workers, *self.who, get_ident()}
         return all(
             thread.ident in known or (thread.name.startswith("penstock-") and not thread.name.startswith("penstock-map"))
             for thread in threading.enumerate()
         )
-
-    def enter(self, number: int) -> None:
-        """The calling thread begins to wait in its place."""
-        if self.off:
-            return
-        self._who[number] = threading.get_ident()
-        self._waits[number] = True
-        self._turn = next(self._turns)
-        if number == self._loop:
-            self._before = self._look()
-
-    def leave(self, number: int) -> None:
-        """It stops to wait. Idempotent."""
-        if self._waits[number]:
-            if number == self._loop and (after := self._look()) != self._before and not self.off:
-                self.changed = self._before, after
-            self._turn = next(self._turns)
-            self._waits[number] = False
 
 
 @final
@@ -90,9 +72,20 @@ class Place:
         self._number = number
 
     def waiting(self, wait: Callable[..., T], *arguments: Any) -> T:
-        """Return ``wait(*arguments)``, in which the thread waits, or does work of the workers."""
+        """Return ``wait(*arguments)``, in which the thread waits, or does work of the workers. Written out, because every wait of a loop passes here."""
+        blocked, number = self._blocked, self._number
+        if blocked.off:
+            return wait(*arguments)
+        before = None
         try:
-            self._blocked.enter(self._number)
+            blocked.who[number] = get_ident()
+            blocked.waits[number] = True
+            blocked.turn = next(blocked.turns)
+            if number == blocked.loop:
+                before = blocked.look()
             return wait(*arguments)
         finally:
-            self._blocked.leave(self._number)
+            if before is not None and (after := blocked.look()) != before and not blocked.off:
+                blocked.changed = before, after
+            blocked.turn = next(blocked.turns)
+            blocked.waits[number] = False
