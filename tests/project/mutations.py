@@ -894,9 +894,9 @@ MUTATIONS = [
         "tests/nodes/test_draw_watch.py::test_another_thread_may_draw",
     ),
     Mutation(
-        "_nodes/draw_watch.py",
-        "return self._first or self.trying",
-        "return self._first",
+        "_nodes/parallel_mapper.py",
+        "self._draws.trying or not self._measured.tasks",
+        "not self._measured.tasks",
         "tests/nodes/test_draw_watch.py::test_a_loop_that_is_slower_than_its_workers_is_told_too[1]",
     ),
     Mutation(

@@ -44,7 +44,6 @@ class DrawWatch:
         self.blocked = Blocked(self._look)
         self.place = self.blocked.place()
         self.said: str | None = None
-        self._first = True
         self._trial: Trial | None = None
         self._left = 0  # items that this trial may still take
         self._failed = 0  # trials that found nothing
@@ -53,17 +52,6 @@ class DrawWatch:
     def trying(self) -> bool:
         """Whether the mapper must have one item in progress at most."""
         return self.blocked.changed is not None
-
-    @property
-    def in_step(self) -> bool:
-        """Whether a reader thread must read the next item only while its consumer waits: the first one, which shows most, and in a trial."""
-        return self._first or self.trying
-
-    def delivered(self) -> None:
-        """An item was made."""
-        self._first = False
-        if self.trying:
-            self._judge()
 
     def begin(self, workers: Collection[int]) -> None:
         """The next item is made alone."""
@@ -78,7 +66,8 @@ class DrawWatch:
             self._trial, self._left = Trial(self._look, self.blocked.stamp, alone), _TRIES
         self._work.trial = self._trial
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
+        """An item was made; alone if `begin` came before it."""
         trial, self._work.trial = self._work.trial, None
         if trial is None:
             return

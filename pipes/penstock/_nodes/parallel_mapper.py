@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from penstock._nodes.lane_owners import LaneOwners
     from penstock._nodes.node import BaseNode
     from penstock._statistics import Durations, NodeStatistics
+    from penstock._workers.blocked import Blocked
     from penstock._workers.pool import StartMethod
 
 
@@ -198,6 +199,7 @@ class ParallelMapper(Node[T]):
         self._pool: Pool | None = None
         self._owners: LaneOwners | None = None
         self._draws: DrawWatch | None = None
+        self._blocked: Blocked | None = None  # of `_draws`, for `next`
         self._closed = False
         self._stale = False
         self._said = False
@@ -237,8 +239,8 @@ class ParallelMapper(Node[T]):
             window.settle()  # The last call raised. Its item counts as delivered only now: a state saved in between retries it.
         if self._auto is not None:
             self._adjust(self._auto)
-        draws = self._draws
-        if alone := draws is not None and draws.trying:
+        blocked = self._blocked
+        if alone := blocked is not None and blocked.changed is not None:
             self._alone()
         self._fill(1 if alone else self._most_under_way)
         entry = self._awaited()
@@ -257,9 +259,9 @@ class ParallelMapper(Node[T]):
         if self._undecided:
             self._undecided = False
             self._learn(nbytes(value))
-        if draws is not None:
-            draws.delivered()  # may warn, and so raise: the batch is not lost
-        if self.num_workers and not (draws is not None and draws.trying):
+        if self._draws is not None and blocked is not None and blocked.changed is not None:
+            self._draws.judge()  # may warn, and so raise: the batch is not lost
+        elif self.num_workers:
             self._fill(
                 self._most_under_way + 1
             )  # now, so that the workers are busy while the caller trains; + 1 because this entry still counts
@@ -401,13 +403,14 @@ class ParallelMapper(Node[T]):
             from penstock._nodes.draw_watch import DrawWatch
 
             self._draws = DrawWatch(self._work)
+            self._blocked = self._draws.blocked
         return self._draws
 
     @property
     def in_step(self) -> bool:
         """See `InlineWork.in_step`."""
-        if self._draws is not None and self._draws.in_step:
-            return True
+        if self._draws is not None and (self._draws.trying or not self._measured.tasks):
+            return True  # the first item shows most
         return (not self.num_workers or (self._lanes is not None and self._inline.seeded.collates_itself)) and self._inline.in_step
 
     def refresh(self) -> None:
