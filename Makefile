@@ -58,7 +58,7 @@ site: $(VENV)/.installed
 check: $(VENV)/.tools
 	$(BIN)/python tests/project/check.py
 
-versions: PYTHON_HERE = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+versions: PYTHON_HERE = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 versions: NUMPY_1 = $(if $(filter 1.%,$(NUMPY)),pyarrow==21.0.0) # later ones want NumPy 2
 versions: PLACE = build/python-$(PYTHON_HERE)-torch-$(or $(TORCH),newest)$(if $(NUMPY),-numpy-$(NUMPY))
 versions:
@@ -68,27 +68,27 @@ versions:
 	$(MAKE) test VENV=$(PLACE) CONSTRAINTS=$(PLACE).txt EXTRAS=formats DEPENDENCY_GROUPS=test PYTEST_ARGS='-m "not slow" $(PYTEST_ARGS)'
 
 wheels:
-	$(PYTHON) -m pip --disable-pip-version-check download --only-binary=:all: --no-deps --constraint constraints.txt \
-	    --python-version $(PYTHON_VERSION) --dest $(WHEELS) $(GPU_PACKAGES)
+	"$(PYTHON)" -m pip --disable-pip-version-check download --only-binary=:all: --no-deps --constraint constraints.txt \
+	    --python-version $(PYTHON_VERSION) --dest "$(WHEELS)" $(GPU_PACKAGES)
 
 # Nothing is installed into PYTHON: what it lacks lies beside it, in build/gpu.
 gpu: export PYTHONPATH := $(abspath build/gpu):$(abspath pipes)$(if $(PYTHONPATH),:$(PYTHONPATH))
 gpu:
-	@$(PYTHON) -c 'import sys, numpy, torch; sys.exit(None if torch.accelerator.is_available() or "$(ANYWAY)" else "torch " + torch.__version__ \
+	@"$(PYTHON)" -c 'import sys, numpy, torch; sys.exit(None if torch.accelerator.is_available() or "$(ANYWAY)" else "torch " + torch.__version__ \
 	    + " of $(PYTHON) sees no accelerator. make gpu ANYWAY=1 goes on, and tries all but what needs one.")'
 	rm -rf build/gpu
-	$(PYTHON) -m pip --disable-pip-version-check install -q --no-index --no-deps --no-compile --target build/gpu $(WHEELS)/*.whl
-	rm -f $(FIGURES)
-	$(PYTHON) -m pytest -m gpu -rs $(PYTEST_ARGS) $$(grep -rl --include='test_*.py' 'mark\.gpu\b' tests); failed=$$?; \
-	    $(PYTHON) examples/benchmark_device.py --repeats 3 --budget-s 180 --json $(FIGURES) && exit $$failed
+	"$(PYTHON)" -m pip --disable-pip-version-check install -q --no-index --no-deps --no-compile --target build/gpu "$(WHEELS)"/*.whl
+	rm -f "$(FIGURES)"
+	"$(PYTHON)" -m pytest -m gpu -rs $(PYTEST_ARGS) $$(grep -rl --include='test_*.py' 'mark\.gpu\b' tests); failed=$$?; \
+	    "$(PYTHON)" examples/benchmark_device.py --repeats 3 --budget-s 180 --json "$(FIGURES)" && exit $$failed
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
-	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "penstock needs Python 3.11 or newer, and $(PYTHON) is " \
+	@"$(PYTHON)" -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "penstock needs Python 3.11 or newer, and $(PYTHON) is " \
 	    + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
-	$(PYTHON) -m venv --clear $(VENV)
+	"$(PYTHON)" -m venv --clear $(VENV)
 	touch $@
 
 dist: dist/.built

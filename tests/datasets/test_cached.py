@@ -1027,6 +1027,6 @@ def test_a_full_disk_is_an_error_and_the_cache_stays_usable(tmp_path: Path) -> N
     mount = f"mount -t tmpfs -o size=7m none {disk} && head -c 6400000 /dev/zero > {disk}/ballast"
     if shutil.which("unshare") is None or run_full("unshare", "-rm", "sh", "-c", mount).returncode:
         pytest.skip("this user may not mount a file system of its own")
-    done = run_full("unshare", "-rm", "sh", "-c", f"{mount} && {sys.executable} {script} disk {disk}/cache")
+    done = run_full("unshare", "-rm", "sh", "-c", f"{mount} && '{sys.executable}' {script} disk {disk}/cache")
     assert done.returncode == 0, done.stderr
     assert f"could not be written to the cache in {disk}/cache (No space left on device): it needs 100054 bytes, and " in done.stdout

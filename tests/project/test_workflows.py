@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,31 @@ def test_the_workflow_runs_all_that_a_change_must_pass() -> None:
     assert JOBS["versions"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
     ran = [line.split() for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make")]
     assert ran == [["make", "test"], ["make", "lint"], ["make", "site"]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("make") is None or shutil.which("git") is None, reason="there is no make, or no git")
+def test_what_is_not_committed_is_tested_in_a_folder_of_the_projects_name_below_a_space(tmp_path: Path) -> None:
+    """Again and again, in the same copy. Seen to fail: make in the checkout itself, where a test that looked for ``penstock/`` in paths was green."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    (tmp_path / ".gitignore").write_text("/build/\n.venv\n")
+    (tmp_path / "Makefile").write_text("test lint site:\n\t@echo $@: $(CURDIR); ls -A; touch .venv\n")
+    for name in ("is there", "is gone later", ".venv"):
+        (tmp_path / name).touch()
+    subprocess.run("git init -q && git add --all", shell=True, cwd=tmp_path, check=True)
+
+    def run() -> list[str]:
+        said = subprocess.run([".ci/run"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=300).stdout
+        heads = [f"{target}: {tmp_path}/build/a clone/penstock" for target in ("test", "lint", "site")]
+        assert [line for line in said.splitlines() if ":" in line] == heads
+        return said.partition("lint:")[0].splitlines()[1:]
+
+    own = [".ci", ".git", ".gitignore", "Makefile"]
+    assert sorted(run()) == sorted([*own, "is gone later", "is there"])
+    (tmp_path / "is gone later").unlink()
+    (tmp_path / "is new").touch()
+    assert sorted(run()) == sorted([*own, ".venv", "is new", "is there"])
 
 
 def test_pre_commit_runs_what_make_lint_runs() -> None:
