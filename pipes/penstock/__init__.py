@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from penstock._random.mix_order import MixOrder
     from penstock._random.order import Order
     from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
+    from penstock._random.rng_state import get_rng_state, set_rng_state
     from penstock._random.shard_order import ShardOrder
     from penstock._random.sliding_order import SlidingOrder
     from penstock._statistics import (
@@ -98,6 +99,7 @@ __all__ = [
     "FailureStatistics",
     "Fetch",
     "Filter",
+    "get_rng_state",
     "GraphError",
     "Grouper",
     "Indices",
@@ -130,6 +132,7 @@ __all__ = [
     "Sampler",
     "SamplerWrapper",
     "SequentialOrder",
+    "set_rng_state",
     "Sharder",
     "ShardOrder",
     "Shards",
@@ -186,6 +189,7 @@ _HOMES = {
     "_random.mix_order": ("MixOrder",),
     "_random.order": ("Order",),
     "_random.orders": ("SequentialOrder", "ShuffledOrder", "TorchOrder", "WeightedOrder"),
+    "_random.rng_state": ("get_rng_state", "set_rng_state"),
     "_random.shard_order": ("ShardOrder",),
     "_random.sliding_order": ("SlidingOrder",),
     "_statistics": (

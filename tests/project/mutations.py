@@ -287,6 +287,12 @@ MUTATIONS = [
         "if ",
         "tests/random/test_global_seeding.py::test_where_a_deviate_is_kept_nothing_is_said",
     ),
+    Mutation(
+        "_random/rng_state.py",
+        "tuple(words), deviate)",
+        "tuple(words), None)",
+        "tests/random/test_rng_state.py::test_a_loop_that_draws_resumes_bit_for_bit[inline]",
+    ),
     # Memory.
     Mutation(
         "_memory/slots.py",

@@ -99,7 +99,8 @@ class FromDataset(DataLoaderWords):
             sampler: Any sampler of indices. A ``DistributedSampler`` is taken over: its seed, shuffle and drop_last are used here.
             batch_sampler: Any sampler of lists of indices; whole batches are dealt to the ranks. Excludes ``batch_size`` and ``drop_last``.
             num_workers: Worker threads or processes; 0 loads in this thread; ``"auto"`` finds while it runs how many are worth it.
-            collate_fn: Makes a batch of a list of samples; default torch's ``default_collate``. A type checker learns from it what a batch is.
+            collate_fn: Makes a batch of a list of samples; default torch's ``default_collate``. It runs in the workers;
+                over a stream with two or more worker processes it runs in this process. A type checker learns from it what a batch is.
             pin_memory: Copy batches to pinned memory, where there is an accelerator.
             drop_last: Leave out the batch at an epoch's end that is not full.
             timeout: Seconds to wait for a batch; 0 waits forever.

@@ -379,10 +379,10 @@ class Loader(FromDataset, Generic[T]):
     # Life.
 
     def refresh(self) -> None:
-        """Give the workers a new copy of the dataset, after it was changed in this process. Its length must stay the same.
+        """Give the workers new copies of the dataset, ``transform`` and ``collate_fn``, after any of them was changed in this process.
 
         Worker processes end, and new ones start with the next batch. Batches loaded ahead are loaded again. The position in the
-        epoch, the state and the running iterator stay as they are.
+        epoch, the state and the running iterator stay as they are. The length of the dataset must stay the same.
         """
         self._check_open()
         self._mend()
