@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -66,6 +67,19 @@ def test_a_loop_that_draws_resumes_bit_for_bit(how):
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is no accelerator")
 def test_a_loop_that_draws_on_the_device_resumes_bit_for_bit():
     resumes_everywhere({}, device=torch.accelerator.current_accelerator())
+
+
+def test_the_generator_of_a_device_is_put_back_if_the_process_uses_it(monkeypatch):
+    """On a stand-in for ``torch.cuda``. Seen to fail: without the state of the device; one that was never used is left alone."""
+    generator = torch.Generator()
+    device = SimpleNamespace(get_rng_state=generator.get_state, set_rng_state=generator.set_state, is_initialized=lambda: True)
+    monkeypatch.setattr("penstock._random.rng_state._device_module", lambda: device)
+    state = penstock.get_rng_state()
+    drawn = torch.rand((), generator=generator)
+    penstock.set_rng_state(state)
+    assert torch.rand((), generator=generator) == drawn
+    device.is_initialized = lambda: False
+    assert penstock.get_rng_state()["device"] is None
 
 
 def test_another_kind_of_generator_in_numpy():
