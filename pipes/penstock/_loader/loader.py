@@ -691,18 +691,11 @@ class _Epochs:
         return self._first.sized()
 
     def start_of(self, epoch: int, after: State | None = None) -> State:
-        state = self._root.start_of(epoch, self._place(epoch, after)) if self._continues and after else self._root.start_of(epoch)
+        place = place_of(after) if self._continues and after else None
+        state = self._root.start_of(epoch) if place is None or place[1] is None else self._root.start_of(epoch, place[1])
         if not isinstance(state, dict) or epoch_in(state) != epoch:
             raise GraphError(f"{type(self._root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.")
         return state
-
-    def _place(self, epoch: int, after: State) -> State | None:
-        """Where the source of ``after`` is. An epoch without another batch is over, also if a few items at its end make none."""
-        place = place_of(after)
-        inner: State | None = None if place is None else place[1]
-        if inner is None or epoch <= inner["epoch"] or self.remaining(after) != 0:
-            return inner
-        return {**inner, "position": self._first.items_per_epoch()}
 
 
 @final

@@ -76,11 +76,19 @@ class Batcher(Node[Any]):
 
     def _batch(self) -> Any:
         """The next batch, or None at the end of the epoch."""
+        self._drop()
         block = self.source.take(self.batch_size)
         size = len(block)
         if not size or (self.drop_last and size < self.batch_size):
             return None
-        left = self.source.remaining() if self.drop_last else None
-        if left is not None and left < self.batch_size:
-            self.source.take(left)  # Skip the dropped items now, so that the state after the last batch says that the epoch is over.
+        self._drop()
         return pack(block)
+
+    def _drop(self) -> None:
+        """Skip the items that do not fill a batch, so that the state after the last batch says that the epoch is over."""
+        left = self.source.remaining() if self.drop_last else None
+        if left is not None and 0 < left < self.batch_size:
+            if self.continues:
+                self.source.finish()
+            else:
+                self.source.take(left)

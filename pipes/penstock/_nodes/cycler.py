@@ -89,6 +89,10 @@ class Cycler(Node[T]):
             raise
         return block
 
+    def finish(self) -> None:
+        self.take(0)
+        self.source.finish()
+
     def at(self, positions: np.ndarray) -> Sequence[T]:
         if self._ended and not len(positions):
             return []  # a reset to the end of an epoch left the source alone, so it cannot be asked

@@ -156,6 +156,10 @@ class Node(Shown, BaseNode[T], Generic[T]):
             return cast("Sequence[T]", block)
         return [self._transformed(item) for item in block]
 
+    def finish(self) -> None:
+        """End the epoch before its last items, which no rank gets: the next epoch begins with them. Asked only of a source that `continues`."""
+        self.source.finish()
+
     def at(self, positions: np.ndarray) -> Sequence[T]:
         """The items of the current epoch at ``positions`` (int64, shape ``(n,)``), without moving. Positions past the end wrap around.
 

@@ -22,7 +22,8 @@ class Sampler(Node[Indices]):
     """Walk through ``order``: one epoch of single `Indices`, then ``StopIteration``.
 
     The state is how far the epoch went and nothing else, so going to a state costs nothing. ``reset()`` without a state begins the next
-    epoch if part of this one has been read, and else this one. The state of a `ContinuingOrder` also says where the epoch began.
+    epoch if part of this one has been read, and else this one. The state of a `ContinuingOrder` also says where the epoch began (``origin``) and, at its
+    end, how many of its items no rank got (``left``): the next epoch begins with those.
 
     Args:
         order: What stands at which position: `SequentialOrder`, `ShuffledOrder`, `WeightedOrder`, `TorchOrder`, or your own `Order`.
@@ -42,10 +43,11 @@ class Sampler(Node[Indices]):
         self.order = order
         self._n = len(order)
         self._block: int = getattr(order, "read_ahead", BLOCK)
-        self._round = order.round if isinstance(order, ContinuingOrder) else 0
+        self._continues = isinstance(order, ContinuingOrder)
         self._epoch = 0
         self._position = 0
         self._origin = 0  # what a continuing order calls position 0 of this epoch
+        self._left = 0  # items at the end of this epoch that begin the next one
         self._ahead = _NOTHING  # indices computed ahead: their first position, and their stride
         self._ahead_from, self._ahead_every = 0, 1
         self._planned = order if isinstance(order, PlannedOrder) else None
@@ -63,6 +65,7 @@ class Sampler(Node[Indices]):
         self._epoch = initial_state["epoch"]
         self._position = initial_state["position"]
         self._origin = initial_state.get("origin", 0)
+        self._left = initial_state.get("left", 0)
         self._ahead = _NOTHING  # `take` may have been interrupted between these indices and what it notes of them
 
     def next(self) -> Indices:
@@ -87,6 +90,9 @@ class Sampler(Node[Indices]):
         if count == there:
             return ahead
         return Indices(ahead.epoch, ahead.positions[place : place + count], ahead.values[place : place + count])
+
+    def finish(self) -> None:
+        self._left, self._position = self._n - self._position, self._n
 
     def at(self, positions: np.ndarray) -> Indices:
         if self.continues:
@@ -117,7 +123,7 @@ class Sampler(Node[Indices]):
 
     @property
     def continues(self) -> bool:
-        return self._round > 0
+        return self._continues
 
     def interrupt(self) -> None:
         self._plans.interrupt()
@@ -127,31 +133,35 @@ class Sampler(Node[Indices]):
 
     def get_state(self) -> State:
         state = {"epoch": self._epoch, "position": self._position}
-        if self._round:
+        if self.continues:
             state["origin"] = self._origin
+        if self._left:
+            state["left"] = self._left
         return state
 
     def start_of(self, epoch: int, after: State | None = None) -> State:
         if not self.continues:
             return {"epoch": epoch, "position": 0}
-        whole, origin = self._rounded(self._n), 0
         if after is None or epoch < after["epoch"]:
-            origin = epoch * whole
+            origin = epoch * self._n
         elif epoch == after["epoch"]:
             origin = after["origin"]
         else:
-            read = self._rounded(after["position"]) or whole  # an epoch that is passed over unread counts as a whole one
-            origin = after["origin"] + read + (epoch - after["epoch"] - 1) * whole
+            delivered = after["position"] - after.get("left", 0) or self._n  # an epoch that is passed over unread counts as a whole one
+            origin = after["origin"] + delivered + (epoch - after["epoch"] - 1) * self._n
         return {"epoch": epoch, "position": 0, "origin": origin}
 
     def check(self, state: Any) -> None:
-        position = fields(state, epoch=int, position=int, **({"origin": int} if self.continues else {}))["position"]
-        if self.continues and state["origin"] % self._round:
-            raise StateError(f"a state with the origin {state['origin']} is damaged: an epoch begins at a multiple of {self._round}.")
-        if self.continues and state["origin"] > state["epoch"] * self._rounded(self._n):
-            raise StateError(
-                f"a state with the origin {state['origin']} is damaged: the {state['epoch']} epochs before have at most {self._rounded(self._n)} items each."
-            )
+        more = {key: int for key in ("origin", "left") if self.continues and (key == "origin" or (isinstance(state, dict) and key in state))}
+        position = fields(state, epoch=int, position=int, **more)["position"]
+        if isinstance(self.order, ContinuingOrder):
+            most = -(-self._n // self.order.round) * self.order.round  # up to 0.1.0 an epoch began at a multiple of the lanes
+            if state["origin"] > state["epoch"] * most:
+                raise StateError(
+                    f"a state with the origin {state['origin']} is damaged: the {state['epoch']} epochs before have at most {most} items each."
+                )
+            if "left" in state and not 0 < state["left"] <= position == self._n:
+                raise StateError(f"a state with {state['left']} items left at position {position} of {self._n} is damaged.")
         if position > self._n:
             raise StateError(
                 f"a state at position {position} is out of bounds: an epoch has {self._n} items. Was it saved with another dataset?"
@@ -166,10 +176,6 @@ class Sampler(Node[Indices]):
             return Indices(self._epoch, positions, self.order.indices(self._epoch, self._origin + positions))
         within = positions % self._n if positions.size and positions.max() >= self._n else positions
         return Indices(self._epoch, positions, self.order.indices(self._epoch, within))
-
-    def _rounded(self, position: int) -> int:
-        """``position`` rounded up to where an epoch may begin."""
-        return -(-position // self._round) * self._round
 
 
 @final

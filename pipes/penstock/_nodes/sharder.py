@@ -150,7 +150,10 @@ class Sharder(Node[T]):
         if rest and share(rest, rank, world_size, self.tail) == 0:
             # This rank gets none of the rest: skip it, so that the state after this block says that the epoch is over. With "drop" that is so on
             # every rank; with "exact" only on those that the short round does not reach.
-            self.source.take(1, every=rest, first=rest)
+            if self.continues:
+                self.source.finish()
+            else:
+                self.source.take(1, every=rest, first=rest)
         if self.tail == "pad" and len(block) < min(n, share(left, rank, world_size, "pad")):
             block = self._padded(block, left)
         return block

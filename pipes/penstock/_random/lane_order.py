@@ -80,7 +80,7 @@ class LaneOrder(Shown):
     """The order of data whose shards have unknown lengths: item k since the beginning of training is item ``k div lanes`` of lane ``k mod lanes``.
 
     Each lane yields every lanes-th item, so the position alone says how far every lane is, on any number of ranks. An epoch is a number of items, and
-    begins where the one before it was left, rounded up to a multiple of ``lanes``; see `ContinuingOrder`. Its indices are the items since the beginning.
+    begins with the item after the last that any rank got in the one before it; see `ContinuingOrder`. Its indices are the items since the beginning.
 
     Args:
         lanes: See `Shards`.

@@ -59,7 +59,7 @@ class ContinuingOrder(Order, Protocol):
     """
 
     round: int
-    """At least 1; an epoch begins at a multiple of this, so what lies between is left out, or comes later."""
+    """The number of lanes: item k since the beginning of training is of lane ``k mod round``. At least 1."""
 
 
 @runtime_checkable
