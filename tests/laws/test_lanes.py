@@ -205,7 +205,8 @@ def test_wherever_epochs_end_no_record_is_passed_over(data):
         for _ in range(data.draw(st.integers(1, 3), label="epochs")):
             stop = data.draw(st.integers(1, 12), label="batches")
             read = [list(islice(loader, stop)) for loader in fleet]
-            found += [item for dealt in zip(*([item for one in each for item in one.tolist()] for each in read), strict=True) for item in dealt]
+            hands = [[item for one in each for item in one.tolist()] for each in read]
+            found += [item for dealt in zip(*hands, strict=True) for item in dealt]
             leave = data.draw(st.sampled_from(["break", "end_epoch", "set_epoch"])) if len(read[0]) == stop else "it ended"
             for loader in fleet:
                 if leave == "end_epoch":

@@ -152,8 +152,8 @@ class Sampler(Node[Indices]):
         return {"epoch": epoch, "position": 0, "origin": origin}
 
     def check(self, state: Any) -> None:
-        more = {key: int for key in ("origin", "left") if self.continues and (key == "origin" or (isinstance(state, dict) and key in state))}
-        position = fields(state, epoch=int, position=int, **more)["position"]
+        left = {"left": int} if isinstance(state, dict) and "left" in state else {}
+        position = fields(state, epoch=int, position=int, **({"origin": int, **left} if self.continues else {}))["position"]
         if isinstance(self.order, ContinuingOrder):
             most = -(-self._n // self.order.round) * self.order.round  # up to 0.1.0 an epoch began at a multiple of the lanes
             if state["origin"] > state["epoch"] * most:
