@@ -29,7 +29,7 @@ from penstock._loader.cursor import EpochCursor, Jump, PassMark, Stands
 from penstock._loader.dataloader_words import refuse_assignment
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.loop_clock import LoopClock
-from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, differences, epoch_in, parsed, warn_of_start
+from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, as_saved_then, differences, epoch_in, parsed, warn_of_start
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
@@ -352,7 +352,7 @@ class Loader(FromDataset, Generic[T]):
         self._check_open()
         self._mend()
         state = parsed(state_dict)
-        changed = differences(state["settings"], self._settings_at(state["state"]))
+        changed = differences(state["settings"], as_saved_then(self._settings_at(state["state"]), state["settings"]))
         if changed and strict:
             raise StateMismatch(
                 "this state was saved under other settings: " + "; ".join(changed) + ". Load it with the settings it was saved under, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections import deque
 from itertools import zip_longest
@@ -15,6 +16,8 @@ from penstock._nodes.node import epoch_of
 if TYPE_CHECKING:
     from penstock._nodes.node import State
 
+
+_logger = logging.getLogger("penstock")
 
 FORMAT = 1
 """The version of the saved state's layout. It changes when an older state could no longer be read correctly."""
@@ -116,6 +119,18 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
         pairs = enumerate(zip_longest(saved, now, fillvalue=_NOT_THERE))
         return [one for place, (was, is_) in pairs for one in differences(was, is_, f"{name}[{place}]")]
     return [f"{name} was {saved!r:.80} and is {now!r:.80}"]
+
+
+def as_saved_then(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """The settings ``now``, without the values that steps hold if those were not compared yet when ``saved`` was written."""
+    if "held" in saved or "held" not in now:
+        return now
+    if any(now["held"].values()):
+        _logger.warning(
+            "this state is of an older version of penstock, which did not save the values that steps hold, so they are not compared: make sure that they are the "
+            "same as then. The next state that you save has them."
+        )
+    return {name: value for name, value in now.items() if name != "held"}
 
 
 class _NotThere:

@@ -72,9 +72,12 @@ class LaneMixOrder(Shown):
         self._mixes: dict[int, MixOrder] = {}  # made when first asked for: a rank needs those of its lanes only
         self.stages = self._mix(0).stages
         self.read_ahead = 2**16  # one call to the mix of each lane costs 0.3 ms, so it had better be for many items
-        said = [[name, order.settings()] for name, order in zip(self.names, self._orders, strict=True)]
+        said = [(name, order.settings()) for name, order in zip(self.names, self._orders, strict=True)]
+        held = {name: settings.pop("held") for name, settings in said if "held" in settings}  # to be named where it differs
         checksum = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
         self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "sources": checksum}
+        if held:
+            self._said["held"] = held
 
     def __len__(self) -> int:
         return self._n

@@ -1,15 +1,20 @@
-"""What tells two lists of steps apart: their settings, for saved states, and a hash of their code, for bookmarks."""
+"""What tells two lists of steps apart: names, settings and values, for saved states; and their code, too, for bookmarks."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
+import logging
+import math
 import os
+import re
 import sys
 import sysconfig
-from pathlib import Path
+from enum import Enum
+from pathlib import Path, PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -17,7 +22,9 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
+
+_logger = logging.getLogger("penstock")
 
 
 def step_settings(steps: Sequence[Any]) -> list[dict[str, Any]]:
@@ -46,9 +53,8 @@ def named(function: Any) -> dict[str, Any]:
     version = getattr(function, "version", None)
     if version is not None:
         said["version"] = version
-    settings = getattr(function, "settings", None)
-    if callable(settings) and not isinstance(function, type):
-        said["settings"] = settings()
+    if _says(function):
+        said["settings"] = function.settings()
     return said
 
 
@@ -59,135 +65,220 @@ def named_only(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def code_hash(steps: Sequence[Any]) -> str:
-    """A hash of all that the outputs of ``steps`` can be seen to depend on.
+def step_values(steps: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """The plain values that each step without ``settings()`` holds, by step and name. JSON; those that would be long are checksums.
 
-    Of the settings, and of the code, constants, defaults and closures of user functions, of the global values and user functions that they name, and of
-    what objects hold, as pickle would see it. Of a function or a class in a library, only the name. The same in every process of one version of Python.
-    What it cannot see needs a ``version``.
+    Values that are not plain are left out, and the log says so once.
     """
-    return _Hasher().of([step_settings(steps), list(steps)]).hex()
+    found = {}
+    for place, step in enumerate(steps):
+        values = _Values()
+        if holds := {name: _short(value) for name, value in values.held(step).items()}:
+            found[f"steps[{place}] {named_only(step)}"] = holds
+        missing = named_only(step), *values.left_out
+        if values.left_out and missing not in _said:
+            _said.add(missing)
+            _logger.warning(
+                "steps[%d], %s, holds %s, which no saved state can compare: with another one, a state would load without a word. Give the step (or the object) a "
+                "settings() that returns what matters, as JSON, or a version.",
+                place,
+                named_only(step),
+                ", ".join(values.left_out),
+            )
+    return found
 
 
+def code_hash(steps: Sequence[Any]) -> str:
+    """A hash of the settings and values of ``steps``, and of the user's code that they are seen to run. The same in every process of one version of Python.
+
+    Bookmarks need the code, because a count that the code before an edit gave would mislead a seek.
+    """
+    return _digest(_Values(code=True).of([step_settings(steps), *steps]))
+
+
+_said: set[tuple[str, ...]] = set()
+"""Steps, and what they hold that is not plain: said once in a process."""
+_OUT: Final = object()
+"""In place of a value that is not plain."""
+_LONGEST: Final = 200
+"""Characters of a value in a state."""
 _LIBRARIES: Final = (
     os.path.join(Path(__file__).parent.parent, ""),
     *(os.path.join(path, "") for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))),
 )
-_PLAIN: Final = (int, float, complex, str, bytes, bool, type(None), type(...))
-_DATA: Final = (*_PLAIN, tuple, list, dict, set, frozenset)
+_WORDS: Final = {"version", "settings", "keeps_count"}
+"""Attributes of a step that are not its values."""
+_AS_TEXT: Final = (float, complex, bytes, bytearray, range, slice, type(...), PurePath, np.dtype, torch.dtype, torch.device)
+_DATA: Final = (bool, int, float, str, bytes, tuple, list, dict, set, frozenset)
 
 
 @final
-class _Hasher:
-    """Hashes Python values by content. An object that is being hashed already counts by its type alone."""
+class _Values:
+    """Turns values into JSON that is the same wherever they are equal: in a script and in a module, in any process.
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, bytes]] = {}  # the object too, so that its id stays taken
+    Args:
+        code: With the code of the user's functions and classes, and of those that they name; and every object is looked into.
 
-    def of(self, value: Any) -> bytes:
-        if type(value) in _PLAIN:
-            return _digest(type(value).__name__, repr(value).encode())
-        known = self._known.get(id(value))
-        if known is not None:
-            return known[1]
-        self._known[id(value)] = value, _digest("cycle", type(value).__qualname__.encode())
-        found = self._of(value)
-        self._known[id(value)] = value, found
-        return found
+    Attributes:
+        left_out: What was not plain: where it is held, and its type.
+    """
 
-    def all(self, kind: str, values: Iterable[Any]) -> bytes:
-        return _digest(kind, *map(self.of, values))
+    def __init__(self, *, code: bool = False) -> None:
+        self.left_out: list[str] = []
+        self._code = code
+        self._met: dict[int, tuple[int, Any]] = {}  # functions, classes and objects; the object too, so that its id stays taken
 
-    def _of(self, value: Any) -> bytes:
-        kind = type(value)
-        if kind in (tuple, list):
-            return self.all(kind.__name__, value)
-        if kind in (set, frozenset):
-            return _digest(kind.__name__, *sorted(map(self.of, value)))
-        if kind is dict:
-            return self.all("dict", (part for item in value.items() for part in item))
-        if isinstance(value, CodeType):
-            return self._code(value)
-        if isinstance(value, FunctionType):
-            return self._function(value)
-        if isinstance(value, MethodType):
-            return self.all("method", (value.__func__, value.__self__))
-        if isinstance(value, BuiltinFunctionType):
-            owner = value.__self__
-            return self.all("builtin", (value.__qualname__, owner.__name__ if isinstance(owner, ModuleType | type) else owner))
-        if isinstance(value, ModuleType):
-            return self.all("module", (value.__name__,))
-        if isinstance(value, type):
-            return self._class(value)
-        if kind is np.ndarray and value.dtype.kind != "O":
-            return _digest("array", repr((value.dtype.str, value.shape)).encode(), np.ascontiguousarray(value).tobytes())
+    def of(self, value: Any, where: str = "") -> Any:
+        """``value`` as JSON; `_OUT` if it is not plain."""
+        if isinstance(value, Enum):
+            return f"{type(value).__qualname__}.{value.name}"
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, _AS_TEXT):
+            return float(value) if isinstance(value, float) and math.isfinite(value) else str(value)
+        if isinstance(value, re.Pattern):
+            return [self.of(value.pattern), value.flags]
+        if isinstance(value, np.generic) and value.dtype.kind in "biu":
+            return value.item()
+        if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+            return f"{value.dtype.str} {value.shape} {_checksum(np.ascontiguousarray(value).tobytes())}"
         if isinstance(value, torch.Tensor):
             with contextlib.suppress(Exception):  # a sparse one, say
                 plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                return _digest("tensor", repr((value.dtype, tuple(value.shape))).encode(), plain.numpy().tobytes())
-        return self._object(value)
+                return f"{value.dtype} {tuple(value.shape)} {_checksum(plain.numpy().tobytes())}"
+        elif isinstance(value, list | tuple):
+            return self._all(value, where)
+        elif isinstance(value, set | frozenset):
+            return sorted(self._all(value, where), key=_text)
+        elif isinstance(value, dict):
+            return self._dict({key if isinstance(key, str) else _text(self.of(key, where)): item for key, item in value.items()}, where)
+        elif isinstance(value, CodeType):
+            return self._code_of(value)
+        elif isinstance(value, ModuleType):
+            return value.__name__
+        elif (found := self._once(value, where)) is not _OUT:
+            return found
+        self.left_out.append(f"{where} ({type(value).__qualname__})")
+        return _OUT
 
-    def _object(self, value: Any) -> bytes:
-        parts: list[Any] = [type(value)]
-        if "__wrapped__" in getattr(value, "__dict__", ()):
-            parts.append(value.__wrapped__)  # functools.lru_cache
-        try:
-            reduced = value.__reduce_ex__(4)
-        except Exception:
-            return self.all("opaque", parts)
-        if isinstance(reduced, str):
-            return self.all("object", [*parts, reduced])
-        return self.all("object", parts + [list(part) if hasattr(part, "__next__") else part for part in reduced])
+    def held(self, holder: Any, where: str = "") -> dict[str, Any]:
+        """The values that a function or an object holds, by name."""
+        if isinstance(holder, functools.partial):
+            return {**self.held(holder.func, where), **self._dict({**dict(enumerate(holder.args)), **holder.keywords}, where)}
+        if isinstance(holder, MethodType):
+            return {**self.held(holder.__self__, where), **self.held(holder.__func__, where)}
+        if isinstance(holder, FunctionType):
+            return self._dict(_held_by_function(holder), where)
+        if isinstance(holder, BuiltinFunctionType):
+            owner = holder.__self__
+            return {} if owner is None or isinstance(owner, ModuleType | type) else self._dict({"self": owner}, where)
+        if hasattr(holder, "__wrapped__"):  # functools.lru_cache
+            return self._dict({"__wrapped__": holder.__wrapped__}, where)
+        ours = type(holder).__module__ == "penstock"
+        if isinstance(holder, type) or (_says(holder) and not ours and not self._code):
+            return {}
+        values = _held_by_object(holder)
+        if ours and not self._code:  # its settings() say the rest
+            return {name: more for name, value in values.items() if callable(value) and (more := self.held(value, name))}
+        return self._dict(values, where)
 
-    def _code(self, code: CodeType) -> bytes:
+    def _all(self, values: Iterable[Any], where: str) -> list[Any]:
+        return [found for value in values if (found := self.of(value, where)) is not _OUT]
+
+    def _dict(self, values: dict[Any, Any], where: str) -> dict[str, Any]:
+        places = ((str(name), value, f"{where}.{name}".lstrip(".")) for name, value in values.items())
+        return {name: found for name, value, place in places if (found := self.of(value, place)) is not _OUT}
+
+    def _once(self, value: Any, where: str) -> Any:
+        """A function, a class or an object. Where it is met inside itself, or again beside its code, its name is enough."""
+        if isinstance(value, type) and not (self._code and _is_users(value)):
+            return value.__qualname__
+        function = getattr(value, "__func__", value)
+        is_function = isinstance(function, FunctionType | BuiltinFunctionType | functools.partial | type) or hasattr(value, "__wrapped__")
+        looked_into = callable(value) or self._code
+        if not (
+            is_function
+            or _says(value)
+            or dataclasses.is_dataclass(value)
+            or (looked_into and _is_users(type(value)))
+            or type(value).__module__.startswith("penstock")
+        ):
+            return _OUT
+        if id(value) in self._met:
+            return f"{named_only(value)} {self._met[id(value)][0]}"
+        self._met[id(value)] = len(self._met), value
+        if isinstance(value, type):
+            return self._class(value)
+        said: dict[str, Any] = {**named(value), "holds": self.held(value, where)}
+        if not self._code:
+            del self._met[id(value)]
+        elif isinstance(function, FunctionType) and not _is_library_file(function.__code__.co_filename):
+            said["code"] = self._code_of(function.__code__), self._uses(function)
+        elif not is_function:
+            said["code"] = self.of(type(value))
+        return said
+
+    # The code.
+
+    def _code_of(self, code: CodeType) -> list[Any]:
         numbers = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-        return self.all(
-            "code", (code.co_code, code.co_exceptiontable, numbers, code.co_names, code.co_varnames, code.co_freevars, code.co_consts)
-        )
+        names = (code.co_names, code.co_varnames, code.co_freevars)
+        return self._all((code.co_code, code.co_exceptiontable, numbers, names, code.co_consts), "")
 
-    def _function(self, function: FunctionType) -> bytes:
-        cells = []
-        for cell in function.__closure__ or ():
-            try:
-                cells.append(cell.cell_contents)
-            except ValueError:
-                cells.append("empty")
-        if _is_library_file(function.__code__.co_filename):
-            wrapped = [cell for cell in cells if callable(cell)]  # what a decorator of a library wraps
-            return self.all("function", (function.__globals__.get("__name__"), function.__code__.co_qualname, wrapped))
+    def _uses(self, function: FunctionType) -> dict[str, Any]:
+        """The global values that a function names; of a module of the user's, those in it."""
         names = sorted(name for name in _names(function.__code__) if not name.startswith("__"))  # not __name__ and __file__
-        used = [(name, self._used(function.__globals__[name], names)) for name in names if name in function.__globals__]
-        return self.all("user", (function.__code__, function.__defaults__, function.__kwdefaults__, cells, used))
+        used = {name: function.__globals__[name] for name in names if name in function.__globals__}
+        for name, value in used.items():
+            if isinstance(value, ModuleType) and not _is_library_file(getattr(value, "__file__", None)):
+                used[name] = {part: vars(value)[part] for part in names if part in vars(value)}
+        return self._dict(used, "")
 
-    def _used(self, value: Any, names: Sequence[str]) -> Any:
-        """What a function uses of a global value; ``names`` are all that its code contains, those of attributes included."""
-        if not isinstance(value, ModuleType) or _is_library_file(getattr(value, "__file__", None)):
-            return value
-        return [value.__name__, [(name, vars(value)[name]) for name in names if name in vars(value)]]
-
-    def _class(self, kind: type) -> bytes:
-        parts: list[Any] = [kind.__qualname__]
-        for base in kind.__mro__:
-            if not _is_users(base):
-                parts.append(f"{base.__module__}.{base.__qualname__}")
-                continue
+    def _class(self, kind: type) -> dict[str, Any]:
+        said: dict[str, Any] = {"name": [base.__qualname__ for base in kind.__mro__], **self._dict(_data_of(kind), "")}
+        for base in filter(_is_users, reversed(kind.__mro__)):
             for name, member in sorted(vars(base).items()):
-                if found := _functions(member):
-                    parts.append((name, found))
-                elif not name.startswith("__") and type(member) in _DATA:
-                    parts.append((name, member))
-        return self.all("class", parts)
+                parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
+                if functions := [part for part in parts if isinstance(part, FunctionType)]:
+                    said[f"{name} of {base.__qualname__}"] = self._all(functions, "")
+        return said
 
 
-def _functions(member: Any) -> list[Callable[..., Any]]:
-    """The functions in a member of a class."""
-    if isinstance(member, FunctionType):
-        return [member]
-    if isinstance(member, staticmethod | classmethod):
-        return _functions(member.__func__)
-    if isinstance(member, property):
-        return [one for one in (member.fget, member.fset) if isinstance(one, FunctionType)]
-    return []
+def _says(function: Any) -> bool:
+    return callable(getattr(function, "settings", None)) and not isinstance(function, type)
+
+
+def _held_by_function(function: FunctionType) -> dict[str, Any]:
+    """The defaults of a user's function, what it closes over, and its attributes. Of one in a library: what it decorates."""
+    code, attributes = function.__code__, {name: value for name, value in vars(function).items() if name not in _WORDS}
+    if _is_library_file(code.co_filename):
+        return {"__wrapped__": attributes["__wrapped__"]} if "__wrapped__" in attributes else {}
+    defaults = function.__defaults__ or ()
+    values = dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # empty
+            values[name] = cell.cell_contents
+    return {**values, **(function.__kwdefaults__ or {}), **attributes}
+
+
+def _held_by_object(holder: Any) -> dict[str, Any]:
+    """The attributes of an object and of the user's classes that it is of. What ``__getstate__`` leaves out is no value."""
+    state: Any = (
+        {field.name: getattr(holder, field.name, None) for field in dataclasses.fields(holder)}
+        if dataclasses.is_dataclass(holder)
+        else holder.__getstate__()
+    )
+    parts = state if isinstance(state, tuple) else (state,)  # of a class with __slots__, a dict of these, too
+    values = _data_of(type(holder))
+    for part in parts:
+        values.update(part if isinstance(part, dict) else {} if part is None else {"state": part})
+    return {name: value for name, value in values.items() if name not in _WORDS}
+
+
+def _data_of(kind: type) -> dict[str, Any]:
+    """The plain attributes of the user's classes."""
+    members = {name: value for base in filter(_is_users, reversed(kind.__mro__)) for name, value in vars(base).items()}
+    return {name: value for name, value in members.items() if type(value) in _DATA and not name.startswith("__") and name not in _WORDS}
 
 
 def _names(code: CodeType) -> set[str]:
@@ -197,16 +288,28 @@ def _names(code: CodeType) -> set[str]:
 
 def _is_users(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
-    return kind.__module__ == "__main__" or not _is_library_file(getattr(module, "__file__", None))
+    return module is None or kind.__module__ == "__main__" or not _is_library_file(getattr(module, "__file__", None))
 
 
 def _is_library_file(file: str | None) -> bool:
     return file is None or file.startswith(("<frozen", *_LIBRARIES)) or "site-packages" in file or "dist-packages" in file
 
 
-def _digest(kind: str, *parts: bytes) -> bytes:
-    digest = hashlib.blake2b(kind.encode(), digest_size=16)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.digest()
+def _short(value: Any) -> Any:
+    """``value``, or the checksum of it, or of the long parts of it."""
+    if len(_text(value)) <= _LONGEST:
+        return value
+    parts = {name: _short(part) for name, part in value.items()} if isinstance(value, dict) else value
+    return parts if len(_text(parts)) <= _LONGEST else f"checksum {_digest(value)}"
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=lambda out: "")
+
+
+def _digest(value: Any) -> str:
+    return _checksum(_text(value).encode())
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()

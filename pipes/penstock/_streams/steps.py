@@ -31,14 +31,16 @@ from penstock._streams.run_cursor import PassFacts, RunCursor, Tag, running
 from penstock._streams.step_identity import code_hash as code_hash
 from penstock._streams.step_identity import named
 from penstock._streams.step_identity import step_settings as step_settings
+from penstock._streams.step_identity import step_values as step_values
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 Step: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
-"""What a step does with the records of one shard, or with the outputs of the step before it. It may have
+"""What a step does with the records of one shard, or with the outputs of the step before it. A saved state must agree with its name and with the plain values
+that it holds: attributes, defaults, what a closure or a ``functools.partial`` holds. It may have
 
-- ``settings()``: JSON that a saved state and bookmarks must agree with,
+- ``settings()``: JSON that a saved state must agree with instead of those values,
 - ``version``: a number or a string to change by hand, when its code does something else and nothing else shows it,
 - ``keeps_count = True``: it makes exactly one output of each input, in whatever order.
 """

@@ -19,7 +19,7 @@ from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import has_start, most_files
 from penstock._streams.retrying import steadily
-from penstock._streams.steps import code_hash, run_steps, step_settings
+from penstock._streams.steps import code_hash, run_steps, step_settings, step_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -72,6 +72,7 @@ class Uncounted:
             self._deal = Deal(len(shards), max((number for number in LANE_NUMBERS if number <= most_lanes), default=1))
         self._length = len(LaneOrder(self._deal.lanes, epoch_size))
         self._ordered = False
+        self._code = ""  # what bookmarks are bound to; found once, so that it is the same in all workers, whatever the steps hold by then
         self._read_by: dict[str, Lanes] = {}  # one entry, or none before the first item is read
         if self.lanes > most_files():
             raise ValueError(
@@ -116,8 +117,11 @@ class Uncounted:
             self.close()
             self._deal, self._read_by = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed), {}
             self._ordered = True
+            self._code = code_hash(self._steps if self._is_numbered else [*self._steps, self._open])
         names = hashlib.blake2b(json.dumps([_named(shard) for shard in self._shards]).encode(), digest_size=8).hexdigest()
         said = {"shards": len(self._shards), "names": names, "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
+        if self._steps:
+            said["held"] = step_values(self._steps)
         return LaneOrder(self.lanes, self._length, said if self._settings is None else {**said, "data": self._settings})
 
     def close(self) -> None:
@@ -135,14 +139,17 @@ class Uncounted:
     def _label(self, shard: int) -> str:
         return f"{self._name} {self._shards[shard]}"
 
+    @property
+    def _is_numbered(self) -> bool:
+        """Any two datasets have a shard 3, so bookmarks of numbered shards are for those who say where."""
+        return isinstance(self._shards[0], int)
+
     def _facts(self) -> _Facts:
-        numbered = isinstance(self._shards[0], int)  # any two datasets have a shard 3, so these bookmarks are for those who say where
         if self._bookmarks is True:
-            folder: Any = None if numbered else default_folder()
+            folder: Any = None if self._is_numbered else default_folder()
         else:
             folder = None if self._bookmarks is False else self._bookmarks
-        code = code_hash(self._steps if numbered else [*self._steps, self._open])
-        binding = {"steps": code, "name": self._name, "data": self._settings}
+        binding = {"steps": self._code, "name": self._name, "data": self._settings}
         return _Facts(folder, binding, self._deal.seed, self._shards, skips=self._skips, by_fsspec=getattr(self._open, "by_fsspec", False))
 
 
