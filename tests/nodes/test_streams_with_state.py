@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import random
 import warnings
+from itertools import islice
 
 import pytest
 from torch.utils.data import IterableDataset
@@ -109,9 +112,14 @@ def epoch(loader):
 
 @by_kind
 @pytest.mark.parametrize("used", [False, True])
-@pytest.mark.parametrize("taken", range(7))
-def test_resumes_at_every_step_and_goes_on_for_epochs(kind, taken, used):
-    """Seen to fail: a state that was loaded twice gave an empty epoch; one that was loaded before ``__iter__`` only began at 0, if the stream had been read."""
+@pytest.mark.parametrize(("size", "taken"), [*((2, taken) for taken in range(7)), (4, 2), (4, 3)])
+def test_resumes_at_every_step_and_goes_on_for_epochs(kind, size, taken, used):
+    """Seen to fail: a state that was loaded twice gave an empty epoch; one that was loaded before ``__iter__`` only began at 0, if the stream had been read.
+    One whose last batch was short gave an empty epoch after it."""
+
+    def loading(stream):
+        return Loader.from_dataset(stream, size, collate_fn=list)
+
     with loading(kind()) as loader:
         items, batches = [], iter(loader)
         while taken:
@@ -188,6 +196,81 @@ def test_streams_that_are_equal_are_still_two():
     other.i = 2
     with loading(other) as loader:
         assert epoch(loader) == [2, 3, 4, 5]
+
+
+class Texts(IterableDataset):
+    """As torchtitan's ``HuggingFaceTextDataset``: cuts texts into rows, and its ``"epoch"`` is a number of its own, which seeds its shuffle.
+
+    ``renews``: at its end it starts over, otherwise every later pass is empty.
+    """
+
+    def __init__(self, renews, rank=0, world_size=1):
+        self.texts = [list(range(10 * i, 10 * i + i % 5 + 1)) for i in range(rank, 14, world_size)]
+        self.renews, self.sample, self.buffer, self.epoch = renews, 0, [], 0
+
+    def __iter__(self):
+        order = list(range(len(self.texts)))
+        random.Random(self.epoch).shuffle(order)
+        for place in order[self.sample :]:
+            self.sample += 1
+            self.buffer = self.buffer + self.texts[place]
+            while len(self.buffer) >= 4:
+                row, self.buffer = self.buffer[:4], self.buffer[4:]
+                yield row
+        if self.renews:
+            self.sample, self.epoch = 0, self.epoch + 3
+
+    def state_dict(self):
+        return {"token_buffer": self.buffer, "sample_idx": self.sample, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.buffer, self.sample, self.epoch = state["token_buffer"], state["sample_idx"], state["epoch"]
+
+
+def walked(loader):
+    """Its batches, and its epochs where they end."""
+    for _ in range(4):
+        epoch = loader.epoch
+        yield from loader
+        yield f"end of {epoch}"
+
+
+@pytest.mark.parametrize("renews", [False, True])
+@pytest.mark.parametrize(("split", "rank", "world_size"), [(None, 0, 1), ("items", 0, 2), ("items", 1, 2), ("own", 0, 2), ("own", 1, 2)])
+@pytest.mark.parametrize("left_early", [False, True])
+def test_a_users_epoch_is_its_own(renews, split, rank, world_size, left_early):
+    """Stopped after every batch and at every epoch's end. Seen to fail: we wrote our epoch over the stream's, and the epoch that followed was another one."""
+
+    def make():
+        stream = Texts(renews, *((rank, world_size) if split == "own" else ()))
+        return loading(stream, split=split, tail="drop", rank=rank, world_size=world_size)
+
+    states, items, begun = [], [], 0
+    with make() as loader:
+        if left_early:
+            next(iter(loader))
+            loader.end_epoch()
+            begun = 1
+        for item in walked(loader):
+            items.append(item)
+            states.append(loader.state_dict())
+    assert items.count("end of 0") == 1 - begun
+    assert renews == isinstance(items[-2], list)
+    for done, state in enumerate(states, 1):
+        before = {"penstock": json.dumps(without_the_end_before(json.loads(state["penstock"])))}  # as it was saved before
+        for saved in (state, *((before,) if not left_early and split != "own" else ())):
+            with make() as loader:
+                loader.load_state_dict(saved)
+                assert loader.state_dict() == saved
+                assert list(islice(walked(loader), len(items) - done)) == items[done:]
+
+
+def without_the_end_before(state):
+    inner = state["state"]
+    while "source" in inner:
+        inner = inner["source"]
+    inner.pop("after", None)
+    return state
 
 
 class Counted(IterableDataset):

@@ -683,7 +683,7 @@ class _Epochs:
     def __init__(self, root: Node[Any]) -> None:
         self._root = root
         *_, self._first = root.chain()
-        self._continues = root.continues
+        self._looks_back, self._continues = root.looks_back, root.continues
         self.remaining = root.remaining
         self.end_of: Any = root.end_of
 
@@ -691,11 +691,12 @@ class _Epochs:
         return self._first.sized()
 
     def start_of(self, epoch: int, after: State | None = None) -> State:
-        place = place_of(after) if self._continues and after else None
+        place = place_of(after) if self._looks_back and after else None
         state = self._root.start_of(epoch) if place is None or place[1] is None else self._root.start_of(epoch, place[1])
         if not isinstance(state, dict) or epoch_in(state) != epoch:
             raise GraphError(f"{type(self._root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.")
         return state
+
 
 
 @final

@@ -161,5 +161,5 @@ class Cycler(Node[T]):
         return super().start_of(self._epoch, self._after)
 
     def _left_at(self, state: State) -> State | None:
-        place = place_of(state) if self.continues else None
+        place = place_of(state) if self.looks_back else None
         return None if place is None else place[1]

@@ -4,9 +4,10 @@ The difficult part is to begin epoch e without the epochs before it, for an iter
 
 1. The iterable has no state between passes, or its next pass is epoch e by itself (`_follows`): just start that pass.
 2. It has a ``set_epoch``, or e is 0: load its *pristine* state, the one before anything was read, and start.
-3. Its state has at most one epoch count: load the pristine state with that count moved to e. This is accepted only if the rest of the state shows that it
-   is certain to be the start of an epoch (`tells_its_epoch`).
-4. Otherwise read all earlier epochs again. The log says so once.
+3. The state at e's start has that of the end of epoch e - 1 (``after``): load it, and start the next pass.
+4. The pristine state is blank, so that it is certain to be the start of an epoch (`tells_its_epoch`): load it. The epoch that torchdata's nodes count in their
+   own state is moved to e first. A user's state is never changed: its ``"epoch"`` may be the number of anything.
+5. Otherwise read to the end of the epochs before, from where the run was, or from the beginning. The log says so once.
 
 Another loader, or the user, may have moved the same iterable in between. So `_used` remembers for each iterable its pristine state and the state
 in which we left it. If an iterable is in another state when a new source begins to read, its owner moved it, and that state counts as pristine.
@@ -66,9 +67,9 @@ _used: dict[int, _Used] = {}  # by id, while the iterable lives: two iterables t
 class IterableSource(Node[Indices]):
     """Read an iterable, or a torchdata node, once per epoch, in the consumer's process. Upstream of a `Sharder`, every rank reads it.
 
-    **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch. If it counts its epochs itself, the ``epoch`` in its state is set
-    to move it to the start of the right one. If its state holds anything else that may differ from epoch to epoch, the earlier epochs are read again,
-    and the log says so once.
+    **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch. If it has none, but a state, an epoch begins in the state in which the one
+    before ended, also after a resume. To get to an epoch in another way, the ones before are read to their ends, unless the state before anything was read is
+    blank (zeros, words, empty lists), and the log says so once.
 
     **State.** If it has ``state_dict`` and ``load_state_dict`` (a torchdata node always does), they are used to resume. Otherwise resuming reads it
     again up to the saved position, with a warning. The state may hold numbers, strings, bytes, tensors and NumPy arrays, in dicts, lists, tuples
@@ -149,11 +150,11 @@ class IterableSource(Node[Indices]):
                 self._seed(0, ~0)
                 if self._take_pristine():
                     follows = None
-            self._resumed = inner is not None and self._resume(inner, state["ended"])
+            self._resumed = inner is not None and self._resume(state)
             if self._resumed or state["ended"]:
                 self._position = state["position"]
             else:
-                self._begin(self._epoch, follows)
+                self._begin(self._epoch, follows, state.get("after"))
                 self._read_again(state["position"])
                 inner = self._state_of(self._reader.state())
         self._inner = inner
@@ -217,13 +218,27 @@ class IterableSource(Node[Indices]):
         }
 
     def start_of(self, epoch: int, after: State | None = None) -> State:
-        return {"epoch": epoch, "position": 0, "ended": False, self._reader.KEY: None}
+        start = {"epoch": epoch, "position": 0, "ended": False, self._reader.KEY: None}
+        if after is not None and after[self._reader.KEY] is None:  # itself a start
+            after = after.get("after")
+        return (
+            start
+            if after is None or after["epoch"] >= epoch
+            else {**start, "after": {key: value for key, value in after.items() if key != "after"}}
+        )
 
     def check(self, state: Any) -> None:
-        inner = fields(state, epoch=int, position=int, ended=bool, **{self._reader.KEY: object})[self._reader.KEY]
+        said = {"after": object} if isinstance(state, dict) and "after" in state else {}
+        inner = fields(state, epoch=int, position=int, ended=bool, **{self._reader.KEY: object, **said})[self._reader.KEY]
         if inner is not None and not isinstance(inner, dict):
             raise StateError(f"the state of {type(self.iterable).__name__} must be a dict or null, not {inner!r:.80}.")
         decoded(inner)
+        if said:
+            self.check(state["after"])
+
+    @property
+    def looks_back(self) -> bool:
+        return self._reader.stateful and not self._reader.told and not self._reader.plain
 
     def origin(self) -> BaseNode[Any]:
         node, upstream = cast("BaseNode[Any]", self), cast("Any", self.iterable)
@@ -239,12 +254,13 @@ class IterableSource(Node[Indices]):
     # Where an epoch begins.
 
     def _after_this(self) -> State:
-        return self.start_of(self._epoch + 1 if self._position or self._ended else self._epoch)
+        begun = self._position or self._ended
+        return self.start_of(self._epoch + 1, self.get_state() if self.looks_back else None) if begun else self.start_of(self._epoch)
 
     def _end(self) -> None:
         self._ended = True
         # After a resume, only those samplers in a torchdata node that are read again count this epoch. With several, their counts then differ.
-        self._follows = None if self._resumed and counts(self._pristine[0]) > 1 else self._epoch + 1
+        self._follows = None if self._resumed and self._reader.IS_NODE and counts(self._pristine[0]) > 1 else self._epoch + 1
 
     def _compare_length(self) -> None:
         items = self.items_per_epoch()
@@ -270,9 +286,9 @@ class IterableSource(Node[Indices]):
             )
         return self._used
 
-    def _resume(self, inner: Any, ended: bool) -> bool:
-        self._seed(self._epoch, ~0)
-        return self._reader.resume(self._epoch, decoded(inner), ended)
+    def _resume(self, state: State) -> bool:
+        self._seed(state["epoch"], ~0)
+        return self._reader.resume(state["epoch"], decoded(state[self._reader.KEY]), state["ended"])
 
     def _take_pristine(self) -> bool:
         """Find the iterable's pristine state. Return whether another source has read it since, so that the epoch of its next pass is unknown."""
@@ -289,20 +305,29 @@ class IterableSource(Node[Indices]):
         self._pristine, self._used = [used.pristine], used
         return again
 
-    def _begin(self, epoch: int, follows: int | None) -> None:
-        """Move to the start of ``epoch``, whatever was read before; see the top of this file. ``follows`` is the epoch of the next pass, if known."""
+    def _begin(self, epoch: int, follows: int | None, after: State | None) -> None:
+        """Move to the start of ``epoch``, whatever was read before; see the top of this file.
+
+        Args:
+            epoch: It.
+            follows: The epoch of the next pass, if known.
+            after: A state in an earlier epoch, if one is known.
+        """
         reader = self._reader
         if not reader.stateful or follows == epoch:
             self._start(epoch)
         elif epoch == 0 or reader.told:
             self._start(epoch, self._pristine[0])
+        elif after is not None and after["ended"] and after["epoch"] == epoch - 1:
+            self._resume(after)
+            self._start(epoch)
         elif not self._moved_to(epoch):
-            self._replay(epoch)
+            self._replay(epoch, after)
 
     def _moved_to(self, epoch: int) -> bool:
         """Try to move to the start of ``epoch`` by the epoch count in the state. Return whether that has certainly worked."""
         pristine = self._pristine[0]
-        if counts(pristine) > 1 or not self._reader.plain:
+        if counts(pristine) > self._reader.plain:
             return False
         expected = moved(pristine, epoch)
         rebuilds = self._reader.IS_NODE and counts(pristine) == 1
@@ -315,31 +340,37 @@ class IterableSource(Node[Indices]):
                 return True
         return False
 
-    def _replay(self, epoch: int) -> None:
-        """Read all epochs before ``epoch``, and drop their items."""
+    def _replay(self, epoch: int, after: State | None) -> None:
+        """Read to the ends of the epochs before ``epoch``, from ``after`` on, and drop the items."""
+        begin, position = (0, 0) if after is None else (after["epoch"], after["position"])
+        ended = after is not None and after["ended"]
         if not self._said:
             self._said = True
             log.warning(
-                "the state of %s does not show how its epochs differ, so it reads %d of them again to get to the start of epoch %d. "
-                "Give it a set_epoch, or a single 'epoch' in its state_dict that determines everything else.",
+                "%s has a state and no set_epoch, so it reads to the end of %d epochs, and drops their items, to get to the start of epoch %d. Give it a set_epoch, or "
+                "(if it has no end) pass endless=True.",
                 type(self.iterable).__name__,
-                epoch,
+                epoch - begin,
                 epoch,
             )
-        self._start(0, self._pristine[0])
-        first = self._state_of(self._reader.state())
-        for past in range(epoch):
-            self._read_to_its_end(past)
+        if after is None:
+            self._start(0, self._pristine[0])
+        else:
+            self._resume(after)
+        first = self._state_of(self._reader.state()) if after is None else None
+        for past in range(begin, epoch):
+            if not ended:
+                self._read_to_its_end(past, position)
+            ended, position = False, 0
             self._start(past + 1)
-            if self._state_of(self._reader.state()) == first:
+            if first is not None and self._state_of(self._reader.state()) == first:
                 return  # its state is back at the first one, so all epochs begin alike
 
     def _start(self, epoch: int, state: Any = None) -> None:
         self._seed(epoch, ~0)
         self._reader.start(epoch, decoded(state))
 
-    def _read_to_its_end(self, epoch: int) -> None:
-        position = 0
+    def _read_to_its_end(self, epoch: int, position: int) -> None:
         with contextlib.suppress(StopIteration):
             while True:
                 self._item(epoch, position)

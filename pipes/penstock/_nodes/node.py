@@ -208,7 +208,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
 
         Args:
             epoch: From 0.
-            after: Given only to a source that `continues`: the state of the first node where the run is now, in this epoch or an earlier one. None: the run
+            after: Given only to a source that `looks_back`: the state of the first node where the run is now, in this epoch or an earlier one. None: the run
                 left no epoch early.
         """
         return self.source.start_of(epoch) if after is None else self.source.start_of(epoch, after)
@@ -238,6 +238,11 @@ class Node(Shown, BaseNode[T], Generic[T]):
     def continues(self) -> bool:
         """Whether an epoch begins where the one before it was left, even if that was left early. Asked of the first node."""
         return self._source is not None and self._source.continues
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the start of an epoch depends on where the run was before it, so that `start_of` must know. Asked of the first node."""
+        return self.continues if self._source is None else self._source.looks_back
 
     @property
     def may_run_ahead(self) -> bool:

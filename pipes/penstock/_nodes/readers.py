@@ -28,7 +28,7 @@ class Reader(Protocol):
         IS_NODE: Whether the source is a torchdata node. For a node, a `start` right after a `start` at a state builds that pass anew, with
             everything that depends on its epoch; and `resume` reads up to the position of the state.
         stateful: Whether the source keeps a state from one pass to the next.
-        plain: Whether the ``epoch`` in its state, if there is one, grows by one with each pass.
+        plain: Whether the ``epoch`` in its state, if there is one, is torchdata's and grows by one with each pass. Of a user's state nothing is known.
         told: Whether the source has a ``set_epoch``.
         exclusive: Whether two readers of the source would move each other.
     """
@@ -62,6 +62,9 @@ class Reader(Protocol):
         """End the threads and processes of the source."""
 
 
+_END = object()
+
+
 def _is_stateful(thing: Any) -> bool:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
@@ -72,7 +75,7 @@ class IterableReader:
 
     KEY = "iterable"
     IS_NODE = False
-    plain = True
+    plain = False
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         # An IterableDataset may be its own iterator and still begin anew in __iter__.
@@ -109,12 +112,16 @@ class IterableReader:
         saved = encoded(state, "state")  # a copy, because the iterable may change the state that it loads
         if self.stateful and state is not None:
             self._iterable.load_state_dict(state)
-        if ended:
+        if ended and (self.told or not self.stateful or state is None):  # the next pass needs no more than its own start
             self._iterator = iter(())
             return True
         self._iterator = iter(self._iterable)
         if state is not None and not self._stands_at(saved):  # its __iter__ began anew, so the state was lost: load it once more
             (self._iterator if _is_stateful(self._iterator) else self._iterable).load_state_dict(decoded(saved))
+        if ended:  # one that begins where a loaded state says must end this pass, or the next one would be this one's empty rest
+            if next(self._iterator, _END) is not _END:  # it had already started over: undo that read
+                self._iterable.load_state_dict(decoded(saved))
+            self._iterator = iter(())
         return self.stateful or _is_stateful(self._iterator)
 
     def _stands_at(self, saved: Any) -> bool:
@@ -157,8 +164,10 @@ class NodeReader:
         self._at_start = False  # just reset: a node that reads ahead would count a second reset as another pass
         self.stateful = True
         self.told = False
-        updaters = [one.epoch_updater for one in wrapped(node) if hasattr(one, "epoch_updater")]
-        self.plain = all(getattr(updater, "__name__", "") == "_default_epoch_updater" for updater in updaters)
+        inside = list(wrapped(node))
+        updaters = [one.epoch_updater for one in inside if hasattr(one, "epoch_updater")]
+        users = [one for one in inside if _is_stateful(one) and not type(one).__module__.startswith("torchdata.")]
+        self.plain = not users and all(getattr(updater, "__name__", "") == "_default_epoch_updater" for updater in updaters)
 
     def pristine(self) -> Any:
         self._node.reset(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
 
 import numpy as np
 import torch.distributed
@@ -12,7 +12,7 @@ import torch.distributed
 from penstock._arguments import whole_number
 from penstock._errors import GraphError, StateMismatch
 from penstock._fetch.indices import Indices
-from penstock._nodes.node import Node, State, epoch_of, fields
+from penstock._nodes.node import Node, State, epoch_of, fields, place_of
 from penstock._nodes.tails import Tail, check_tail, share
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ class Sharder(Node[T]):
     def reset(self, initial_state: State | None = None) -> None:
         self._pinned = self.ranks()
         if initial_state is not None:
-            self._check_owner(initial_state)
-            initial_state = _inner(initial_state)
+            initial_state = self._checked_owner(initial_state)
         super().reset(initial_state)
         self._opened = False
         if self._own:
@@ -168,16 +167,20 @@ class Sharder(Node[T]):
         return {**super().settings(), "split": self._word}
 
     def get_state(self) -> State:
-        state = self.source.get_state()
+        return self._owned(self.source.get_state())
+
+    def start_of(self, epoch: int, after: State | None = None) -> State | None:
+        state = super().start_of(epoch, after)
+        return state if state is None or after is None else self._owned(state)
+
+    def _owned(self, state: State) -> State:
+        """``state``, with whose it is, where that matters."""
         if not self._own:
             return state
         rank, world_size = self.ranks()
         if world_size == 1 or self._anyones(state):
             return state
         return {"source": state, "world_size": world_size, **({"rank": rank} if self.source.rank_bound() else {})}
-
-    def start_of(self, epoch: int, after: State | None = None) -> State | None:
-        return super().start_of(epoch, after)
 
     def check(self, state: Any) -> None:
         if isinstance(state, dict) and "world_size" in state:
@@ -217,13 +220,21 @@ class Sharder(Node[T]):
         """Whether ``state`` is the start or the end of an epoch, so that any rank may load it."""
         return state in (self.source.start_of(epoch_of(state)), self.source.end_of(epoch_of(state)))
 
-    def _check_owner(self, state: State) -> None:
-        """Refuse a state that counts what another rank has read of its own share, or what was read at another world size."""
+    def _checked_owner(self, state: State) -> State:
+        """The source's state. Where an epoch begins, one of another rank loses what that rank's source had come to.
+
+        Raises:
+            StateMismatch: It counts what another rank has read of its own share, or what was read at another world size.
+        """
+        inner = _inner(state)
         rank, world_size = self.ranks()
         saved = state.get("rank", rank), state.get("world_size", 1)
         owned = "world_size" in state or (self._own and not self._anyones(state))
         if not owned or (self._own and saved == (rank, world_size)):
-            return
+            return inner
+        epoch, after = place_of(inner) or (0, None)
+        if after is not None and inner == self.source.start_of(epoch, after):
+            return cast("State", self.source.start_of(epoch))
         whose = f"by rank {saved[0]} of {saved[1]}" if "rank" in state else f"at a world size of {saved[1]}"
         raise StateMismatch(
             f"this state was saved {whose}, and counts the items of a share that the source made itself; this is rank {rank} of {world_size}. "
