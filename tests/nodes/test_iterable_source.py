@@ -12,7 +12,7 @@ import torch
 import torchdata.nodes
 from torch.utils.data import IterableDataset
 
-from penstock import Batcher, Cycler, IterableSource, Loader, Mapper, Prefetcher
+from penstock import Batcher, Cycler, GraphError, IterableSource, Loader, Mapper, Prefetcher
 from penstock._nodes import iterable_source
 
 N = 6
@@ -245,3 +245,30 @@ def test_drawing_in_a_background_thread_is_said_once(wrap, caplog):
             list(loader)
     assert [(record.name, record.levelname) for record in caplog.records] == [("penstock", "WARNING")]
     assert "Draws draws from the global random numbers and is read in a background thread" in caplog.text
+
+
+class Once(IterableDataset):
+    """It can be read only once, and does not look like it."""
+
+    def __init__(self):
+        self.items = iter(range(6))
+
+    def __iter__(self):
+        yield from self.items
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "method": "thread"}])
+def test_an_epoch_that_an_iterable_cannot_give_again_is_an_error(workers):
+    """Seen to fail: the second loader, and the next epoch, were empty, with a warning."""
+    stream = Once()
+    with Loader.from_dataset(stream, 2, collate_fn=list, **workers) as loader:
+        start = loader.state_dict()
+        assert list(loader) == [[0, 1], [2, 3], [4, 5]]
+        with pytest.raises(
+            GraphError, match="Once gave no item in epoch 1, though .*read only once.*Put what makes its items into its __iter__"
+        ):
+            list(loader)
+    with Loader.from_dataset(stream, 2, collate_fn=list, **workers) as loader:
+        loader.load_state_dict(start)
+        with pytest.raises(GraphError, match="Once gave no item in epoch 0"):
+            list(loader)

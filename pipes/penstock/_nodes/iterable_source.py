@@ -52,12 +52,14 @@ class _Used:
         left: The state in which we left it. If it is in another state, its owner has moved it, and it begins there.
         reading: A source is reading it, or was interrupted while reading, so its position means nothing.
         reader: The source that began to read it last.
+        gave: It has given an item.
     """
 
     pristine: Any
     left: Any
     reading: bool = False
     reader: weakref.ref[Any] | None = None
+    gave: bool = False
 
 
 _used: dict[int, _Used] = {}  # by id, while the iterable lives: two iterables that compare equal are still two
@@ -182,8 +184,10 @@ class IterableSource(Node[Indices]):
                     if k % every == first:
                         taken.append(Indices(self._epoch, self._position - 1, item))
             except StopIteration:
+                self._check_given()
                 self._end()
                 self._compare_length()
+            used.gave = used.gave or self._position > 0
             self._inner = self._state_of(self._reader.state())  # now, so that a state that cannot be saved fails at this block
             used.left, used.reading = self._inner, False
         return taken
@@ -270,6 +274,18 @@ class IterableSource(Node[Indices]):
                 f"{type(self.iterable).__name__} has a length of {items}, but epoch {self._epoch} had {self._position} items. Every item was delivered, but "
                 f"len(loader) is wrong. Make __len__ agree with __iter__, or remove it.",
                 stacklevel=2,
+            )
+
+    def _check_given(self) -> None:
+        """Refuse an epoch without an item, where the iterable has given items before and nothing says that it should give none.
+
+        Raises:
+            GraphError: Nobody would see that an epoch is lost.
+        """
+        if self._used.gave and not self._position and not self._reader.stateful and not self._reader.told:
+            raise GraphError(
+                f"{type(self.iterable).__name__} gave no item in epoch {self._epoch}, though it has given some before: it can be read only once, and every epoch and every "
+                f"loader reads it from the beginning. Put what makes its items into its __iter__. If it is meant to give none, give it a set_epoch."
             )
 
     def _checked_reader(self) -> _Used:
