@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import dataclasses
 import functools
@@ -9,6 +10,7 @@ import gc
 import importlib.util
 import itertools
 import json
+import operator
 import os
 import pickle
 import random
@@ -749,7 +751,9 @@ def test_the_values_that_a_step_holds_are_its_identity(caplog) -> None:
 def test_a_value_that_is_not_plain_is_left_out_and_named_once(caplog) -> None:
     class Tokenize:
         def __init__(self):
-            self.tokenizer, self.length, self.words = re.finditer("a", "b"), 7, list(range(10**4))
+            self.tokenizer, self.length, self.words, self.field = re.finditer("a", "b"), 7, list(range(10**4)), operator.itemgetter("text")
+            self.encode = self.tokenizer.__next__
+            self.parser = configparser.ConfigParser().get
 
         def __call__(self, records):
             return records
@@ -758,9 +762,13 @@ def test_a_value_that_is_not_plain_is_left_out_and_named_once(caplog) -> None:
     name = "test_a_value_that_is_not_plain_is_left_out_and_named_once.<locals>.Tokenize"
     assert found[0] == found[1]
     assert found[0][f"steps[1] {name}"]["length"] == 7
-    assert len(json.dumps(found[0])) < 300, "a long value is a checksum"
+    assert found[0][f"steps[1] {name}"]["field"] == "operator.itemgetter('text')"
+    assert len(json.dumps(found[0])) < 500, "a long value is a checksum"
     [record] = caplog.records
-    assert f"steps[1], {name}, holds tokenizer (callable_iterator), which no saved state can compare" in record.message
+    assert (
+        f"steps[1], {name}, holds tokenizer (callable_iterator), encode (method-wrapper), parser.self (ConfigParser), which no saved state can compare"
+        in record.message
+    )
     assert "settings()" in record.message
 
 
