@@ -41,17 +41,6 @@ def test_an_empty_epoch_is_a_mark_and_an_endless_loader_does_not_spin(source):
         next(iter(Loader(source(), endless=True)))
 
 
-def test_a_source_that_runs_dry_later_gives_an_empty_epoch():
-    once = iter(range(3))
-
-    class Once:
-        def __iter__(self):
-            return once
-
-    node = Cycler(IterableSource(Once()))
-    assert [getattr(item, "values", item) for item in islice(node, 5)] == [0, 1, 2, EndOfEpoch(0), EndOfEpoch(1)]
-
-
 def test_an_iterator_is_refused_at_once():
     with pytest.raises(TypeError, match="can be read only once"):
         IterableSource(iter(range(3)))

@@ -198,7 +198,7 @@ def test_reading_epochs_again_is_said_once(caplog):
             assert list(loader) == want[3]
     assert dataset.read == 2 * 4 * 4
     assert [record.name for record in caplog.records] == ["penstock"]
-    assert "IterableWrapper has a state and no set_epoch, so it reads to the end of 3 epochs" in caplog.text
+    assert "IterableWrapper has a state and no set_epoch, so to get to the start of epoch 3 it is read on from epoch 0" in caplog.text
 
 
 def test_running_on_reads_each_item_once_and_says_nothing(caplog):

@@ -1029,8 +1029,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_nodes/iterable_source.py",
-        "return start if after is None or",
-        "return start if after is not None or",
+        'if after is not None and after["epoch"] < epoch:',
+        "if False:",
         "tests/nodes/test_streams_with_state.py::test_a_users_epoch_is_its_own",
     ),
     Mutation(

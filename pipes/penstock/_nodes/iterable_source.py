@@ -222,14 +222,12 @@ class IterableSource(Node[Indices]):
         }
 
     def start_of(self, epoch: int, after: State | None = None) -> State:
-        start = {"epoch": epoch, "position": 0, "ended": False, self._reader.KEY: None}
+        start: State = {"epoch": epoch, "position": 0, "ended": False, self._reader.KEY: None}
         if after is not None and after[self._reader.KEY] is None:  # itself a start
             after = after.get("after")
-        return (
-            start
-            if after is None or after["epoch"] >= epoch
-            else {**start, "after": {key: value for key, value in after.items() if key != "after"}}
-        )
+        if after is not None and after["epoch"] < epoch:
+            start["after"] = {key: value for key, value in after.items() if key != "after"}
+        return start
 
     def check(self, state: Any) -> None:
         said = {"after": object} if isinstance(state, dict) and "after" in state else {}
@@ -239,6 +237,8 @@ class IterableSource(Node[Indices]):
         decoded(inner)
         if said:
             self.check(state["after"])
+            if not state["after"]["epoch"] < state["epoch"]:
+                raise StateError(f"this state is damaged: epoch {state['after']['epoch']} is not before epoch {state['epoch']}.")
 
     @property
     def looks_back(self) -> bool:
@@ -363,11 +363,11 @@ class IterableSource(Node[Indices]):
         if not self._said:
             self._said = True
             log.warning(
-                "%s has a state and no set_epoch, so it reads to the end of %d epochs, and drops their items, to get to the start of epoch %d. Give it a set_epoch, or "
+                "%s has a state and no set_epoch, so to get to the start of epoch %d it is read on from epoch %d, and these items are dropped. Give it a set_epoch, or "
                 "(if it has no end) pass endless=True.",
                 type(self.iterable).__name__,
-                epoch - begin,
                 epoch,
+                begin,
             )
         if after is None:
             self._start(0, self._pristine[0])
