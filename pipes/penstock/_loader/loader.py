@@ -683,7 +683,7 @@ class _Epochs:
     def __init__(self, root: Node[Any]) -> None:
         self._root = root
         *_, self._first = root.chain()
-        self._looks_back, self._continues = root.looks_back, root.continues
+        self._looks_back = root.looks_back
         self.remaining = root.remaining
         self.end_of: Any = root.end_of
 
@@ -696,7 +696,6 @@ class _Epochs:
         if not isinstance(state, dict) or epoch_in(state) != epoch:
             raise GraphError(f"{type(self._root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.")
         return state
-
 
 
 @final
