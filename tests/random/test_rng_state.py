@@ -19,7 +19,7 @@ class Noisy:
         return 24
 
     def __getitem__(self, index):
-        return torch.full((4,), index + penstock.sample().rng.normal(), dtype=torch.float32)
+        return torch.full((4,), index / 24 + penstock.sample().rng.normal(), dtype=torch.float32)
 
 
 def trained(how, checkpoint=None, device="cpu"):
@@ -50,6 +50,7 @@ def trained(how, checkpoint=None, device="cpu"):
 
 def resumes_everywhere(how, **device):
     with global_rngs_kept():
+        seed_globals(0, 0, 0)
         losses, checkpoints = trained(how, **device)
         assert len(set(losses)) == len(losses) == 6
         for step, checkpoint in enumerate(checkpoints, 1):
