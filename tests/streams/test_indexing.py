@@ -220,7 +220,7 @@ class TestTheCommand:
             assert re.fullmatch(r"\r\x1b\[Kindexing: 1 of 2 files \[#{10}\.{10}\] 50%, .* left\r\x1b\[Kindexing: 2 of 2 .*\r\x1b\[K", said)
         os.close(ours)
 
-    @pytest.mark.parametrize("arguments", [["index"], [], ["unknown"], ["index", "x", "--workers", "0"]])
+    @pytest.mark.parametrize("arguments", [["index"], ["unknown"], ["index", "x", "--workers", "0"]])
     def test_wrong_arguments_are_2(self, capsys, arguments):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
