@@ -15,7 +15,7 @@ from ranks import RANK, WORLD_SIZE, error, flat, gathered, in_order, run
 from sklearn.datasets import load_digits
 from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
@@ -140,6 +140,22 @@ def ranks_of_one_tensor_parallel_group_get_the_same_data():
     assert hands[0] == hands[1]
     assert hands[2] == hands[3]
     assert sorted(hands[0] + hands[2]) == list(range(24))
+
+
+def a_rank_outside_of_the_mesh_is_told_so():
+    """Seen to fail with IndexError: list index out of range."""
+    with loader(24, mesh=DeviceMesh("cpu", [0, 1])) as batches:
+        said = gathered(error(lambda: flat(batches)))
+    text = "ValueError: mesh has the ranks [0, 1], and this is rank {}, which has no place in it and so no share."
+    assert said[:2] == ["no error"] * 2
+    assert all(said[rank].startswith(text.format(rank)) for rank in (2, 3)), said
+
+
+def a_distributed_sampler_of_one_rank_is_dealt():
+    """Seen to fail: every rank loaded everything, and check_ranks passed."""
+    with loader(sampler=DistributedSampler(range(N), 1, 0, shuffle=False)) as batches:
+        check_ranks(batches)
+        assert in_order(gathered(flat(batches))) == [k % N for k in range(-(-N // WORLD_SIZE) * WORLD_SIZE)]
 
 
 def whole_batches_of_a_batch_sampler_are_dealt():
@@ -430,6 +446,7 @@ def main() -> None:
         torch_order_is_what_a_dataloader_with_a_distributed_sampler_gives,
         all_ranks_have_the_same_state_at_every_step,
         at_the_end_of_an_exact_epoch_all_ranks_have_the_same_state,
+        a_distributed_sampler_of_one_rank_is_dealt,
         whole_batches_of_a_batch_sampler_are_dealt,
         a_batch_sampler_without_a_length_is_padded_too,
         an_exact_evaluation_equals_that_of_one_process,
@@ -448,7 +465,7 @@ def main() -> None:
             more_ranks_than_items_under_drop_is_an_empty_epoch,
         ]
     if WORLD_SIZE == 4:
-        checks += [ranks_of_one_tensor_parallel_group_get_the_same_data]
+        checks += [ranks_of_one_tensor_parallel_group_get_the_same_data, a_rank_outside_of_the_mesh_is_told_so]
     run(checks)
 
 

@@ -109,6 +109,16 @@ def test_a_distributed_sampler_is_taken_over(shuffle, drop_last, nested):
                 assert [batch.tolist() for batch in ours] == [batch.tolist() for batch in theirs]
 
 
+def test_a_distributed_sampler_of_one_rank_is_dealt(monkeypatch):
+    """It has the indices of all. Seen to fail: each of two ranks loaded everything, and check_ranks passed."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        theirs = DataLoader(DATA, 3, sampler=DistributedSampler(DATA, 2, rank, seed=3))
+        with Loader.from_dataset(DATA, 3, sampler=DistributedSampler(DATA, 1, 0, seed=3)) as ours:
+            assert [batch.tolist() for batch in ours] == [batch.tolist() for batch in theirs]
+
+
 def test_any_other_sampler_that_shards_by_itself_is_refused():
     class Own(torch.utils.data.Sampler):
         def __init__(self):

@@ -792,7 +792,7 @@ class TestTakenOver:
         found = taken_over(kind(range(10), 4, 3, shuffle=shuffle, seed=6, drop_last=drop_last))
         assert found.order.settings() == (TorchOrder(10, 6) if shuffle else SequentialOrder(10)).settings()
         assert found.tail == ("drop" if drop_last else "pad")
-        assert (found.batch_size, found.drop_last, found.rank, found.world_size) == (None, False, 3, 4)
+        assert (found.batch_size, found.drop_last, found.share) == (None, False, (3, 4))
 
     def test_in_a_batch_sampler_too(self):
         found = taken_over(None, BatchSampler(DistributedSampler(range(10), 4, 3, drop_last=True), 5, drop_last=False))

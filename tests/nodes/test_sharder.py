@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +11,20 @@ from pairwise import pairwise
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, DistributedSampler
 
-from penstock import Batcher, Cycler, EndOfEpoch, GraphError, Indices, IterableSource, Loader, Sampler, SequentialOrder, Sharder, TorchOrder
+from penstock import (
+    Batcher,
+    Cycler,
+    EndOfEpoch,
+    GraphError,
+    Indices,
+    IterableSource,
+    Loader,
+    Prefetcher,
+    Sampler,
+    SequentialOrder,
+    Sharder,
+    TorchOrder,
+)
 from penstock.testing import Tagged
 
 
@@ -162,6 +177,76 @@ def test_a_group_that_comes_later_with_other_numbers_is_an_error(monkeypatch, gr
         group()
         with pytest.raises(GraphError, match="began as rank 1 of 2, and torch.distributed now says rank 0 of 1"):
             next(iterator)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 1, "method": "thread", "prefetcher": True}],
+    ids=["inline", "threads", "prefetcher"],
+)
+def test_a_group_that_is_made_again_with_other_numbers(monkeypatch, options):
+    """1 -> 2 -> 3 -> 2 ranks in living loaders, with batches in flight: nothing lost, nothing twice, over two epochs of 40.
+
+    Seen to fail when items were compared with the group as they were taken: with workers, 14 samples of 40 came twice, without an error. And when a
+    loaded state was dealt by the old numbers.
+    """
+    here = [(0, 1)]
+    monkeypatch.setattr("penstock._nodes.sharder.process_group", lambda: here[0])
+    loaders, running = [rank_of_40(**options) for _ in range(3)], {}
+    state, sequence = loaders[0].state_dict(), []
+    for living, steps in (([0], 3), ([0, 1], 4), ([2, 0, 1], 4), ([1, 2], 9)):
+        hands = []
+        for rank, name in enumerate(living):
+            here[0] = rank, len(living)
+            if name in running:
+                for batches in (running[name], over_and_over(loaders[name])):  # nothing but a loaded state ends it
+                    with pytest.raises(GraphError, match=rf"began as rank .* says rank {rank} of {len(living)}\..*load_state_dict"):
+                        next(batches)
+            loaders[name].load_state_dict(state)
+            assert len(loaders[name]) == -(-40 // len(living) // 2)
+            running[name] = over_and_over(loaders[name])
+            hands.append([value for _ in range(steps) for value in next(running[name]).tolist()])
+        states = [loaders[name].state_dict() for name in living]
+        assert states == states[:1] * len(living)
+        state = states[0]
+        sequence += [value for place in zip(*hands, strict=True) for value in place]
+    assert sequence == [*range(40), *range(1000, 1040)]
+    for one in loaders:
+        one.close()
+
+
+def test_a_rank_outside_of_the_mesh_is_told_so(monkeypatch):
+    """Seen to fail: IndexError, list index out of range."""
+    monkeypatch.setattr("penstock._nodes.sharder.process_group", lambda: (2, 4))
+    mesh = mock.Mock(ndim=1, mesh=torch.tensor([0, 1]), **{"get_coordinate.return_value": None, "get_local_rank.side_effect": IndexError})
+    with pytest.raises(ValueError, match=r"mesh has the ranks \[0, 1\], and this is rank 2, which has no place in it"):
+        next(Sharder(Cycler(Sampler(SequentialOrder(4))), mesh=mesh))
+
+
+def rank_of_40(prefetcher=False, **options):
+    one = Loader.from_dataset(Tagged(40), batch_size=2, **options)
+    return Loader(Prefetcher(one.root)) if prefetcher else one
+
+
+def over_and_over(loader):
+    while True:
+        yield from loader
+
+
+def test_a_mesh_of_a_group_that_was_made_again_is_refused(monkeypatch):
+    """Seen to fail: nothing was compared, and the mesh still says the old numbers."""
+    here = [(2, 4)]
+    monkeypatch.setattr("penstock._nodes.sharder.process_group", lambda: here[0])
+    mesh = mock.Mock(ndim=1, **{"get_local_rank.return_value": 1, "size.return_value": 2})
+    with Loader.from_dataset(Tagged(8), batch_size=1, mesh=mesh) as loader:
+        batches = over_and_over(loader)
+        assert [next(batches).item() for _ in range(2)] == [1, 3]
+        here[0] = 1, 3
+        for _ in range(2):
+            with pytest.raises(GraphError, match="rank 2 of 4, and torch.distributed now says rank 1 of 3.*build another loader, with a mesh"):
+                next(batches)
+            loader.load_state_dict(loader.state_dict())  # into the same loader is no way out
+            batches = over_and_over(loader)
 
 
 @pytest.fixture(scope="session")  # so that it runs before the fixture that counts the open files of a test

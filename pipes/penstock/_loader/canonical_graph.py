@@ -187,8 +187,8 @@ class FromDataset(DataLoaderWords):
 
             if (sharded := taken_over(sampler, batch_sampler)) is not None:
                 source, tail = Sampler(sharded.order), sharded.tail
-                if rank is None and mesh is None:
-                    rank, world_size = sharded.rank, sharded.world_size
+                if rank is None and mesh is None and sharded.share is not None:
+                    rank, world_size = sharded.share
                 if sharded.batch_size is not None:
                     batch_size, drop_last = sharded.batch_size, sharded.drop_last
             else:

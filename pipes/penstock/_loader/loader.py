@@ -33,6 +33,7 @@ from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, as_saved_then
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
+from penstock._nodes.sharder import Sharder
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
 from penstock._workers.meter import now
@@ -190,6 +191,7 @@ class Loader(FromDataset, Generic[T]):
         node = root if isinstance(root, Node) else Cycler(root)
         self.root: Node[T] = node if node.endless else Cycler(node)
         *_, self._first = self.root.chain()
+        self._sharder = next((node for node in self.root.chain() if isinstance(node, Sharder)), None)
         if self._first.continues and restart_on_stop_iteration is False:
             raise GraphError(
                 f"restart_on_stop_iteration=False goes back to the end of an epoch, and {type(self._first).__name__} only goes on. Leave it out: a state that is saved "
@@ -339,6 +341,8 @@ class Loader(FromDataset, Generic[T]):
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Have the next iterator continue where ``state_dict`` was taken. May be called at any moment, and repeatedly.
 
+        The iterator finds its rank and world size anew, because the process group may have been made again.
+
         Args:
             state_dict: What `state_dict` returned, on any rank of any number of them.
             strict: If False, a state saved under other settings (another dataset, say) is accepted with a warning, and the epoch after its own
@@ -364,6 +368,8 @@ class Loader(FromDataset, Generic[T]):
         else:
             inner = state["state"]
             self.root.check(inner)
+        if self._sharder is not None:
+            self._sharder.look_up_again()
         self._cursor.load(inner)
         self._commits.forget(inner)
         self._run += 1
@@ -549,6 +555,8 @@ class Loader(FromDataset, Generic[T]):
         if cursor.stands is Stands.AWAY:  # an interrupt left the graph somewhere else
             self._jump(cursor.state)
             cursor.graph_was_reset()
+        if self._sharder is not None:
+            self._sharder.check_group()
         while True:
             try:
                 item: T | EndOfEpoch = self._clock.read()

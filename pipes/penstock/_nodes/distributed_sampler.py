@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 
 from penstock._errors import GraphError
 from penstock._nodes.sampler_traits import wrapped
+from penstock._nodes.sharder import process_group
 from penstock._random.orders import SequentialOrder, TorchOrder
 
 
@@ -23,16 +24,15 @@ class DistributedSamplerSettings:
         tail: What becomes of the last round; see `Sharder`.
         batch_size: That of the ``BatchSampler`` around it; None if there is none.
         drop_last: That of the ``BatchSampler``.
-        rank: The rank it was made for.
-        world_size: The number of ranks it was made for.
+        share: The rank and the number of ranks it was made for. None if the `Sharder` has to look them up: the sampler has them from the process group, which
+            may be made again; or it is made for one rank, and so has the indices of all.
     """
 
     order: TorchOrder | SequentialOrder
     tail: Literal["pad", "drop"]
     batch_size: int | None
     drop_last: bool
-    rank: int
-    world_size: int
+    share: tuple[int, int] | None
 
 
 def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSettings | None:
@@ -67,14 +67,14 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
             f"the DistributedSampler is at epoch {inner.epoch} (its own set_epoch), but the loader starts at epoch 0. Call loader.set_epoch({inner.epoch}).",
             stacklevel=4,
         )
+    share = inner.rank, inner.num_replicas
     n = len(inner.dataset)  # type: ignore[arg-type]
     return DistributedSamplerSettings(
         order=TorchOrder(n, inner.seed) if inner.shuffle else SequentialOrder(n),
         tail="drop" if inner.drop_last else "pad",
         batch_size=None if batches is None else batches.batch_size,
         drop_last=batches is not None and batches.drop_last,
-        rank=inner.rank,
-        world_size=inner.num_replicas,
+        share=None if share in ((0, 1), process_group()) else share,
     )
 
 

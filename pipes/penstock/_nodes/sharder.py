@@ -59,7 +59,7 @@ class Sharder(Node[T]):
         ValueError: On construction or at the first item, on all ranks alike: numbers that make no sense.
         GraphError: On construction: ``split="within"`` over a source that splits itself. At the first item, on all ranks alike:
             ``tail="pad"`` over a source that cannot be read by position or does not know its length; several ranks, and a source
-            that does not say who deals; ``tail="exact"`` over a source that `continues`. At any item: a process group that disagrees with the rank found before it existed.
+            that does not say who deals; ``tail="exact"`` over a source that `continues`.
         StateMismatch: At the first item: the source splits itself, and the state belongs to another rank or world size.
     """
 
@@ -97,7 +97,9 @@ class Sharder(Node[T]):
         self.tail = tail
         self._given = None if rank is None or world_size is None else (rank, world_size)
         self._mesh = mesh
+        self._group_of_mesh = None if mesh is None else process_group()
         self._pinned: tuple[int, int] | None = None
+        self._anew = False  # the next reset looks the rank up again
         self._opened = False  # whether `_open` has checked this epoch
         self._said = False
 
@@ -106,7 +108,7 @@ class Sharder(Node[T]):
         return {"rank": rank, "world_size": world_size, "split": self._word, "tail": self.tail}
 
     def reset(self, initial_state: State | None = None) -> None:
-        self._pinned = self.ranks()
+        self._pinned, self._anew = self.ranks(), False
         if initial_state is not None:
             initial_state = self._checked_owner(initial_state)
         super().reset(initial_state)
@@ -130,7 +132,7 @@ class Sharder(Node[T]):
     def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
         if every != 1:
             raise GraphError("two Sharders in one graph would split the items twice. Remove one of them.")
-        rank, world_size = self._agreed()
+        rank, world_size = self._pinned_ranks
         if world_size == 1 or self._own:
             return self.source.take(n)
         if self._dealer is None:
@@ -192,13 +194,18 @@ class Sharder(Node[T]):
 
     def ranks(self) -> tuple[int, int]:
         """The rank and the world size: those pinned at the reset, or those that a reset would find now."""
-        if self._pinned is not None:
+        if self._pinned is not None and not self._anew:
             return self._pinned
         if self._given is not None:
             return self._given
+        group = process_group()
         if self._mesh is not None:
+            if self._mesh.get_coordinate() is None:
+                raise ValueError(
+                    f"mesh has the ranks {self._mesh.mesh.tolist()!s:.80}, and this is rank {group and group[0]}, which has no place in it and so no share. Iterate on "
+                    f"the ranks of the mesh only, or make the mesh of all ranks that read data."
+                )
             return self._mesh.get_local_rank(), self._mesh.size()
-        group = _process_group()
         if group is not None:
             return group
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
@@ -211,6 +218,34 @@ class Sharder(Node[T]):
                 f"{came} in the environment must be whole numbers. Set both, or neither, or pass rank and world_size."
             ) from None
         return _checked_rank(rank, world_size, "the environment")
+
+    def look_up_again(self) -> None:
+        """Find rank and world size anew at the next `reset`, because the process group may have been made again. Changes nothing by itself."""
+        self._anew = True
+
+    def check_group(self) -> None:
+        """Refuse to hand out what was dealt by other numbers than those of the process group. Asked before each delivery, by the thread that delivers.
+
+        It is not asked when items are taken: what is in flight was taken before the group was made again, and a reader thread could find none in between.
+        Costs 2 us.
+
+        Raises:
+            GraphError: The process group came up, or was made again, with other numbers than this loader, or its ``mesh``, began with.
+        """
+        if self._given is not None:
+            return
+        began, group = self._pinned if self._mesh is None else self._group_of_mesh, process_group()
+        if group is None or began is None or group == began:
+            return
+        remedy = (
+            "pass the same state to loader.load_state_dict on every rank, which takes the new rank"
+            if self._mesh is None
+            else "build another loader, with a mesh of the new group, and load the same state on every rank"
+        )
+        raise GraphError(
+            f"this loader began as rank {began[0]} of {began[1]}, and torch.distributed now says rank {group[0]} of {group[1]}. Call init_process_group before "
+            f"the first batch, or pass rank and world_size. If the process group was made again: {remedy}."
+        )
 
     @property
     def _word(self) -> str:
@@ -249,20 +284,10 @@ class Sharder(Node[T]):
                 "the states of all ranks."
             )
 
-    def _agreed(self) -> tuple[int, int]:
-        """The pinned rank and world size.
-
-        Raises:
-            GraphError: A process group that came up later disagrees.
-        """
+    @property
+    def _pinned_ranks(self) -> tuple[int, int]:
+        """What items are dealt by, until the next reset. A reader thread asks, too."""
         assert self._pinned is not None
-        if self._given is None and self._mesh is None:
-            group = _process_group()  # each time, because a group may come and go; costs 2 us
-            if group is not None and group != self._pinned:
-                raise GraphError(
-                    f"this loader began as rank {self._pinned[0]} of {self._pinned[1]}, and torch.distributed now says rank {group[0]} of {group[1]}. "
-                    f"Call init_process_group before the first batch, or pass rank and world_size."
-                )
         return self._pinned
 
     def _share(self, items: int | None) -> int | None:
@@ -290,7 +315,7 @@ class Sharder(Node[T]):
         The last round has ``left % world_size`` items, so the first rank without one gets item 0 of the epoch, the next rank item 1, and so on.
         ``at`` wraps around at the end of the epoch, which makes these positions ``total``, ``total + 1``, ….
         """
-        rank, world_size = self._agreed()
+        rank, world_size = self._pinned_ranks
         total = self.source.items_per_epoch()
         assert total is not None
         missing = total + rank - left % world_size
@@ -306,12 +331,12 @@ class Sharder(Node[T]):
 
     def _dealt_by_reading(self, n: int) -> Sequence[T]:
         """This rank's part of the next ``n`` rounds, for a source that does not know its length: every rank reads all items of each round."""
-        rank, world_size = self._agreed()
+        rank, world_size = self._pinned_ranks
         block = self.source.take(n * world_size)
         return block[rank::world_size][: share(len(block), rank, world_size, self.tail)]
 
     def _places(self, batch: Any) -> Any:
-        rank, world_size = self._agreed()
+        rank, world_size = self._pinned_ranks
         if isinstance(batch, Indices) and not batch.is_batch:
             raise GraphError(
                 "split='within' splits each batch, but the source yields single items. Pass a batch_sampler, or put the Batcher upstream of the Sharder."
@@ -329,7 +354,8 @@ def _inner(state: State) -> State:
     return inner
 
 
-def _process_group() -> tuple[int, int] | None:
+def process_group() -> tuple[int, int] | None:
+    """The rank and the world size that ``torch.distributed`` says; None if there is no process group."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return None
