@@ -243,7 +243,9 @@ def test_a_mesh_of_a_group_that_was_made_again_is_refused(monkeypatch):
         assert [next(batches).item() for _ in range(2)] == [1, 3]
         here[0] = 1, 3
         for _ in range(2):
-            with pytest.raises(GraphError, match="rank 2 of 4, and torch.distributed now says rank 1 of 3.*build another loader, with a mesh"):
+            with pytest.raises(
+                GraphError, match="rank 2 of 4, and torch.distributed now says rank 1 of 3.*build another loader, with a mesh"
+            ):
                 next(batches)
             loader.load_state_dict(loader.state_dict())  # into the same loader is no way out
             batches = over_and_over(loader)

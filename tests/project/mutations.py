@@ -1064,6 +1064,18 @@ MUTATIONS = [
         "tests/nodes/test_sharder.py::test_one_rank_of_many_costs_its_own_share_only",
     ),
     Mutation(
+        "_loader/loader.py",
+        "            self._sharder.check_group()",
+        "            pass",
+        "tests/nodes/test_sharder.py::test_a_group_that_is_made_again_with_other_numbers",
+    ),
+    Mutation(
+        "_nodes/distributed_sampler.py",
+        "if share in ((0, 1), process_group()) else",
+        "if share == process_group() else",
+        "tests/loader/test_canonical_graph.py::test_a_distributed_sampler_of_one_rank_is_dealt",
+    ),
+    Mutation(
         "_nodes/tails.py",
         "rank < left else 0",
         "rank <= left else 0",
@@ -1514,8 +1526,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_random/mix_order.py",
-        "if n == 1 and kept is not None and kept[:2] == (number, block):",
-        "if n == 1 and kept is not None and kept[0] == number:",
+        "if len(those) == 1 and kept is not None and kept[:2] == (number, those[0]):",
+        "if len(those) == 1 and kept is not None and kept[0] == number:",
         "tests/random/test_mix_order.py::test_reads_the_same_in_blocks_of_any_size_and_stride",
     ),
     Mutation(

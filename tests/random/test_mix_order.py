@@ -435,6 +435,17 @@ def test_reads_the_same_in_blocks_of_any_size_and_stride():
             assert np.array_equal(other.indices(0, positions), expected[positions])
 
 
+def test_the_blocks_of_one_rank_of_many_are_laid_out_together(monkeypatch):
+    """Seen to fail: each in a call of its own, which took most of the time."""
+    order, calls = plain({"a": 3, "b": 2}, 10**6), []
+    laid_out = mix_layout.laid_out
+    monkeypatch.setattr(
+        "penstock._random.mix_order.laid_out", lambda stage, blocks, keys: calls.append(len(blocks)) or laid_out(stage, blocks, keys)
+    )
+    order.indices(0, np.arange(7, 10**6, 4096)[:100])
+    assert calls == [64, 36]  # 64 hold as many items as fit the processor's cache
+
+
 @pytest.mark.slow
 def test_time_between_two_items_of_a_source_is_bounded():
     """A source of a tenth is never away for long, as it is in independent draws: there the longest of 10**5 gaps is about 110."""

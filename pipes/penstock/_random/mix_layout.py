@@ -11,6 +11,8 @@ from penstock._random.mix_stages import MOST
 from penstock._random.permutation import Int64s, UInt64s, splitmix64_stream
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock._random.mix_stages import Stage
 
 _RUN = 64
@@ -18,23 +20,21 @@ _RUN = 64
 
 
 class Blocks(NamedTuple):
-    """Consecutive blocks of a stage, laid out.
+    """Some blocks of a stage, laid out.
 
     Attributes:
         sources: The source at each place, shape ``(blocks, block)``.
-        numbers: Which item of its source it is, counted from the start of the first block, shape ``(blocks, block)``.
+        numbers: Which item of its source it is, counted from the start of its block, shape ``(blocks, block)``.
     """
 
     sources: npt.NDArray[np.uint16]
     numbers: Int64s
 
 
-def laid_out(stage: Stage, block: int, n: int, keys: UInt64s) -> Blocks:
-    """Lay out ``n`` blocks of ``stage`` from ``block`` on, by six random words."""
-    size, count = stage.block, len(stage.shares)
-    totals = [stage.before(block + k) for k in range(n + 1)]
-    before = np.array([[then - now for then, now in zip(row, totals[0], strict=True)] for row in totals])
-    quotas = np.diff(before, axis=0)
+def laid_out(stage: Stage, blocks: Sequence[int], keys: UInt64s) -> Blocks:
+    """Lay out these blocks of ``stage``, by six random words."""
+    size, count, n = stage.block, len(stage.shares), len(blocks)
+    quotas = np.array([[end - begin for begin, end in zip(stage.before(k), stage.before(k + 1), strict=True)] for k in blocks])
 
     def spread(of_sources: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A value of each block and source, for each of its items: the items of a block stand source by source now."""
@@ -42,7 +42,7 @@ def laid_out(stage: Stage, block: int, n: int, keys: UInt64s) -> Blocks:
 
     slots = np.arange(size)
     items = slots - spread(np.cumsum(quotas, axis=1) - quotas)
-    counter = (np.arange(n, dtype=np.uint64)[:, None] + np.uint64(block % 2**64)) * np.uint64(size) + slots.astype(np.uint64)
+    counter = np.array([[k % 2**64] for k in blocks], np.uint64) * np.uint64(size) + slots.astype(np.uint64)
     of_sources = (counter[:, :1] * np.uint64(MOST) + np.arange(count, dtype=np.uint64)).astype(np.uint64, copy=False)
     times = _uniform(splitmix64_stream(counter, keys[0], keys[1]))
     times += items
@@ -56,7 +56,7 @@ def laid_out(stage: Stage, block: int, n: int, keys: UInt64s) -> Blocks:
     placed = _unaligned(placed, splitmix64_stream(counter, keys[4], keys[5]))
     # Each source has its places now, and fills them in order.
     numbers = np.empty((n, size), np.int64)
-    np.put_along_axis(numbers, np.argsort(placed, axis=1, kind="stable"), items + spread(before[:-1]), axis=1)
+    np.put_along_axis(numbers, np.argsort(placed, axis=1, kind="stable"), items, axis=1)
     return Blocks(placed, numbers)
 
 

@@ -146,15 +146,16 @@ class MixOrder(Shown):
         rows = np.sort(row_of)
         rows = rows[np.diff(rows, prepend=-1) > 0]  # as np.unique does, which imports numpy.ma: 10 ms
         counts = stage.before(block)
-        for low, high in _together(rows, max(1, _AT_ONCE // stage.block)):
-            blocks = self._laid_out(number, block + low, high - low)
-            chosen: Any = slice(None) if rows[0] == low and rows[-1] < high else np.flatnonzero((row_of >= low) & (row_of < high))
-            place_in = at[chosen] - low * stage.block
-            source = sources[chosen] = blocks.sources.ravel()[place_in]
-            numbers[chosen] = blocks.numbers.ravel()[place_in]
-            if low:
-                since = [then - now for then, now in zip(stage.before(block + low), counts, strict=True)]
-                numbers[chosen] += np.array(since)[source]
+        most = max(1, _AT_ONCE // stage.block)
+        for some in (rows[begin : begin + most] for begin in range(0, len(rows), most)):
+            # All of them in one call, also if they lie far apart, as those of one rank of many do: each call costs as much as two blocks.
+            those = [block + row for row in some.tolist()]
+            blocks = self._laid_out(number, those)
+            chosen: Any = slice(None) if len(some) == len(rows) else np.flatnonzero((row_of >= some[0]) & (row_of <= some[-1]))
+            row, place_in = np.searchsorted(some, row_of[chosen]), at[chosen] % stage.block
+            source = sources[chosen] = blocks.sources[row, place_in]
+            since = np.array([[then - now for then, now in zip(stage.before(one), counts, strict=True)] for one in those])
+            numbers[chosen] = blocks.numbers[row, place_in] + since[row, source]
         numbers *= self.run
         numbers += within
         out = np.empty(len(at), np.int64)
@@ -181,15 +182,13 @@ class MixOrder(Shown):
             out[chosen] = order.indices((first + one) % 2**63, at[chosen] - one * length)
         return out
 
-    def _laid_out(self, number: int, block: int, n: int) -> Blocks:
-        """``n`` blocks of a stage. The last one is kept, because the next call usually starts in the middle of it."""
+    def _laid_out(self, number: int, those: Sequence[int]) -> Blocks:
+        """Some blocks of a stage. The last one is kept, because the next call usually starts in the middle of it."""
         kept = self._kept
-        if n == 1 and kept is not None and kept[:2] == (number, block):
+        if len(those) == 1 and kept is not None and kept[:2] == (number, those[0]):
             return kept[2]
-        blocks = laid_out(self.stages[number], block, n, self._keys[number])
-        since = [then - now for then, now in zip(self.stages[number].before(block + n - 1), self.stages[number].before(block), strict=True)]
-        last = Blocks(blocks.sources[-1:], blocks.numbers[-1:] - np.array(since)[blocks.sources[-1:]])
-        self._kept = number, block + n - 1, last
+        blocks = laid_out(self.stages[number], those, self._keys[number])
+        self._kept = number, those[-1], Blocks(blocks.sources[-1:], blocks.numbers[-1:])
         return blocks
 
     def _runs_before(self, number: int, run: int) -> list[int]:
@@ -198,7 +197,7 @@ class MixOrder(Shown):
         block, place = divmod(run - stage.start, stage.block)
         counts = [whole + count for whole, count in zip(self._counts[number], stage.before(block), strict=True)]
         if place:
-            blocks = self._laid_out(number, block, 1)
+            blocks = self._laid_out(number, [block])
             partial = np.bincount(blocks.sources[0, :place], minlength=len(counts)).tolist()
             counts = [count + more for count, more in zip(counts, partial, strict=True)]
         return counts
@@ -240,7 +239,7 @@ class MixOrder(Shown):
             block -= 1
         while stage.before(block + 1)[source] <= rest:
             block += 1
-        places = np.flatnonzero(self._laid_out(number, block, 1).sources[0] == source)
+        places = np.flatnonzero(self._laid_out(number, [block]).sources[0] == source)
         return stage.start + block * stage.block + int(places[rest - stage.before(block)[source]])
 
     def _stages(self, begun: int) -> str:
@@ -248,16 +247,6 @@ class MixOrder(Shown):
         if begun not in self._said_stages:
             self._said_stages[begun] = _checksum([[stage.start, [str(share) for share in stage.shares]] for stage in self.stages[:begun]])
         return self._said_stages[begun]
-
-
-def _together(rows: Int64s, most: int) -> list[tuple[int, int]]:
-    """The sorted ``rows`` as ranges of consecutive ones, at most ``most`` long."""
-    cuts = np.flatnonzero(np.diff(rows) > 1) + 1
-    return [
-        (low, min(low + most, int(piece[-1]) + 1))
-        for piece in np.split(rows, cuts)
-        for low in range(int(piece[0]), int(piece[-1]) + 1, most)
-    ]
 
 
 def _checksum(said: Any) -> str:
