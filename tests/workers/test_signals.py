@@ -254,7 +254,7 @@ def pool() -> Iterator[ProcessPool]:
 def done(pool: ProcessPool, task: Callable[[], Any]) -> Any:
     job = pool.submit(task)
     while not job.done:
-        pool.wait([job], 20.0)
+        pool.wait([job], 100.0)
     return job.result()
 
 
