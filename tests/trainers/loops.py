@@ -15,7 +15,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -23,6 +23,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import penstock
 from penstock.testing import Tagged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 N, B, EPOCHS = 48, 4, 3
 PENSTOCK, DATALOADER, STATEFUL = KINDS = ("penstock with the line", "DataLoader", "StatefulDataLoader")
@@ -231,11 +234,28 @@ def mixed_in(folder: Path, mixin: bool = True, n: int = N, evaluated: Any = None
     return Own(Labelled(), arguments, train_dataset=columns(n), eval_dataset=evaluated or columns(13), data_collator=labelled)
 
 
-def evaluated(folder: Path, mixin: bool, **options: Any) -> list[Any]:
+class Stream(IterableDataset):
+    """The samples of `columns`, without a length."""
+
+    def __init__(self, n: int) -> None:
+        self.samples = columns(n)
+
+    def __iter__(self):
+        return iter(self.samples)
+
+
+class Claiming(Stream):
+    """A `Stream` with a length that it has not."""
+
+    def __len__(self) -> int:
+        return len(self.samples) + 3
+
+
+def evaluated(folder: Path, mixin: bool, kind: Callable[[int], Any] = columns, **options: Any) -> list[Any]:
     """The loss and the predictions of evaluations that divide evenly, and of some that do not."""
     found: list[Any] = []
     for n in (8, 12, 13, 19, 24) if options.get("dataloader_drop_last") else (1, 5, 12, 13, 16, 24):
-        trainer = mixed_in(folder, mixin, evaluated=columns(n), per_device_eval_batch_size=4, **options)
+        trainer = mixed_in(folder, mixin, evaluated=kind(n), per_device_eval_batch_size=4, **options)
         predicted = trainer.predict(trainer.eval_dataset)
         found.append([n, trainer.evaluate()["eval_loss"], predicted.predictions.flatten().tolist(), predicted.label_ids.flatten().tolist()])
     return found

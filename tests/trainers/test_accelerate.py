@@ -10,11 +10,13 @@ import torch
 
 pytest.importorskip("accelerate")
 
-from accelerate import Accelerator
+from accelerate import Accelerator, skip_first_batches
+from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import DataLoaderConfiguration
 from tests.trainers import loops
 from tests.trainers.loops import PENSTOCK
 
-from penstock import Loader
+from penstock import Batcher, Cycler, Loader, Sampler, SequentialOrder
 from penstock.integrations.accelerate import AccelerateLoader
 from penstock.testing import Tagged
 
@@ -141,3 +143,35 @@ def test_prepare_leaves_the_loader_as_it_is() -> None:
         assert accelerator.prepare(shim) is shim
     with pytest.raises(TypeError, match=r"not a DataLoader.*accelerator\.prepare"):
         AccelerateLoader(torch.utils.data.DataLoader([1]), accelerator)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("configuration", [{}, {"dispatch_batches": True}, {"split_batches": True}])
+def test_accelerate_never_rebuilds_a_loader(configuration: dict, workers: int) -> None:
+    """Seen to fail: with workers, ``prepare_data_loader`` gave batches of one sample, unshuffled, and ``skip_first_batches`` of a stream gave
+
+    every item once per worker, both without a word. The other errors did not say what to do.
+    """
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**configuration))
+    words = {"batch_size": 4, "num_workers": workers, "transform": str}
+    graph = Batcher(Cycler(Sampler(SequentialOrder(24))), 4)
+    with (
+        Loader.from_dataset(Tagged(24), shuffle=True, **words) as indexed,
+        Loader.from_dataset(Tagged(24), endless=True, **words) as endless,
+        Loader.from_dataset(loops.Counted(), **words) as stream,
+        Loader(graph) as built,
+    ):
+        shim = AccelerateLoader(indexed, accelerator, save=False)
+        for loader in (indexed, endless, stream, built, shim):
+            for rebuild in (
+                accelerator.prepare_data_loader,
+                lambda loader: prepare_data_loader(loader, num_processes=2, process_index=1),
+                lambda loader: skip_first_batches(loader, 2),
+                lambda loader: accelerator.skip_first_batches(loader, 2),
+            ):
+                with pytest.raises(
+                    AttributeError if loader is shim else TypeError, match="prepare, prepare_data_loader (and|or) skip_first"
+                ):
+                    rebuild(loader)
+        assert not hasattr(shim, "dataset")
+        assert (indexed.batch_size, getattr(indexed, "prefetch_factor", 2)) == (4, 2)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import logging
+import sys
 from functools import cache
 from typing import Any, NoReturn, final
 
 log = logging.getLogger("penstock")
+
+_REBUILDS = "accelerate.data_loader"
+"""The module whose functions (``prepare_data_loader``, ``skip_first_batches``) read a loader's attributes only to build a ``DataLoader`` from them.
+
+That one would be silently without the order, seed, transform and position. Nothing but the reader tells it from a script that logs ``batch_size``:
+the functions check no type, and take an `AttributeError` for a default.
+"""
 
 _BUILT_IN = "It is an argument of Loader.from_dataset, which builds it into the graph; loader.root is the graph's last node."
 
@@ -30,6 +38,12 @@ class ReadOnly:
     def __get__(self, loader: Any, owner: type | None = None) -> Any:
         if loader is None:
             return self
+        if sys._getframe(1).f_globals.get("__name__") == _REBUILDS:
+            raise TypeError(
+                f"Accelerate read {self._name!r} to build a DataLoader from this Loader, which would lose its order, seed, transform and position. "
+                f"Leave out prepare, prepare_data_loader and skip_first_batches (in the Hugging Face Trainer: set ignore_data_skip=True), and iterate "
+                f"over penstock.integrations.accelerate.AccelerateLoader(loader, accelerator). A Loader resumes by its load_state_dict."
+            )
         if self._shown and loader._words is not None:
             value = loader._words[self._name]
             return value() if self._asked else value

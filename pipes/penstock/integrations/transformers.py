@@ -7,12 +7,14 @@ trainer reads and discards the batches already trained.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from torch.utils.data import IterableDataset, Sampler
 from transformers import Trainer, TrainerCallback
+from transformers.trainer_pt_utils import find_batch_size
 
 from penstock import Loader, StateError
 from penstock.integrations.accelerate import AccelerateLoader
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     _Trainer = Trainer
 else:
     _Trainer = object
+
+log = logging.getLogger("penstock")
 
 FILE = "loader.json"
 """The file in a checkpoint's folder that holds the loader's state."""
@@ -51,6 +55,7 @@ class HFTrainerCallback(TrainerCallback):
         self._resumed: tuple[int, int] | None = None  # the epoch in which the run resumed, and its batches trained before
         self._begun = -1  # epochs that this run has begun, not counting the first
         self._loaded: int | None = None  # the state's epoch, if the state may be on its last batch without knowing it
+        self._told_of_short_windows = False  # whether the trainer knows how many batches are left in the epoch in which it resumes
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """On every process, load the state if the trainer resumes."""
@@ -72,8 +77,14 @@ class HFTrainerCallback(TrainerCallback):
         loader.load_state_dict(json.loads(file.read_text()))
         batches = _batches_per_epoch(loader, args, state)
         self._resumed = divmod(round((state.epoch or 0) * batches), batches)
-        if batches != _length(loader) and not loader.endless:
-            self._loaded = loader.epoch
+        if _length(loader) is None:
+            self._loaded = None if loader.endless else loader.epoch
+        elif (short := (loader.remaining or 0) % args.gradient_accumulation_steps) and not self._told_of_short_windows:
+            log.warning(
+                f"the trainer will make no optimizer step for the last {short} batches of epoch {loader.epoch}, in which it resumes, because they do not fill "
+                f"gradient_accumulation_steps={args.gradient_accumulation_steps}: it counts from the resume. Their gradients go into the next step. Use "
+                f"HFTrainerMixin with transformers 5, a number that divides the {batches} batches of an epoch, or save at the end of an epoch."
+            )
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count the epoch."""
@@ -84,6 +95,9 @@ class HFTrainerCallback(TrainerCallback):
         if self._resumed is None or state.epoch is None:
             return
         loader = _loader(kwargs)
+        if (length := _length(loader)) is not None:
+            state.epoch = loader.epoch + (loader.position or 0) / length
+            return
         epoch, before = self._resumed
         batches = _batches_per_epoch(loader, args, state)
         read = (round(state.epoch * batches) - 1) % batches + 1
@@ -135,12 +149,27 @@ class HFTrainerMixin(_Trainer):
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """See `Trainer.train`; the workers end when it returns."""
         for one in self.callback_handler.callbacks:
-            if isinstance(one, HFTrainerCallback) and isinstance(resume_from_checkpoint, str | os.PathLike):
-                one.checkpoint = resume_from_checkpoint
+            if isinstance(one, HFTrainerCallback):
+                one._told_of_short_windows = hasattr(Trainer, "_run_epoch")
+                if isinstance(resume_from_checkpoint, str | os.PathLike):
+                    one.checkpoint = resume_from_checkpoint
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self._close_training_loader()
+
+    def _run_epoch(self, *args: Any, **given: Any) -> None:
+        """Tell the trainer (of transformers 5) how many batches are left in the epoch in which it resumes.
+
+        It takes a short window of gradient accumulation for the last one by its number in the epoch, and with ``ignore_data_skip`` counts from the
+        resume: the window made no step, and its gradients went into the next one.
+        """
+        loader: Any = given.get("train_dataloader")
+        window = self.args.gradient_accumulation_steps
+        sized = isinstance(loader, Loader) and _length(loader) == given.get("steps_in_epoch")
+        if sized and loader.epoch == given["epoch"] and (left := loader.remaining):
+            given |= {"steps_in_epoch": left, "num_update_steps_per_epoch": -(-left // window)}
+        super()._run_epoch(*args, **given)  # type: ignore[no-untyped-call]
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """See `Trainer.evaluation_loop`; the workers end when it returns."""
@@ -191,7 +220,9 @@ class HFTrainerMixin(_Trainer):
 
     def _evaluation(self, dataset: Any, description: str) -> _Evaluation:
         given, (dataset, options) = dataset, self._loader_options(dataset, description)
-        size, ranks, remainder = self.args.eval_batch_size, self.accelerator.num_processes, -1
+        size, ranks = self.args.eval_batch_size, self.accelerator.num_processes
+        # The trainer repeats every loss for a whole batch, and `gather_for_metrics` has to cut off what a short last one has not.
+        remainder: int | Callable[[Any], int | None] = find_batch_size
         if isinstance(dataset, IterableDataset):
             if ranks > 1:
                 raise ValueError(
