@@ -128,8 +128,31 @@ def test_any_other_sampler_that_shards_by_itself_is_refused():
             return iter(range(0, 11, 2))
 
     for options in ({"sampler": Own()}, {"batch_sampler": BatchSampler(Own(), 2, False)}):
-        with pytest.raises((penstock.GraphError, ValueError), match="rank"):
+        with pytest.raises(penstock.GraphError, match=r"the loader would .* with num_replicas=1, .* order=.* tail='exact'"):
             Loader.from_dataset(DATA, **options)
+
+
+class Repeated(DistributedSampler):
+    """Three times every index of a shuffled epoch, dealt to the ranks, until each has as many as without repeats."""
+
+    def __iter__(self):
+        n = len(self.dataset)
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(self.epoch)).repeat_interleave(3)
+        return iter(order[self.rank : n : self.num_replicas].tolist())
+
+
+def test_a_sampler_that_shards_for_one_rank_is_dealt_to_all():
+    """Seen to fail: it was refused, with the advice to pass exactly that. Each rank gets the share that it had before, epoch by epoch."""
+    for rank in range(2):
+        share = Repeated(range(12), 2, rank)
+        theirs = DataLoader(range(12), 2, sampler=share)
+        with Loader.from_dataset(range(12), 2, sampler=Repeated(range(12), 1, 0), rank=rank, world_size=2) as ours:
+            for epoch in range(3):
+                share.set_epoch(epoch)
+                assert [batch.tolist() for batch in ours] == [batch.tolist() for batch in theirs]
+    batches = BatchSampler(Repeated(range(12), 1, 0), 4, False)
+    with Loader.from_dataset(range(12), batch_sampler=batches, rank=0, world_size=1) as ours:
+        assert [batch.tolist() for batch in ours] == list(batches)
 
 
 # The graph.

@@ -817,7 +817,9 @@ class TestTakenOver:
 
     def test_refuses_a_distributed_sampler_with_an_order_of_its_own(self):
         for sampler in (Own(range(4), 2, 0), BatchSampler(Own(range(4), 2, 0), 2, False)):
-            with pytest.raises(GraphError, match=r"Own deals out .* Pass the sampler that it shards"):
+            with pytest.raises(
+                GraphError, match=r"Own deals out .* the loader would .* Pass the sampler that it shards, or build it with num_replicas=1"
+            ):
                 taken_over(sampler)
 
     def test_refuses_any_other_that_shards(self):

@@ -1,4 +1,4 @@
-"""Samplers that shard by themselves: a DistributedSampler is replaced by its order, any other one is refused."""
+"""Samplers that shard by themselves: a DistributedSampler is replaced by its order, any other one is refused, unless it shards for one rank."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
         return None
     if not _walks_as(inner, DistributedSampler):
         refuse_sharded(inner)
+        return None
     if getattr(inner, "next_yielded", None) is not None:
         raise GraphError(
             f"{type(inner).__name__} has loaded a state of its own, which the loader does not use. Load the loader's state instead: "
@@ -58,7 +59,7 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
         )
     if batches is not None and sampler is not None:
         raise GraphError(
-            "a DistributedSampler deals out the indices to the ranks, and the Sharder would deal out the batches of sampler=BatchSampler(...) again, "
+            "a DistributedSampler deals out the indices to the ranks, and the loader would deal out the batches of sampler=BatchSampler(...) again, "
             "each as one index. For batches of samples, pass it as batch_sampler=, which takes it over. For dataset[[0, 1]], build the BatchSampler "
             "on the sampler that it shards."
         )
@@ -88,13 +89,23 @@ def refuse_sharded(sampler: Any) -> None:
     """Refuse a sampler that gives each rank its own share, even if another one wraps it.
 
     Raises:
-        GraphError: It has a ``rank``, ``num_replicas`` or ``process_index``.
+        GraphError: It has a ``rank``, ``num_replicas`` or ``process_index``, and was not built for one rank, whose share is everything.
     """
     for one in wrapped(sampler):
+        ranks = next((name for name in ("num_replicas", "num_processes", "world_size") if hasattr(one, name)), None)
+        if ranks is not None and getattr(one, ranks) == 1:
+            continue
         if any(hasattr(one, name) for name in ("rank", "num_replicas", "process_index")):
-            name = type(one).__name__
             if _walks_as(one, DistributedSampler):
                 remedy = "Pass it to from_dataset, which takes it over, or use Sampler(TorchOrder(n, seed))"
             else:
-                remedy = "Pass the sampler that it shards, or one whose __iter__ yields the indices of all ranks"
-            raise GraphError(f"{name} deals out the indices to the ranks, and the Sharder would deal out each share again. {remedy}.")
+                whole = "Pass the sampler that it shards" + f", or build it with {ranks}=1, so that it yields the indices of all ranks" * (
+                    ranks is not None
+                )
+                remedy = (
+                    f"{whole}. Or say the same as order=, which is read by position. If it does not shuffle (evaluation), leave it out and pass "
+                    f"tail='exact', which delivers every sample once"
+                )
+            raise GraphError(
+                f"{type(one).__name__} deals out the indices to the ranks, and the loader would deal out each share again. {remedy}."
+            )
