@@ -375,6 +375,32 @@ def what_dataloader_does() -> dict[str, str | int]:
     return said
 
 
+class Validating(Model):
+    """Keeps the samples that it validates, and says the mean of all, over all ranks, at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(Case("", {}, 0), None, None)
+        self.samples: list[int] = []
+
+    def validation_step(self, batch: torch.Tensor) -> None:
+        self.samples += batch.tolist()
+        self.log("mean", batch.float().mean(), on_epoch=True, sync_dist=True, batch_size=len(batch))
+
+
+def validated() -> dict[str, list[int]]:
+    """The samples of one validation on this rank, as the guide's first example does it and with the default tail."""
+    seen = {}
+    for tail in ("pad", "exact"):
+        with (
+            penstock.Loader.from_dataset(Tagged(N), batch_size=B) as train,
+            penstock.Loader.from_dataset(range(9), batch_size=B, run_ahead=False, tail=tail) as validation,
+        ):
+            model, callback = Validating(), LightningCallback()
+            new_trainer(2, [callback], max_epochs=1, num_sanity_val_steps=0, enable_checkpointing=False).fit(model, train, validation)
+            seen[tail] = model.samples
+    return seen
+
+
 def refusals() -> dict[str, str]:
     """The errors before the first step: ranks of unequal length, and a loader inside a DataLoader."""
 
@@ -428,6 +454,7 @@ def main(folder: Path, peers: bool) -> None:
         seen["streams"][name] = run_stream(name, folder)
     seen["dataloader"] = what_dataloader_does()
     seen["refusals"] = refusals()
+    seen["validated"] = validated()
     (folder / f"rank{os.environ['LOCAL_RANK']}.json").write_text(json.dumps(seen))
 
 

@@ -89,6 +89,8 @@ def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
     for said in [rank["refusals"] for rank in ranks]:
         assert said["unequal"].startswith("0 steps: the ranks have [6, 5] training batches per epoch, and DDP hangs")
         assert said["wrapped"].startswith("0 steps: a penstock.Loader is inside a DataLoader")
+    assert [rank["validated"]["exact"] for rank in ranks] == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]  # the guide's first example
+    assert [rank["validated"]["pad"] for rank in ranks] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 0]]  # it was: one sample counts twice
     for said in [rank["dataloader"] for rank in ranks]:
         assert said["True"].startswith(" Lightning can't inject a (distributed) sampler into your batch sampler")
         assert said["False"] == 20  # every rank trains all of them: no sharding at all
