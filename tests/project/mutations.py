@@ -831,6 +831,18 @@ MUTATIONS = [
         "if False and",
         "tests/trainers/test_transformers.py::test_a_mixin_behind_the_trainer_is_refused",
     ),
+    Mutation(
+        "integrations/transformers.py",
+        "(left := loader.remaining)",
+        "(left := 0)",
+        "tests/trainers/test_transformers.py::test_the_mixin_steps_for_the_last_window_of_a_resumed_epoch[4]",
+    ),
+    Mutation(
+        "_loader/dataloader_words.py",
+        'f_globals.get("__name__") == _REBUILDS',
+        "f_globals is None",
+        "tests/trainers/test_accelerate.py::test_accelerate_never_rebuilds_a_loader[configuration0-2]",
+    ),
     # Lanes and their owners.
     Mutation(
         "_nodes/lane_owners.py",
