@@ -148,9 +148,10 @@ def test_prepare_leaves_the_loader_as_it_is() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("configuration", [{}, {"dispatch_batches": True}, {"split_batches": True}])
 def test_accelerate_never_rebuilds_a_loader(configuration: dict, workers: int) -> None:
-    """Seen to fail: with workers, ``prepare_data_loader`` gave batches of one sample, unshuffled, and ``skip_first_batches`` of a stream gave
+    """By no path, and the error says what to write.
 
-    every item once per worker, both without a word. The other errors did not say what to do.
+    Seen to fail: with workers, ``prepare_data_loader`` gave a ``DataLoader`` without order and transform, and ``skip_first_batches`` of a stream
+    every item once per worker, both without a word.
     """
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**configuration))
     words = {"batch_size": 4, "num_workers": workers, "transform": str}
