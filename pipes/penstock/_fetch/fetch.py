@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset, default_convert
@@ -32,6 +33,9 @@ class Fetch(Shown):
     A dataset may say that it is read forward in lanes, by an attribute ``forward_lanes``, a positive ``int``: rows whose indices are equal modulo it should
     be read by one reader, in ascending order. With several worker processes, each lane then has a worker of its own: a batch is loaded by the owners of
     its rows, and their samples, which must be picklable, are collated in the order of the batch in the consumer's process. A ``collate_fn`` runs there, too.
+
+    A dataset may also say which files its indices count through, by an attribute ``shard_names``, a ``str``: a checksum of their names in their order, say. A state
+    loads only where it is the same. A dataset that is made of others, as ``datasets`` or ``dataset``, need not repeat what they say.
 
     Args:
         dataset: Has ``__getitem__``, or ``__getitems__``. The latter gets a list of indices and returns either the list of their samples or
@@ -133,10 +137,13 @@ class Fetch(Shown):
         return (self.collate_fn or default_convert)(one)
 
     def settings(self) -> dict[str, Any]:
-        """The length of the dataset, if it has one."""
+        """The length of the dataset, if it has one, and the names of its shards, if it has any."""
+        said: dict[str, Any] = {}
         with contextlib.suppress(TypeError, NotImplementedError):
-            return {"dataset_length": len(self.dataset)}
-        return {}
+            said["dataset_length"] = len(self.dataset)
+        if (names := shard_names(self.dataset)) is not None:
+            said[SHARD_NAMES] = names
+        return said
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_collator": Collator()}  # each worker learns its own schema
@@ -183,6 +190,24 @@ def epoch_aware(dataset: Any) -> list[Any]:
         return [dataset]
     inside = [dataset.dataset] if isinstance(dataset, Subset | View) else dataset.datasets if isinstance(dataset, ConcatDataset) else []
     return [found for one in inside for found in epoch_aware(one)]
+
+
+SHARD_NAMES: Final = "shard_names"
+"""The attribute of a dataset, and the setting."""
+
+
+def shard_names(dataset: Any) -> str | None:
+    """What ``dataset`` says of its shards, or all that the datasets inside it say, if they are known to be there; None if nothing is said."""
+    said = getattr(dataset, SHARD_NAMES, None)
+    if isinstance(said, str):
+        return said
+    if not isinstance(dataset, Subset | ConcatDataset | View | Shown):
+        return None
+    inside = vars(dataset)
+    names = [found for one in (*inside.get("datasets", ()), inside.get("dataset")) if (found := shard_names(one)) is not None]
+    if len(names) < 2:
+        return names[0] if names else None
+    return hashlib.blake2b(" ".join(names).encode(), digest_size=8).hexdigest()
 
 
 def has_getitems(dataset: Any) -> bool:

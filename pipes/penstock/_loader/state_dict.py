@@ -7,10 +7,11 @@ import logging
 import warnings
 from collections import deque
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._arguments import whole_number
 from penstock._errors import StateError
+from penstock._fetch.fetch import SHARD_NAMES
 from penstock._nodes.node import epoch_of
 
 if TYPE_CHECKING:
@@ -121,16 +122,20 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
     return [f"{name} was {saved!r:.80} and is {now!r:.80}"]
 
 
+_LATER: Final = {"held": "the values that steps hold", SHARD_NAMES: "the names of the shards, in their order"}
+"""Settings that older versions did not save."""
+
+
 def as_saved_then(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """The settings ``now``, without the values that steps hold if those were not compared yet when ``saved`` was written."""
-    if "held" in saved or "held" not in now:
-        return now
-    if any(now["held"].values()):
+    """The settings ``now``, without those that were not compared yet when ``saved`` was written."""
+    later = {name: now[name] for name in _LATER if name in now and name not in saved}
+    if missing := [_LATER[name] for name, value in later.items() if not isinstance(value, dict) or any(value.values())]:
         _logger.warning(
-            "this state is of an older version of penstock, which did not save the values that steps hold, so they are not compared: make sure that they are the "
-            "same as then. The next state that you save has them."
+            "this state is of an older version of penstock, which did not save %s, so they are not compared: make sure that they are the "
+            "same as then. The next state that you save has them.",
+            " and ".join(missing),
         )
-    return {name: value for name, value in now.items() if name != "held"}
+    return {name: value for name, value in now.items() if name not in later}
 
 
 class _NotThere:

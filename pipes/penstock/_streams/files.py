@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import importlib
 import io
 import itertools
+import json
 import os
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast, final
 
 if TYPE_CHECKING:
@@ -25,6 +28,33 @@ class Stamp(NamedTuple):
     def fits(self, other: Stamp) -> bool:
         """Whether both may be of the same version."""
         return self.size == other.size and (self.mtime_ns == other.mtime_ns or not self.mtime_ns or not other.mtime_ns)
+
+
+def named(shard: Any) -> Any:
+    """What names a shard, as JSON. Paths without their folders, so that data may be moved."""
+    if isinstance(shard, str | os.PathLike):
+        return os.path.basename(os.fspath(shard))
+    if isinstance(shard, Sequence) and not isinstance(shard, bytes | Stamp):
+        return [named(part) for part in shard]
+    return shard if isinstance(shard, int) else None
+
+
+def names_of(shards: Sequence[Any]) -> str:
+    """A checksum of the names of ``shards``, in their order. Files with the same name are told apart by what of their folders differs."""
+    if not all(isinstance(shard, str | os.PathLike) for shard in shards):
+        return checksum([named(shard) for shard in shards])
+    parts = [os.fsdecode(shard).partition("?")[0].split("/") for shard in shards]  # behind it is what signs a URL, for a few hours
+    names = [part[-1] for part in parts]
+    if len(set(names)) < len(names):
+        columns = zip(*(part[:-1] for part in parts), strict=False)
+        common = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
+        names = ["/".join(part[common:]) for part in parts]
+    return checksum(names)
+
+
+def checksum(said: Any) -> str:
+    """Of JSON."""
+    return hashlib.blake2b(json.dumps(said).encode(), digest_size=8).hexdigest()
 
 
 def extra(module: str, why: str) -> Any:

@@ -14,6 +14,8 @@ from penstock._arguments import Shown, brief, whole_number
 from penstock._random.draws import trying
 from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._streams.counted import Counted
+from penstock._streams.files import names_of
+from penstock._streams.tables import Pieces as PiecesOfFiles
 from penstock._streams.uncounted import Uncounted
 
 if TYPE_CHECKING:
@@ -156,6 +158,13 @@ class Shards(Shown, Dataset[Any]):
     def counts(self) -> np.ndarray | None:
         """How many records each shard has: int64, shape ``(shards,)``; None if they are not counted."""
         return self._records.counts if isinstance(self._records, Counted) else None
+
+    @property
+    def shard_names(self) -> str | None:
+        """A checksum of the shards' names, in the order given; see `Fetch`. None if they are just numbers, or not counted: the order then has it."""
+        if self.counts is None or isinstance(self.shards, range):
+            return None
+        return names_of(self.shards.files if isinstance(self.shards, PiecesOfFiles) else self.shards)
 
     def details(self) -> dict[str, Any]:
         counted = isinstance(self._records, Counted)

@@ -64,6 +64,11 @@ class Pieces(Sequence[Piece]):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def files(self) -> list[str]:
+        """The paths of the files."""
+        return [path for path, _ in self._files]
+
     @overload
     def __getitem__(self, number: int) -> Piece: ...
     @overload

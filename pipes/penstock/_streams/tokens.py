@@ -13,7 +13,7 @@ import torch
 
 from penstock._arguments import whole_number
 from penstock._fetch.array_dataset import RowDataset
-from penstock._streams.files import compression, expanded, is_remote
+from penstock._streams.files import compression, expanded, is_remote, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,6 +103,11 @@ class Tokens(RowDataset):
         self._end_of_document = end_of_document
         self._document_starts = documents
         self._open: dict[int, _Descriptor] = {}
+
+    @property
+    def shard_names(self) -> str:
+        """A checksum of the files' names, in the order given; see `Fetch`."""
+        return names_of([file.path for file in self._files])
 
     def read(self, rows: np.ndarray, out: Sequence[torch.Tensor], places: Places) -> None:
         starts = rows * self._sequence_length

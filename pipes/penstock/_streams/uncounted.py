@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from penstock._fetch.error_policy import mark_of_stream
 from penstock._random.lane_order import Deal, LaneOrder
 from penstock._random.shard_order import LANE_NUMBERS
 from penstock._streams.bookmarks import Bookmarks, default_folder
-from penstock._streams.files import Stamp, is_remote, stamp
+from penstock._streams.files import checksum, is_remote, named, stamp
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import has_start, most_files
@@ -118,7 +116,7 @@ class Uncounted:
             self._deal, self._read_by = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed), {}
             self._ordered = True
             self._code = code_hash(self._steps if self._is_numbered else [*self._steps, self._open])
-        names = hashlib.blake2b(json.dumps([_named(shard) for shard in self._shards]).encode(), digest_size=8).hexdigest()
+        names = checksum([named(shard) for shard in self._shards])
         said = {"shards": len(self._shards), "names": names, "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
             said["held"] = step_values(self._steps)
@@ -157,7 +155,7 @@ class _Facts:
     """What is known of the shards: in every pass, in one pass, and where an error has cut one short, whatever becomes of the file later."""
 
     def __init__(self, folder: Any, binding: dict[str, Any], seed: int, shards: Sequence[Any], *, skips: bool, by_fsspec: bool) -> None:
-        self._names = [str(_named(shard)) for shard in shards]
+        self._names = [str(named(shard)) for shard in shards]
         self._keys = keys = _Keys(shards, by_fsspec)
         self._always = Bookmarks(folder, binding, keys)
         self._passes = Bookmarks(folder, {**binding, "seed": seed}, keys)
@@ -219,15 +217,6 @@ def _readable(records: Generator[Any], skips: bool) -> Iterator[Any]:
                 raise record.error
 
 
-def _named(shard: Any) -> Any:
-    """What names a shard, as JSON. Paths without their folders, so that data may be moved."""
-    if isinstance(shard, str | os.PathLike):
-        return os.path.basename(os.fspath(shard))
-    if isinstance(shard, Sequence) and not isinstance(shard, bytes | Stamp):
-        return [_named(part) for part in shard]
-    return shard if isinstance(shard, int) else None
-
-
 def _key(shard: Any, by_fsspec: bool) -> str:
     """What a bookmark of a shard is bound to: its name, and where it is a file, its size and time."""
     if not isinstance(shard, str | os.PathLike):
@@ -236,6 +225,6 @@ def _key(shard: Any, by_fsspec: bool) -> str:
     if is_remote(path) and not by_fsspec:
         return path  # only the user's `open` knows what that is, so nobody else may ask a server for it
     try:
-        return f"{_named(shard)} {stamp(path)}"
+        return f"{named(shard)} {stamp(path)}"
     except Exception:  # a server may fail in its own way; opening the shard says so, or is tried again
         return path
