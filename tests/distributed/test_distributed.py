@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,57 @@ def test_the_laws_hold_on(world_size: int, tmp_path: Path) -> None:
     """Each law is a function of rank_laws.py. Of those, seen to fail: see the docstrings there."""
     said = torchrun(tmp_path, world_size, HERE / "rank_laws.py")
     assert len(set(re.findall(r"good: \w+\n", said))) == {1: 16, 2: 20, 4: 22}[world_size]
+
+
+SAMPLERS = [
+    "random.Random()",
+    "np.random.default_rng()",
+    "torch.Generator().seed()",
+    "the order of a set",
+    "cannot be pickled",
+    "other weights",
+    "other indices",
+    "a list",
+    "differs from the second epoch on",
+]
+
+
+@pytest.fixture(scope="module")
+def disagreements(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str]]]:
+    """What `check_ranks` says on each of two ranks; see disagreements.py."""
+    folder = tmp_path_factory.mktemp("disagreements")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONHASHSEED", raising=False)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent / "support"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+        torchrun(folder, 2, HERE / "disagreements.py", folder / "said.json")
+    said: list[dict[str, list[str]]] = json.loads((folder / "said.json").read_text())
+    return said
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *SAMPLERS,
+        *(f"{name}, read by a thread" for name in SAMPLERS),
+        *("other batches", "other batches, within", "another order of the files", "updated"),
+    ],
+)
+def test_ranks_that_disagree_are_seen(disagreements: list[dict[str, list[str]]], name: str) -> None:
+    """Before training, inside an epoch, behind it and over a loaded state. Seen to fail: all but inside an epoch, because nobody looked at what a sampler will yield."""
+    first, other = (said[name] for said in disagreements)
+    assert first == other
+    what = "shard_names" if "files" in name else r"what the sampler yields \(a checksum\)"
+    agree = 2 if "second epoch" in name or "within" in name else 1 if name == "updated" else 0
+    assert first[:agree] == ["no error"] * agree
+    for said in first[agree:]:
+        assert re.search(rf"^StateMismatch: the ranks .*{what} is '?\w+'? on rank 0 and '?\w+'? on rank 1\.", said), said
+
+
+def test_ranks_that_agree_raise_no_alarm(disagreements: list[dict[str, list[str]]]) -> None:
+    """Every kind of loader, at the same moments. Seen to fail with the paths of the files for their names."""
+    alarms = {name: said for name, said in disagreements[0].items() if name.startswith("equal: ") and said != ["no error"] * 4}
+    assert not alarms
+    assert sum(name.startswith("equal: ") for name in disagreements[0]) > 55
 
 
 @pytest.mark.timeout(1000)

@@ -748,8 +748,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_workers/reader_thread.py",
-        "while core.inside:",
-        "while False:",
+        "            self._shelf.source.interrupt()\n        while core.inside:",
+        "            self._shelf.source.interrupt()\n        while False:",
         "tests/nodes/test_prefetcher.py::test_a_reset_steals_no_item",
     ),
     Mutation(
@@ -1426,6 +1426,18 @@ MUTATIONS = [
         " or (self._plan is not None and not self._plan.fits(self._position, self._checksum))",
         "",
         "tests/nodes/test_epoch_planner.py::test_a_state_of_another_run_is_refused_although_the_plan_is_in_hand",
+    ),
+    Mutation(
+        "_nodes/sampler_wrapper.py",
+        "        self._ready = request, plan\n",
+        "",
+        "tests/loader/test_check_ranks.py::test_looking_shows_what_comes_and_changes_nothing[cannot be pickled-inline]",
+    ),
+    Mutation(
+        "_nodes/reader_node.py",
+        "                pump.pause()\n",
+        "                pass\n",
+        "tests/loader/test_check_ranks.py::test_nobody_reads_the_sampler_at_the_same_time",
     ),
     Mutation(
         "_nodes/sampler_wrapper.py",

@@ -232,9 +232,8 @@ class TestNames:
         state = json.loads(loader.state_dict()["penstock"])
         del state["settings"]["shard_names"]
         loader.load_state_dict({"penstock": json.dumps(state)})
-        assert [record.getMessage()[41:111] for record in caplog.records] == [
-            "penstock, which did not save the names of the shards, in their order, "
-        ]
+        (record,) = caplog.records
+        assert "did not save the names of the shards, in their order, so they are not compared" in record.getMessage()
         caplog.clear()
         loader.load_state_dict(loader.state_dict())  # now it has them
         assert not caplog.records

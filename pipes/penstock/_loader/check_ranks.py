@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed
 
 from penstock._errors import GraphError, StateMismatch
+from penstock._nodes.node import place_of
+from penstock._nodes.sampler_wrapper import SamplerWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,13 +17,20 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from penstock._loader.loader import Loader
+    from penstock._nodes.node import State
+
+
+_PLAN: Final = "what the sampler yields (a checksum)"
 
 
 def check_ranks(loader: Loader[Any], group: ProcessGroup | None = None) -> None:
     """Compare this loader across ranks: settings, lengths, the state, and whether some rank loads each share.
 
     A collective: every rank of ``group`` must call it. Call it once before training, and after loading a state. It costs one
-    ``all_gather_object`` of under 2 KB per rank, reads nothing, and moves nothing. If one rank raises, all do, with the same message.
+    ``all_gather_object`` of under 2 KB per rank, loads no sample, and moves nothing. If one rank raises, all do, with the same message.
+
+    A sampler is read for this: what it yields in the epoch that is next (inside an epoch: in this one) is compared by a checksum. Not compared are the samples, what an
+    iterable yields, and a sampler that can be neither pickled nor copied, because reading it beforehand would change it.
 
     Args:
         loader: Need not be started.
@@ -60,8 +69,27 @@ def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     state = {"epoch": loader.epoch} if loader.root.rank_bound() else saved["state"]
     *_, first = loader.root.chain()
     lengths = {"items in an epoch": first.remaining(first.start_of(0)), "world_size": world_size}
+    plan = _plan(loader, first, saved["state"]) if isinstance(first, SamplerWrapper) else None
+    if plan is not None:
+        lengths[_PLAN] = plan
     what = {**loader.root.choices(), **lengths, **saved["settings"], "state": state}
     return {"rank": rank, "world_size": world_size, "what": dict(_leaves("", what))}
+
+
+def _plan(loader: Loader[Any], first: SamplerWrapper, state: State) -> int | None:
+    """A checksum of the epoch that is next, or of the whole one that ``state`` is inside."""
+    place = place_of(state)
+    if place is None:
+        return None
+    epoch, source = place
+    if source is None or first.remaining(source) == 0:
+        source = first.start_of(epoch + 1)
+    if (said := first.known(source)) is not None:
+        return said
+    loader._check_open()
+    with loader.root.still():  # a thread of the graph may be about to make the same plan
+        said = first.known(source)
+        return first.upcoming(source) if said is None else said
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -86,7 +114,8 @@ def _differing(said: dict[int, dict[str, Any]]) -> list[str]:
     for name in sorted({name for one in said.values() for name in one["what"]}):
         holders: dict[str, list[int]] = {}
         for rank, one in said.items():
-            holders.setdefault(one["what"].get(name, "not there"), []).append(rank)
+            if name != _PLAN or name in one["what"]:  # one rank may not be able to tell yet, and another may have read it already
+                holders.setdefault(one["what"].get(name, "not there"), []).append(rank)
         if len(holders) > 1:
             faults.append(f"{name} is " + " and ".join(f"{value:.200} on {_named(ranks)}" for value, ranks in holders.items()))
     return faults

@@ -28,6 +28,7 @@ class Plan:
         samples: Number of samples before it in the epoch.
         before: The checksum of those samples.
         more: Whether another block follows, which may be empty.
+        said: Its `signature`, from where it was made.
     """
 
     values: Values
@@ -37,6 +38,7 @@ class Plan:
     samples: int = 0
     before: int = 0
     more: bool = False
+    said: int = 0
 
     def __len__(self) -> int:
         return len(self.values) if self.starts is None else len(self.starts) - 1
@@ -67,6 +69,11 @@ class Plan:
                 checksum = zlib.crc32(repr(value).encode(), checksum)
             return checksum
         return zlib.crc32(self.values[begin:end].astype("<i8", copy=False).tobytes(), checksum)
+
+    def signature(self, checksum: int = 0) -> int:
+        """CRC-32 of all its samples, and of where its batches begin, continuing from ``checksum``."""
+        checksum = self.checksum(self.begin, self.end, checksum)
+        return checksum if self.starts is None else zlib.crc32(self.starts.tobytes(), checksum)
 
     def fits(self, position: int, checksum: int) -> bool:
         """Whether ``position`` is in this plan and ``checksum`` matches the samples before it."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-import zlib
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._nodes.sampler_reading import Reading
@@ -83,7 +84,14 @@ class EpochPlanner:
             self._next_epoch = request.epoch + 1
         if self.place == "here" and self._plan_ahead:
             self._look(plan)
-        return plan
+        return replace(plan, said=plan.signature())  # here, where the consumer does not wait for it
+
+    def trial(self, request: PlanRequest) -> Plan | None:
+        """The plan that it would make here and now, by a copy of the sampler, so that nothing has happened. None: it cannot be copied."""
+        other = copy.copy(self)
+        other._sampler = copied(self._sampler) if self._remembers else self._sampler
+        other._reading = None
+        return None if other._sampler is None else other(request)
 
     def close(self) -> None:
         """Stop reading the current epoch, and take back the generators lent to the sampler."""
@@ -148,9 +156,7 @@ class EpochPlanner:
                         break  # whoever gets there meets it
                     raise
                 fits = fits or plan.fits(request.position, request.checksum)
-                checksum = plan.checksum(plan.begin, plan.end, checksum)
-                if plan.starts is not None:
-                    checksum = zlib.crc32(plan.starts.tobytes(), checksum)
+                checksum = plan.signature(checksum)
                 if not plan.more:
                     break
         return fits, checksum

@@ -6,6 +6,7 @@ batches. `EndOfEpoch` travels in the stream, through every node, in order. This 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeGuard, TypeVar, cast, final, runtime_checkable
 
@@ -15,6 +16,7 @@ from penstock._fetch.indices import Indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     import numpy as np
 
@@ -252,6 +254,10 @@ class Node(Shown, BaseNode[T], Generic[T]):
     def failure(self) -> BaseException | None:
         """The error after which the position of a source is unknown, once `next` has raised it; None if there is none. `reset` clears it."""
         return None if self._source is None else self._source.failure()
+
+    def still(self) -> AbstractContextManager[None]:
+        """Inside of it no thread reads ahead, so that the consumer may use the nodes upstream. Waits for the item that is being read."""
+        return contextlib.nullcontext() if self._source is None else self._source.still()
 
     def interrupt(self) -> None:
         """Make a `next` that waits in another thread raise `ClosedError`. Called before a reset or a shutdown."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,6 +93,18 @@ class ReaderNode(Node[T]):
 
     def failure(self) -> BaseException | None:
         return None if self._pump is not None and self._pump.holds_error else super().failure()
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        pump = self._pump
+        try:
+            if pump is not None:
+                pump.pause()
+            with super().still():
+                yield
+        finally:
+            if pump is not None:
+                pump.resume()
 
     def interrupt(self) -> None:
         (self.source if self._pump is None else self._pump).interrupt()

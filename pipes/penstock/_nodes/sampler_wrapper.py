@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler
 
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices, pack
+from penstock._memory.modes import neutral_modes
 from penstock._nodes.distributed_sampler import refuse_sharded
 from penstock._nodes.epoch_planner import EpochPlanner
 from penstock._nodes.length_book import LengthBook
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from penstock._nodes.epoch_plan import Plan
 
 log = logging.getLogger("penstock")
+
+_MADE = 64
+"""Plans of which a checksum is kept. The graph may run as many epochs ahead of the loader before one must be made again to be compared."""
 
 
 @final
@@ -77,6 +81,10 @@ class SamplerWrapper(Node[Any]):
         self._plans = PlanSource(self._planner)
         self._lengths = LengthBook(sampler)
         self._logged = False
+        self._ready: tuple[PlanRequest, Plan] | None = None  # made for `upcoming`, and not used yet
+        self._made: tuple[
+            tuple[int, int, int, int], ...
+        ] = ()  # of the last plans: epoch, first position, the one behind the last, `Plan.said`
         self._plan: Plan | None = None  # the plan of epoch `_planned`, or the block of it in use
         self._planned = 0
         self._epoch = 0
@@ -157,6 +165,33 @@ class SamplerWrapper(Node[Any]):
     def may_run_ahead(self) -> bool:
         return self.plan_ahead
 
+    def known(self, state: State) -> int | None:
+        """`Plan.said` of the plan that will be read from ``state`` on, if it was made already. Any thread may ask."""
+        epoch, position = state["epoch"], state["position"]
+        ready = self._ready
+        if ready is not None and ready[0] == PlanRequest(**state):
+            return ready[1].said
+        # Of a sampler that the training loop updates, an earlier plan says nothing: only the one in use does.
+        made = self._made if self.plan_ahead else self._made[-1:] if self._planned == epoch and self._plan is not None else ()
+        return next((said for known, begin, end, said in reversed(made) if known == epoch and begin <= position < end), None)
+
+    def upcoming(self, state: State) -> int | None:
+        """`Plan.said` of the plan that will be read from ``state`` on, which is made now. None: nobody can tell, because making it would change it.
+
+        Nobody may be reading; see `still`. The plan is kept for whoever reads on from ``state``; but a sampler that is read here is the user's, who may change it, or
+        load a state to which it could not go back. So a copy is asked.
+        """
+        self.check(state)
+        request = PlanRequest(**state)
+        self._plans.resume()
+        if self._planner.place == "here":
+            with neutral_modes():
+                trial = self._planner.trial(request)
+            return None if trial is None else trial.said
+        plan = self._plans.get(request)
+        self._ready = request, plan
+        return plan.said
+
     def interrupt(self) -> None:
         self._plans.interrupt()
 
@@ -169,7 +204,9 @@ class SamplerWrapper(Node[Any]):
         plan = self._plan
         if plan is not None and (position < plan.end or not plan.more):
             return plan
-        plan = self._plans.get(PlanRequest(self._epoch, position, checksum))
+        request, ready = PlanRequest(self._epoch, position, checksum), self._ready
+        self._ready = None
+        plan = ready[1] if ready is not None and ready[0] == request else self._plans.get(request)
         if not plan.fits(position, checksum):
             here = position <= plan.end
             came = f"{plan.checksum(plan.begin, position, plan.before)}" if here else f"only {plan.end} items"
@@ -179,6 +216,7 @@ class SamplerWrapper(Node[Any]):
                 f"remembers what it gave, by a generator of its own, say, and cannot be pickled, can only go forward: load the state into a new loader over a new sampler."
             )
         self._plan, self._planned = plan, self._epoch
+        self._made = (*self._made[1 - _MADE :], (self._epoch, plan.begin, plan.end if plan.more else 2**63, plan.said))
         self._lengths.compare(self._epoch, plan)
         if plan.more and not self._logged:
             self._logged = True

@@ -111,9 +111,10 @@ class _Core:
         self.lock = threading.RLock()  # re-entrant: a signal handler may close the loader while its own thread holds the lock
         self.room = Bell()  # wakes the reader
         self.ready = Bell()  # wakes the consumer in `next`
-        self.left = Bell()  # wakes the thread that waits in `_leave_source`
+        self.left = Bell()  # wakes the thread that waits in `_leave_source` or `pause`
         # Guarded by `lock`, except that `stopped` and `inside` may be read without it.
         self.running = False
+        self.paused = False  # by `ReaderThread.pause`
         self.held = False  # by an item: read nothing until the consumer asks for more
         self.inside = False  # the reader is in the source
         self.interrupted = False
@@ -130,19 +131,22 @@ class _Core:
             item = shelf.read()
             with self.lock:
                 self.inside = False
-                running = self.running
+                running, awaited = self.running, self.paused or not self.running
                 if running:
                     shelf.items.append(item)
                     self.held = item.holds
                     self.items += 1
             del item, shelf  # While the thread waits, its frame must keep neither a batch nor the graph alive.
-            (self.ready if running else self.left).ring()
+            if running:
+                self.ready.ring()
+            if awaited:
+                self.left.ring()
 
     def _entered(self) -> _Shelf | None:
         """Enter the source and return the shelf; None if the reader must wait."""
         with self.lock:
             shelf = self.shelf()
-            if shelf is None or self.stopped or not self.running or self.held or len(shelf.items) >= self.depth:
+            if shelf is None or self.stopped or not self.running or self.paused or self.held or len(shelf.items) >= self.depth:
                 return None
             self.inside = True
             return shelf
@@ -211,7 +215,7 @@ class ReaderThread:
         self.state = shelf.source.get_state()
         self._raised = None
         with core.lock:
-            core.running = True
+            core.running, core.paused = True, False
             core.held = shelf.holds is not None and shelf.holds(None)
             core.interrupted = False
         core.room.ring()
@@ -251,6 +255,20 @@ class ReaderThread:
         core, items = self._core, self._shelf.items
         with core.lock:
             return core.inside or bool(items and items[-1].error is not None)
+
+    def pause(self) -> None:
+        """Return once the reader is outside of the source, where it stays until `resume`. Drops and interrupts nothing: an item that is being read is read to its end."""
+        core = self._core
+        with core.lock:
+            core.paused = True
+        while core.inside:
+            core.left.wait()
+
+    def resume(self) -> None:
+        """End a `pause`."""
+        with self._core.lock:
+            self._core.paused = False
+        self._core.room.ring()
 
     def interrupt(self) -> None:
         """Make `next` raise `ClosedError` until the next `reset`, also one that waits now. Thread-safe."""
@@ -296,7 +314,7 @@ class ReaderThread:
                     items.popleft()
             else:
                 item = None
-                core.held = False
+                core.held = core.paused = False
         core.room.ring()  # each time, because an interrupt may have come before an earlier ring
         return item
 

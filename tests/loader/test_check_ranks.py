@@ -1,0 +1,206 @@
+"""What `check_ranks` compares on each rank, asked of one alone: that it is what comes, and that asking changes nothing."""
+
+from __future__ import annotations
+
+import random
+import threading
+import zlib
+from itertools import islice
+
+import numpy as np
+import pytest
+from torch.utils.data import BatchSampler, RandomSampler
+
+from penstock import Batcher, Cycler, Loader, Prefetcher, SamplerWrapper, Sharder
+from penstock._loader.check_ranks import _fingerprint
+from penstock.testing import Tagged
+
+N = 12
+END = "end of epoch"
+
+
+class Remembers:
+    """Draws on from where it was left, and not from anything that is seeded for it."""
+
+    def __init__(self, **more):
+        self.rng = random.Random(7)
+        vars(self).update(more)
+
+    def __len__(self):
+        return N
+
+    def __iter__(self):
+        return iter(self.rng.sample(range(N), N))
+
+
+class Draws:
+    """Cannot be pickled, and draws from the global generator."""
+
+    def __init__(self):
+        self.cannot = lambda: None
+
+    def __len__(self):
+        return N
+
+    def __iter__(self):
+        return iter(np.random.permutation(N).tolist())
+
+
+SAMPLERS = {
+    "torch's": lambda: RandomSampler(range(N)),
+    "remembers": Remembers,
+    "cannot be pickled": lambda: Remembers(more=lambda: None),
+    "draws": Draws,
+}
+
+
+def looked_at(loader: Loader) -> int | None:
+    what = _fingerprint(loader)["what"].get("what the sampler yields (a checksum)")
+    return None if what is None else int(what)
+
+
+def walk(build, *, jumps: bool, look: bool):
+    """The batches, with an epoch that is left early, a state that is loaded, and ends of epochs between them; and what was seen at each step."""
+    items, seen = [], []
+
+    def step(item=None):
+        seen.append(looked_at(loader) if look else None)
+        items.append(item if item is None or isinstance(item, str) else [int(value) for value in item])
+
+    with build() as loader:
+        step()
+        for _ in range(2):
+            for batch in loader:
+                step(batch)
+            step(END)
+        if jumps:
+            for batch in islice(loader, 2):
+                step(batch)
+            loader.end_epoch()
+            step(END)
+        step(next(iter(loader)))
+        state = loader.state_dict()
+    with build() as loader:
+        loader.load_state_dict(state)
+        for _ in range(2):
+            step()
+            for batch in loader:
+                step(batch)
+            step(END)
+        if jumps:
+            loader.set_epoch(2)
+        step(next(iter(loader)))
+    return items, seen
+
+
+def canonical(sampler, **words):
+    return Loader.from_dataset(Tagged(N), batch_size=5, sampler=sampler, **words)
+
+
+WAYS = {
+    "inline": {},
+    "threads": {"num_workers": 2, "method": "thread"},
+    "not run ahead": {"num_workers": 1, "method": "thread", "run_ahead": False},
+    "not planned ahead": {"plan_ahead": False},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Draws draws from the global random numbers")
+@pytest.mark.parametrize("way", [*WAYS, "a thread reads"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_looking_shows_what_comes_and_changes_nothing(name, way):
+    """At every step. Seen to fail: a sampler that remembers was asked for the same epoch twice; the thread that reads was not put back."""
+    build = (lambda: indices_of(SAMPLERS[name]())) if way == "a thread reads" else lambda: canonical(SAMPLERS[name](), **WAYS[way])
+    jumps = name != "cannot be pickled"  # it is planned ahead, and cannot go back
+    expected, _ = walk(build, jumps=jumps, look=False)
+    items, seen = walk(build, jumps=jumps, look=True)
+    assert items == expected
+    assert None not in seen
+    for epoch, (said, whole) in enumerate(whole_epochs(items, seen)):
+        assert said == [zlib.crc32(np.array(whole, "<i8").tobytes())] * len(said), epoch
+
+
+def indices_of(sampler):
+    return Loader(Prefetcher(Batcher(Sharder(Cycler(SamplerWrapper(sampler))), 5)))
+
+
+def whole_epochs(items, seen):
+    """Of each epoch that was read to its end: what was seen before that, and its indices. At its last batch, the next epoch was seen."""
+    said, whole = [], []
+    for item, one in zip(items, seen, strict=True):
+        if item != END:
+            whole += [value % 1000 for value in item or []]
+        elif len(whole) == N:
+            yield said[:-1], whole
+            said, whole = said[-1:], []
+        else:
+            said, whole = [], []
+        said.append(one)
+
+
+def test_a_sampler_that_cannot_be_asked_beforehand_is_left_alone():
+    """It holds a lock, so it can be neither pickled nor copied: what it has yielded is gone."""
+    with canonical(Remembers(lock=threading.Lock())) as loader, canonical(Remembers()) as other:
+        for _ in range(3):
+            assert (looked_at(loader) is None) == (loader.epoch == 0)  # from then on it is known not to draw, and is read ahead
+            assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in other]
+
+
+def test_of_a_sampler_that_is_updated_the_present_one_counts():
+    """It may be updated once more before the epoch begins."""
+    given = list(range(N))
+    with canonical(given, plan_ahead=False) as loader:
+        first = looked_at(loader)
+        given.reverse()
+        assert looked_at(loader) != first
+        given.reverse()
+        assert looked_at(loader) == first
+        start = loader.state_dict()
+        assert next(iter(loader)).tolist() == [0, 1, 2, 3, 4]
+        given.reverse()
+        assert looked_at(loader) == first  # this epoch's plan is made
+        list(loader)
+        loader.load_state_dict(start)
+        assert looked_at(loader) != first  # and will be made again
+
+
+def test_where_batches_begin_counts():
+    def said(batches):
+        with Loader.from_dataset(Tagged(N), batch_sampler=batches) as loader:
+            return looked_at(loader)
+
+    assert said([[0, 1], [2]]) == said([[0, 1], [2]]) != said([[0], [1, 2]])
+    assert said(BatchSampler(RandomSampler(range(N)), 4, True)) == said(BatchSampler(RandomSampler(range(N)), 4, True)) is not None
+
+
+@pytest.mark.filterwarnings("ignore:Slow draws from the global random numbers")
+def test_nobody_reads_the_sampler_at_the_same_time():
+    """The thread that reads ahead is in the middle of the next epoch's plan. Seen to fail: the other plan was made beside it, with the same global generators."""
+    inside, other = threading.Event(), threading.Event()
+
+    class Slow(Draws):
+        times = 0
+
+        def __iter__(self):
+            self.times += 1
+            if self.times == 2:
+                inside.set()
+                assert not other.wait(0.2)  # no event says that it does not come
+            elif inside.is_set():
+                other.set()
+            return super().__iter__()
+
+        def __deepcopy__(self, memo):
+            return self
+
+    sampler = Slow()
+    with indices_of(sampler) as loader:
+        batches = iter(loader)
+        whole = [*next(batches), *next(batches), *next(batches)]
+        assert inside.wait(60)
+        said = looked_at(loader)
+        assert sampler.times == 2  # that plan was waited for
+        assert list(batches) == []
+        following = np.concatenate(list(loader))
+    assert len(whole) == N
+    assert said == zlib.crc32(following.astype("<i8").tobytes())
