@@ -22,7 +22,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, final
 
-from penstock._errors import GraphError, StateError
+from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.encoding import decoded, encoded
@@ -79,7 +79,8 @@ class IterableSource(Node[Indices]):
 
     **Ranks.** Upstream of a `Sharder` with several ranks, ``split`` must say who deals. With ``"own"`` the Sharder deals nothing, so ``tail`` has no
     effect, and epochs may differ in length between ranks. Without a ``state_dict``, the state is then the number of items read, and loads on any rank
-    at the same world size (a rank with a shorter epoch is then at its end). With one, the state belongs to this rank, so every rank must save its own.
+    at the same world size if the shares are equally long. If they are not, every rank must save its own, and a state that counts more items than this rank's share
+    has is refused. With a ``state_dict``, the state belongs to this rank, so every rank must save its own.
 
     **Random numbers.** Each item is read with the global generators of ``random``, ``numpy.random`` and torch's CPU seeded from (seed, epoch, position),
     and ``set_epoch`` and ``iter`` get a seed of their own. So the iterable's draws do not depend on the number of workers, nor on where a run was
@@ -96,6 +97,7 @@ class IterableSource(Node[Indices]):
 
     Raises:
         GraphError: ``iterable`` can be read only once, is one of penstock's nodes, or is known to split itself although ``split="items"``.
+        StateMismatch: On reading, after a reset to a state: it counts more items than this rank's share has.
         StateError: On reading: its state holds a value that cannot be saved.
     """
 
@@ -404,9 +406,14 @@ class IterableSource(Node[Indices]):
             try:
                 self._item(self._epoch, self._position)
             except StopIteration:
-                if self.split == "own":  # the state may come from a rank with a longer epoch
-                    self._ended = True
-                    return
+                if (
+                    self.split == "own"
+                ):  # by this count another rank may be in a later epoch than the one that saved it, or wait at the end of this one
+                    raise StateMismatch(
+                        f"this state was saved after {position} items of epoch {self._epoch}, but here {type(self.iterable).__name__} ends after {self._position}: the state is of a "
+                        f"rank with a longer share, or the data has changed. Without a state_dict it counts the items of the rank that saved it, so with shares of "
+                        f"unequal length load the state that this rank saved itself; or load none, and start another epoch with loader.set_epoch."
+                    ) from None
                 raise StateError(
                     f"the state was saved after {position} items of epoch {self._epoch}, but {type(self.iterable).__name__} now ends after {self._position}: it has changed."
                 ) from None
