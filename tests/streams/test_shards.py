@@ -196,7 +196,7 @@ class TestNames:
             (PATHS, True),
             (PATHS[::-1], False),
             (["/data/a.txt", "/data/b.txt", "/data/d.txt"], False),
-            (["/else/where/a.txt", "b.txt", "s3://bucket/c.txt?signature=1"], True),  # moved
+            (["/else/where/a.txt", "b.txt.gz", "s3://bucket/c.txt?signature=1"], True),  # moved, and one compressed
             (["/data/x/a.txt", "/data/y/a.txt", "/data/z/a.txt"], False),
         ],
     )

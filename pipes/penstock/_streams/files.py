@@ -40,10 +40,17 @@ def named(shard: Any) -> Any:
 
 
 def names_of(shards: Sequence[Any]) -> str:
-    """A checksum of the names of ``shards``, in their order. Files with the same name are told apart by what of their folders differs."""
+    """A checksum of the names of ``shards``, in their order. Files with the same name are told apart by what of their folders differs.
+
+    A file may be compressed later, so that is left out of its name.
+    """
     if not all(isinstance(shard, str | os.PathLike) for shard in shards):
         return checksum([named(shard) for shard in shards])
     parts = [os.fsdecode(shard).partition("?")[0].split("/") for shard in shards]  # behind it is what signs a URL, for a few hours
+    for part in parts:
+        stem, suffix = os.path.splitext(part[-1])
+        if compression(part[-1]):
+            part[-1] = f"{stem}.tar" if suffix.lower() == ".tgz" else stem
     names = [part[-1] for part in parts]
     if len(set(names)) < len(names):
         columns = zip(*(part[:-1] for part in parts), strict=False)
