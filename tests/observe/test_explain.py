@@ -97,6 +97,9 @@ def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "sources=" in out
     out = said(state_after(2, Shards(2, lambda shard: iter(range(50)), epoch_size=60, lanes=1)), tmp_path, capsys)
     assert "needs     epoch_size=60, this order" in out  # seen to fail: "a dataset of 60 samples", and the streams have 100
+    stream = Shards(2, lambda shard: iter(range(50)), epoch_size=60, lanes=1)
+    out = said(state_after(7, stream, batch_size=8, drop_last=True), tmp_path, capsys)  # seen to fail: "after 60 of 60 samples"
+    assert "after 56 of 60 samples (93.3%) of all ranks together; the last 4 begin the next epoch, and the loop has not seen the end" in out
     state = {"source": {"epoch": 2, "source": {"epoch": 2, "position": 8}}, "delivered": [1, 3], "rank": 1, "world_size": 4}
     out = said({"penstock": json.dumps({"format": 1, "settings": {}, "state": state})}, tmp_path, capsys)
     assert "2 later batches were delivered before older ones" in out

@@ -36,6 +36,7 @@ class Batcher(Node[Any]):
             raise ValueError("drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two.")
         self.batch_size = whole_number("batch_size", batch_size, 1)
         self.drop_last = drop_last
+        self._leaves = drop_last and self.continues  # what fills no batch is left to the next epoch, so it must not be read first
 
     def details(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size, "drop_last": self.drop_last}
@@ -76,7 +77,8 @@ class Batcher(Node[Any]):
 
     def _batch(self) -> Any:
         """The next batch, or None at the end of the epoch."""
-        self._drop()
+        if self._leaves:
+            self._drop()
         block = self.source.take(self.batch_size)
         size = len(block)
         if not size or (self.drop_last and size < self.batch_size):

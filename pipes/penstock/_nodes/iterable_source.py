@@ -406,9 +406,8 @@ class IterableSource(Node[Indices]):
             try:
                 self._item(self._epoch, self._position)
             except StopIteration:
-                if (
-                    self.split == "own"
-                ):  # by this count another rank may be in a later epoch than the one that saved it, or wait at the end of this one
+                if self.split == "own":
+                    # By this count another rank may be in a later epoch than the one that saved it, or wait at the end of this one.
                     raise StateMismatch(
                         f"this state was saved after {position} items of epoch {self._epoch}, but here {type(self.iterable).__name__} ends after {self._position}: the state is of a "
                         f"rank with a longer share, or the data has changed. Without a state_dict it counts the items of the rank that saved it, so with shares of "

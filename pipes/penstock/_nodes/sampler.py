@@ -97,8 +97,8 @@ class Sampler(Node[Indices]):
     def at(self, positions: np.ndarray) -> Indices:
         if self.continues:
             raise GraphError(
-                f"tail='pad' would show the start of an epoch again, and {type(self.order).__name__} only goes on. Use tail='drop': what it leaves out comes "
-                f"in a later epoch."
+                f"tail='pad' would show the start of an epoch again, and {type(self.order).__name__} only goes on. Use tail='drop': what it leaves out "
+                f"begins the next epoch."
             )
         return self._indices(np.asarray(positions, np.int64))
 
@@ -155,7 +155,7 @@ class Sampler(Node[Indices]):
         left = {"left": int} if isinstance(state, dict) and "left" in state else {}
         position = fields(state, epoch=int, position=int, **({"origin": int, **left} if self.continues else {}))["position"]
         if isinstance(self.order, ContinuingOrder):
-            most = -(-self._n // self.order.round) * self.order.round  # up to 0.1.0 an epoch began at a multiple of the lanes
+            most = -(-self._n // self.order.round) * self.order.round  # older states began an epoch at a multiple of the lanes
             if state["origin"] > state["epoch"] * most:
                 raise StateError(
                     f"a state with the origin {state['origin']} is damaged: the {state['epoch']} epochs before have at most {most} items each."

@@ -300,7 +300,7 @@ class Sharder(Node[T]):
         if self.tail == "exact" and self.continues:
             raise GraphError(
                 "tail='exact' lets some ranks end an epoch before the others, and this source begins the next one where it was left: the ranks would begin at "
-                "different places. Use tail='drop': what it leaves out comes in a later epoch."
+                "different places. Use tail='drop': what it leaves out begins the next epoch."
             )
         self.source.take(0)  # makes a sampler plan the epoch, so that it knows its length
         if self.tail == "pad":

@@ -140,8 +140,12 @@ def _where(settings: dict[str, Any], state: Any) -> str:
         return f"at the start of epoch {epoch}: nothing of it was delivered{begun}"
     if not isinstance(length, int) or not 0 < position <= length:
         return f"in epoch {epoch}, after {_count(position, unit)} of all ranks together{begun}"
+    kept = source.get("left")  # at the end of an epoch of a stream
+    kept = kept if isinstance(kept, int) and 0 < kept <= position == length else 0
     left = f"{length - position:,} are left" if length > position else "none is left, and the loop has not seen the end"
-    return f"in epoch {epoch}, after {position:,} of {_count(length, unit)} ({position / length:.1%}) of all ranks together; {left}{begun}"
+    left = f"the last {kept:,} begin the next epoch, and the loop has not seen the end" if kept else left
+    done = position - kept
+    return f"in epoch {epoch}, after {done:,} of {_count(length, unit)} ({done / length:.1%}) of all ranks together; {left}{begun}"
 
 
 def _of_nodes(state: Any) -> Iterator[tuple[str, str]]:
