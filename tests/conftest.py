@@ -17,9 +17,10 @@ from uuid import uuid4
 import numpy as np
 import psutil
 import pytest
+import pytest_timeout
 import torch
 from leaks import no_leaks
-from sessions import MARK, kill_marked, marked
+from sessions import MARK, Popen, end_with_stacks, kill_marked, marked, started_by
 
 from penstock._loader import in_step
 
@@ -77,6 +78,15 @@ def pytest_report_header() -> str:
 def pytest_configure() -> None:
     # A shell that runs this in the background has it ignore Ctrl-C, and so every program that it starts; some tests press it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["PYTHONFAULTHANDLER"] = "1"
+    subprocess.Popen = Popen  # type: ignore[misc]
+    dump_stacks = pytest_timeout.dump_stacks
+
+    def dump_all(terminal: Any) -> None:
+        dump_stacks(terminal)
+        end_with_stacks(started_by(os.getpid()))
+
+    pytest_timeout.dump_stacks = dump_all
 
 
 @pytest.hookimpl(wrapper=True)
@@ -98,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def run_script(tmp_path: Path) -> Callable[..., str]:
     """Run a Python file in ``tmp_path``; its output, once it has ended well and left no process."""
 
-    def run(script: Path, *arguments: str) -> str:
+    def run(script: Path, *arguments: str, deadline_s: float = DEADLINE_S) -> str:
         output, mark = tmp_path / "output.txt", uuid4().hex
         with output.open("w") as sink:
             process = subprocess.Popen(
@@ -111,15 +121,17 @@ def run_script(tmp_path: Path) -> Callable[..., str]:
                 start_new_session=True,
             )
         try:
-            code = process.wait(DEADLINE_S)
+            code = process.wait(deadline_s)
             _, left = psutil.wait_procs(marked(mark), timeout=100)
+            end_with_stacks(left)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{script.name} has not ended after {DEADLINE_S} s. It said:\n{output.read_text()}") from None
+            end_with_stacks(marked(mark))
+            raise AssertionError(f"{script.name} has not ended after {deadline_s} s. It said:\n{output.read_text()}") from None
         finally:
             kill_marked(mark)
             process.wait()
         assert code == 0, f"{script.name} ended with {code}:\n{output.read_text()}"
-        assert not left, f"{script.name} left processes behind: {left}"
+        assert not left, f"{script.name} left processes behind: {left}\n{output.read_text()}"
         return output.read_text()
 
     return run

@@ -615,8 +615,7 @@ def peer_cell(peer: str, fault: str, folder: Path) -> str:
     process = subprocess.Popen(
         [sys.executable, __file__, peer, fault, str(folder)], stdout=nowhere, stderr=nowhere, stdin=nowhere, start_new_session=True
     )
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(LIMIT_S)
+    psutil.wait_procs([psutil.Process(process.pid)], timeout=LIMIT_S)  # a hang is a result here, and no deadline
     ended = process.poll() is not None
     for straggler in session(process.pid):
         straggler.kill()

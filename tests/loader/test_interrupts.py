@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import linecache
+import os
 import random
 import signal
 import sys
 import threading
+import time
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from leaks import no_leaks
 from torch.utils.data import IterableDataset
 
 import penstock
@@ -83,6 +86,9 @@ BUILDS: dict[str, Callable[[], Loader[Any]]] = {
     "a stream": lambda: Loader.from_dataset(Numbers(), batch_size=B),
     "a stream, threads": lambda: Loader.from_dataset(Numbers(), batch_size=B, num_workers=2, method="thread"),
     "a stream with a state": lambda: Loader.from_dataset(Resumable(), batch_size=B, num_workers=1, method="thread"),
+    "processes": lambda: Loader.from_dataset(
+        Tagged(N), batch_size=B, shuffle=True, seed=1, num_workers=1, multiprocessing_context="fork", prefetch_factor=2
+    ),
     "Mapper": lambda: Loader(Mapper(Batcher(Cycler(Sampler(ShuffledOrder(N, seed=1))), B), Fetch(Tagged(N)))),
     "Prefetcher": lambda: Loader(Prefetcher(Mapper(Batcher(Cycler(Sampler(ShuffledOrder(N, seed=1))), B), Fetch(Tagged(N))))),
     "lanes": lambda: Loader.from_dataset(
@@ -123,15 +129,18 @@ def interrupted_at(line: int, act: Callable[[], Any], handler: Callable[[], None
     Nothing is collected meanwhile: nothing comes out of a generator that an earlier test has left in a cycle, whatever is raised in it. Lines of
     ``__next__`` whose text is in ``passed`` are not counted.
     """
-    lines = 0
+    lines, me = 0, os.getpid()
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal lines
-        if not frame.f_code.co_filename.startswith(PACKAGE) or frame.f_code.co_name == "_abandoned":
-            return None  # nothing comes out of a finalizer
-        # Before the clean-up of a with statement, and between an assignment and a return, Python looks at no signal; but it calls a trace function.
+        if os.getpid() != me:
+            return None  # a fork
+        if not frame.f_code.co_filename.startswith(PACKAGE) or frame.f_code.co_name in ("_abandoned", "_retire_all"):
+            return None  # nothing comes out of a finalizer, nor out of what is called at a fork
+        # Before the clean-up of a with or a try statement, and between an assignment and a return, Python looks at no signal; but it calls a trace function.
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         leaves = text == "return item" or (frame.f_code.co_name == "__next__" and text in passed)
+        leaves = leaves or text.startswith("signal.pthread_sigmask(signal.SIG_SETMASK")
         if event == "line" and not text.startswith("with ") and not leaves:
             lines += 1
             if lines == line:
@@ -152,7 +161,7 @@ def interrupted_at(line: int, act: Callable[[], Any], handler: Callable[[], None
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", BUILDS.keys() - {"processes"})
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing(name: str, before: int) -> None:
     """Seen to fail: the second `_fill` of the mapper behind `_settle` (the state counted a batch that was never returned); the loader's
@@ -444,15 +453,42 @@ def test_user_code_that_closes_the_loader_gets_no_batch(workers: int) -> None:
     assert got in ([0, 1, 2] if workers else [2])  # threads load ahead, and may come to the closing sample earlier
 
 
+def waits(thread: threading.Thread) -> bool:
+    """For a bell that nobody has rung yet, so that it must be told to end. (Whether it has rung shows only once the thread had its turn.)"""
+    return all(sys._current_frames()[thread.ident or 0].f_code.co_name == "wait" for _ in range(100) if time.sleep(0) is None)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CLOSED)
+@pytest.mark.parametrize("name", [*CLOSED, "Prefetcher", "processes"])
+@pytest.mark.parametrize("then", ["close", "drop"])
+def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_to_the_collector(name: str, then: str) -> None:
+    """Seen to fail: the loader counted as closed before anything had ended, so workers, their zygote, descriptors and readers stayed for good."""
+    line, stopped = 0, True
+    while stopped:
+        line += 1
+        with no_leaks(20):
+            loader = BUILDS[name]()
+            batches = iter(loader)
+            next(batches)
+            while name == "Prefetcher" and not waits(loader.root._pump._thread):
+                pass
+            _, stopped = interrupted_at(line, loader.close)
+            if then == "close":
+                loader.close()
+            del loader, batches
+            gc.collect()
+    assert line > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CLOSED, "processes"])
 def test_an_interrupt_at_any_line_of_refresh_loses_nothing(name: str) -> None:
-    """Seen to fail: the graph was half reset, and taken to be where the loader stood: a hang, or batches lost in silence."""
+    """Seen to fail: the graph was half reset, and taken to be where the loader stood: a hang, or batches lost in silence; old workers left."""
     with BUILDS[name]() as whole:
         expected = [plain(batch) for batch in whole]
     line, stopped = 0, True
     while stopped:
-        line += 1
+        line += 5 if name == "processes" else 1
         with BUILDS[name]() as loader:
             batches = iter(loader)
             got = [plain(next(batches)) for _ in range(2)]

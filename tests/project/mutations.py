@@ -120,8 +120,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_workers/processes/scheduler.py",
-        "self._ended += [worker.area.meter.ended() for worker in self._supervisor.workers.values()]",
-        "pass",
+        "self._ended[worker.serial] = worker.area.meter.ended()\n        self._supervisor.stop",
+        "pass\n        self._supervisor.stop",
         "tests/observe/test_statistics.py::test_it_counts_what_was_done[processes]",
     ),
     Mutation(
@@ -363,7 +363,19 @@ MUTATIONS = [
     ),
     Mutation(
         "_workers/processes/scheduler.py",
-        "            except (OSError, WorkerDied) as error:  # a dead",
+        "if self.ended or os.getpid() != self.owner:",
+        "if self.closed or os.getpid() != self.owner:",
+        "tests/loader/test_interrupts.py::test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_to_the_collector[close-processes]",
+    ),
+    Mutation(
+        "_workers/processes/launchers.py",
+        "    try:\n        process.start()\n",
+        "    try:\n        with signals_held():\n            process.start()\n",
+        "tests/workers/test_process_pool.py::test_the_fork_server_has_the_signal_mask_of_the_program",
+    ),
+    Mutation(
+        "_workers/processes/scheduler.py",
+        "            except (OSError, RuntimeError) as error:  # a dead",
         "            except WorkerDied as error:  # a dead",
         "tests/workers/test_resize.py::test_a_pool_takes_the_processes_that_there_is_room_for",
     ),
@@ -550,7 +562,7 @@ MUTATIONS = [
     # Workers: life, and no hang.
     Mutation(
         "_workers/processes/scheduler.py",
-        "elif needed and self._restarts >= self._max_restarts:",
+        "elif spent:",
         "elif False:",
         "tests/workers/test_process_pool.py::test_the_budget_ends_in_an_error",
     ),

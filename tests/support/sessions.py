@@ -1,11 +1,17 @@
-"""The processes that a script has started, at any depth: those of its session, or those that carry a mark."""
+"""The processes that a script has started, at any depth: those of its session, or those that carry a mark. And how they are ended when a deadline passes."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MARK = "PENSTOCK_TEST_RUN"
 
@@ -40,3 +46,58 @@ def kill_marked(mark: str) -> None:
             with suppress(psutil.NoSuchProcess):
                 straggler.kill()
         psutil.wait_procs(stragglers, timeout=1)
+
+
+def end_with_stacks(processes: Iterable[psutil.Process]) -> None:
+    """End processes that have passed a deadline. Each prints the stacks of its threads to its stderr: `faulthandler` does that at SIGABRT.
+
+    It is switched on in every Python that a test starts, by an environment variable, and in forks of pytest. What blocks even SIGABRT is killed.
+    """
+    processes = list(processes)
+    for process in processes:
+        with suppress(psutil.Error):
+            print(f"past its deadline: process {process.pid} of {process.ppid()}, {process.status()}: {' '.join(process.cmdline())}")
+            process.send_signal(signal.SIGABRT)
+            process.send_signal(signal.SIGCONT)
+    for process in psutil.wait_procs(processes, timeout=10)[1]:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def started_by(pid: int) -> list[psutil.Process]:
+    """The live processes that process ``pid`` has started, at any depth, and those of its session if it began one."""
+    with suppress(psutil.NoSuchProcess):
+        me = psutil.Process(pid)
+        return [one for one in {*me.children(recursive=True), *session(pid)} - {me} if not _is_tracker(one)]
+    return session(pid)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    """Whether it is `multiprocessing`'s resource tracker, which hangs nowhere, ends with its program, and would be missed."""
+    with suppress(psutil.Error):
+        return "resource_tracker" in " ".join(process.cmdline())
+    return False
+
+
+class Popen(subprocess.Popen[Any]):
+    """`subprocess.Popen` for all tests, of `subprocess.run` too: what is past a deadline is ended with all that it has started, and tells where it was."""
+
+    def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
+        try:
+            return super().communicate(input, timeout)
+        except subprocess.TimeoutExpired:
+            self._end()
+            for said in super().communicate():
+                print(said.decode(errors="replace") if isinstance(said, bytes) else said or "")
+            raise
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            return super().wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        with suppress(psutil.NoSuchProcess):
+            end_with_stacks([psutil.Process(self.pid), *started_by(self.pid)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import psutil
-from sessions import MARK, kill_marked, marked
+from sessions import MARK, end_with_stacks, kill_marked, marked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,10 +60,12 @@ class Launch:
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            end_with_stacks(marked(self.mark))
             raise AssertionError(f"{self.name} has not ended after {timeout_s} s. It said:\n{self.said()}") from None
         assert code == 0, f"{self.name} ended with {code}:\n{self.said()}"
         _, left = psutil.wait_procs(marked(self.mark), timeout=100)
-        assert not left, f"{self.name} left processes behind: {left}"
+        end_with_stacks(left)
+        assert not left, f"{self.name} left processes behind: {left}\n{self.said()}"
 
     def end(self) -> None:
         """Kill whatever still runs."""

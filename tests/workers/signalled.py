@@ -7,6 +7,7 @@ a process id, and later an exit code.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -166,6 +167,7 @@ def main() -> None:
             for fd, name in ((1, "output"), (2, "errors")):
                 os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY), fd)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            faulthandler.enable()  # of this process's stderr
             Program(**case).run()
             return
         print(pid, flush=True)

@@ -22,6 +22,7 @@ import threading
 import time
 import weakref
 from itertools import pairwise
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ import psutil
 import pytest
 import torch
 from leaks import no_leaks
+from tests.loader.test_interrupts import interrupted_at
 from torch.utils.data import get_worker_info
 
 from penstock._errors import ClosedError, SampleError, WorkerDied
@@ -1157,6 +1159,72 @@ def test_ctrl_c_reaches_the_consumer_and_the_workers_live_on(tmp_path: Path, fif
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=400)
     assert output.split() == [b"interrupted", b"9", b"True"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["start", "shutdown", "drop"])
+def test_an_interrupt_at_any_line_of_the_start_leaves_nothing(then: str) -> None:
+    """It is started again, ended, or dropped. Seen to fail: nobody knew of the zygote yet, which became a zombie; two wakers; every signal blocked for good."""
+    line, stopped = 0, True
+    while stopped:
+        line += 1
+        with no_leaks(20):
+            pool = ProcessPool(Work(), 1, multiprocessing_context="fork")
+            _, stopped = interrupted_at(line, pool.start)
+            assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+            if then == "start":
+                pool.start()
+                assert done(pool, echo, line) == line
+            if then != "drop":
+                pool.shutdown()
+            del pool
+            gc.collect()
+    assert line > 50
+
+
+@pytest.fixture
+def own_server() -> Iterator[None]:
+    """A fork server that this test may start, stop and kill."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def blocked(pipe: Any) -> None:
+    pipe.send(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_server")
+def test_the_fork_server_has_the_signal_mask_of_the_program(pools: Any) -> None:
+    """It forks for the program too. Seen to fail: SIGINT blocked, so that what the program had it fork was deaf to Ctrl-C; every signal blocked, if it
+    had died a moment before: it did not hear of deaths, and whoever waited for the exit code of its child waited forever.
+    """
+    done(pools(1, method="forkserver"), echo, 0)
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=blocked, args=(theirs,))
+    process.start()
+    assert ours.recv() == set()
+    process.join(100)
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_server")
+def test_a_fork_server_that_does_not_answer_holds_up_no_shutdown(pools: Any) -> None:
+    """It alone has the exit codes of the workers. Seen to hang: a wait for them without an end."""
+    pool = pools(1, method="forkserver")
+    (worker,) = [psutil.Process(pid) for pid in pool.pids]
+    done(pool, echo, 0)
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    os.kill(server, signal.SIGSTOP)
+    try:
+        pool.shutdown(1.0)
+        assert worker.status() == psutil.STATUS_ZOMBIE
+    finally:
+        os.kill(server, signal.SIGCONT)
 
 
 def test_an_exception_in_the_middle_of_a_change_loses_nothing(pools: Any, monkeypatch: pytest.MonkeyPatch) -> None:

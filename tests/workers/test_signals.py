@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from sessions import session
+from sessions import end_with_stacks, session
 
 from penstock._errors import WorkerDied
 from penstock._workers.process_pool import ProcessPool
@@ -107,8 +107,9 @@ def program(server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Callable[
 
     yield run
     for case in cases:
-        for straggler in session(case.pid):
-            os.kill(straggler.pid, signal.SIGKILL)
+        if left := session(case.pid):
+            end_with_stacks(left)
+            print(case.errors)
         if case.code is None:
             case.code = case._said()
 
@@ -230,6 +231,50 @@ def test_a_program_that_ends_with_its_processes_alive_ends(method: str, children
     program = tmp_path / "program.py"
     program.write_text(EXIT.format(folder=str(Path(__file__).parent), method=method))
     assert run_script(program).split() == ["2", str(children)]
+
+
+STUCK = """
+import contextlib, pathlib, threading
+from penstock import Loader
+from penstock._workers.processes.launchers import ByContext
+
+class Stuck:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index >= 4:
+            pathlib.Path("fifo").write_bytes(b"here")
+            threading.Event().wait()
+        return index
+
+def main():
+    global loader
+    loader = Loader.from_dataset(Stuck(), batch_size=2, num_workers=1, multiprocessing_context={method!r})
+    assert next(iter(loader)).tolist() == [0, 1]
+    pathlib.Path("fifo").read_bytes()
+    really = ByContext.join
+    def interrupted(*arguments):
+        ByContext.join = really
+        raise KeyboardInterrupt
+    ByContext.join = interrupted
+    with contextlib.suppress(KeyboardInterrupt):
+        loader.close()
+        raise AssertionError
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_program_whose_close_was_interrupted_beside_a_stuck_sample_ends(method: str, run_script: Any, tmp_path: Path) -> None:
+    """Seen to hang: `multiprocessing` waited at exit for a worker that nobody had killed, because the interrupted close counted as done."""
+    os.mkfifo(tmp_path / "fifo")
+    program = tmp_path / "program.py"
+    program.write_text(STUCK.format(method=method))
+    assert run_script(program) == ""
 
 
 # One process of a pool. A task is a function, called in the worker.

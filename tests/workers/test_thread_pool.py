@@ -167,8 +167,7 @@ def test_a_stuck_thread_is_left_behind_by_name(gate, caplog):
     pool.start()
     begun(pool, pool.submit(gate))
     began = time.monotonic()
-    with closing_within(0.05):
-        pool.shutdown()
+    closing_within(0.05, pool.shutdown)
     assert time.monotonic() - began < 1
     assert "thread penstock-map-0 is still at work" in caplog.text or "thread penstock-map-1 is still at work" in caplog.text
     stuck = [thread for thread in pool._core.threads.values() if thread.is_alive()]

@@ -402,15 +402,15 @@ class Loader(FromDataset, Generic[T]):
     def close(self, timeout: float = PATIENCE_S) -> None:
         """End the workers and release everything they held, within ``timeout`` seconds. `state_dict` still works. Idempotent.
 
-        A thread stuck in user code cannot be stopped: the log names it, it is left behind, and its result is dropped.
+        A thread stuck in user code cannot be stopped: the log names it, it is left behind, and its result is dropped. If Ctrl-C interrupts this, what is
+        left ends with the next call, or with the loader.
         """
         patience = seconds("timeout", timeout) or (0.0 if timeout == 0 else LONGEST_S)
         self._closed = True
         self._run += 1
         if self._owner is not None and os.getpid() != self._owner:
             return  # a fork: the workers belong to another process
-        with closing_within(patience):
-            self.root.shutdown()
+        closing_within(patience, self.root.shutdown)
 
     def __enter__(self) -> Loader[T]:
         return self

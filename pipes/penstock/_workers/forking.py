@@ -3,8 +3,8 @@
 A forked child inherits every lock that another thread held at that instant, and nobody will release it there. Python itself had such a
 lock: before 3.11.10 a child hung inside ``os.fork`` if a native thread (autograd, gloo) was just beginning to use Python
 (https://github.com/python/cpython/issues/112275; one child in 150 under Lightning's DDP). torch's and NumPy's global generators have
-such locks too. A child replaces NumPy's, and acquires torch's before it reports that it is up. A child that hangs instead is killed
-and forked again before it gets any work.
+such locks too. A child replaces NumPy's. torch's nobody can replace, so `fork` waits for a moment in which it is free. The child acquires it
+before it reports that it is up; a child that hangs instead is killed and forked again before it gets any work.
 
 How do we tell a hung child from a slow one? If a process has a single thread, and that thread sleeps on a futex private to the process,
 no other thread exists that could wake it. Linux shows this in ``/proc/PID/syscall``, and no load on the machine looks the same. A child
@@ -18,6 +18,7 @@ import contextlib
 import os
 import platform
 import select
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,25 +46,42 @@ def come_up() -> None:
     torch.default_generator.get_state()
 
 
+_TAKEN = 50  # long enough that every thread which waits for the generator's lock has woken up, and had it before us
+
+
+def fork(pids: list[int]) -> int:
+    """`os.fork` in a moment in which, as a rule, no other thread holds torch's generator lock. Returns the pid, or 0.
+
+    A thread that draws without a pause holds that lock nearly always, but it needs Python's own lock to begin the next draw, and this thread has that.
+    So once we have taken the generator's lock often enough, each of those draws has ended and none has begun. What draws in native code may still hold
+    it; then the child hangs.
+
+    Args:
+        pids: The pid is appended to it, in the same call in C that forks, so that no interrupt can come in between and lose it.
+    """
+    for _ in range(_TAKEN):
+        torch.default_generator.get_state()
+    pids.extend(starmap(os.fork, [()]))
+    return pids[-1]
+
+
 def until_up(fork: Callable[[], tuple[int, int]], kill: Callable[[], None]) -> None:
     """Fork children until one comes up.
 
     Args:
-        fork: Forks a child, which calls `come_up`. Returns its pid, and a file descriptor that becomes readable when the child is up.
+        fork: Forks a child (by `fork`), which calls `come_up`. Returns its pid, and a file descriptor that becomes readable when the child is up.
         kill: Kills and reaps the child forked last.
 
     Raises:
         WorkerDied: No child came up in `ATTEMPTS` attempts.
     """
     for attempt in range(ATTEMPTS):
-        # Take the generator's lock once. A thread that draws without a pause holds it nearly always, but not right after we have had it.
-        torch.default_generator.get_state()
         if _comes_up(*fork(), _LOOK_MS * _LONGER**attempt):
             return
         kill()
     raise WorkerDied(
         f"{ATTEMPTS} processes forked from this one hung as they started, most likely because other threads held locks that the children need. "
-        f"A thread that draws from torch's global generator without a pause causes this: let it pause, or give it its own generator. Or use "
+        f"Native code that draws from torch's global generator without a pause causes this: let it pause, or give it its own generator. Or use "
         f'multiprocessing_context="forkserver", or method="thread".'
     )
 

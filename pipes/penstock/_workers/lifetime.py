@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
 import logging
 import threading
 import time
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._workers.bell import Bell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 
 @final
@@ -49,17 +48,15 @@ told_to_end: ContextVar[Callable[[], bool]] = ContextVar("penstock_told_to_end",
 _deadline: ContextVar[float | None] = ContextVar("penstock_deadline", default=None)
 
 
-@contextlib.contextmanager
-def closing_within(timeout: float) -> Iterator[None]:
-    """Give all calls of `Pool.shutdown` in the body one shared deadline, ``timeout`` seconds from now.
+def closing_within(timeout: float, act: Callable[[], None]) -> None:
+    """Give all calls of `Pool.shutdown` in ``act`` one shared deadline, ``timeout`` seconds from now.
 
-    A call with its own ``timeout`` keeps that. The deadline is a context variable because ``shutdown`` of a node takes no arguments.
+    A call with its own ``timeout`` keeps that. The deadline is a context variable because ``shutdown`` of a node takes no arguments. C code leaves the
+    context, so that no interrupt keeps the deadline for later calls.
     """
-    token = _deadline.set(time.monotonic() + timeout)
-    try:
-        yield
-    finally:
-        _deadline.reset(token)
+    context = copy_context()
+    context.run(_deadline.set, time.monotonic() + timeout)
+    context.run(act)
 
 
 def patience_s(timeout: float | None) -> float:
@@ -73,37 +70,59 @@ def patience_s(timeout: float | None) -> float:
 _logger = logging.getLogger("penstock")
 
 
-def start(threads: Iterable[threading.Thread], lock: Any) -> None:
-    """Start those of ``threads`` that have not been started, and return once they run.
+def undisturbed(act: Callable[[], None], lock: Any) -> None:
+    """Have a helper thread call ``act``, and return once it has. Signal handlers never run there, so ``act`` is always done as a whole.
 
-    ``Thread.start`` waits in Python code. If a signal handler raises there, the thread is left half started. So a helper thread calls it, because
-    signal handlers never run there. Our wait for the helper may be interrupted, and `start` called again.
+    A handler may raise here, in the wait, and then `undisturbed` be called again: one ``act`` begins when the one before it has ended.
 
     Args:
-        threads: The same threads in each call with the same ``lock``.
-        lock: An ``RLock``. The helper thread holds it while it starts the threads.
+        act: What must not be left half done.
+        lock: The helper thread holds it meanwhile.
 
     Raises:
-        RuntimeError: The system cannot start another thread.
+        RuntimeError: The system cannot start another thread. Otherwise what ``act`` raises.
     """
     done = Bell()
     errors: list[BaseException] = []
-    _thread.start_new_thread(_start, (list(threads), lock, errors, done))
+    _thread.start_new_thread(_act, (act, lock, errors, done))
     done.wait()
     if errors:
-        raise errors[0]
+        try:
+            raise errors.pop()
+        finally:
+            del errors  # the traceback refers to this frame: break the cycle
 
 
-def _start(threads: list[threading.Thread], lock: Any, errors: list[BaseException], done: Bell) -> None:
+def _act(act: Callable[[], None], lock: Any, errors: list[BaseException], done: Bell) -> None:
     try:
         with lock:
-            for thread in threads:
-                if thread.ident is None:
-                    thread.start()
+            act()
     except BaseException as exc:
         errors.append(exc)
     finally:
         done.ring()
+
+
+def start(threads: Iterable[threading.Thread], lock: Any) -> None:
+    """Start those of ``threads`` that have not been started, and return once they run.
+
+    ``Thread.start`` waits in Python code, where a signal handler that raises would leave the thread half started.
+
+    Args:
+        threads: The same threads in each call with the same ``lock``.
+        lock: An ``RLock``; see `undisturbed`.
+
+    Raises:
+        RuntimeError: The system cannot start another thread.
+    """
+
+    def act() -> None:
+        for thread in threads:
+            if thread.ident is None:
+                thread.start()
+
+    threads = list(threads)
+    undisturbed(act, lock)
 
 
 _WAKING_S = 0.1

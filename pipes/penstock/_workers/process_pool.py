@@ -150,9 +150,9 @@ class ProcessPool:
         self._scheduler.interrupt()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the workers within ``timeout`` seconds, by force after a quarter of that. Thread-safe and idempotent."""
-        self._finalizer.detach()
+        """End the workers within ``timeout`` seconds, by force after a quarter of that. Thread-safe and idempotent; after an interrupt, the next call does the rest."""
         self._scheduler.shutdown(patience_s(timeout))
+        self._finalizer.detach()  # not before: if an interrupt comes first, the finalizer ends the rest
 
     def statistics(self) -> WorkerStatistics:
         """The pool's counters: its work so far, and what it holds now."""

@@ -119,6 +119,7 @@ class _Core:
         self.inside = False  # the reader is in the source
         self.interrupted = False
         self.stopped = False
+        self.ended = False  # the thread and the source were told
         self.items = 0
 
     def run(self) -> None:
@@ -278,7 +279,7 @@ class ReaderThread:
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the thread. If it waits in the source, the wait is interrupted. See `Pool.shutdown` and `join`."""
-        if not self._core.stopped:
+        if not self._core.ended:
             _end(self._core, self._thread, patience_s(timeout))
 
     def statistics(self) -> ReaderStatistics:
@@ -356,9 +357,10 @@ def _end(core: _Core, thread: threading.Thread | None, timeout: float) -> None:
     if shelf is not None:
         shelf.source.interrupt()
         del shelf
+    core.ended = True  # not before: if an interrupt comes first, the next call tells the rest
     join([] if thread is None else [thread], timeout)
 
 
 def _abandoned(core: _Core, thread: threading.Thread, pid: int) -> None:
-    if os.getpid() == pid and not core.stopped:  # a forked child has no such thread, and may have inherited its lock locked
+    if os.getpid() == pid and not core.ended:  # a forked child has no such thread, and may have inherited its lock locked
         _end(core, thread, PATIENCE_S)

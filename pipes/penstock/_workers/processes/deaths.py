@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from io import FileIO
+from typing import TYPE_CHECKING, Any, final
 
 from penstock._workers.processes.protocol import NO_DESCRIPTORS
 
@@ -19,6 +20,9 @@ UNKNOWN = -1000
 _SERVER_DIED = 255
 """What `multiprocessing` reports for a child of its fork server when the server is dead too and took the exit code with it."""
 
+_PATIENCE_S = 10.0
+"""A fork server tells an exit code at once, unless the machine is very busy."""
+
 _LIKELY = {
     "SIGKILL": "possibly out of memory (the kernel's OOM killer; see dmesg), or killed by hand",
     "SIGSEGV": "a crash in native code",
@@ -31,35 +35,54 @@ _LIKELY = {
 }
 
 
-def watch(process: BaseProcess) -> int:
-    """A file descriptor that becomes readable when ``process`` dies.
+@final
+class Watched:
+    """A process that `multiprocessing` has started. Each call is idempotent, so that what an interrupt has left can be done again.
 
-    A pidfd where the platform has them. The sentinel of `multiprocessing` is a pipe: a process that user code forks inherits it and
-    keeps it open after the death, and a fork server that dies closes it while its children live on.
+    Attributes:
+        fd: A file descriptor that becomes readable when it dies. A pidfd where the platform has them: the sentinel of `multiprocessing` is a pipe. A
+            process that user code forks inherits it and keeps it open after the death, and a fork server that dies closes it while its children
+            live on.
     """
-    with contextlib.suppress(AttributeError, OSError):
-        return os.pidfd_open(process.pid or 0)
-    return process.sentinel
 
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        self._pidfd: FileIO | None = None
+        self._code: int | None = None
+        with contextlib.suppress(AttributeError, OSError):
+            self._pidfd = FileIO(os.pidfd_open(process.pid or 0))
+        self.fd = process.sentinel if self._pidfd is None else self._pidfd.fileno()
 
-def buried(process: BaseProcess, watched: int) -> int:
-    """Reap a process that has ended, and close all there is of it; its exit code (negative: a signal)."""
-    if watched != process.sentinel:
-        os.close(watched)
-    code = reaped(process)
-    process.close()
-    return code
+    def kill(self) -> None:
+        """End it by force."""
+        if self._code is None:
+            self._process.kill()
 
+    def reap(self, patience_s: float = _PATIENCE_S) -> int:
+        """Wait for what is left of it once it has died; its exit code (negative: a signal), or `UNKNOWN`.
 
-def reaped(process: BaseProcess) -> int:
-    """Wait for the end of ``process``; its exit code (negative: a signal), or `UNKNOWN`."""
-    process.join()
-    code = process.exitcode
-    popen: Any = process._popen  # type: ignore[attr-defined]
-    if code is None:  # `multiprocessing` would count it among the living for as long as this process lives
-        popen.returncode = code = UNKNOWN
-        process.join()
-    return UNKNOWN if (popen.method, code) == ("forkserver", _SERVER_DIED) else code
+        Args:
+            patience_s: How long its fork server, which has the exit code, may take to tell it; it may be stopped, or deaf to its children's deaths.
+        """
+        if self._code is None:
+            popen: Any = self._process._popen  # type: ignore[attr-defined]
+            self._process.join(patience_s if popen.method == "forkserver" else None)
+            code = self._process.exitcode
+            if code is None:  # `multiprocessing` would count it among the living for as long as this process lives
+                popen.returncode = code = UNKNOWN
+                self._process.join()
+            self._code = UNKNOWN if (popen.method, code) == ("forkserver", _SERVER_DIED) else code
+        return self._code
+
+    def close(self) -> None:
+        """Close all there is of it, after `reap`."""
+        self._process.close()
+        self.disown()
+
+    def disown(self) -> None:
+        """Close only what a fork of this process has a copy of."""
+        if self._pidfd is not None:
+            self._pidfd.close()
 
 
 def cause_of(code: int) -> str:
@@ -69,7 +92,7 @@ def cause_of(code: int) -> str:
     if code == UNKNOWN:
         return (
             "nobody knows how, because this program ignores SIGCHLD or waits for every child it has (os.waitpid(-1)) and so took its exit code, "
-            "or because the fork server, which had its exit code, has died too"
+            "or because the fork server, which had its exit code, has died too or does not answer"
         )
     if code >= 0:
         return f"exit code {code}, so it ended itself (os._exit, or native code that calls exit)"

@@ -6,11 +6,11 @@ import contextlib
 import copyreg
 import os
 import select
-import signal
 import socket
 import sys
 import time
 import warnings
+from io import FileIO
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock._errors import WorkerDied
 from penstock._memory.parcel import Parcel
 from penstock._memory.shared_memory import attach, create
-from penstock._workers.processes.deaths import buried, cause_of, watch
+from penstock._workers.processes.deaths import Watched, cause_of
 from penstock._workers.processes.main_module import check_importable
 from penstock._workers.processes.protocol import BORN, ENDED, MOST_FDS, NOT_BORN, ORDER, REPORT, PassedFd, Setup, receive, send
 from penstock._workers.processes.signals import signals_held
@@ -30,25 +30,35 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 
-_TRIES = 9
-"""To start one worker by multiprocessing's fork server, which may die meanwhile. The pauses in between double, and add up to 5 s."""
-
-
 class Launcher(Protocol):
     """Starts workers; the poller that it was made with shows when one has died.
 
+    A signal handler may raise in the middle of any call but `launch`, which runs in a helper thread. `join` and `kill` end whatever there is by then.
+    If they are interrupted themselves, the next call does the rest.
+
     Attributes:
         missed_deaths: Reported while something else was awaited, so the poller will not show them.
+        hears_ctrl_c: Whether Ctrl-C may end a worker in its start. Workers of the fork server hear it: they have the signals of the whole program.
     """
 
     missed_deaths: list[tuple[int, int]]
+    hears_ctrl_c: bool
+
+    def start(self) -> None:
+        """Make what all workers need."""
 
     def greeting(self) -> tuple[int, list[int]]:
         """For the hello: bytes of the pickled setup, or 0, and the descriptors that it needs."""
         ...
 
     def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
-        """Start a worker with its end of a channel; its pid."""
+        """Start a worker with its end of a channel; its pid.
+
+        Raises:
+            OSError: No process or file descriptor for it.
+            WorkerDied: The zygote has died.
+            ConnectionError: The fork server has died. It may have forked a process before that, and that has this channel.
+        """
         ...
 
     def deaths(self) -> Iterator[tuple[int, int]]:
@@ -71,33 +81,37 @@ class ByZygote:
 
     def __init__(self, setup: Setup, poller: select.poll) -> None:
         self.missed_deaths: list[tuple[int, int]] = []
+        self.hears_ctrl_c = False
+        self._zygote = Zygote(setup)
+        self._poller = poller
+
+    def start(self) -> None:
         for stream in (sys.stdout, sys.stderr):  # or the child would write what is buffered, too
             with contextlib.suppress(AttributeError, ValueError, OSError):
                 stream.flush()
         with warnings.catch_warnings():  # Python 3.12 warns if this process has threads; see `forking`
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._zygote = Zygote(setup)
-        poller.register(self._zygote.control, select.POLLIN)
+            self._zygote.start()
+        self._poller.register(self._control, select.POLLIN)
 
     def greeting(self) -> tuple[int, list[int]]:
         return 0, []
 
     def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
-        with signals_held():
-            try:
-                send(self._zygote.control, ORDER.pack(serial, worker), [channel.fileno()])
-            except (BrokenPipeError, ConnectionResetError):
-                raise self._lost() from None
-            while True:
-                which, what, value = self._report(0)
-                if what == ENDED:
-                    self.missed_deaths.append((which, value))
-                elif which != serial:  # of the zygote itself, or of a start that was interrupted and given up
-                    continue
-                elif what == BORN:
-                    return value
-                elif what == NOT_BORN:
-                    raise OSError(value, f"worker process {worker} could not be forked: {os.strerror(value)}")
+        try:
+            send(self._control, ORDER.pack(serial, worker), [channel.fileno()])
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._lost() from None
+        while True:
+            which, what, value = self._report(0)
+            if what == ENDED:
+                self.missed_deaths.append((which, value))
+            elif which != serial:  # of the zygote itself
+                continue
+            elif what == BORN:
+                return value
+            elif what == NOT_BORN:
+                raise OSError(value, f"worker process {worker} could not be forked: {os.strerror(value)}")
 
     def deaths(self) -> Iterator[tuple[int, int]]:
         with contextlib.suppress(BlockingIOError):
@@ -109,13 +123,16 @@ class ByZygote:
             yield self.missed_deaths.pop(0)
 
     def join(self, timeout: float) -> bool:
+        if self._zygote.is_over:
+            self._zygote.reap()
+            return True
         with contextlib.suppress(OSError):
-            self._zygote.control.shutdown(socket.SHUT_WR)
+            self._control.shutdown(socket.SHUT_WR)
         poller = select.poll()
-        poller.register(self._zygote.control, select.POLLIN)
+        poller.register(self._control, select.POLLIN)
         deadline = time.monotonic() + timeout
         while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            if not receive(self._zygote.control, REPORT.size)[0]:
+            if not receive(self._control, REPORT.size)[0]:
                 self._zygote.reap()
                 return True
         return False
@@ -124,10 +141,16 @@ class ByZygote:
         self._zygote.kill()
 
     def disown(self) -> None:
-        self._zygote.control.close()
+        if self._zygote.control is not None:
+            self._zygote.control.close()
+
+    @property
+    def _control(self) -> socket.socket:
+        assert self._zygote.control is not None
+        return self._zygote.control
 
     def _report(self, flags: int) -> tuple[int, int, int]:
-        message, _ = receive(self._zygote.control, REPORT.size, flags)
+        message, _ = receive(self._control, REPORT.size, flags)
         if not message:
             raise self._lost()
         serial, what, value = REPORT.unpack(message)
@@ -142,103 +165,116 @@ class ByContext:
     """Workers started by multiprocessing's forkserver or spawn. The setup is pickled once, for all of them."""
 
     def __init__(self, setup: Setup, context: Any, poller: select.poll) -> None:
-        method = context.get_start_method()
-        passing = _Passing()
+        self.missed_deaths: list[tuple[int, int]] = []
+        self._setup = setup
+        self._context = context
+        self._method = context.get_start_method()
+        self.hears_ctrl_c = self._method == "forkserver"
+        self._poller = poller
+        self._watched: dict[int, tuple[int, Watched]] = {}
+        self._passing = _Passing()
+        self._pickled: FileIO | None = None
+        self._nbytes = 0
+
+    def start(self) -> None:
         try:
-            with passing:
-                parcel = Parcel(setup, reducers=_reducers())
+            with self._passing:
+                parcel = Parcel(self._setup, reducers=_reducers())
         except Exception as error:
-            passing.close()
             raise TypeError(
                 f"the dataset (or map_fn, collate_fn, worker_init_fn, on_error) cannot be pickled, which worker processes started by "
-                f'{method!r} need: {type(error).__name__}: {error}. Use method="thread" or multiprocessing_context="fork", or '
+                f'{self._method!r} need: {type(error).__name__}: {error}. Use method="thread" or multiprocessing_context="fork", or '
                 f"make it picklable: functions and classes at the top of a module, files and locks opened in the worker."
             ) from error
-        try:
-            check_importable(method, parcel.body)
-        except Exception:
-            passing.close()
-            raise
-        from multiprocessing import resource_tracker
-
-        with signals_held():  # the tracker ends with this process, and needs no signals
-            resource_tracker.ensure_running()  # now, because starting it unblocks Ctrl-C, which must not come in the middle of a worker's start
-        self._by_server = method == "forkserver"
-        if self._by_server:
-            _preload(setup)
-        self.missed_deaths: list[tuple[int, int]] = []
-        self._context = context
-        self._poller = poller
-        self._name = setup.name
-        self._processes: dict[int, tuple[int, BaseProcess]] = {}
+        check_importable(self._method, parcel.body)
+        if self._method == "forkserver":
+            _preload(self._setup)
         self._nbytes = parcel.end()
-        self._passing = passing
-        self._fd = create(self._nbytes)
-        parcel.write(attach(self._fd, self._nbytes))
+        self._pickled = FileIO(create(self._nbytes))
+        parcel.write(attach(self._pickled.fileno(), self._nbytes))
 
     def greeting(self) -> tuple[int, list[int]]:
-        return self._nbytes, [self._fd, *self._passing.fds]
+        assert self._pickled is not None
+        return self._nbytes, [self._pickled.fileno(), *self._passing.fds]
 
     def launch(self, serial: int, worker: int, channel: socket.socket) -> int:
-        process = self._started(worker, channel)
-        watched = watch(process)
-        self._processes[watched] = (serial, process)
-        self._poller.register(watched, select.POLLIN)
+        process: BaseProcess = self._context.Process(
+            target=worker_main, args=(worker, channel), name=f"{self._setup.name}-{worker}", daemon=True
+        )
+        if self._method == "forkserver":
+            _start_by_server(process)
+        else:
+            _spawn(process)
+        watched = Watched(process)
+        self._watched[watched.fd] = (serial, watched)
+        self._poller.register(watched.fd, select.POLLIN)
         return int(process.pid or 0)
 
-    def _started(self, worker: int, channel: socket.socket) -> BaseProcess:
-        from multiprocessing import forkserver
-
-        for number in range(_TRIES):
-            process: BaseProcess = self._context.Process(
-                target=worker_main, args=(worker, channel), name=f"{self._name}-{worker}", daemon=True
-            )
-            try:
-                if self._by_server:
-                    with signals_held(signal.SIGINT):  # nothing else: the server serves others too. It soon ignores Ctrl-C by itself
-                        forkserver.ensure_running()
-                with signals_held():
-                    process.start()
-            except (ConnectionError, EOFError):  # the server has died, for instance of a signal to the whole group
-                time.sleep(0.01 * 2**number)  # for a moment it is still there and refuses connections, so that nobody replaces it
-                continue
-            return process
-        raise WorkerDied(f"multiprocessing's fork server could not start worker process {worker}: it died, or refused, {_TRIES} times.")
-
     def deaths(self) -> Iterator[tuple[int, int]]:
-        for watched in self._ended(0.0):
-            self._poller.unregister(watched)
-            serial, process = self._processes.pop(watched)
-            yield serial, buried(process, watched)
+        for fd in self._ended(0.0):
+            serial, watched = self._watched[fd]
+            code = watched.reap()
+            self._forget(fd)
+            yield serial, code
 
     def join(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
-        while self._processes and (ended := self._ended(max(0.0, deadline - time.monotonic()))):
-            for watched in ended:
-                buried(self._processes.pop(watched)[1], watched)
-        if self._processes:
+        while self._watched and (ended := self._ended(max(0.0, deadline - time.monotonic()))):
+            for fd in ended:
+                self._watched[fd][1].reap(max(0.0, deadline - time.monotonic()))
+                self._forget(fd)
+        if self._watched:
             return False
         self._passing.close()
-        os.close(self._fd)
+        if self._pickled is not None:
+            self._pickled.close()
         return True
 
     def kill(self) -> None:
-        for _, process in self._processes.values():
-            process.kill()
+        for _, watched in list(self._watched.values()):
+            watched.kill()
         self.join(1.0)
 
     def disown(self) -> None:
-        for watched, (_, process) in self._processes.items():
-            if watched != process.sentinel:
-                os.close(watched)
+        for _, watched in self._watched.values():
+            watched.disown()
         self._passing.close()
-        os.close(self._fd)
+        if self._pickled is not None:
+            self._pickled.close()
+
+    def _forget(self, fd: int) -> None:
+        """After the death of a process: close what there was of it. If an interrupt loses it in here, it closes itself."""
+        with contextlib.suppress(KeyError):
+            self._poller.unregister(fd)
+        _, watched = self._watched.pop(fd)
+        watched.close()
 
     def _ended(self, timeout: float) -> list[int]:
         poller = select.poll()
-        for watched in self._processes:
-            poller.register(watched, select.POLLIN)
-        return [watched for watched, _ in poller.poll(timeout * 1000)]
+        for fd in list(self._watched):
+            poller.register(fd, select.POLLIN)
+        return [fd for fd, _ in poller.poll(timeout * 1000)]
+
+
+def _spawn(process: BaseProcess) -> None:
+    from multiprocessing import resource_tracker
+
+    with signals_held():  # the tracker ends with this process, and needs no signals
+        resource_tracker.ensure_running()  # now, because starting it unblocks Ctrl-C, which the worker is not to hear in its start
+    with signals_held():
+        process.start()
+
+
+def _start_by_server(process: BaseProcess) -> None:
+    """Have multiprocessing's fork server fork it.
+
+    The server serves the whole program. If there is none, or it has just died, this starts it, so no signal may be held here: it inherits the mask,
+    and so does every process that it forks for others. With SIGCHLD blocked it would never learn of their deaths.
+    """
+    try:
+        process.start()
+    except EOFError as error:
+        raise ConnectionResetError("multiprocessing's fork server has died") from error
 
 
 class _Passing:
@@ -259,7 +295,7 @@ class _Passing:
         """Keep a copy of ``fd``; its place among those of the hello."""
         if len(self.fds) == MOST_FDS - 3:
             raise ValueError(f"more than {len(self.fds)} file descriptors in queues and values")
-        self.fds.append(os.dup(fd))
+        self.fds.extend(map(os.dup, [fd]))  # one call in C, so that no interrupt loses the copy
         return len(self.fds) - 1
 
     def close(self) -> None:

@@ -52,6 +52,7 @@ class Scheduler:
         self.lock = threading.RLock()  # re-entrant, because a signal handler may shut down in the middle of a wait
         self.owner = os.getpid()
         self.closed = False
+        self.ended = False  # all is done that comes after `closed`
         self.interrupted = False
         self.started = False
         self.size = num_workers  # workers of higher numbers get no task, and end once they hold none
@@ -62,7 +63,9 @@ class Scheduler:
         self._max_restarts = max_restarts
         self._restarts = 0
         self.unpacked = Histogram()
-        self._ended: list[list[int]] = []  # what the meters of workers that have ended had counted
+        self._ending = threading.RLock()  # held by the thread that ends the workers
+        self._ended_in_start: set[int] = set()  # workers that did so last time
+        self._ended: dict[int, list[int]] = {}  # by serial: what the meters of workers that have ended had counted
         self._tasks = TaskTable()
         self._supervisor = Supervisor(setup, self._queue_size, context)
         self._change = Change()  # to `_tasks`, `_supervisor` and the workers' handles, which must agree
@@ -73,33 +76,46 @@ class Scheduler:
         if self.started:
             return
         self.owner = os.getpid()
+        if self._at_exit is None:
+            # At exit multiprocessing sends SIGTERM to the processes that it has started and waits for them; before that it calls its finalizers.
+            self._at_exit = Finalize(None, self.shutdown, (PATIENCE_S,), exitpriority=0)
         self._supervisor.start(self.size)
-        if self.closed:  # meanwhile, by a `shutdown` that had less time than this took
-            self._supervisor.stop(time.monotonic())
-            raise ClosedError("the loader was closed while its worker processes were started.")
-        # At exit multiprocessing sends SIGTERM to the processes that it has started and waits for them; before that it calls its finalizers.
-        self._at_exit = Finalize(None, self.shutdown, (PATIENCE_S,), exitpriority=0)
         self.started = True
+        if self.closed:  # meanwhile, by a `shutdown` that had less time than this took
+            self.shutdown(PATIENCE_S)
+            raise ClosedError("the loader was closed while its worker processes were started.")
 
     def shutdown(self, timeout: float) -> None:
-        if self.closed or os.getpid() != self.owner:
+        """See `ProcessPool.shutdown`. `ended` is set last: an interrupt may come anywhere before that, and then the next call begins again."""
+        if self.ended or os.getpid() != self.owner:
             return
         self.interrupt()
         deadline = time.monotonic() + timeout
         got = self.lock.acquire(timeout=timeout)  # its holder was interrupted, and lets go unless it is stuck in user code
         try:
-            if self.closed:
-                return
             self.closed = True
-            self._skip_all()
-            self._ended += [worker.area.meter.ended() for worker in self._supervisor.workers.values()]
-            self._supervisor.stop(deadline)
-            if self._at_exit is not None:
-                self._at_exit.cancel()
-            self._tasks.fail(partial(ClosedError, "the loader was closed while this was being loaded."))
+            if not got and not self.started:
+                return  # whoever is starting them will see that
+            if self._ending.acquire(timeout=max(0.0, deadline - time.monotonic())):  # otherwise another thread is at it
+                try:
+                    self._end(deadline)
+                finally:
+                    self._ending.release()
         finally:
             if got:
                 self.lock.release()
+
+    def _end(self, deadline: float) -> None:
+        if self.ended:
+            return
+        self._skip_all()
+        for worker in list(self._supervisor.workers.values()):
+            self._ended[worker.serial] = worker.area.meter.ended()
+        self._supervisor.stop(deadline)
+        self._tasks.fail(partial(ClosedError, "the loader was closed while this was being loaded."))
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+        self.ended = True
 
     def check_usable(self) -> None:
         if self.started and os.getpid() != self.owner:
@@ -157,7 +173,7 @@ class Scheduler:
                     if number not in there:
                         self._supervisor.launch(number)
                         there.add(number)
-            except (OSError, WorkerDied) as error:  # a dead zygote is dealt with by the next wait
+            except (OSError, RuntimeError) as error:  # a dead zygote is dealt with by the next wait
                 self.size = next(number for number in range(num_workers) if number not in there)
                 _logger.warning("no more than %d worker processes: %s", self.size, error)
             self._dismiss()
@@ -199,7 +215,8 @@ class Scheduler:
 
     def counted(self) -> list[list[int]]:
         """See `Pool.counted`."""
-        return [*self._ended, *(worker.area.meter.counted() for worker in list(self._supervisor.workers.values()))]
+        working = {worker.serial: worker.area.meter.counted() for worker in list(self._supervisor.workers.values())}
+        return list({**working, **self._ended}.values())
 
     # The event loop.
 
@@ -270,6 +287,7 @@ class Scheduler:
         for answer in answers:
             if answer.status == READY:
                 worker.ready = True
+                self._ended_in_start.discard(worker.worker)
             elif answer.status == REFUSED:
                 self._tasks.fail(worker.refusal(answer))
             else:
@@ -284,7 +302,7 @@ class Scheduler:
         try:
             for worker, code in self._supervisor.deaths():
                 self._replace(worker, code)
-        except (WorkerDied, OSError) as error:
+        except (OSError, RuntimeError) as error:  # `WorkerDied` is one
             self._tasks.fail(partial(type(error), *error.args))
 
     def _replace(self, worker: WorkerHandle, code: int) -> None:
@@ -299,13 +317,17 @@ class Scheduler:
         doing = "while it started" if not worker.ready else f"while loading {name}" if blamed is not None else "while it was idle"
         what = f"{worker.where} {worker.stuck} {doing}" if worker.stuck else f"{worker.where} died {doing}: {how}"
         why = ""
-        if not worker.ready and code >= 0:  # it would do so again, every time
+        spent = needed and self._restarts >= self._max_restarts
+        again = worker.worker in self._ended_in_start or not self._supervisor.hears_ctrl_c  # otherwise it may have been Ctrl-C
+        if not worker.ready and code >= 0 and (again or spent):  # it would do so again, every time
             why = "What it wrote to stderr says more; a script that spawns workers needs `if __name__ == '__main__':`."
-        elif needed and self._restarts >= self._max_restarts:
+        elif spent:
             why = f"Workers were replaced {self._restarts} times, and max_restarts={self._max_restarts} allows no more."
         if why:
             self._tasks.fail(partial(WorkerDied, f"{what}. {why}"))
             return
+        if not worker.ready:
+            self._ended_in_start.add(worker.worker)
         if needed:
             self._restarts += 1
             _logger.warning(
@@ -322,12 +344,13 @@ class Scheduler:
             self._supervisor.remove(worker)
         else:
             self._supervisor.dismiss(worker)
-        self._ended.append(worker.area.meter.ended())
+        self._ended[worker.serial] = worker.area.meter.ended()
 
     def _mend(self) -> None:
         """After an exception came out of the middle of a change (Ctrl-C at a bad moment): new workers, and everything once more."""
         if not self._supervisor.working or self._tasks.failure is not None:
             return
+        self._supervisor.settle()
         for worker in list(self._supervisor.workers.values()):
             self._remove(worker)
         for number in range(self.size):

@@ -73,16 +73,17 @@ def let_forks_be_terminated() -> None:
 
 
 @contextlib.contextmanager
-def signals_held(*only: int) -> Iterator[None]:
-    """Block signals (all, or ``only`` some) in this thread, and in the processes that it starts meanwhile, until they call `set_signals`.
+def signals_held() -> Iterator[None]:
+    """Block signals in this thread, and in the processes that it starts meanwhile, until they call `set_signals`.
 
     Until then a forked process still has the program's handlers, and a new interpreter has the default ones, most of which end it.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows, where none of them is sent
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, only or signal.valid_signals() - _FAULTS)
-    try:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:  # before any is blocked: what another thread gets, this one handles, and the handler may raise at once
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -7,11 +7,15 @@ import multiprocessing
 import os
 import select
 import socket
+import threading
 import time
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock._errors import ClosedError, WorkerDied
 from penstock._memory.slots import KeptBatches
+from penstock._workers.lifetime import PATIENCE_S, undisturbed
 from penstock._workers.processes.launchers import ByContext, ByZygote, Launcher
 from penstock._workers.processes.main_module import check_not_importing
 from penstock._workers.processes.worker_handle import WorkerHandle
@@ -21,6 +25,12 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
     from penstock._workers.processes.protocol import Setup
+
+
+_TRIES = 9
+"""To start one worker by multiprocessing's fork server, which may die meanwhile. The pauses in between double, and add up to 5 s."""
+
+_ENDED = "these worker processes have ended; build a new loader."
 
 
 class Supervisor:
@@ -45,6 +55,9 @@ class Supervisor:
         self._places = places
         self._context = context
         self._serial = 0
+        self._stopping = False
+        self._launching = threading.Lock()  # held by the helper thread that starts a worker, and by `stop` for good
+        self._settled = False
         self._kept_batches = KeptBatches(places * setup.num_workers)  # each worker may have a part of every batch in work
         self._launcher: Launcher | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None  # read here, written by `wake`
@@ -58,9 +71,12 @@ class Supervisor:
             multiprocessing.get_context(self._context) if self._context is None or isinstance(self._context, str) else self._context
         )
         method = context.get_start_method()
-        self._launcher = ByZygote(self._setup, self.poller) if method == "fork" else ByContext(self._setup, context, self.poller)
-        _supervisors.add(self)
+        self.stop(time.monotonic() + PATIENCE_S)  # what is left of a start that was interrupted
+        self._stopping, self._settled, self._launching = False, False, threading.Lock()
         try:
+            self._launcher = ByZygote(self._setup, self.poller) if method == "fork" else ByContext(self._setup, context, self.poller)
+            _supervisors.add(self)
+            self._launcher.start()
             self._wake = socket.socketpair()
             for end in self._wake:
                 end.setblocking(False)
@@ -68,7 +84,7 @@ class Supervisor:
             for worker in range(workers):
                 self.launch(worker)
         except BaseException:
-            self.stop(time.monotonic())
+            self.stop(time.monotonic() + PATIENCE_S)
             raise
 
     @property
@@ -81,14 +97,37 @@ class Supervisor:
 
         Raises:
             OSError: No process, memory or file descriptor for it.
+            RuntimeError: No thread that starts it.
             WorkerDied: The zygote has died.
+            ClosedError: `stop` was first.
         """
-        assert self._launcher is not None
+        if self._launcher is None:
+            raise ClosedError(_ENDED)
+        undisturbed(partial(self._launch, self._launcher, worker), self._launching)
+
+    def _launch(self, launcher: Launcher, worker: int) -> None:
+        for number in range(_TRIES):
+            try:
+                return self._launch_once(launcher, worker)
+            except ConnectionError:  # such as from a signal to the whole group
+                if self._stopping:
+                    break
+                time.sleep(0.01 * 2**number)  # for a moment the server is still there and refuses connections, so that nobody replaces it
+        raise WorkerDied(f"multiprocessing's fork server could not start worker process {worker}: it died, or refused, {_TRIES} times.")
+
+    def _launch_once(self, launcher: Launcher, worker: int) -> None:
         self._serial += 1
-        with WorkerHandle.connected(self._serial, worker, self._places, self._kept_batches, *self._launcher.greeting()) as (handle, theirs):
-            handle.pid = self._launcher.launch(handle.serial, worker, theirs)
+        with WorkerHandle.connected(self._serial, worker, self._places, self._kept_batches, *launcher.greeting()) as (handle, theirs):
+            handle.pid = launcher.launch(handle.serial, worker, theirs)
+            if self._launcher is not launcher:  # `stop` has not waited for so long; what is left of the process ends by itself
+                raise ClosedError(_ENDED)
             self.workers[handle.channel.fileno()] = handle
             self.poller.register(handle.channel, select.POLLIN)
+
+    def settle(self) -> None:
+        """Wait until a start of a worker that was interrupted has been finished."""
+        with self._launching:
+            pass
 
     def remove(self, handle: WorkerHandle) -> None:
         """Kill a worker if it is alive, and forget it."""
@@ -113,6 +152,11 @@ class Supervisor:
         """Have the poller show nothing more of a worker but its death."""
         with contextlib.suppress(KeyError, ValueError):  # it was unregistered, or closed
             self.poller.unregister(handle.channel)
+
+    @property
+    def hears_ctrl_c(self) -> bool:
+        """See `Launcher`."""
+        return self._launcher is not None and self._launcher.hears_ctrl_c
 
     @property
     def missed_deaths(self) -> bool:
@@ -150,7 +194,13 @@ class Supervisor:
                 self._wake[0].recv(65536)
 
     def stop(self, deadline: float) -> None:
-        """End all workers: ask by end-of-file, and after a quarter of the time left, kill."""
+        """End all workers: ask by end-of-file, and after a quarter of the time left, kill. Idempotent.
+
+        An interrupt may come anywhere. Every step can be made again, and what belongs to it is forgotten when all are done; so the next call does the rest.
+        """
+        self._stopping = True
+        if not self._settled:
+            self._settled = self._launching.acquire(timeout=max(0.0, deadline - time.monotonic()))
         workers = [*self.leaving.values(), *self.workers.values()]
         for handle in workers:
             self.stop_reading(handle)
@@ -162,12 +212,12 @@ class Supervisor:
                 handle.kill()
             if not ended and not self._launcher.join(patience / 2):
                 self._launcher.kill()
-        self._launcher = None
         self.workers.clear()
         self.leaving.clear()
         for end in self._wake or ():
             end.close()
-        self._wake = None
+        self.poller = select.poll()
+        self._wake = self._launcher = None
         _supervisors.discard(self)
 
     def disown(self) -> None:

@@ -150,16 +150,18 @@ class WorkerHandle:
         except BlockingIOError:
             return []
         answers = []
-        for number, status, slot, size, start, end in ANSWER.iter_unpack(message):
-            trouble = None
-            if size:  # a new slot; of the answers that come together, at most one brings a descriptor
-                try:
-                    self._map(slot, fds, size)
-                except OSError as error:
-                    trouble = error
-            answers.append(Answer(number, status, slot, start, end, trouble))
-        for fd in fds:
-            os.close(fd)
+        try:
+            for number, status, slot, size, start, end in ANSWER.iter_unpack(message):
+                trouble = None
+                if size:  # a new slot; of the answers that come together, at most one brings a descriptor
+                    try:
+                        self._map(slot, fds, size)
+                    except OSError as error:
+                        trouble = error
+                answers.append(Answer(number, status, slot, start, end, trouble))
+        finally:
+            for fd in fds:
+                os.close(fd)
         return answers
 
     def _map(self, slot: int, fds: list[int], size: int) -> None:

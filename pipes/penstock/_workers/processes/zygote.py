@@ -15,16 +15,12 @@ import select
 import signal
 import socket
 import traceback
-from typing import TYPE_CHECKING
 
-from penstock._workers.forking import come_up, until_up
-from penstock._workers.processes.deaths import UNKNOWN, buried, watch
+from penstock._workers.forking import come_up, fork, until_up
+from penstock._workers.processes.deaths import UNKNOWN, Watched
 from penstock._workers.processes.protocol import BORN, ENDED, NOT_BORN, ORDER, REPORT, UP, Setup, receive
 from penstock._workers.processes.signals import set_signals, signals_held
 from penstock._workers.processes.worker_main import worker_main
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
 
 
 def zygote_main(control: socket.socket, setup: Setup) -> None:
@@ -33,16 +29,17 @@ def zygote_main(control: socket.socket, setup: Setup) -> None:
     come_up()
     _report(control, 0, UP, 0)
     gc.freeze()  # so that garbage collection in the workers copies no page of the dataset
-    children: dict[int, tuple[int, BaseProcess]] = {}
+    children: dict[int, tuple[int, Watched]] = {}
     poller = select.poll()
     poller.register(control, select.POLLIN)
     open_for_orders = True
     while open_for_orders or children:
         for fd, _ in poller.poll():
             if fd != control.fileno():
-                serial, process = children.pop(fd)
+                serial, ended = children.pop(fd)
                 poller.unregister(fd)
-                _report(control, serial, ENDED, buried(process, fd))
+                _report(control, serial, ENDED, ended.reap())
+                ended.close()
                 continue
             message, fds = receive(control, ORDER.size)
             if message:
@@ -53,7 +50,7 @@ def zygote_main(control: socket.socket, setup: Setup) -> None:
 
 
 def _fork_worker(
-    control: socket.socket, message: bytes, channel_fd: int, setup: Setup, children: dict[int, tuple[int, BaseProcess]], poller: select.poll
+    control: socket.socket, message: bytes, channel_fd: int, setup: Setup, children: dict[int, tuple[int, Watched]], poller: select.poll
 ) -> None:
     serial, worker = ORDER.unpack(message)
     channel = socket.socket(fileno=channel_fd)
@@ -67,9 +64,9 @@ def _fork_worker(
         return
     finally:
         channel.close()  # with a copy of the worker's end open here, its death would not be end-of-file for the consumer
-    watched = watch(process)
-    children[watched] = (serial, process)
-    poller.register(watched, select.POLLIN)
+    watched = Watched(process)
+    children[watched.fd] = (serial, watched)
+    poller.register(watched.fd, select.POLLIN)
     _report(control, serial, BORN, process.pid or 0)
 
 
@@ -85,51 +82,67 @@ def _report(control: socket.socket, serial: int, what: int, value: int) -> None:
 
 
 class Zygote:
-    """The consumer's view of the forked process, which is up and takes orders.
+    """The consumer's view of the forked process, which takes orders once `start` has returned.
 
     Attributes:
-        control: The socket for orders and reports.
-
-    Raises:
-        WorkerDied: See `until_up`.
+        control: The socket for orders and reports; None before the first fork.
     """
 
     def __init__(self, setup: Setup) -> None:
-        until_up(lambda: self._fork(setup), self.kill)
+        self._setup = setup
+        self._pids: list[int] = []  # of the process, until it is reaped
+        self._code = UNKNOWN
+        self.pid = 0
+        self.control: socket.socket | None = None
 
-    def _fork(self, setup: Setup) -> tuple[int, int]:
-        self._code: int | None = None
+    def start(self) -> None:
+        """Fork it. After an interrupt, `kill` undoes what was done.
+
+        Raises:
+            WorkerDied: See `until_up`.
+        """
+        until_up(self._fork, self.kill)
+
+    def _fork(self) -> tuple[int, int]:
         self.control, theirs = socket.socketpair()
-        with signals_held():
-            self.pid = os.fork()
+        with theirs, signals_held():
+            self.pid = fork(self._pids)
             if self.pid == 0:
                 code = 1
                 try:
                     self.control.close()
-                    zygote_main(theirs, setup)
+                    zygote_main(theirs, self._setup)
                     code = 0
                 except BaseException:  # nothing may return to the consumer's stack, of which this process has a copy
                     traceback.print_exc()
                 finally:
                     os._exit(code)
-        theirs.close()
         return self.pid, self.control.fileno()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no such process, or no more."""
+        return not self._pids
+
     def kill(self) -> None:
-        if self._code is None:
+        """End it by force. Idempotent."""
+        for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):  # someone else's waitpid(-1) was faster
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         self.reap()
 
     def reap(self) -> None:
-        self.control.close()
+        """Wait for the end of the process, and close its socket. Idempotent."""
         self.exit_code()
+        if self.control is not None:
+            self.control.close()
 
     def exit_code(self) -> int:
         """Wait for the end of the process; its exit code (negative: a signal), or `UNKNOWN`."""
-        if self._code is None:
+        for pid in self._pids:
             try:
-                self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                self._code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             except ChildProcessError:
                 self._code = UNKNOWN
+        self._pids.clear()  # not before: an interrupted wait must be made again
         return self._code
