@@ -102,7 +102,7 @@ class TestRemote:
         assert expanded("memory://box/*.txt") == expanded("memory://box/{1,2}.txt") == ["memory://box/1.txt", "memory://box/2.txt"]
         with opened("memory://box/2.txt") as file:
             assert file.read() == b"two"
-        assert stamp("memory://box/1.txt") == (3, 0)
+        assert stamp("memory://box/1.txt")[:2] == (3, 0)
 
     def test_ranges(self):
         ranges = FileRanges("memory://box/1.txt", Stamp(3, 17))
@@ -137,10 +137,13 @@ class TestCompressed:
 
     @pytest.mark.parametrize("suffix", [".gz", ".zst", ".xz", ".bz2"])
     def test_an_end_in_the_middle_is_an_error(self, tmp_path, suffix):
-        """Seen red with zstandard's own stream, which gives what it has and says nothing."""
+        """Seen red with zstandard's own stream, which gives what it has and says nothing; and a .gz or .zst of zero bytes had no records."""
         path = tmp_path / f"x.txt{suffix}"
         packed = PACK[suffix](self.DATA)
         path.write_bytes(packed[: len(packed) // 2])
+        with decompressed(str(path)) as file, pytest.raises(EOFError):
+            file.read()
+        path.write_bytes(b"")
         with decompressed(str(path)) as file, pytest.raises(EOFError):
             file.read()
 
@@ -164,6 +167,6 @@ class TestChanged:
         ranges = FileRanges(str(path), stamp(str(path)))
         assert ranges.read(1, 4) == b"234"
         os.truncate(path, 2)
-        with pytest.raises(ValueError, match="x ends before byte 4, so it was cut short while it was read"):
+        with pytest.raises(ValueError, match="x has changed since it was indexed: it had 4 bytes, and has 2"):
             ranges.read(1, 4)
         ranges.close()

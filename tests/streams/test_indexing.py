@@ -51,7 +51,7 @@ class TestTheFile:
         offsets = np.array([3, 10, 2**40])
         write_index("new/folder/x.index", "tar", Stamp(5, 6), offsets)
         header = read_header("new/folder/x.index")
-        assert (header.kind, header.records, header.stamp) == ("tar", 2, (5, 6))
+        assert (header.kind, header.records, header.stamp) == ("tar", 2, Stamp(5, 6))
         assert read_offsets("new/folder/x.index", header).tolist() == offsets.tolist()
 
     def test_is_frozen(self):
@@ -204,7 +204,7 @@ class TestTheCommand:
         monkeypatch.setattr(indexing, "line_offsets", and_then_it_grows)
         code, _, err = run(capsys, "a.jsonl")
         assert code == 1
-        assert "a.jsonl has changed since it was indexed: it had 27 bytes, and has 36" in err.replace("30", "27").replace("40", "36")
+        assert "a.jsonl has changed since it was first looked at: it had 27 bytes, and has 36" in err
         assert os.listdir() == ["a.jsonl"]
 
     def test_shows_how_far_it_is_on_a_terminal(self, monkeypatch):

@@ -13,7 +13,7 @@ from penstock._streams.shards import Shards
 from penstock._streams.tables import Piece, Pieces, check_columns, chosen_types, files_of, looked_at, names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -85,15 +85,16 @@ class _RecordBatches:
     def __call__(self, piece: Piece) -> _Rows:
         piece.check()
         batch = _batch(piece.path, piece.number, self._offsets[piece.file])
-        return _Rows(batch if self._columns is None else batch.select(self._columns))
+        return _Rows(batch if self._columns is None else batch.select(self._columns), piece.check)
 
 
 @final
 class _Rows:
     """The rows of a record batch, as dicts. Rows read in order are converted several at a time, at a small part of the cost."""
 
-    def __init__(self, batch: Any) -> None:
+    def __init__(self, batch: Any, check_version: Callable[[], None]) -> None:
         self._batch = batch
+        self.check_version = check_version
         self._at_once = min(_AT_ONCE, max(1, _BYTES_AT_ONCE * len(batch) // max(1, batch.nbytes)))
         self._ready: dict[int, dict[str, Any]] = {}  # each row is handed out once, because its receiver may change it
         self._next = 0  # the first row that was not converted yet
@@ -141,6 +142,9 @@ def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] |
     for batch in stream:
         rows.append(batch.num_rows)
         offsets.append(file.tell())
+    file.seek(offsets[-1])
+    if file.read(8) not in (b"\xff\xff\xff\xff\0\0\0\0", bytes(4), bytes(8)):  # by the format's specification; before Arrow 0.15 four bytes
+        raise ValueError("it does not end with the mark of a stream's end. If it is complete, write it again with a writer that is closed")
     file.seek(offsets[0])
     if rows and pyarrow.ipc.read_message(file).type != "record batch":  # dictionaries come first: no batch can be read without them
         return rows, None

@@ -158,7 +158,7 @@ class Bookmarks:
         if read and not found:
             self._warn_once(
                 "another content",
-                f"shard {shard} was {read[-1][0]!r} when its bookmarks were made, and is {key!r} now: it was changed, or copied without its time. That matters "
+                f"shard {shard} was {read[-1][0]!r} when its bookmarks were made, and is {key!r} now: it was changed, moved, or copied without its time, or an older penstock made them. That matters "
                 f"only to a run that goes on from a state saved before: where the data are others, it does not get the items that it would have got.",
             )
         self._report(*(one for one in found if isinstance(one, Contradiction)))

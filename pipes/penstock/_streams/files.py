@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import importlib
@@ -20,14 +21,21 @@ if TYPE_CHECKING:
 
 
 class Stamp(NamedTuple):
-    """What tells one version of a file from another: the size in bytes, and the time of the last change, 0 where nobody knows it."""
+    """What tells one version of a file from another; see `stamp`.
+
+    Attributes:
+        size: Bytes; -1 where the server does not say.
+        mtime_ns: When a local file was changed last; 0 where nobody knows.
+        version: What the store of a remote file calls the version; empty for a local file.
+    """
 
     size: int
     mtime_ns: int
+    version: str = ""
 
     def fits(self, other: Stamp) -> bool:
-        """Whether both may be of the same version."""
-        return self.size == other.size and (self.mtime_ns == other.mtime_ns or not self.mtime_ns or not other.mtime_ns)
+        """Whether both may be of the same version: what both know is equal."""
+        return self.size == other.size and all(not a or not b or a == b for a, b in zip(self[1:], other[1:], strict=True))
 
 
 def named(shard: Any) -> Any:
@@ -57,6 +65,11 @@ def names_of(shards: Sequence[Any]) -> str:
         common = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
         names = ["/".join(part[common:]) for part in parts]
     return checksum(names)
+
+
+def address(path: str) -> str:
+    """The whole path of a local file, or a URL without what signs it."""
+    return path.partition("?")[0] if is_remote(path) else os.path.abspath(path)
 
 
 def checksum(said: Any) -> str:
@@ -131,12 +144,15 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
-def opened(path: str) -> BinaryIO:
-    """The bytes of a file."""
-    if is_remote(path):
-        filesystem, inside = extra("fsspec", f"{path!r}").url_to_fs(path)
-        return cast("BinaryIO", filesystem.open(inside, "rb", block_size=BLOCK))
-    return open(path, "rb", buffering=BUFFER)
+def opened(path: str, version: str = "") -> BinaryIO:
+    """The bytes of a file. With a ``version``, which `stamp` has given, an HTTP server is asked for no other; S3 never gives parts of two."""
+    if not is_remote(path):
+        return open(path, "rb", buffering=BUFFER)
+    with _asking(path) as (filesystem, inside):
+        file = filesystem.open(inside, "rb", block_size=BLOCK)
+    if path.startswith(("http://", "https://")) and version.startswith('"'):  # a strong ETag, by RFC 9110
+        file.kwargs["headers"] = {**file.kwargs.get("headers", {}), "If-Match": version}
+    return cast("BinaryIO", file)
 
 
 def decompressed(path: str) -> BinaryIO:
@@ -145,14 +161,46 @@ def decompressed(path: str) -> BinaryIO:
     Raises:
         EOFError: On reading: the compressed data ends too early.
     """
+    return _unpacked(opened(path), path)
+
+
+@contextlib.contextmanager
+def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
+    """The bytes of one version of a file, decompressed, for who reads them to their end.
+
+    Args:
+        path: The file.
+        expected: The version that it must have. Default: the one that it has.
+
+    Raises:
+        OSError: On reading: the file ended before the last of its bytes.
+        ValueError: It is of another version, or was changed by the time that it was read.
+    """
+    is_local = not is_remote(path)
+    then = stamp(path)
+    check_unchanged(path, expected or then, then, *IN_USE)
+    with opened(path, then.version) as raw:
+        try:
+            if is_local:
+                check_unchanged(path, then, _stamp_of(os.fstat(raw.fileno())), *IN_USE)
+            with _unpacked(io.BufferedReader(_Whole(raw, path, then.size), BUFFER), path) as file:
+                yield file
+        except Exception:
+            _explain(path, then, *IN_USE)
+            raise
+        check_unchanged(path, then, stamp(path), *IN_USE)
+        if is_local:
+            check_unchanged(path, then, _stamp_of(os.fstat(raw.fileno())), *IN_USE)
+
+
+def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
     suffix = compression(path)
     if not suffix:
-        return opened(path)
-    file = opened(path)
+        return file
     if suffix == ".zst":
         return io.BufferedReader(_Zstd(file, path), 2**18)
     module = importlib.import_module({".gz": "gzip", ".xz": "lzma", ".bz2": "bz2"}[suffix])
-    return io.BufferedReader(_Unpacked(module.open(file, "rb"), file), 2**18)
+    return io.BufferedReader(_Unpacked(module.open(file, "rb"), file, path), 2**18)
 
 
 def compression(path: str) -> str:
@@ -161,16 +209,43 @@ def compression(path: str) -> str:
     return {".tgz": ".gz"}.get(suffix, suffix if suffix in (".gz", ".zst", ".xz", ".bz2") else "")
 
 
+VERSIONS: Final = (
+    *("generation", "ETag", "etag", "VersionId", "version_id", "blob_id", "sha", "CRC", "Content-MD5", "Digest"),
+    *("LastModified", "last_modified", "Last-Modified", "mtime", "modificationTime", "modify", "modified", "updated", "created"),
+)
+"""What stores call the version of a file in fsspec's ``info``; the best first."""
+
+
 def stamp(path: str) -> Stamp:
-    """The stamp of a file.
+    """What tells the version that a file has now from any other. Asks the disk or the server, never a listing that was kept.
+
+    Of a local file: its size and time. Of a remote one: its size, and the first of `VERSIONS` that its store says, such as the ETag; or, if it says none, the
+    file's `address`, so that only a change of its size is seen.
 
     Raises:
         FileNotFoundError: There is no such file.
+        OSError: The disk does not answer. A server may fail in other ways, too.
     """
-    if is_remote(path):
-        filesystem, inside = extra("fsspec.core", f"{path!r}").url_to_fs(path)
-        return Stamp(int(filesystem.size(inside)), 0)
-    return _stamp_of(os.stat(path))
+    if not is_remote(path):
+        return _stamp_of(os.stat(path))
+    with _asking(path) as (filesystem, inside):
+        said = filesystem.info(inside)
+    version = next((str(said[name]) for name in VERSIONS if said.get(name)), address(path))
+    return Stamp(-1 if said.get("size") is None else int(said["size"]), 0, version if len(version) <= 200 else checksum(version))
+
+
+@contextlib.contextmanager
+def _asking(path: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a remote file, and its path there, for one question that no kept listing should answer."""
+    filesystem, inside = extra("fsspec", f"{path!r}").url_to_fs(path)
+    filesystem.invalidate_cache(filesystem._parent(inside))
+    try:
+        yield filesystem, inside
+    except FileNotFoundError as exc:
+        why = exc.__cause__
+        if path.startswith(("http://", "https://")) and why is not None and getattr(why, "status", 0) not in (404, 410):
+            raise why from None  # fsspec calls every trouble of a server a missing file, but most of them pass
+        raise
 
 
 @final
@@ -187,13 +262,20 @@ class FileRanges:
 
     def __init__(self, path: str, expected: Stamp) -> None:
         self._path = path
-        self._file = opened(path)
+        self._expected = expected
         self._is_local = not is_remote(path)
+        self._file = opened(path, expected.version)
         try:
-            check_unchanged(path, expected, _stamp_of(os.fstat(self._file.fileno())) if self._is_local else stamp(path))
+            self.check()
         except BaseException:
             self._file.close()
             raise
+
+    def check(self) -> None:
+        """Raise a `ValueError` unless this is still the file that was indexed, and what is open is what stands under its name."""
+        check_unchanged(self._path, self._expected, stamp(self._path))
+        if self._is_local:
+            check_unchanged(self._path, self._expected, _stamp_of(os.fstat(self._file.fileno())))
 
     def read(self, begin: int, end: int) -> bytes:
         """The bytes from ``begin`` up to ``end``.
@@ -207,8 +289,13 @@ class FileRanges:
                 data += more  # one call reads at most 2 GiB
         else:
             self._file.seek(begin)
-            data = self._file.read(end - begin)
+            try:
+                data = self._file.read(end - begin)
+            except Exception:
+                _explain(self._path, self._expected)
+                raise
         if len(data) < end - begin:
+            self.check()
             raise ValueError(
                 f"{self._path} ends before byte {end}, so it was cut short while it was read. If that is how it should be, {REINDEX}."
             )
@@ -220,35 +307,89 @@ class FileRanges:
 
 
 REINDEX = "index it again: python -m penstock index"
+IN_USE: Final = (
+    "since it was first looked at",
+    "Leave files as they are while they are read, and give a new version another name; or start again, from a checkpoint if there is one, to read this one.",
+)
 
 
-def check_unchanged(path: str, then: Stamp, now: Stamp) -> None:
-    """Raise unless a file is the one that was indexed.
+def check_unchanged(path: str, then: Stamp, now: Stamp, since: str = "since it was indexed", remedy: str = "") -> None:
+    """Raise unless a file is the one that it was ``then``.
 
     Raises:
         ValueError: It is not.
     """
-    if not then.fits(now):
-        what = f"had {then.size} bytes, and has {now.size}" if then.size != now.size else "was written to"
-        raise ValueError(f"{path} has changed since it was indexed: it {what}. If that is how it should be, {REINDEX} {path}")
+    if then.fits(now):
+        return
+    if then.size != now.size:
+        what = f"had {then.size} bytes, and has {now.size}"
+    else:
+        what = "was written to" if then.version == now.version else f"was the version {then.version}, and is {now.version}"
+    raise ValueError(f"{path} has changed {since}: it {what}. {remedy or f'If that is how it should be, {REINDEX} {path}'}")
+
+
+def _explain(path: str, then: Stamp, *words: str) -> None:
+    """After an error: raise the one of `check_unchanged` if that is why. A server that was asked for a version says in its own way that it has another."""
+    try:
+        now = stamp(path)
+    except Exception:  # the first error says more
+        return
+    check_unchanged(path, then, now, *words)
 
 
 def _stamp_of(status: os.stat_result) -> Stamp:
     return Stamp(status.st_size, status.st_mtime_ns)
 
 
+NO_BYTES: Final = "{} has no bytes at all, and even compressed data without records has some, so it was cut short or not written yet."
+
+
+class _Whole(io.RawIOBase):
+    """A file whose end is an error if it comes before byte ``size``. Closing it leaves the file open."""
+
+    def __init__(self, file: BinaryIO, path: str, size: int) -> None:
+        self._file = file
+        self._path = path
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = self._file.seek(offset, whence)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        n: int = self._file.readinto(buffer)  # type: ignore[attr-defined]
+        self._at += n
+        if not n and self._at < self._size:
+            raise OSError(f"{self._path} ended after {self._at} of its {self._size} bytes, so the disk or the server broke off.")
+        return n
+
+
 class _Unpacked(io.RawIOBase):
     """A decompressing stream that closes the file under it, too."""
 
-    def __init__(self, stream: Any, file: BinaryIO) -> None:
+    def __init__(self, stream: Any, file: BinaryIO, path: str) -> None:
         self._stream = stream
         self._file = file
+        self._path = path
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        return int(self._stream.readinto(buffer))
+        n = int(self._stream.readinto(buffer))
+        if not n and not self._file.tell():
+            raise EOFError(NO_BYTES.format(self._path))
+        return n
 
     def close(self) -> None:
         if not self.closed:
@@ -275,7 +416,9 @@ class _Zstd(io.RawIOBase):
             data = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
             data = data or self._file.read(2**17)
             if not data:
-                if self._frame is not None and not self._frame.eof:
+                if self._frame is None:
+                    raise EOFError(NO_BYTES.format(self._path))
+                if not self._frame.eof:
                     raise EOFError(f"{self._path} ends in the middle of its compressed data, so it was cut short.")
                 return 0
             if self._frame is None or self._frame.eof:

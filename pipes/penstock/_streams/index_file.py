@@ -71,6 +71,8 @@ def write_index(place: str, kind: str, stamp: Stamp, offsets: np.ndarray) -> Non
     """
     data = offsets.astype("<i8").tobytes()
     header = {"penstock index": FORMAT, "kind": kind, "records": len(offsets) - 1, "size": stamp.size, "mtime_ns": stamp.mtime_ns}
+    if stamp.version:
+        header["version"] = stamp.version
     header["checksum"] = zlib.crc32(data)
     os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
     temporary = f"{place}.{secrets.token_hex(4)}.tmp"
@@ -118,12 +120,15 @@ def _header(place: str, begin: bytes) -> Header:
                 f"{place} is an index of format {said['penstock index']}, and this version of penstock reads {FORMAT}: {REINDEX}"
             )
         numbers = [said[name] for name in ("records", "size", "mtime_ns", "checksum")]
+        version = said.get("version", "")  # earlier releases wrote none
         if not all(type(number) is int and number >= 0 for number in numbers) or said["kind"] not in ("jsonl", "tar"):
+            raise KeyError
+        if type(version) is not str:
             raise KeyError
     except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError):
         raise _damaged(place, "it does not begin as an index does") from None
     records, size, mtime_ns, checksum = numbers
-    return Header(said["kind"], records, Stamp(size, mtime_ns), checksum, len(line) + 1)
+    return Header(said["kind"], records, Stamp(size, mtime_ns, version), checksum, len(line) + 1)
 
 
 def _damaged(place: str, why: str) -> ValueError:

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
-from penstock._streams.files import check_unchanged, compression, decompressed, expanded, is_remote, stamp
+from penstock._streams.files import compression, expanded, is_remote, stamp, whole
 from penstock._streams.index_file import SUFFIX, places_of, read_header, read_offsets, write_index
 from penstock._streams.jsonl import line_offsets
 from penstock._streams.progress import Progress
@@ -86,9 +86,8 @@ def index_file(path: str, place: str) -> Outcome:
                 return Outcome(path, header.records)
         except (FileNotFoundError, ValueError):
             pass  # none, or one that is damaged
-        with decompressed(path) as file:
+        with whole(path, now) as file:
             offsets = line_offsets(file) if kind == "jsonl" else sample_offsets(file, path)
-        check_unchanged(path, now, stamp(path))
         write_index(place, kind, now, offsets)
         return Outcome(path, len(offsets) - 1, is_new=True)
     except (OSError, EOFError, ValueError, ImportError) as exc:

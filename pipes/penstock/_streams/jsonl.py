@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import numpy as np
 
-from penstock._streams.files import decompressed
+from penstock._streams.files import decompressed, whole
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.known_files import Format, known_files, none_beside
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from penstock._streams.files import Paths
+    from penstock._streams.files import Paths, Stamp
     from penstock._streams.shards import Shards, Words
 
 CHUNK = 2**22
@@ -81,8 +81,8 @@ def _begins(data: bytes, ends: np.ndarray) -> np.ndarray:
     return kept
 
 
-def _forward(path: str) -> Iterator[Any]:
-    with decompressed(path) as file:
+def _forward(path: str, expected: Stamp | None) -> Iterator[Any]:
+    with whole(path, expected) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from penstock._streams.files import Paths
+    from penstock._streams.files import Paths, Stamp
     from penstock._streams.index_file import Header
     from penstock._streams.shards import Words
 
@@ -26,13 +26,13 @@ class Format(NamedTuple):
 
     Attributes:
         kind: What their indices are called.
-        forward: Reads the records of a file from its beginning.
+        forward: Reads the records of a file from its beginning, of the version that is expected or else of the one that there is.
         parse: Makes a record of its bytes, the path, and where in the file they begin.
         counts_beside: The counts that other programs have left beside the files, or None.
     """
 
     kind: str
-    forward: Callable[[str], Iterator[Any]]
+    forward: Callable[[str, Stamp | None], Iterator[Any]]
     parse: Callable[[bytes, str, int], Any]
     counts_beside: Callable[[list[str]], list[int] | None]
 
@@ -103,13 +103,13 @@ class Opener:
         self._format = format
         self._places = places
 
-    def __call__(self, path: str) -> Any:
+    def __call__(self, path: str, expected: Stamp | None = None) -> Any:
         if self._places is None:
-            return self._format.forward(path)
+            return self._format.forward(path, expected)
         header = read_header(self._places[path])
         if compression(path):
             check_unchanged(path, header.stamp, stamp(path))
-            return self._format.forward(path)
+            return self._format.forward(path, header.stamp)
         file = FileRanges(path, header.stamp)
         try:
             return IndexedFile(path, file, read_offsets(self._places[path], header), self._format.parse)
@@ -134,6 +134,10 @@ class IndexedFile:
         self._file = file
         self._offsets = offsets
         self._parse = parse
+
+    def check_version(self) -> None:
+        """Raise a `ValueError` if the file has changed."""
+        self._file.check()
 
     def __len__(self) -> int:
         return len(self._offsets) - 1

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock._fetch.error_policy import annotate
+from penstock._fetch.sample import current
 from penstock._streams.forward_reader import ForwardShard, differs
 
 if TYPE_CHECKING:
@@ -155,12 +156,20 @@ class _IndexedShard:
     def __init__(self, label: str, count: int, opened: Any) -> None:
         self._label = label
         self._opened = opened
+        self._check = getattr(opened, "check_version", None)
+        self._epoch: int | None = None
         if len(opened) != count:
             self.close()
             raise ValueError(differs(label, count, f"has {len(opened)}"))
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """The records ``numbers``."""
+        if self._check is not None:
+            loading = current.get()
+            epoch = None if loading is None else loading.epoch
+            if epoch is None or epoch != self._epoch:  # once in an epoch, because a file stays open from one to the next
+                self._check()
+                self._epoch = epoch
         if callable(gather := getattr(self._opened, "__getitems__", None)):
             try:
                 records = gather(list(numbers))

@@ -83,12 +83,13 @@ class _Rows:
         metadata = _metadata(group.path, group.stamp)
         size, rows = sum(_sizes(metadata, group.number, self._columns)), metadata.row_group(group.number).num_rows
         at_once = min(max(16, _BATCH_BYTES * rows // max(1, size)), 1024)
-        file = _opened(group.path, metadata)
+        file = _opened(group.path, group.stamp, metadata)
         try:
             for batch in file.iter_batches(at_once, [group.number], self._columns, use_threads=False):  # the loader has workers of its own
                 for begin in range(start, len(batch), _AT_ONCE):
                     yield from batch.slice(begin, _AT_ONCE).to_pylist()
                 start = max(0, start - len(batch))
+            group.check()
         finally:
             file.close(force=True)
 
@@ -115,7 +116,7 @@ def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:
 @functools.lru_cache(maxsize=64)
 def _metadata(path: str, stamp: Stamp) -> Any:
     try:
-        file = _opened(path)
+        file = _opened(path, stamp)
     except ValueError as exc:
         raise ValueError(f"{path} is not a parquet file, or was cut short: {exc}") from exc
     try:
@@ -124,7 +125,8 @@ def _metadata(path: str, stamp: Stamp) -> Any:
         file.close(force=True)
 
 
-def _opened(path: str, metadata: Any = None) -> Any:
-    where = opened(path) if is_remote(path) else path
+def _opened(path: str, stamp: Stamp, metadata: Any = None) -> Any:
+    where = opened(path, stamp.version) if is_remote(path) else path
     # `pre_buffer` would hold all compressed bytes of the row group, and so would an unbuffered file.
-    return extra("pyarrow.parquet", _WHO).ParquetFile(where, metadata=metadata, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+    words = {"metadata": metadata, "pre_buffer": False, "buffer_size": _BUFFER_BYTES, "page_checksum_verification": True}
+    return extra("pyarrow.parquet", _WHO).ParquetFile(where, **words)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final, overload
 
 import numpy as np
 
-from penstock._streams.files import expanded, stamp
+from penstock._streams.files import check_unchanged, expanded, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,12 +39,8 @@ class Piece(NamedTuple):
 
     def check(self) -> None:
         """Refuse a file that is no longer the one that was counted."""
-        now = stamp(self.path)
-        if not self.stamp.fits(now):
-            what = "it was written to" if now.size == self.stamp.size else f"it had {self.stamp.size} bytes, and has {now.size}"
-            raise ValueError(
-                f"{self.path} has changed since the dataset was built: {what}. Its rows may have other numbers, so build the dataset again."
-            )
+        why = ("since the dataset was built", "Its rows may have other numbers, so build the dataset again.")
+        check_unchanged(self.path, self.stamp, stamp(self.path), *why)
 
 
 @final

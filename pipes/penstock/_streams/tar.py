@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack
 
 import numpy as np
 
-from penstock._streams.files import REINDEX, decompressed, opened
+from penstock._streams.files import REINDEX, opened, whole
 from penstock._streams.known_files import Format, known_files
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from penstock._streams.files import Paths
+    from penstock._streams.files import Paths, Stamp
     from penstock._streams.shards import Shards, Words
 
 BLOCK: Final = 512
@@ -163,8 +163,8 @@ def _grouped(members: Iterator[_Member], path: str) -> Iterator[tuple[int, dict[
         sample[suffix] = member.data
 
 
-def _forward(path: str) -> Iterator[dict[str, Any]]:
-    with decompressed(path) as file:
+def _forward(path: str, expected: Stamp | None) -> Iterator[dict[str, Any]]:
+    with whole(path, expected) as file:
         for _, sample in _grouped(_members(file, path), path):
             if sample:
                 yield sample

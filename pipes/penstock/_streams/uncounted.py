@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
+import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, final, overload
 
@@ -12,17 +14,19 @@ from penstock._fetch.error_policy import mark_of_stream
 from penstock._random.lane_order import Deal, LaneOrder
 from penstock._random.shard_order import LANE_NUMBERS
 from penstock._streams.bookmarks import Bookmarks, default_folder
-from penstock._streams.files import checksum, is_remote, named, stamp
+from penstock._streams.files import IN_USE, address, check_unchanged, checksum, is_remote, named, stamp
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import has_start, most_files
 from penstock._streams.retrying import steadily
 from penstock._streams.steps import code_hash, run_steps, step_settings, step_values
+from penstock._streams.tables import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from penstock._random.order import Order
+    from penstock._streams.files import Stamp
     from penstock._streams.retrying import Closing
     from penstock._streams.steps import ShardRun, Step
 
@@ -65,6 +69,7 @@ class Uncounted:
         self._skips = on_error == "skip"
         self._name = name
         self._settings = settings
+        self._keys = _Keys(shards, by_fsspec=getattr(open, "by_fsspec", False))
         self._deal = Deal(len(shards), lanes)
         if lanes is None and most_lanes is not None and self.lanes > most_lanes:
             self._deal = Deal(len(shards), max((number for number in LANE_NUMBERS if number <= most_lanes), default=1))
@@ -131,8 +136,11 @@ class Uncounted:
         return {**vars(self), "_read_by": {}}
 
     def _run(self, shard: int, pass_: int, closing: Closing) -> ShardRun:
-        records = steadily(self._open, self._shards[shard], self._label(shard), retries=self._retries, seeks=self._seeks, closing=closing)
-        return run_steps(_readable(records, self._skips), self._steps, seed=self._deal.seed, pass_=pass_, shard=shard)
+        seen = self._keys.stamp(shard)
+        open = functools.partial(self._open, expected=seen) if self._keys.by_fsspec and seen is not None else self._open
+        records = steadily(open, self._shards[shard], self._label(shard), retries=self._retries, seeks=self._seeks, closing=closing)
+        readable = _readable(records, self._skips, functools.partial(self._keys.check, shard))
+        return run_steps(readable, self._steps, seed=self._deal.seed, pass_=pass_, shard=shard)
 
     def _label(self, shard: int) -> str:
         return f"{self._name} {self._shards[shard]}"
@@ -148,15 +156,15 @@ class Uncounted:
         else:
             folder = None if self._bookmarks is False else self._bookmarks
         binding = {"steps": self._code, "name": self._name, "data": self._settings}
-        return _Facts(folder, binding, self._deal.seed, self._shards, skips=self._skips, by_fsspec=getattr(self._open, "by_fsspec", False))
+        return _Facts(folder, binding, self._deal.seed, self._keys, skips=self._skips)
 
 
 class _Facts:
     """What is known of the shards: in every pass, in one pass, and where an error has cut one short, whatever becomes of the file later."""
 
-    def __init__(self, folder: Any, binding: dict[str, Any], seed: int, shards: Sequence[Any], *, skips: bool, by_fsspec: bool) -> None:
-        self._names = [str(named(shard)) for shard in shards]
-        self._keys = keys = _Keys(shards, by_fsspec)
+    def __init__(self, folder: Any, binding: dict[str, Any], seed: int, keys: _Keys, *, skips: bool) -> None:
+        self._names = keys.names() if skips else []
+        self._keys = keys
         self._always = Bookmarks(folder, binding, keys)
         self._passes = Bookmarks(folder, {**binding, "seed": seed}, keys)
         self._cut = Bookmarks(folder, {**binding, "seed": seed, "cut": True}, self._names) if skips else None
@@ -186,12 +194,16 @@ class _Facts:
 
 @final
 class _Keys(Sequence[str]):
-    """What a bookmark of each shard is bound to. Looks at a file once, and when it has to: there may be very many, and far away."""
+    """What a bookmark of each shard is bound to: what it is, and where it is a file, its `stamp`.
 
-    def __init__(self, shards: Sequence[Any], by_fsspec: bool) -> None:
+    Looks at a file once, and when it has to: there may be very many, and far away. It must be of that version whenever it is read later.
+    """
+
+    def __init__(self, shards: Sequence[Any], *, by_fsspec: bool) -> None:
         self._shards = shards
-        self._by_fsspec = by_fsspec
-        self._found: dict[int, str] = {}
+        self.by_fsspec = by_fsspec
+        self._found: dict[int, Stamp | None] = {}
+        self._unknown = secrets.token_hex(4)
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -203,28 +215,51 @@ class _Keys(Sequence[str]):
     def __getitem__(self, number: int | slice) -> str | list[str]:
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
-        if number not in self._found:
-            self._found[number] = _key(self._shards[number], self._by_fsspec)
-        return self._found[number]
+        if self._path(number) is None:
+            return self._name(number)
+        # Nobody else can know whether they have read the version that this process could not see.
+        return f"{self._name(number)} {self.stamp(number) or self._unknown}"
+
+    def names(self) -> list[str]:
+        """What each shard is, whatever its version."""
+        return list(map(self._name, range(len(self))))
+
+    def stamp(self, number: int) -> Stamp | None:
+        """The version of a file, as it was seen first; None if it is no file, or could not be seen."""
+        path = self._path(number)
+        if path is not None and number not in self._found:
+            shard = self._shards[number]
+            try:
+                self._found[number] = shard.stamp if isinstance(shard, Piece) else stamp(path)
+            except Exception:  # a server may fail in its own way; opening the shard says so, or is tried again
+                self._found[number] = None
+        return self._found.get(number)
+
+    def check(self, number: int) -> None:
+        """Refuse a file on a disk that is of another version now; those elsewhere are compared by what reads them."""
+        path, then = self._path(number), self.stamp(number)
+        if path is not None and then is not None and not is_remote(path):
+            check_unchanged(path, then, stamp(path), *IN_USE)
+
+    def _path(self, number: int) -> str | None:
+        """The path of a file whose version can be known: what a URL means to an ``open`` of the user, only that knows."""
+        shard = self._shards[number]
+        if isinstance(shard, Piece):
+            return shard.path
+        path = os.fspath(shard) if isinstance(shard, str | os.PathLike) else None
+        return None if path is None or (is_remote(path) and not self.by_fsspec) else path
+
+    def _name(self, number: int) -> str:
+        shard, path = self._shards[number], self._path(number)
+        return str(shard) if path is None else f"{shard.number} of {address(path)}" if isinstance(shard, Piece) else address(path)
 
 
-def _readable(records: Generator[Any], skips: bool) -> Iterator[Any]:
+def _readable(records: Generator[Any], skips: bool, check: Callable[[], None]) -> Iterator[Any]:
+    check()
     with contextlib.closing(records):  # now, and not when the traceback of an error lets go of it
         for record in records:
             if not isinstance(record, Unreadable):
                 yield record
             elif not skips:
                 raise record.error
-
-
-def _key(shard: Any, by_fsspec: bool) -> str:
-    """What a bookmark of a shard is bound to: its name, and where it is a file, its size and time."""
-    if not isinstance(shard, str | os.PathLike):
-        return repr(shard)
-    path = os.fspath(shard)
-    if is_remote(path) and not by_fsspec:
-        return path  # only the user's `open` knows what that is, so nobody else may ask a server for it
-    try:
-        return f"{named(shard)} {stamp(path)}"
-    except Exception:  # a server may fail in its own way; opening the shard says so, or is tried again
-        return path
+    check()
