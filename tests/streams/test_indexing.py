@@ -21,7 +21,7 @@ from penstock.__main__ import main
 from penstock._streams import index_file, indexing, progress
 from penstock._streams.files import Stamp, stamp
 from penstock._streams.index_file import place_of, read_header, read_offsets, write_index
-from penstock.formats import jsonl
+from penstock.formats import jsonl, tar
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +177,24 @@ class TestTheCommand:
             dataset.close()
         finally:
             files.rm("/box", recursive=True)
+
+    def test_two_remote_files_of_one_name_and_size_do_not_share_an_index(self, capsys):
+        """Seen to fail: the second was "up to date", and six of its nine samples were read."""
+        files = fsspec.filesystem("memory")
+        try:
+            for version, n in (("v1", 6), ("v2", 9)):
+                write_tar("0.tar", n)
+                files.put("0.tar", f"/{version}/0.tar")
+            assert files.size("/v1/0.tar") == files.size("/v2/0.tar")
+            assert run(capsys, "memory://v1/0.tar", "--index", "indices")[:2] == (0, "indexed 1 file (6 records)\n")
+            first = tar("memory://v1/0.tar", index="indices")
+            assert run(capsys, "memory://v2/0.tar", "--index", "indices")[:2] == (0, "indexed 1 file (9 records)\n")
+            assert len(tar("memory://v2/0.tar", index="indices")) == 9
+            with pytest.raises(ValueError, match=r"v1/0.tar has changed since it was indexed: it was the version .*, and is "):
+                first[0]
+        finally:
+            for version in ("v1", "v2"):
+                files.rm(f"/{version}", recursive=True)
 
     def test_says_what_it_does_not_find(self, capsys):
         code, out, err = run(capsys, "*.tar")

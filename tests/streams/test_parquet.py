@@ -220,3 +220,14 @@ class TestWhatIsRefused:
         with Loader.from_dataset(data, batch_size=10, collate_fn=list, **way) as loader, pytest.raises(OSError, match="header") as caught:
             list(loader)
         assert any(re.search(r"row group 2 of .*1\.parquet", note) for note in caught.value.__notes__)
+
+    def test_a_page_with_another_checksum(self, tmp_path):
+        """Seen to fail: a number that a disk has changed, in a file with checksums, was read as it stood there."""
+        path = tmp_path / "1.parquet"
+        words = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+        pq.write_table(pa.table({"id": [2**40 + k for k in range(5)]}), path, **words)
+        content = path.read_bytes()
+        path.write_bytes(content.replace((2**40 + 3).to_bytes(8, "little"), (2**40 + 9).to_bytes(8, "little"), 1))
+        data = parquet(path)
+        with pytest.raises(OSError, match="CRC checksum"):
+            data[3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import os
 import tarfile
 import threading
 from collections import Counter
@@ -302,6 +303,19 @@ def test_bookmarks_are_those_of_the_same_data_and_code(tmp_path, monkeypatch, ca
         for epoch in (0, 2):
             assert ahead(shards, other, epoch) == ahead(shards, other, epoch, bookmarks=False)
     assert not caplog.text
+
+
+def test_bookmarks_of_one_file_are_not_those_of_another_of_equal_name_size_and_time(tmp_path, monkeypatch):
+    """Seen to fail: the second was searched by the bookmarks of the first, and a new run began at the wrong record."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for folder, lines in (("train", ["100", "101", "102", "103"]), ("val", list("01234567"))):
+        (tmp_path / folder).mkdir()
+        paths = [tmp_path / folder / f"{k}.txt" for k in range(4)]
+        for path in paths:
+            path.write_text("\n".join(lines) + "\n")
+            os.utime(path, (0, 0))
+        for epoch in (1, 0):  # a jump first
+            assert ahead(paths, lines_of, epoch) == ahead(paths, lines_of, epoch, bookmarks=False)
 
 
 @pytest.mark.parametrize("scheme", ["mine", "s3"])
