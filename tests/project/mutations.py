@@ -2129,8 +2129,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_streams/parquet.py",
-        "        group.check()\n",
-        "",
+        "        group.check()\n        metadata",
+        "        metadata",
         "tests/streams/test_parquet.py::TestWhatIsRefused::test_a_file_that_was_replaced",
     ),
     Mutation(
@@ -2304,13 +2304,13 @@ MUTATIONS = [
     ),
     Mutation(
         "_streams/files.py",
-        "if not then.fits(now):",
-        "if False:",
+        "if then.fits(now):",
+        "if True:",
         "tests/streams/test_jsonl.py::TestAnIndex::test_of_a_file_that_changed_is_refused",
     ),
     Mutation(
         "_streams/files.py",
-        "if self._frame is not None and not self._frame.eof:",
+        "if not self._frame.eof:",
         "if False:",
         "tests/streams/test_files.py::TestCompressed::test_an_end_in_the_middle_is_an_error[.zst]",
     ),
@@ -2327,8 +2327,8 @@ MUTATIONS = [
         "tests/streams/test_jsonl.py::TestAnIndex::test_that_is_damaged_is_refused",
     ),
     Mutation(
-        "_streams/indexing.py",
-        "        check_unchanged(path, now, stamp(path))\n",
+        "_streams/files.py",
+        "        check_unchanged(path, then, stamp(path), *IN_USE)\n",
         "",
         "tests/streams/test_indexing.py::TestTheCommand::test_a_file_that_changes_meanwhile_is_refused",
     ),
@@ -3058,8 +3058,8 @@ MUTATIONS = [
     ),
     Mutation(
         "_streams/uncounted.py",
-        "self._keys = keys = _Keys(shards, by_fsspec)",
-        "self._keys = keys = list(_Keys(shards, by_fsspec))",
+        "self._keys = keys\n",
+        "self._keys = keys = list(keys)\n",
         "tests/streams/test_uncounted.py::test_a_file_is_looked_at_when_its_turn_comes",
     ),
     Mutation(

@@ -176,12 +176,11 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
         OSError: On reading: the file ended before the last of its bytes.
         ValueError: It is of another version, or was changed by the time that it was read.
     """
-    is_local = not is_remote(path)
     then = stamp(path)
     check_unchanged(path, expected or then, then, *IN_USE)
     with opened(path, then.version) as raw:
         try:
-            if is_local:
+            if not is_remote(path):
                 check_unchanged(path, then, _stamp_of(os.fstat(raw.fileno())), *IN_USE)
             with _unpacked(io.BufferedReader(_Whole(raw, path, then.size), BUFFER), path) as file:
                 yield file
@@ -189,8 +188,6 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
             _explain(path, then, *IN_USE)
             raise
         check_unchanged(path, then, stamp(path), *IN_USE)
-        if is_local:
-            check_unchanged(path, then, _stamp_of(os.fstat(raw.fileno())), *IN_USE)
 
 
 def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
@@ -243,8 +240,9 @@ def _asking(path: str) -> Iterator[tuple[Any, str]]:
         yield filesystem, inside
     except FileNotFoundError as exc:
         why = exc.__cause__
-        if path.startswith(("http://", "https://")) and why is not None and getattr(why, "status", 0) not in (404, 410):
-            raise why from None  # fsspec calls every trouble of a server a missing file, but most of them pass
+        status = getattr(why, "status", 500)
+        if why is not None and path.startswith(("http://", "https://")) and (status >= 500 or status in (408, 429)):
+            raise why from None  # fsspec calls every trouble of a server a missing file, but these pass
         raise
 
 

@@ -128,5 +128,5 @@ def _metadata(path: str, stamp: Stamp) -> Any:
 def _opened(path: str, stamp: Stamp, metadata: Any = None) -> Any:
     where = opened(path, stamp.version) if is_remote(path) else path
     # `pre_buffer` would hold all compressed bytes of the row group, and so would an unbuffered file.
-    words = {"metadata": metadata, "pre_buffer": False, "buffer_size": _BUFFER_BYTES, "page_checksum_verification": True}
-    return extra("pyarrow.parquet", _WHO).ParquetFile(where, **words)
+    file = functools.partial(extra("pyarrow.parquet", _WHO).ParquetFile, page_checksum_verification=True)
+    return file(where, metadata=metadata, pre_buffer=False, buffer_size=_BUFFER_BYTES)

@@ -251,7 +251,9 @@ class _Keys(Sequence[str]):
 
     def _name(self, number: int) -> str:
         shard, path = self._shards[number], self._path(number)
-        return str(shard) if path is None else f"{shard.number} of {address(path)}" if isinstance(shard, Piece) else address(path)
+        if path is None:
+            return shard if isinstance(shard, str) else repr(shard)
+        return f"{shard.number} of {address(path)}" if isinstance(shard, Piece) else address(path)
 
 
 def _readable(records: Generator[Any], skips: bool, check: Callable[[], None]) -> Iterator[Any]:
