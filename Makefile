@@ -1,6 +1,7 @@
 # Every target sets up what it needs in .venv, once, and again when the sources have changed:
 #     make demo     shows what penstock does; installs only what that takes
-#     make test     all tests, against the built wheel, in two processes (JOBS=1: in one)
+#     make test     the tests, against the built wheel, in as many processes as there are cores (JOBS=1: in one)
+#     make soak     the tests that are not worth their time on every change, for at most an hour
 #     make lint     ruff and mypy
 #     make site     the documentation, in build/site; warnings are errors
 #     make check    the fast tests of what you have changed, from the sources, and lint: in under a minute
@@ -18,7 +19,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-JOBS ?= 2
+JOBS ?= $(shell nproc)
 TORCH ?=
 NUMPY ?=
 TAG ?=
@@ -37,7 +38,7 @@ SOURCES := $(shell find pipes -not -path '*__pycache__*') README.md LICENSE
 # What the tests marked gpu import besides torch and NumPy, and what that needs: penstock itself is taken from pipes/.
 GPU_PACKAGES := iniconfig packaging pluggy psutil pygments pytest pytest-timeout torchdata
 
-.PHONY: demo test lint check site dist release versions wheels gpu clean
+.PHONY: demo test soak lint check site dist release versions wheels gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -45,6 +46,11 @@ demo: $(VENV)/.demo
 # The tests run against the installed wheel: `pipes/` is not on the import path.
 test: $(VENV)/.installed
 	PYTHONPATH= $(BIN)/pytest $(if $(filter-out 1,$(JOBS)),--numprocesses $(JOBS) --dist worksteal) $(PYTEST_ARGS)
+
+soak: export PENSTOCK_REPEATS ?= 10
+soak: $(VENV)/.installed
+	PYTHONPATH= $(BIN)/pytest --soak --session-timeout 3600 --durations 20 \
+	    $(if $(filter-out 1,$(JOBS)),--numprocesses $(JOBS) --dist worksteal) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check

@@ -89,6 +89,13 @@ def pytest_configure() -> None:
     pytest_timeout.dump_stacks = dump_all
 
 
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not config.getoption("soak"):
+        terminalreporter.write_line(
+            "What takes long and is not worth it on every change was left out: the tests marked soak, which `make soak` runs."
+        )
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
@@ -97,7 +104,23 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     return report
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--soak", action="store_true", help="run the tests marked soak, and only them; PENSTOCK_REPEATS multiplies their lengths"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if any("::" in argument for argument in config.args):
+        return _skip_where_there_is_no_accelerator(items)  # tests that are named are run
+    soaks, others = ([item for item in items if ("soak" in item.keywords) is wanted] for wanted in (True, False))
+    chosen, left_out = (soaks, others) if config.getoption("soak") else (others, soaks)
+    items[:] = chosen
+    config.hook.pytest_deselected(items=left_out)
+    _skip_where_there_is_no_accelerator(items)
+
+
+def _skip_where_there_is_no_accelerator(items: list[pytest.Item]) -> None:
     if not torch.accelerator.is_available():
         for item in items:
             if "gpu" in item.keywords:

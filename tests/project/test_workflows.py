@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.search(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)[1].split())  # type: ignore[index]
 JOBS: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+SOAK: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "soak.yml").read_text())["jobs"]
 RELEASE: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
 
 
@@ -42,7 +43,7 @@ def test_every_target_is_there() -> None:
 
 
 def test_the_workflow_runs_what_is_here() -> None:
-    assert [(command, found) for command in [*commands(JOBS), *commands(RELEASE)] if (found := strangers(command))] == []
+    assert [(command, found) for command in [*commands(JOBS), *commands(SOAK), *commands(RELEASE)] if (found := strangers(command))] == []
 
 
 def test_a_release_is_tested_and_checked_before_it_is_published() -> None:
