@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._datasets.cache_record import FOOTER, is_record, module_of, value_at
 from penstock._memory.shared_memory import create
+from penstock._streams.own_files import open_own, write_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,6 @@ _ENTRY = struct.Struct("=Q")
 _CREATION = 2**62  # the byte of the data to lock while the files are created; no sample has this number
 _AT_MOST = 0x7FFFF000  # the most bytes that one `write` on Linux accepts
 _OPEN = "/proc/self/fd"  # opening a name in here opens the file again, even a file without any other name
-_BINARY = getattr(os, "O_BINARY", 0)
 ABSENT = object()
 
 
@@ -69,8 +69,9 @@ class Files:
 
     def opened(self, which: int, flags: int) -> int:
         """Reopen the index (0) or the data (1), with its own position and locks; never a newer file of the same name, where /proc exists."""
-        name = f"{_OPEN}/{self.fds[which]}" if os.path.isdir(_OPEN) else os.path.join(self._folder or "", (_INDEX, _DATA)[which])
-        return os.open(name, flags | _BINARY)
+        if os.path.isdir(_OPEN):
+            return os.open(f"{_OPEN}/{self.fds[which]}", flags)
+        return open_own(os.path.join(self._folder or "", (_INDEX, _DATA)[which]), flags)
 
     def read(self, place: int) -> Any:
         """A copy of sample ``place``, or `ABSENT`."""
@@ -86,7 +87,10 @@ class Files:
         if not self._checked[place] and not is_record(memory, end, place):
             return ABSENT
         self._checked[place] = 1
-        return value_at(memory, end)
+        try:
+            return value_at(memory, end)
+        except Exception as error:
+            raise ValueError(f"sample {place} in the cache {self._folder} cannot be read, though its checksum is right: {error}. Delete the folder.") from error
 
 
 class Claim:
@@ -185,7 +189,7 @@ def in_folder(folder: str, identity: dict[str, Any]) -> Files:
         fds = []
         for name in (_INDEX, _DATA):
             try:
-                fds.append(os.open(os.path.join(folder, name), os.O_RDONLY | _BINARY))
+                fds.append(open_own(os.path.join(folder, name), os.O_RDONLY))
             except FileNotFoundError:
                 raise _damaged(folder, f"{name} is missing") from None
             opened.callback(os.close, fds[-1])
@@ -199,30 +203,26 @@ def _make(folder: str, identity: dict[str, Any]) -> None:
     """Create the files, unless another process did. The JSON comes last, by renaming, and marks them as complete."""
     os.makedirs(folder, exist_ok=True)
     head, index, data = (os.path.join(folder, name) for name in (_HEAD, _INDEX, _DATA))
-    fd = os.open(data, os.O_RDWR | os.O_CREAT | _BINARY, 0o666)
+    fd = open_own(data, os.O_RDWR | os.O_CREAT)
     try:
         _lock(fd, _CREATION, wait=True)
         if os.path.exists(head):
             return
         if os.fstat(fd).st_size:
             raise _damaged(folder, f"{_HEAD} is missing")
-        with open(index, "wb") as empty:
+        with open(open_own(index, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as empty:
             empty.truncate(_ENTRY.size * identity["length"])
-        with open(f"{head}.new", "w", encoding="utf-8") as text:
-            json.dump(identity, text, indent=1)
-            text.flush()
-            os.fsync(text.fileno())
-        os.replace(f"{head}.new", head)
+        write_own(head, json.dumps(identity, indent=1).encode(), sync=True)
     finally:
         _release(fd)
 
 
 def _compare(folder: str, identity: dict[str, Any]) -> None:
     try:
-        with open(os.path.join(folder, _HEAD), encoding="utf-8") as text:
+        with open(open_own(os.path.join(folder, _HEAD), os.O_RDONLY), encoding="utf-8") as text:
             found = json.load(text)
         theirs = {key: found[key] for key in identity}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(folder, f"{_HEAD} cannot be read ({type(error).__name__}: {error})") from error
     if json.dumps(theirs) != json.dumps(identity):
         raise ValueError(

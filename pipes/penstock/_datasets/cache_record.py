@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import struct
 import sys
 import zlib
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -38,16 +40,20 @@ def is_record(memory: memoryview, end: int, place: int) -> bool:
     """Whether an undamaged record of sample ``place`` ends at ``end``."""
     number, arrays, structure, crc = FOOTER.unpack_from(memory, end - FOOTER.size)
     start = end - FOOTER.size - structure - arrays
-    return bool(number == place and zlib.crc32(memory[start : end - 4]) == crc)
+    return bool(number == place and start >= 0 and zlib.crc32(memory[start : end - 4]) == crc)
 
 
 def value_at(memory: memoryview, end: int) -> Any:
-    """A copy of the sample whose record ends at ``end``."""
+    """A copy of the sample whose record ends at ``end``. The record may hold anything: it is data from a folder that others can write to.
+
+    Raises:
+        Exception: It makes no sense.
+    """
     foot = end - FOOTER.size
     _, arrays, structure, _ = FOOTER.unpack_from(memory, foot)
     text = bytes(memory[foot - structure : foot])
     parsed = _parsed(text) if structure <= _SHORT else json.loads(text)
-    return _Reader(memory, foot - structure - arrays).value(parsed)
+    return _Reader(memory[foot - structure - arrays : foot - structure]).value(parsed)
 
 
 def _structure(value: Any, arrays: list[Any], where: str) -> Any:
@@ -110,29 +116,36 @@ def _round_trips(value: Any) -> bool:
 
 
 class _Reader:
-    """Builds a sample from its structure, copying its arrays."""
+    """Builds a sample from its structure, copying its arrays out of ``memory``."""
 
     __slots__ = ("_at", "_memory")
 
-    def __init__(self, memory: memoryview, start: int) -> None:
+    def __init__(self, memory: memoryview) -> None:
         self._memory = memory
-        self._at = start
+        self._at = 0
 
     def _next(self, nbytes: int) -> memoryview:
         start = self._at
         self._at = end = start + nbytes
-        return self._memory[start:end]
+        found = self._memory[start:end]
+        if len(found) != nbytes:
+            raise ValueError(f"an array of {nbytes!r:.80} bytes is not in it")
+        return found
+
+    def _array(self, dtype: str, shape: Any, nbytes: int) -> np.ndarray:
+        made: np.ndarray = np.ndarray(shape, _plain_dtype(dtype), bytearray(self._next(nbytes)))
+        return _checked(made, shape, nbytes)
 
     def value(self, node: Any) -> Any:
         if type(node) is not list:
             return node
         match node:
             case ["tensor", dtype, shape, nbytes]:
-                return tensor_over(bytearray(self._next(nbytes)), shape, dtype)
+                return _checked(tensor_over(bytearray(self._next(nbytes)), shape, dtype), shape, nbytes)
             case ["array", dtype, shape, nbytes]:
-                return np.ndarray(shape, dtype, bytearray(self._next(nbytes)))
+                return self._array(dtype, shape, nbytes)
             case ["scalar", dtype, shape, nbytes]:
-                return np.ndarray(shape, dtype, bytearray(self._next(nbytes)))[()]
+                return self._array(dtype, shape, nbytes)[()]
             case ["dict", keys, inside]:
                 return dict(zip(keys, map(self.value, inside), strict=True))
             case ["list", inside]:
@@ -149,24 +162,39 @@ class _Reader:
                 return np.str_(text)
             case ["complex", real, imag]:
                 return complex(real, imag)
-        raise AssertionError(f"{node!r:.80} in a record whose checksum is right")
+        raise ValueError(f"{node!r:.80} describes nothing")
 
 
 _parsed = functools.lru_cache(1024)(json.loads)  # most datasets have samples of one structure
 _SHORT = 512  # keep JSON up to this many bytes parsed; that is a few MB at most
+_PLAIN = re.compile(r"[<>|][biufcSUV]\d+|[<>][mM]8(\[\d*\w+\])?", re.ASCII)  # `dtype.str` of whatever holds no pointers
+
+
+@functools.lru_cache(64)
+def _plain_dtype(name: str) -> np.dtype[Any]:
+    if not _PLAIN.fullmatch(name):
+        raise ValueError(f"{name!r:.80} is no dtype that a cache holds")
+    return np.dtype(name)
+
+
+def _checked(made: Any, shape: Any, nbytes: int) -> Any:
+    if made.nbytes != nbytes or list(made.shape) != shape:
+        raise ValueError(f"the shape {shape!r:.80} does not take {nbytes} bytes")
+    return made
 
 
 def _named(module: str, name: str) -> Any:
-    """The object of that name in a module already imported; reading a cache imports nothing."""
+    """What lies under that name in a module already imported, or in a class there. No attribute is asked for: that could run code, or import."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
+        inside = [vars(kind)["__dict__"].__get__(found) for kind in (ModuleType, type) if issubclass(type(found), kind)]
+        found = inside[0].get(part) if inside else None
     return found
 
 
 def _named_tuple_class(module: str, name: str, fields: tuple[str, ...]) -> Any:
     found = _named(module, name)
-    if not (isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == fields):
+    if not (issubclass(type(found), type) and issubclass(found, tuple) and getattr(found, "_fields", None) == fields):
         raise ValueError(
             f"the cache holds named tuples {module}.{name}({', '.join(fields)}), and this process has no such class. Import {module} first; if "
             f"the class has changed, delete the cache."

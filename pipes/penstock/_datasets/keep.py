@@ -73,6 +73,8 @@ def keep(
         return found
 
     kept = compute() if cache is None else saved(os.fspath(cache), _identity(dataset, predicate, name), compute)
+    if len(kept) and not 0 <= kept.min() <= kept.max() < len(dataset):
+        raise ValueError(f"{cache} is damaged: it holds indices that no sample has. Delete it.")
     _logger.info(f"{name} keeps {len(kept)} of the {len(dataset)} samples of {type(dataset).__name__}")
     return Subset(dataset, array("q", kept.astype(np.int64).tobytes()))  # 8 bytes each, and an int to whoever asks
 

@@ -119,8 +119,19 @@ class Packed(Shown, View):
             self._open(opened(self._path, self._identity))
 
     def _open(self, numbers: Int64s) -> None:
-        packs = int(numbers[0])
+        packs = int(numbers[0]) if len(numbers) else -1
         self._ends, self._members = numbers[1 : 1 + packs], numbers[1 + packs :]
+        if self._path is not None and not (0 <= packs < len(numbers) and self._are_packs()):
+            raise ValueError(f"{self._path} is damaged: what it holds are no packs of these sequences. Delete it.")
+
+    def _are_packs(self) -> bool:
+        """Whether each pack holds something, no more than fits, and only what there is."""
+        begins, indices = np.concatenate([[0], self._ends]), self._members & (2**_BITS - 1)
+        if not (begins[:-1] < begins[1:]).all() or begins[-1] != len(indices) or indices.max(initial=0) >= len(self._lengths):
+            return False
+        left = self._lengths[indices] - (self._members >> _BITS) * self._view.capacity
+        filled = np.add.reduceat(np.minimum(left, self._view.capacity), begins[:-1]) if len(indices) else begins
+        return bool(self._members.min(initial=0) >= 0 and left.min(initial=1) > 0 and filled.max() <= self._view.capacity)
 
     def _pack(self, index: int) -> Pack:
         number = operator.index(index)

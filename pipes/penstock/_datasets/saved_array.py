@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock._streams.own_files import write_own
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -41,7 +43,7 @@ def opened(path: str, identity: dict[str, Any]) -> Int64s:
     try:
         head = json.loads(line)
         theirs, count, crc = dict(head["of"]), operator.index(head["count"]), head["crc"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a file of penstock's, or damaged. Delete it, or give another path.") from error
     ours = json.loads(json.dumps(identity))
     if theirs != ours:
@@ -59,17 +61,4 @@ def opened(path: str, identity: dict[str, Any]) -> Int64s:
 def _write(path: str, identity: dict[str, Any], numbers: Int64s) -> None:
     numbers = np.ascontiguousarray(numbers, "<i8")
     head = json.dumps({"of": identity, "count": len(numbers), "crc": zlib.crc32(numbers.data)})
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    new = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
-    try:
-        with open(new, "xb") as file:
-            file.write(head.encode().ljust(-(-(len(head.encode()) + 1) // _ALIGN) * _ALIGN - 1) + b"\n")
-            file.write(numbers.data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    except BaseException:
-        if os.path.exists(new):
-            os.remove(new)
-        raise
+    write_own(path, head.encode().ljust(-(-(len(head.encode()) + 1) // _ALIGN) * _ALIGN - 1), b"\n", numbers.data, sync=True)

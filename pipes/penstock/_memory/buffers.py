@@ -46,10 +46,12 @@ def tensor_over(memory: Any, shape: Sequence[int], dtype: str) -> torch.Tensor:
     if dtype in IN_NUMPY:
         return torch.from_numpy(np.ndarray(shape, IN_NUMPY[dtype], memory))
     if not len(memory):
-        return torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
-    return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(getattr(torch, dtype)).reshape(shape)
+        return torch.empty(shape, dtype=DTYPES[dtype], device="cpu")
+    return torch.from_numpy(np.frombuffer(memory, np.uint8)).view(DTYPES[dtype]).reshape(shape)
 
 
+DTYPES = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype) and not name.startswith("q")}
+"""Those that tensors may have which are not quantized, by name. (To ask torch for a name that a file says could import a module.)"""
 IN_NUMPY = {
     name: np.dtype(name)
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from penstock._errors import StateError
+from penstock._memory.buffers import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -135,10 +136,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    dtype = getattr(torch, value["dtype"])
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{value['dtype']!r:.80} is no dtype")
-    data = _bytes(value)
+    data, dtype = _bytes(value), DTYPES[value["dtype"]]
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype) if data else torch.empty(0, dtype=dtype)
     return flat.reshape(value["shape"])
 

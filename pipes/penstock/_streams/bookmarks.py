@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import StateMismatch
 from penstock._streams.facts import Contradiction, Fact, Facts
+from penstock._streams.own_files import open_own
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -239,8 +240,7 @@ class Bookmarks:
             return
         try:
             os.makedirs(self._folder, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
-            fd = os.open(os.path.join(self._folder, self._file), flags, 0o666)
+            fd = open_own(os.path.join(self._folder, self._file), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 for fact in facts:
                     line = self._line(fact)

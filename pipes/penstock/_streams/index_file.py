@@ -5,20 +5,21 @@ A line of JSON, and then the offsets as 64-bit integers, little-endian. It is wr
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
 import zlib
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from penstock._streams.files import REINDEX, Stamp, opened
+from penstock._streams.own_files import write_own
 
 FORMAT: Final = 1
 SUFFIX: Final = ".index"
 LONGEST_HEADER: Final = 1000
+MOST_RECORDS: Final = 2**40
+"""In a file; so the sum over a million files fits into an int64."""
 
 
 class Header(NamedTuple):
@@ -74,16 +75,7 @@ def write_index(place: str, kind: str, stamp: Stamp, offsets: np.ndarray) -> Non
     if stamp.version:
         header["version"] = stamp.version
     header["checksum"] = zlib.crc32(data)
-    os.makedirs(os.path.dirname(place) or ".", exist_ok=True)
-    temporary = f"{place}.{secrets.token_hex(4)}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(json.dumps(header).encode() + b"\n" + data)
-        os.replace(temporary, place)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    write_own(place, json.dumps(header).encode(), b"\n", data)
 
 
 def read_header(place: str) -> Header:
@@ -108,7 +100,10 @@ def read_offsets(place: str, header: Header) -> np.ndarray:
         data = file.read()
     if len(data) != 8 * (header.records + 1) or zlib.crc32(data) != header.checksum:
         raise _damaged(place, "its offsets are not those that were written")
-    return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+    offsets = np.frombuffer(data, "<i8").astype(np.int64, copy=False)
+    if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any():
+        raise _damaged(place, "its offsets do not ascend")
+    return offsets
 
 
 def _header(place: str, begin: bytes) -> Header:
@@ -121,7 +116,7 @@ def _header(place: str, begin: bytes) -> Header:
             )
         numbers = [said[name] for name in ("records", "size", "mtime_ns", "checksum")]
         version = said.get("version", "")  # earlier releases wrote none
-        if not all(type(number) is int and number >= 0 for number in numbers) or said["kind"] not in ("jsonl", "tar"):
+        if not all(type(number) is int and 0 <= number < 2**63 for number in numbers) or said["records"] >= MOST_RECORDS or said["kind"] not in ("jsonl", "tar"):
             raise KeyError
         if type(version) is not str:
             raise KeyError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from penstock._streams.files import FileRanges, check_unchanged, compression, expanded, stamp
+from penstock._streams.files import REINDEX, FileRanges, check_unchanged, compression, expanded, stamp
 from penstock._streams.index_file import places_of, read_header, read_offsets
 from penstock._streams.shards import Shards
 from penstock._streams.tables import looked_at
@@ -112,7 +112,10 @@ class Opener:
             return self._format.forward(path, header.stamp)
         file = FileRanges(path, header.stamp)
         try:
-            return IndexedFile(path, file, read_offsets(self._places[path], header), self._format.parse)
+            offsets = read_offsets(self._places[path], header)
+            if offsets[-1] > header.stamp.size:
+                raise ValueError(f"{self._places[path]} is damaged: its offsets end at {offsets[-1]}, and {path} has {header.stamp.size} bytes. {REINDEX}")
+            return IndexedFile(path, file, offsets, self._format.parse)
         except BaseException:
             file.close()
             raise

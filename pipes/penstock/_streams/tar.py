@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack
 import numpy as np
 
 from penstock._streams.files import REINDEX, opened, whole
+from penstock._streams.index_file import MOST_RECORDS
 from penstock._streams.known_files import Format, known_files
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def _damaged(path: str, at: int, why: str) -> ValueError:
 
 def _counts_beside(files: list[str]) -> list[int] | None:
     """From wids' ``index.json`` in the folder of each file, or img2dataset's ``<name>_stats.json`` beside it; None unless all are there."""
-    listed: dict[str, dict[str, int]] = {}
+    listed: dict[str, dict[str, Any]] = {}
     counts = []
     for path in files:
         folder, name = os.path.split(path)
@@ -244,7 +245,7 @@ def _counts_beside(files: list[str]) -> list[int] | None:
             said = _json(os.path.join(folder, "index.json"))
             shards = said.get("shardlist") if isinstance(said, dict) else None
             listed[folder] = {
-                os.path.basename(one["url"]): one["nsamples"]
+                os.path.basename(one["url"]): one.get("nsamples")
                 for one in (shards if isinstance(shards, list) else [])
                 if isinstance(one, dict) and isinstance(one.get("url"), str)
             }
@@ -252,7 +253,7 @@ def _counts_beside(files: list[str]) -> list[int] | None:
         if count is None:
             said = _json(os.path.join(folder, name.partition(".")[0] + "_stats.json"))
             count = said.get("successes") if isinstance(said, dict) else None
-        if type(count) is not int:
+        if type(count) is not int or not 0 <= count < MOST_RECORDS:
             return None
         counts.append(count)
     return counts
@@ -262,7 +263,7 @@ def _json(path: str) -> Any:
     try:
         with opened(path) as file:
             return json.load(file)
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
 
 

@@ -236,8 +236,11 @@ def _inspected(path: str, dtype: np.dtype[Any], first: int) -> TokenFile:
 def _header(file: BinaryIO, path: str, dtype: np.dtype[Any]) -> tuple[int, int]:
     """Bytes of the header of an ``.npy`` file, and the length of the array in it."""
     layout: Any = np.lib.format
-    read = layout.read_array_header_1_0 if layout.read_magic(file) == (1, 0) else layout.read_array_header_2_0
-    shape, _, found = read(file)
+    try:
+        read = layout.read_array_header_1_0 if layout.read_magic(file) == (1, 0) else layout.read_array_header_2_0
+        shape, _, found = read(file)
+    except Exception as error:  # NumPy raises those of its parser, too, and names no file
+        raise ValueError(f"{path} has a header that NumPy cannot read ({error!s:.200}). Write it again: np.save.") from error
     if len(shape) != 1 or found != dtype:
         raise ValueError(
             f"{path} holds an array of {found} of shape {shape}, and not a row of {dtype.name}. Pass its dtype, or flatten it with array.reshape(-1)."

@@ -1,0 +1,409 @@
+"""Files are data: whatever bytes stand in a cache, an index, a bookmark or a state, with right checksums, they give a value or an error that names them.
+
+``PENSTOCK_FUZZ=1000 pytest --timeout 0 tests/compatibility/test_hostile_files.py`` tries a thousand times as many. What these tests look for besides other
+errors is a signal, which ends pytest itself, and an import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import math
+import os
+import struct
+import sys
+import tarfile
+import warnings
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from fuzz import fuzzed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import Cached, Packed, StateError, keep
+from penstock._datasets.cache_record import FOOTER
+from penstock._nodes.encoding import TAG, decoded
+from penstock._streams.bookmarks import Bookmarks
+from penstock._streams.files import stamp
+from penstock._streams.index_file import write_index
+from penstock.formats import jsonl, tar, tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+class Outer:
+    class Inner(NamedTuple):
+        z: Any
+
+
+# Pieces of hostile files.
+
+BYTES = b"\xff\xff\x11\0" + bytes(range(60))
+DTYPES = """float32 bfloat16 bool complex64 float8_e5m2 quint8 quint4x2 bits8 int1 _dynamo _inductor load e |O O |O8 <i4 <i8 |b1 |u1 >c16 <f2 <f16 <U1 <U0 |S2 |V4
+|V0 <M8[s] <M8[25us] <M8 <m8 T |T16 f4,O (3)O |V2147483647 <U4294967295 <M8[0s]""".split()
+numbers = st.integers(0, 9) | st.sampled_from([-1, -8, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63), 1.5, 1e300, math.inf])
+scalars = st.none() | st.booleans() | numbers | st.sampled_from(["", "x", "y", "torch", "é\0"])
+junk = scalars | st.lists(scalars, max_size=3) | st.dictionaries(st.sampled_from(["a", TAG, "items"]), scalars, max_size=2)
+shapes = st.lists(st.integers(0, 3), max_size=3) | st.lists(numbers, max_size=3) | junk
+MODULES = ["torch", "os", "collections", "numpy", "antigravity", "torch._dynamo", "penstock", __name__]
+NAMES = ["Point", "Outer.Inner", "Point.x", "_dynamo.config", "_inductor", "Path.mro", "namedtuple", "path.join", "Size", ""]
+
+
+@st.composite
+def described(draw: Any) -> list[Any]:
+    """An array as a record describes it: often one whose size fits."""
+    kind, dtype, shape = draw(st.sampled_from(["tensor", "array", "scalar"])), draw(st.sampled_from(DTYPES) | junk), draw(shapes)
+    nbytes = draw(numbers | st.none())
+    if nbytes is None:
+        with contextlib.suppress(Exception):
+            itemsize = getattr(torch, dtype).itemsize if kind == "tensor" else np.dtype(dtype).itemsize
+            nbytes = itemsize * math.prod(shape)
+    return [kind, dtype, shape, nbytes]
+
+
+structures = st.recursive(
+    described()
+    | junk
+    | st.tuples(st.sampled_from(["bytes", "bytes_", "str_"]), junk).map(list)
+    | st.tuples(st.just("complex"), junk, junk).map(list),
+    lambda inner: (
+        st.tuples(st.sampled_from(["list", "tuple"]), st.lists(inner, max_size=3)).map(list)
+        | st.tuples(st.just("dict"), st.lists(scalars | inner, max_size=2), st.lists(inner, max_size=2)).map(list)
+        | st.tuples(
+            st.just("named"),
+            st.sampled_from(MODULES) | junk,
+            st.sampled_from(NAMES) | junk,
+            st.sampled_from([["x", "y"], ["z"], []]) | junk,
+            st.lists(inner, max_size=2),
+        ).map(list)
+        | st.lists(inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+
+
+@contextlib.contextmanager
+def nothing_imported() -> Iterator[None]:
+    before = {*sys.modules}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of dtypes that are experiments
+        yield
+    assert {*sys.modules} - before == set()
+
+
+def use(value: Any) -> None:
+    """What a program does with a value: object pointers that are none crash here at the latest."""
+    if isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            use(one)
+    elif isinstance(value, torch.Tensor | np.ndarray | np.generic) and value.nbytes < 10**6:
+        with contextlib.suppress(Exception):  # a text of no characters, a dtype that torch only stores
+            str(value if isinstance(value, np.generic) else value.reshape(-1)[:9].tolist())
+
+
+class One:
+    """A dataset of one sample, which is in no file."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return "loaded"
+
+
+# Caches.
+
+
+def record(structure: Any, arrays: bytes = BYTES, *, text: bytes | None = None, sizes: tuple[int, int] | None = None) -> bytes:
+    """A record of sample 0 whose checksum is right, whatever it says."""
+    text = json.dumps(structure).encode() if text is None else text
+    data = arrays + text + FOOTER.pack(0, *(sizes or (len(arrays), len(text))), 0)[:-4]
+    start = len(data) + 4 - FOOTER.size - sum(sizes or (len(arrays), len(text)))
+    return data + struct.pack("=I", zlib.crc32(data[start:]))
+
+
+def read(folder: Path, record: bytes) -> Any:
+    """Sample 0 of a cache that holds a record."""
+    Cached(One(), folder).close()
+    (folder / "penstock.data").write_bytes(record)
+    (folder / "penstock.index").write_bytes(struct.pack("=Q", len(record)))
+    cached = Cached(One(), folder)
+    try:
+        return cached[0]
+    finally:
+        cached.close()
+
+
+@pytest.mark.parametrize(
+    ("structure", "said"),
+    [
+        (["array", "|O", [1], 8], r"\|O"),
+        (["scalar", "|O", [], 8], r"\|O"),
+        (["array", "f4,O", [1], 12], "f4,O"),
+        (["array", "<i4", [1], 8], "8"),
+        (["array", "<i4", [4], 2**40], "bytes"),
+        (["bytes", 99], "bytes"),
+        (["bytes", -4], "bytes"),
+        (["tensor", "quint8", [8], 8], "quint8"),
+        (["tensor", "bfloat16", [-1], 8], "shape"),
+        (["tensor", "_inductor", [0], 0], "_inductor"),
+        (["named", "torch", "_dynamo.config", ["x"], [1]], "no such class"),
+        (["named", "torch", "Size", ["x"], [1]], "no such class"),
+        (["dict", [["list", []]], [1]], "unhashable"),
+        (["what", 1, 2], "what"),
+    ],
+    ids=str,
+)
+def test_a_record_that_makes_no_sense_is_refused_by_the_name_of_its_folder(structure: Any, said: str, tmp_path: Path) -> None:
+    r"""Seen red: ``|O`` took the bytes for pointers to objects, and the next use crashed; a name was asked of torch, which imported 800 modules for it; texts and
+    tensors of other sizes than said; and errors of other types, that named no file."""
+    with nothing_imported(), pytest.raises(ValueError, match=f"sample 0 .*{tmp_path}.*{said}"):
+        read(tmp_path, record(structure, bytes(16)))
+
+
+def test_a_record_that_says_it_begins_before_the_file_is_loaded_again(tmp_path: Path) -> None:
+    """Seen red: its beginning was counted from the end of the file."""
+    assert read(tmp_path, record(["list", []], sizes=(len(BYTES) + 3, len('["list", []]')))) == "loaded"
+
+
+def test_a_named_tuple_in_a_class_is_found_and_one_of_a_lazy_module_is_not_asked_for(tmp_path: Path) -> None:
+    """A class lies in its module, or in a class there."""
+    assert read(tmp_path, record(["named", __name__, "Outer.Inner", ["z"], [1]])) == Outer.Inner(1)
+
+
+@fuzzed(150)
+@given(structures, st.binary(max_size=8), st.none() | st.tuples(st.integers(0, 200), st.integers(0, 200)))
+def test_any_record_with_a_right_checksum_gives_a_value_or_a_value_error(tmp_path_factory: Any, structure: Any, more: bytes, sizes: Any) -> None:
+    """Seen red, as the test above says, and by a signal."""
+    folder = tmp_path_factory.getbasetemp() / "hostile cache"
+    with nothing_imported():
+        try:
+            value = read(folder, record(structure, BYTES + more, sizes=sizes))
+        except ValueError as error:
+            assert str(folder) in str(error)
+            return
+    use(value)
+
+
+@fuzzed(50)
+@given(st.binary(max_size=200), st.binary(max_size=60), st.sampled_from([b"", b"[" * 2000, b"9" * 5000, b'{"a":', b"\xff", b"NaN"]))
+def test_any_bytes_with_a_right_checksum_give_a_value_or_a_value_error(tmp_path_factory: Any, arrays: bytes, text: bytes, more: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp() / "hostile cache"
+    for before, after in ((more, text), (text, more)):
+        try:
+            use(read(folder, record(None, arrays, text=before + after)))
+        except ValueError as error:
+            assert str(folder) in str(error)
+
+
+@fuzzed(50)
+@given(st.lists(st.integers(-2, 9) | st.sampled_from([-(2**63), 2**40, 2**62, 2**63 - 1, 2 << 40]), max_size=9), junk, st.booleans())
+def test_whatever_a_file_of_packs_or_kept_samples_holds(tmp_path_factory: Any, held: list[int], other: Any, hostile_head: bool) -> None:
+    """Seen red: an IndexError where there are no packs, and samples of negative length."""
+    path, data = tmp_path_factory.getbasetemp() / "hostile.packs", np.array(held, "<i8").tobytes()
+
+    def build(kind: str) -> Any:
+        if kind == "keep":
+            return keep([*range(4)], math.isfinite, cache=path)
+        packs = Packed([[1], [2, 2], [3], [4] * 9], [1, 2, 1, 9], 4, cache=path)
+        return [packs[k] for k in range(min(len(packs), 4))]
+
+    for kind in ("keep", "packs"):
+        path.unlink(missing_ok=True)
+        build(kind)
+        head = json.loads(path.read_bytes().partition(b"\n")[0])
+        head |= {"count": other, "crc": other} if hostile_head else {"count": len(held), "crc": zlib.crc32(data)}
+        path.write_bytes(json.dumps(head).encode() + b"\n" + data)
+        try:
+            [*build(kind)]
+        except ValueError as error:
+            assert str(path) in str(error), error  # noqa: PT017
+
+
+# Indexes, bookmarks and what lies beside files.
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: Any) -> Any:
+    """A file of JSON lines and a tar."""
+    folder = tmp_path_factory.mktemp("shards")
+    (folder / "x.jsonl").write_text('{"k": 1}\n[2]\n3\n')
+    with tarfile.open(folder / "x.tar", "w") as archive:
+        for k in range(3):
+            member = tarfile.TarInfo(f"{k}.txt")
+            member.size = 5
+            archive.addfile(member, io.BytesIO(b"abcde"))
+    return folder
+
+
+@fuzzed(100)
+@given(
+    st.lists(st.sampled_from([0, 2, 9, 13, 15, 512, 1024, 2048, -1, -512, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63)]), max_size=5),
+    st.dictionaries(st.sampled_from(["records", "size", "mtime_ns", "kind", "penstock index"]), junk, max_size=1),
+    st.sampled_from(["jsonl", "tar"]),
+)
+def test_whatever_an_index_says_a_record_comes_or_a_value_error(shards: Path, offsets: list[int], other: Any, kind: str) -> None:
+    """Seen red: EINVAL where an offset is negative, a MemoryError and "cannot fit 'int'" where one is huge; no name of a file in them."""
+    path, data = shards / f"x.{kind}", np.array(offsets, "<i8").tobytes()
+    now = stamp(str(path))
+    head = {"penstock index": 1, "kind": kind, "records": len(offsets) - 1, "size": now.size, "mtime_ns": now.mtime_ns}
+    (shards / f"x.{kind}.index").write_bytes(json.dumps({**head, "checksum": zlib.crc32(data), **other}).encode() + b"\n" + data)
+    try:
+        made = {"jsonl": jsonl, "tar": tar}[kind](str(path))
+    except ValueError as error:
+        assert str(path) in str(error)
+        return
+    try:
+        for k in range(min(len(made), 5)):
+            with contextlib.suppress(ValueError):
+                made[k]
+            try:
+                made[k]
+            except ValueError as error:
+                assert str(path) in str(error), error
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("said", [{"shardlist": [{"url": "x.tar"}]}, {"shardlist": [{"url": "x.tar", "nsamples": -1}]}, 10**30, "deep"], ids=str)
+def test_counts_that_others_left_are_used_only_if_they_are_counts(said: Any, shards: Path) -> None:
+    """Seen red: a KeyError, and a RecursionError, neither with the name of a file."""
+    (shards / "x.tar.index").unlink(missing_ok=True)
+    (shards / "index.json").write_text("[" * 10_000 if said == "deep" else json.dumps(said))
+    with pytest.raises(ValueError, match="nobody knows how many records .*x.tar"):
+        tar(str(shards / "x.tar"))
+    (shards / "index.json").unlink()
+
+
+@pytest.mark.parametrize("header", [b"{'descr': '<u2', 'fortran_order': False, 'shape': (", b"{" * 90, b"9" * 9000, b"\xff"], ids=lambda header: header[:20])
+def test_a_header_of_npy_that_cannot_be_read_names_its_file(header: bytes, tmp_path: Path) -> None:
+    """Seen red: NumPy's own errors, which name none."""
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header + bytes(20))
+    with warnings.catch_warnings(), pytest.raises(ValueError, match="x.npy"):
+        warnings.simplefilter("ignore")
+        tokens(str(tmp_path / "x.npy"), 2)
+
+
+@fuzzed(100)
+@given(st.lists(st.fixed_dictionaries({"shard": numbers, "key": st.just("k0") | junk, "pass": st.none() | numbers, "outputs": numbers}) | junk, max_size=4))
+def test_whatever_bookmarks_say_with_a_right_checksum(tmp_path_factory: Any, said: list[Any]) -> None:
+    folder = tmp_path_factory.getbasetemp() / "hostile bookmarks"
+    keys = ["k0", "k1"]
+    for file in folder.rglob("*.jsonl"):
+        file.unlink()
+    writer = Bookmarks(folder, {}, keys)
+    writer.add(1, 0, 7, every_pass=True)
+    (file,) = folder.rglob("*.jsonl")
+    with open(file, "ab") as out:
+        out.writelines(writer._checked(json.dumps(one)[:-1].encode()) for one in said)
+    reader = Bookmarks(folder, {}, keys)
+    for shard in (0, 1):
+        outputs = reader.outputs(shard, 0)
+        assert outputs is None or 0 <= outputs < 2**63
+    assert outputs in (7, None)
+
+
+# States.
+
+
+tagged = st.recursive(
+    junk,
+    lambda inner: st.fixed_dictionaries(
+        {TAG: st.sampled_from("float dict OrderedDict tuple set frozenset bytes bytearray tensor array scalar x".split())},
+        optional={
+            "items": st.lists(inner | st.lists(inner, max_size=2), max_size=3) | inner,
+            "dtype": st.sampled_from(DTYPES) | st.lists(st.lists(st.sampled_from(DTYPES), max_size=3), max_size=2) | inner,
+            "shape": shapes,
+            "data": st.sampled_from(["", "AA==", "AAAAAAAAAAA=", "/////////////////////w==", "*"]) | inner,
+            "bits": st.sampled_from(["7ff8000000000000", "x", ""]) | inner,
+        },
+    ),
+    max_leaves=5,
+)
+
+
+@fuzzed(300)
+@given(tagged)
+def test_any_value_in_a_state_is_read_or_refused(value: Any) -> None:
+    """Seen red: a dtype "_dynamo" imported it."""
+    with nothing_imported():
+        try:
+            value = decoded(json.loads(json.dumps(value)))
+        except StateError:
+            return
+    use(value)
+
+
+@pytest.mark.parametrize("dtype", ["_inductor", "quint8"])
+def test_a_dtype_in_a_state_is_one_that_lies_in_torch(dtype: str) -> None:
+    """Seen red: torch was asked for it, and imported a module of that name."""
+    with nothing_imported(), pytest.raises(StateError, match="cannot be read"):
+        decoded({TAG: "tensor", "dtype": dtype, "shape": [1], "data": "AA=="})
+
+
+# Writes stay in their folder.
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+@pytest.mark.parametrize("name", ["penstock.data", "penstock.index", "penstock.json", "penstock.json.new"])
+def test_a_link_in_a_cache_folder_leads_no_write_elsewhere(name: str, dangling: bool, tmp_path: Path) -> None:
+    """Seen red: the index emptied the file that its link led to, the JSON overwrote it, the data were appended to it."""
+    target, folder = tmp_path / "target", tmp_path / "cache"
+    if not dangling:
+        target.write_bytes(b"")
+    folder.mkdir()
+    (folder / name).symlink_to(target)
+    try:
+        assert Cached(One(), folder)[0] == "loaded"
+    except OSError as error:
+        assert (error.errno, error.filename) == (errno.ELOOP, str(folder / name))
+        assert "link" in str(error)
+    assert target.exists() != dangling
+    assert dangling or target.read_bytes() == b""
+
+
+def test_a_pipe_in_a_cache_folder_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    """Seen red: opening it waited for a writer, forever."""
+    Cached(One(), tmp_path).close()
+    for name in ("penstock.json", "penstock.data", "penstock.index"):
+        sound = (tmp_path / name).read_bytes()
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(OSError, match=name):
+            Cached(One(), tmp_path)
+        (tmp_path / name).unlink()
+        (tmp_path / name).write_bytes(sound)
+
+
+def test_a_link_in_a_folder_of_bookmarks_leads_no_write_elsewhere(tmp_path: Path) -> None:
+    """Seen red: the line was appended to what the link led to."""
+    marks = Bookmarks(tmp_path / "marks", {}, ["k0", "k1"])
+    marks.add(0, 0, 5, every_pass=True)
+    (file,) = (tmp_path / "marks").rglob("*.jsonl")
+    file.unlink()
+    file.symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="link"):
+        marks.add(1, 0, 5, every_pass=True)
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_link_in_the_place_of_an_index_or_of_packs_is_replaced(tmp_path: Path) -> None:
+    """It is a file's name that is replaced, so this held before there was a test."""
+    for name in ("x.index", "packs"):
+        (tmp_path / name).symlink_to(tmp_path / "target")
+    write_index(str(tmp_path / "x.index"), "tar", stamp(__file__), np.array([0]))
+    Packed([[1]], [1], 4, cache=tmp_path / "packs")
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.is_symlink()) == ["packs", "x.index"]
