@@ -7,7 +7,8 @@ import random
 from itertools import islice
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fuzz import fuzzed
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
@@ -121,7 +122,7 @@ def test_no_mutation_does_more_than_be_refused(loaders, name):
     made, texts = loaders
     count = {True: 0, False: 0}
 
-    @settings(max_examples=1700, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @fuzzed(1700)
     @given(st.data(), st.booleans())
     def run(data, strict):
         count[attempt(made[name], mutated(texts[name], data.draw), strict, texts[name])] += 1

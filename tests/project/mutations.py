@@ -1977,8 +1977,8 @@ MUTATIONS = [
         "tests/datasets/test_packed.py::TestTheFile::test_damaged_is_refused",
     ),
     Mutation(
-        "_datasets/saved_array.py",
-        "            os.remove(new)",
+        "_streams/own_files.py",
+        "            os.unlink(temporary)",
         "            pass",
         "tests/datasets/test_packed.py::TestTheFile::test_is_not_left_half_written",
     ),
@@ -2315,9 +2315,9 @@ MUTATIONS = [
         "tests/streams/test_files.py::TestCompressed::test_an_end_in_the_middle_is_an_error[.zst]",
     ),
     Mutation(
-        "_streams/index_file.py",
-        'temporary = f"{place}.{secrets.token_hex(4)}.tmp"\n    try:\n        with open(temporary, "xb")',
-        'temporary = place\n    try:\n        with open(temporary, "wb")',
+        "_streams/own_files.py",
+        'temporary = f"{path}.{secrets.token_hex(4)}.tmp"\n    try:\n        with open(temporary, "xb")',
+        'temporary = path\n    try:\n        with open(temporary, "wb")',
         "tests/streams/test_indexing.py::TestTheFile::test_is_written_completely_or_not_at_all",
     ),
     Mutation(

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._datasets.cache_record import FOOTER, is_record, module_of, value_at
 from penstock._memory.shared_memory import create
-from penstock._streams.own_files import open_own, write_own
+from penstock._streams.own_files import open_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +90,9 @@ class Files:
         try:
             return value_at(memory, end)
         except Exception as error:
-            raise ValueError(f"sample {place} in the cache {self._folder} cannot be read, though its checksum is right: {error}. Delete the folder.") from error
+            raise ValueError(
+                f"sample {place} in the cache {self._folder} cannot be read, though its checksum is right: {error}. Delete the folder."
+            ) from error
 
 
 class Claim:
@@ -210,9 +212,14 @@ def _make(folder: str, identity: dict[str, Any]) -> None:
             return
         if os.fstat(fd).st_size:
             raise _damaged(folder, f"{_HEAD} is missing")
-        with open(open_own(index, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as empty:
+        empty_file = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with open(open_own(index, empty_file), "wb") as empty:
             empty.truncate(_ENTRY.size * identity["length"])
-        write_own(head, json.dumps(identity, indent=1).encode(), sync=True)
+        with open(open_own(f"{head}.new", empty_file), "w", encoding="utf-8") as text:
+            json.dump(identity, text, indent=1)
+            text.flush()
+            os.fsync(text.fileno())
+        os.replace(f"{head}.new", head)
     finally:
         _release(fd)
 

@@ -51,7 +51,7 @@ def value_at(memory: memoryview, end: int) -> Any:
     """
     foot = end - FOOTER.size
     _, arrays, structure, _ = FOOTER.unpack_from(memory, foot)
-    text = bytes(memory[foot - structure : foot])
+    text = str(memory[foot - structure : foot], "ascii")  # of bytes, `json` would guess an encoding, and import it
     parsed = _parsed(text) if structure <= _SHORT else json.loads(text)
     return _Reader(memory[foot - structure - arrays : foot - structure]).value(parsed)
 
@@ -133,8 +133,8 @@ class _Reader:
         return found
 
     def _array(self, dtype: str, shape: Any, nbytes: int) -> np.ndarray:
-        made: np.ndarray = np.ndarray(shape, _plain_dtype(dtype), bytearray(self._next(nbytes)))
-        return _checked(made, shape, nbytes)
+        made: np.ndarray = _checked(np.ndarray(shape, _plain_dtype(dtype), bytearray(self._next(nbytes))), shape, nbytes)
+        return made
 
     def value(self, node: Any) -> Any:
         if type(node) is not list:

@@ -41,7 +41,7 @@ def opened(path: str, identity: dict[str, Any]) -> Int64s:
     with open(path, "rb") as file:
         line = file.readline(2**20)
     try:
-        head = json.loads(line)
+        head = json.loads(line.decode())
         theirs, count, crc = dict(head["of"]), operator.index(head["count"]), head["crc"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a file of penstock's, or damaged. Delete it, or give another path.") from error

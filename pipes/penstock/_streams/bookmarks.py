@@ -183,7 +183,7 @@ class Bookmarks:
         if not comma or line != self._checked(said):
             raise ValueError
         try:
-            found = json.loads(said + b"}")
+            found = json.loads(said.decode() + "}")
             shard, key, pass_, outputs = (found[name] for name in ("shard", "key", "pass", "outputs"))
         except (LookupError, TypeError, RecursionError):
             raise ValueError from None

@@ -109,14 +109,18 @@ def read_offsets(place: str, header: Header) -> np.ndarray:
 def _header(place: str, begin: bytes) -> Header:
     line, newline, _ = begin.partition(b"\n")
     try:
-        said: Any = json.loads(line) if newline else None
+        said: Any = json.loads(line.decode()) if newline else None
         if said["penstock index"] != FORMAT:
             raise ValueError(
                 f"{place} is an index of format {said['penstock index']}, and this version of penstock reads {FORMAT}: {REINDEX}"
             )
         numbers = [said[name] for name in ("records", "size", "mtime_ns", "checksum")]
         version = said.get("version", "")  # earlier releases wrote none
-        if not all(type(number) is int and 0 <= number < 2**63 for number in numbers) or said["records"] >= MOST_RECORDS or said["kind"] not in ("jsonl", "tar"):
+        if (
+            not all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+            or said["records"] >= MOST_RECORDS
+            or said["kind"] not in ("jsonl", "tar")
+        ):
             raise KeyError
         if type(version) is not str:
             raise KeyError

@@ -114,7 +114,9 @@ class Opener:
         try:
             offsets = read_offsets(self._places[path], header)
             if offsets[-1] > header.stamp.size:
-                raise ValueError(f"{self._places[path]} is damaged: its offsets end at {offsets[-1]}, and {path} has {header.stamp.size} bytes. {REINDEX}")
+                raise ValueError(
+                    f"{self._places[path]} is damaged: its offsets end at {offsets[-1]}, and {path} has {header.stamp.size} bytes. {REINDEX}"
+                )
             return IndexedFile(path, file, offsets, self._format.parse)
         except BaseException:
             file.close()

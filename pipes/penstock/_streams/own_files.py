@@ -55,4 +55,6 @@ def write_own(path: str, *parts: Any, sync: bool = False) -> None:
 
 
 def _refusal(path: str) -> OSError:
-    return OSError(errno.ELOOP, "a link, a pipe or a device lies where penstock keeps a file of its own. Remove it (the folder may be a link)", path)
+    return OSError(
+        errno.ELOOP, "a link, a pipe or a device lies where penstock keeps a file of its own. Remove it (the folder may be a link)", path
+    )

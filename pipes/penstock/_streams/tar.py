@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 BLOCK: Final = 512
 END: Final = bytes(BLOCK)
+TOO_LARGE: Final = 2**43
+"""Bytes. A file system may refuse to seek that far."""
 FILES: Final = (b"0", b"\0", b"7")
 EMPTY: Final = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices and folders: no data follows, whatever size they state
 EXTENDED: Final = (b"L", b"K", b"x", b"X", b"g")  # they say more of the member that follows
@@ -116,9 +118,14 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
         length = own_size if is_extended or size is None else size
         if kind in EMPTY or (kind == b"\0" and not is_file):
             length = 0
+        if length >= TOO_LARGE:
+            raise _damaged(path, at, f"a header states a size of {length} bytes")
         padded = -(-length // BLOCK) * BLOCK
         if is_extended or (is_file and read):
-            data = file.read(length)  # without the padding: cutting it off would copy the data
+            try:
+                data = file.read(length)  # without the padding: cutting it off would copy the data
+            except MemoryError:
+                raise _damaged(path, at, f"a file of {length} bytes stands there, for which there is no room in memory") from None
             if len(data) < length or len(file.read(padded - length)) < padded - length:
                 raise _damaged(path, at, CUT_SHORT)
         elif seeks:
@@ -135,7 +142,7 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
             elif kind in PAX:
                 said = _pax(data, path, at)
                 name = said["path"].rstrip("/") if "path" in said else name
-                size = int(said["size"]) if said.get("size", "").isdigit() else size
+                size = int(said["size"][:30]) if said.get("size", "").isdecimal() else size  # Python refuses to read thousands of digits
             continue
         if is_file:
             yield _Member(begin, name or own_name, data)
@@ -215,7 +222,7 @@ def _pax(data: bytes, path: str, at: int) -> dict[str, str]:
     said = {}
     while data and data[0]:
         digits, _, _ = data.partition(b" ")
-        length = int(digits) if digits.isdigit() else 0
+        length = int(digits[:30]) if digits.isdigit() else 0
         key, equals, value = data[len(digits) + 1 : length - 1].partition(b"=")
         if not equals or data[length - 1 : length] != b"\n":
             raise _damaged(path, at, "an extended header is no list of keys and values")
