@@ -187,8 +187,8 @@ class TestAnIndex:
         path = write(tmp_path / "x.jsonl", [b"1\n"])
         index(path)
         with open(f"{path}.index", "r+b") as file:
-            file.seek(-1, 2)
-            file.write(b"\x07")
+            file.seek(-8, 2)
+            file.write(b"\x01")  # where the record ends: "1" is JSON, too
         dataset = jsonl(path)  # the counts are in its first line
         with pytest.raises(ValueError, match="x.jsonl.index is damaged"):
             dataset[0]

@@ -89,9 +89,11 @@ class Files:
         self._checked[place] = 1
         try:
             return value_at(memory, end)
+        except MemoryError:
+            raise
         except Exception as error:
             raise ValueError(
-                f"sample {place} in the cache {self._folder} cannot be read, though its checksum is right: {error}. Delete the folder."
+                f"sample {place} in the cache {self._folder} cannot be read, though its checksum is right ({error}). If nothing else helps, delete the folder."
             ) from error
 
 

@@ -91,6 +91,8 @@ class Packed(Shown, View):
         self._identity = {**groups.settings(), "sequences": len(groups.lengths)}
         self._path = None if cache is None else os.path.abspath(cache)
         self._open(_planned(groups) if self._path is None else saved(self._path, self._identity, lambda: _planned(groups)))
+        if self._path is not None and not self._are_packs():
+            raise ValueError(f"{self._path} is damaged: what it holds are no packs of these sequences. Delete it.")
 
     def details(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "capacity": self._view.capacity, "packs": len(self)}
@@ -119,10 +121,8 @@ class Packed(Shown, View):
             self._open(opened(self._path, self._identity))
 
     def _open(self, numbers: Int64s) -> None:
-        packs = int(numbers[0]) if len(numbers) else -1
+        packs = int(numbers[0]) if len(numbers) else 0
         self._ends, self._members = numbers[1 : 1 + packs], numbers[1 + packs :]
-        if self._path is not None and not (0 <= packs < len(numbers) and self._are_packs()):
-            raise ValueError(f"{self._path} is damaged: what it holds are no packs of these sequences. Delete it.")
 
     def _are_packs(self) -> bool:
         """Whether each pack holds something, no more than fits, and only what there is."""
