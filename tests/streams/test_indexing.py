@@ -252,7 +252,10 @@ class TestTheCommand:
         ended = subprocess.run(
             [sys.executable, "-m", "penstock", "index", "{0..4}.tar", "--workers", "3"], capture_output=True, text=True, check=False
         )
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "indexed 5 files (10 records)\n", "")
+        errors = [
+            line for line in ended.stderr.splitlines() if not line.startswith("indexing: ")
+        ]  # work that takes long says how far it is
+        assert (ended.returncode, ended.stdout, errors) == (0, "indexed 5 files (10 records)\n", [])
         assert [len(index_of(f"{k}.tar")) for k in range(5)] == [1, 2, 3, 4, 5]
         assert stamp("1.tar") == read_header("1.tar.index").stamp
 

@@ -12,7 +12,7 @@ import torch
 
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._fetch.array_dataset import ArrayDataset
-from penstock._fetch.fetch import epoch_aware, shard_names
+from penstock._fetch.fetch import SHARD_NAMES, SUBSET_INDICES, epoch_aware, said_of
 from penstock._loader.loader import Loader
 from penstock._memory.devices import device_module, resolve_device
 from penstock._memory.modes import in_neutral_modes
@@ -85,7 +85,7 @@ class Resident(ArrayDataset):
             close_shards(dataset)
         super().__init__(fields, len(dataset), augment)
         self._ordered = None if brought_order(dataset, shuffle=False, seed=0) is None else dataset  # kept for its order only
-        self.shard_names = shard_names(dataset)
+        self.shard_names, self.subset_indices = said_of(dataset, SHARD_NAMES), said_of(dataset, SUBSET_INDICES)
         self.nbytes = sum(field.nbytes for field in leaves(fields))
         took_s = time.perf_counter() - start
         message = f"{len(self)} samples of {type(dataset).__name__} ({_size(self.nbytes)}) are resident on {where} after {took_s:.1f} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -137,12 +138,13 @@ class Fetch(Shown):
         return (self.collate_fn or default_convert)(one)
 
     def settings(self) -> dict[str, Any]:
-        """The length of the dataset, if it has one, and the names of its shards, if it has any."""
+        """The length of the dataset, if it has one, the names of its shards, if it has any, and which samples its subsets have."""
         said: dict[str, Any] = {}
         with contextlib.suppress(TypeError, NotImplementedError):
             said["dataset_length"] = len(self.dataset)
-        if (names := shard_names(self.dataset)) is not None:
-            said[SHARD_NAMES] = names
+        for name in (SHARD_NAMES, SUBSET_INDICES):
+            if (value := said_of(self.dataset, name)) is not None:
+                said[name] = value
         return said
 
     def __getstate__(self) -> dict[str, Any]:
@@ -193,21 +195,34 @@ def epoch_aware(dataset: Any) -> list[Any]:
 
 
 SHARD_NAMES: Final = "shard_names"
-"""The attribute of a dataset, and the setting."""
+SUBSET_INDICES: Final = "subset_indices"
+"""The attributes of a dataset, and the settings."""
+
+_LOOKED_AT: Final = 1024
+"""Of the indices of a subset so many, evenly spaced, go into its checksum: there may be very many."""
 
 
-def shard_names(dataset: Any) -> str | None:
-    """What ``dataset`` says of its shards, or all that the datasets inside it say, if they are known to be there; None if nothing is said."""
-    said = getattr(dataset, SHARD_NAMES, None)
+def said_of(dataset: Any, name: str) -> str | None:
+    """What ``dataset`` says by its attribute ``name``, or all that the datasets inside it say, if they are known to be there; None if nothing is said."""
+    said = getattr(dataset, name, None)
     if isinstance(said, str):
         return said
     if not isinstance(dataset, Subset | ConcatDataset | View | Shown):
         return None
     inside = vars(dataset)
-    names = [found for one in (*inside.get("datasets", ()), inside.get("dataset")) if (found := shard_names(one)) is not None]
-    if len(names) < 2:
-        return names[0] if names else None
-    return hashlib.blake2b(" ".join(names).encode(), digest_size=8).hexdigest()
+    found = [one for part in (*inside.get("datasets", ()), inside.get("dataset")) if (one := said_of(part, name)) is not None]
+    if name == SUBSET_INDICES and isinstance(dataset, Subset):
+        with contextlib.suppress(AttributeError, TypeError):  # of a class of the user's, which needs no indices
+            indices = dataset.indices
+            some = (indices[k] for k in range(0, len(indices), max(1, len(indices) // _LOOKED_AT)))
+            found.append(
+                _checksum(str([operator.index(one) if hasattr(one, "__index__") else isinstance(one, str) and one for one in some]))
+            )
+    return _checksum(" ".join(found)) if len(found) > 1 else found[0] if found else None
+
+
+def _checksum(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def has_getitems(dataset: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._arguments import whole_number
 from penstock._errors import StateError
-from penstock._fetch.fetch import SHARD_NAMES
+from penstock._fetch.fetch import SHARD_NAMES, SUBSET_INDICES
 from penstock._nodes.node import epoch_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,11 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
     return [f"{name} was {saved!r:.80} and is {now!r:.80}"]
 
 
-_LATER: Final = {"held": "the values that steps hold", SHARD_NAMES: "the names of the shards, in their order"}
+_LATER: Final = {
+    "held": "the values that steps hold",
+    SHARD_NAMES: "the names of the shards, in their order",
+    SUBSET_INDICES: "which samples a Subset has",
+}
 """Settings that older versions did not save."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from penstock._nodes.epoch_plan import Plan
     from penstock._nodes.plan_source import Place, PlanRequest
 
+log = logging.getLogger("penstock")
 
 REPLAYED = 2**8
 """Blocks that are read of an epoch without an end when the epochs before are replayed."""
@@ -117,7 +119,7 @@ class EpochPlanner:
         self.close()
         self._next_epoch = None
         if self._remembers:
-            if self._place == "process" and not self._asked:  # elsewhere it is the user's, who may change it, so no copy may replace it
+            if self._plan_ahead and not self._asked:  # else it is the user's, who may change it, so no copy may replace it
                 self._pristine = copied(self._sampler)
             if not follows:
                 self._catch_up(request)
@@ -131,7 +133,15 @@ class EpochPlanner:
         Of an epoch without an end `REPLAYED` blocks are read, so that what follows does not depend on how far somebody went.
         """
         if self._asked and self._pristine is None:
-            return  # the sampler cannot be moved back; the checksum will show whether its plan fits
+            # It cannot be moved back. The checksum will show whether its plan fits; at the start of an epoch nothing does.
+            if self._plan_ahead and not request.checksum and not is_told(self._sampler):
+                log.warning(
+                    "%s can be neither pickled nor copied, so epoch %d is what it yields next. If it remembers what it gave, that is another order than of a run that "
+                    "did not jump. Make it picklable, or give it a set_epoch.",
+                    type(self._sampler).__name__,
+                    request.epoch,
+                )
+            return
         if self._asked:
             self._sampler = copied(self._pristine)
         trial = copied(self._sampler)

@@ -213,7 +213,7 @@ class SamplerWrapper(Node[Any]):
             raise StateMismatch(
                 f"{type(self.sampler).__name__} does not give again what it gave in epoch {self._epoch} up to position {position}: the state has "
                 f"the checksum {checksum}, and now there is {came}. Use the sampler, dataset and seed of the saved run, or begin a new epoch. A sampler that "
-                f"remembers what it gave, by a generator of its own, say, and cannot be pickled, can only go forward: load the state into a new loader over a new sampler."
+                f"remembers what it gave, by a generator of its own, say, and can be neither pickled nor copied, can only go forward: load the state into a new loader over a new sampler."
             )
         self._plan, self._planned = plan, self._epoch
         self._made = (*self._made[1 - _MADE :], (self._epoch, plan.begin, plan.end if plan.more else 2**63, plan.said))
