@@ -65,11 +65,11 @@ check: $(VENV)/.tools
 	$(BIN)/python tests/project/check.py
 
 versions: PYTHON_HERE = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-versions: NUMPY_1 = $(if $(filter 1.%,$(NUMPY)),pyarrow==21.0.0) # later ones want NumPy 2
+versions: NUMPY_1 = $(if $(filter 1.%,$(NUMPY)),pyarrow==21.0.0) # later ones want NumPy 2, and datasets that want it allow no newer fsspec and dill
 versions: PLACE = build/python-$(PYTHON_HERE)-torch-$(or $(TORCH),newest)$(if $(NUMPY),-numpy-$(NUMPY))
 versions:
 	mkdir -p build
-	grep -Ev '^(torch|sympy$(if $(NUMPY),|numpy|pandas|datasets|pyarrow))==' constraints.txt > $(PLACE).txt
+	grep -Ev '^(torch|sympy$(if $(NUMPY),|numpy|pandas|datasets|pyarrow|fsspec|s3fs|aiobotocore|botocore|boto3|moto|dill|multiprocess))==' constraints.txt > $(PLACE).txt
 	for pin in $(TORCH:%=torch==%) $(NUMPY:%=numpy==%) $(NUMPY_1); do echo $$pin; done >> $(PLACE).txt
 	$(MAKE) test VENV=$(PLACE) CONSTRAINTS=$(PLACE).txt EXTRAS=formats DEPENDENCY_GROUPS=test PYTEST_ARGS='-m "not slow" $(PYTEST_ARGS)'
 
