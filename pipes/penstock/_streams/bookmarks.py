@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import secrets
+import stat
 import threading
 import zlib
 from pathlib import Path
@@ -37,6 +38,8 @@ _logger = logging.getLogger("penstock")
 FORMAT: Final = 1
 LONGEST: Final = 2**20
 """Bytes of the longest line that is written or read."""
+LARGEST: Final = 2**30
+"""Bytes of the largest file that is read: ten million facts."""
 AT_MOST: Final = 2**63
 PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 """Troubles of a disk that say nothing about the choice of the folder."""
@@ -198,9 +201,12 @@ class Bookmarks:
         found: list[Contradiction] = []
         read_up_to = {} if self._read_up_to is None else self._read_up_to
         for name in self._files():
-            damaged, at = 0, read_up_to.get(name, 0)
+            damaged, at, place = 0, read_up_to.get(name, 0), os.path.join(self._folder or "", name)
             try:
-                with open(os.path.join(self._folder or "", name), "rb") as file:
+                status = os.stat(place)
+                if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:  # others may never end
+                    raise OSError(f"{place} is no regular file of at most {LARGEST} bytes")
+                with open(place, "rb") as file:
                     file.seek(at)
                     for line in iter(functools.partial(file.readline, LONGEST), b""):
                         if not line.endswith(b"\n") and len(line) < LONGEST:
@@ -218,9 +224,7 @@ class Bookmarks:
             except OSError as exc:
                 self._warn_once(name, f"{exc}. These bookmarks are left out, which costs only time.")
             if damaged:
-                self._warn_once(
-                    name, f"{damaged} lines of {os.path.join(self._folder or '', name)} are damaged, and left out. That costs only time."
-                )
+                self._warn_once(name, f"{damaged} lines of {place} are damaged, and left out. That costs only time.")
             read_up_to[name] = at
         self._read_up_to = read_up_to
         return found

@@ -93,7 +93,7 @@ def expanded(paths: Paths) -> list[str]:
     """A list of paths from a path, a pattern, or many of either.
 
     Braces are expanded as a shell does: ``{00000..01242}`` to numbers of as many digits, ``{a,b}`` to either. Then ``*``, ``?``, ``[…]`` and ``**``
-    stand for the files that there are, sorted. Paths with ``://`` are left to fsspec.
+    stand for the files that there are, sorted. Paths with ``://`` are left to fsspec; behind a ``?`` in a URL of HTTP stands no pattern, but what signs it.
 
     Raises:
         FileNotFoundError: No file fits a pattern.
@@ -112,7 +112,7 @@ def expanded(paths: Paths) -> list[str]:
             found.append(text)
             continue
         for one in braces_expanded(text):
-            found += _globbed(one) if re.search(r"[*?[]", one) else [one]
+            found += _globbed(one) if re.search(r"[*?[]", bare(one)) else [one]
     return found
 
 
@@ -139,9 +139,21 @@ BUFFER: Final = 2**16
 """Bytes of a local file read at once. Python's own 8 KiB take two reads for a sample of 20 KB and its header."""
 
 
+ZSTD_STEP: Final = 2**11
+"""Bytes decompressed at a time. By RFC 8878 four of them may stand for a block of 128 KiB, so this makes 64 MiB at most."""
+
+
 def is_remote(path: str) -> bool:
     """Whether fsspec opens it."""
     return "://" in path
+
+
+def bare(path: str) -> str:
+    """What of a path ends in the file's name: without the links of fsspec around it (``zip://name::…``), and what signs a URL (``?…``)."""
+    if not is_remote(path):
+        return path
+    address = next(link for link in path.split("::") if is_remote(link))
+    return address.partition("?")[0] if address.startswith(("http://", "https://")) else address
 
 
 def opened(path: str, version: str = "") -> BinaryIO:
@@ -149,7 +161,9 @@ def opened(path: str, version: str = "") -> BinaryIO:
     if not is_remote(path):
         return open(path, "rb", buffering=BUFFER)
     with _asking(path) as (filesystem, inside):
-        file = filesystem.open(inside, "rb", block_size=BLOCK)
+        # Of these, HTTP's own default drops parts of a block before they are read, and fetches them again.
+        words = {"cache_type": "readahead"} if getattr(filesystem, "cache_type", None) == "bytes" else {}
+        file = filesystem.open(inside, "rb", block_size=BLOCK, **words)
     if path.startswith(("http://", "https://")) and version.startswith('"'):  # a strong ETag, by RFC 9110
         file.kwargs["headers"] = {**file.kwargs.get("headers", {}), "If-Match": version}
     return cast("BinaryIO", file)
@@ -202,7 +216,7 @@ def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
 
 def compression(path: str) -> str:
     """The suffix of a compressed file, or an empty text."""
-    suffix = os.path.splitext(path)[1].lower()
+    suffix = os.path.splitext(bare(path))[1].lower()
     return {".tgz": ".gz"}.get(suffix, suffix if suffix in (".gz", ".zst", ".xz", ".bz2") else "")
 
 
@@ -412,7 +426,7 @@ class _Zstd(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while not self._left:
             data = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
-            data = data or self._file.read(2**17)
+            data = data or self._file.read(ZSTD_STEP)
             if not data:
                 if self._frame is None:
                     raise EOFError(NO_BYTES.format(self._path))
@@ -437,8 +451,10 @@ class _Zstd(io.RawIOBase):
 def _globbed(pattern: str) -> list[str]:
     if is_remote(pattern):
         filesystem, inside = extra("fsspec.core", f"{pattern!r}").url_to_fs(pattern)
-        protocol = pattern.partition("://")[0]
-        found = [f"{protocol}://{filesystem._strip_protocol(path).lstrip('/')}" for path in sorted(filesystem.glob(inside))]
+        address = bare(pattern)
+        head = address.removesuffix(inside)  # a protocol, and perhaps a host
+        paths = [head + path if head != address else filesystem.unstrip_protocol(path) for path in sorted(filesystem.glob(inside))]
+        found = [pattern.replace(address, path, 1) for path in paths]
     else:
         found = sorted(glob.glob(pattern, recursive=True))
     if not found:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock._streams.files import REINDEX, Stamp, opened
+from penstock._streams.files import REINDEX, Stamp, bare, opened
 from penstock._streams.own_files import write_own
 
 FORMAT: Final = 1
@@ -42,7 +42,8 @@ class Header(NamedTuple):
 
 def place_of(path: str, folder: str | os.PathLike[str] | None) -> str:
     """The path of the index of the file ``path``."""
-    return path + SUFFIX if folder is None else os.path.join(os.fspath(folder), os.path.basename(path) + SUFFIX)
+    name = bare(path)
+    return path.replace(name, name + SUFFIX, 1) if folder is None else os.path.join(os.fspath(folder), os.path.basename(name) + SUFFIX)
 
 
 def places_of(paths: list[str], folder: str | os.PathLike[str] | None) -> list[str]:

@@ -8,7 +8,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
-from penstock._streams.files import compression, expanded, is_remote, stamp, whole
+from penstock._fetch.error_policy import describe
+from penstock._streams.files import bare, compression, expanded, is_remote, stamp, whole
 from penstock._streams.index_file import SUFFIX, places_of, read_header, read_offsets, write_index
 from penstock._streams.jsonl import line_offsets
 from penstock._streams.progress import Progress
@@ -53,12 +54,12 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | None, o
         The exit code: 0 if every file has its index now, 1 if one has not, 2 if it is not clear which files are meant.
     """
     try:
-        files = [path for path in expanded(paths) if not path.endswith((SUFFIX, ".tmp")) and not os.path.isdir(path)]
+        files = [path for path in expanded(paths) if not bare(path).endswith((SUFFIX, ".tmp")) and not os.path.isdir(path)]
         places = dict(zip(files, places_of(files, folder), strict=True))
     except (OSError, ValueError) as exc:
         print(f"penstock index: {exc}", file=err)
         return 2
-    need_none = [path for path in places if path.lower().endswith(NEED_NONE)]
+    need_none = [path for path in places if bare(path).lower().endswith(NEED_NONE)]
     todo = {path: place for path, place in places.items() if path not in need_none}
     outcomes: list[Outcome] = []
     with Progress("indexing", len(todo), "files", stream=err, say=lambda line: print(line, file=err, flush=True)) as progress:
@@ -90,8 +91,8 @@ def index_file(path: str, place: str) -> Outcome:
             offsets = line_offsets(file) if kind == "jsonl" else sample_offsets(file, path)
         write_index(place, kind, now, offsets)
         return Outcome(path, len(offsets) - 1, is_new=True)
-    except (OSError, EOFError, ValueError, ImportError) as exc:
-        return Outcome(path, error=str(exc))
+    except Exception as exc:  # a damaged file and a server fail in ways of their own, and the other files are to be indexed
+        return Outcome(path, error=str(exc) if isinstance(exc, OSError | EOFError | ValueError | ImportError) else describe(exc))
 
 
 def kind_of(path: str) -> str:
@@ -100,7 +101,7 @@ def kind_of(path: str) -> str:
     Raises:
         ValueError: Nobody knows.
     """
-    name = path.lower()
+    name = bare(path).lower()
     if name.endswith(tuple(KINDS)):
         return KINDS[os.path.splitext(name)[1]]
     if (inner := compression(name)) and name.removesuffix(inner).endswith(tuple(KINDS)):
@@ -155,5 +156,5 @@ def _files(n: int) -> str:
 def _size(path: str) -> int:
     try:
         return stamp(path).size
-    except OSError:
+    except Exception:  # whatever a server raises, `index_file` says it
         return 0

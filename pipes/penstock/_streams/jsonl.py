@@ -93,6 +93,7 @@ def _forward(path: str, expected: Stamp | None) -> Iterator[Any]:
 
 
 def _parse(data: bytes, path: str, begin: int) -> Any:
+    data = data.partition(b"\n")[0]  # blank lines follow, and not all that is blank is so to JSON
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

@@ -203,9 +203,12 @@ def _number(field: bytes, path: str, at: int) -> int:
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     try:
-        return int(field.partition(b"\0")[0].strip() or b"0", 8)
+        number = int(field.partition(b"\0")[0].strip() or b"0", 8)
     except ValueError:
-        raise _damaged(path, at, "no header of a tar stands there") from None
+        number = -1
+    if number < 0:  # `int` takes a sign, and a size below 0 would lead back to this header
+        raise _damaged(path, at, "no header of a tar stands there")
+    return number
 
 
 def _own_name(header: bytes) -> str:
