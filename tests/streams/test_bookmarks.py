@@ -339,6 +339,17 @@ def test_a_refresh_reads_only_what_is_new(tmp_path: Path, one_file: Path, monkey
     assert read == [line()]
 
 
+def test_what_never_ends_is_no_bookmark(tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Seen to fail: the pipe was opened, which waits for a writer; /dev/zero and a file without a bound would be read forever."""
+    monkeypatch.setattr(bookmarks, "LARGEST", one_file.stat().st_size)
+    os.mkfifo(one_file.with_name("0.jsonl"))
+    one_file.with_name("1.jsonl").symlink_to("/dev/zero")
+    one_file.with_name("2.jsonl").write_bytes(one_file.read_bytes() + b"x")
+    assert told(marks(tmp_path))[1, 2] == 11
+    for name in ("0", "1", "2"):
+        assert f"{name}.jsonl is no regular file of at most" in caplog.text
+
+
 def test_folders_and_other_files_between_the_bookmarks_do_no_harm(tmp_path: Path, one_file: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = told(marks(tmp_path))
     (one_file.parent / "folder.jsonl").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -159,6 +160,16 @@ class TestTheCommand:
         assert "No such file or directory: 'gone.jsonl'" in lines[1]
         assert lines[2].startswith("penstock index: notes.txt: the name must end in one of .jsonl")
         assert sorted(os.listdir()) == ["a.jsonl", "a.jsonl.index", "b.tar", "c.tar", "c.tar.index", "notes.txt"]
+
+    @pytest.mark.parametrize("suffix", ["gz", "zst", "xz", "bz2"])
+    def test_goes_on_behind_what_is_no_compressed_file(self, capsys, suffix):
+        """Seen to fail: zstandard and lzma raise errors of their own, which ended the command with a traceback; and so did zlib."""
+        write_jsonl("b.jsonl", 3)
+        with open(f"a.jsonl.{suffix}", "wb") as file:
+            file.write(gzip.compress(b"{}")[:10] + b"\xff" * 20 if suffix == "gz" else b"{}")
+        code, out, err = run(capsys, "*")
+        assert (code, out) == (1, "indexed 1 file (3 records); 1 file failed\n")
+        assert err.startswith(f"penstock index: a.jsonl.{suffix}: ")
 
     def test_indexes_what_is_elsewhere_into_a_folder(self, capsys):
         files = fsspec.filesystem("memory")

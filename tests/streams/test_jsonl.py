@@ -64,13 +64,15 @@ def test_counts_serve_without_an_index(tmp_path):
         read(jsonl(path, counts=[1]))
 
 
-LINES = st.lists(st.sampled_from([b"{}", b"", b"  ", b'{"a":1}', b"\t", b"12", b' [3, "x"] ', b"\r"]), max_size=30)
+LINES = st.lists(st.sampled_from([b"{}", b"", b"  ", b'{"a":1}', b"\t", b"\f\v", b"12", b' [3, "x"] ', b"\r"]), max_size=30)
 
 
 @settings(max_examples=200, deadline=None)
 @given(lines=LINES, newline=st.sampled_from([b"\n", b"\r\n"]), ends=st.booleans(), chunk=st.sampled_from([1, 3, 7, 2**20]))
 def test_blank_lines_and_a_last_line_without_an_end_are_no_matter(tmp_path_factory, lines, newline, ends, chunk):
-    """Seen red where a line that goes on in the next chunk begins anew, and where the last line needs its end."""
+    """Seen red where a line that goes on in the next chunk begins anew, where the last line needs its end, and where what is blank to Python, and not to JSON,
+    was parsed with the record before it.
+    """
     data = newline.join(lines) + newline * ends
     path = tmp_path_factory.mktemp("x") / "x.jsonl"
     path.write_bytes(data)

@@ -205,6 +205,16 @@ class TestDamaged:
         with pytest.raises(ValueError, match=f"{path} cannot be read as a tar at byte {second}: no header"):
             ours(tar(path, counts=[3]))
 
+    def test_a_size_below_zero_is_refused(self, tmp_path, capsys):
+        """Seen to fail: it led back to the same header, again and again."""
+        header = bytearray(tarfile.TarInfo("1").tobuf())
+        header[124:136] = b"-0000001000\0"
+        header[148:156] = b"%06o\0 " % (sum(header[:148] + header[156:]) + 8 * ord(" "))
+        path = tmp_path / "x.tar"
+        path.write_bytes(header + bytes(1024))
+        assert main(["index", str(path)]) == 1
+        assert f"{path} cannot be read as a tar at byte 0: no header" in capsys.readouterr().err
+
     def test_a_sparse_file_is_refused(self, tmp_path):
         with open(tmp_path / "1.bin", "wb") as file:
             file.truncate(2**20)

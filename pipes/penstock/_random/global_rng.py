@@ -81,15 +81,19 @@ def put_back_interrupted() -> None:
 
 
 def global_states() -> tuple[Any, ...]:
-    """The states of the three global generators, for `put_globals`."""
-    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    """The states of the three global generators, for `put_globals`. Without a tensor.
+
+    A thread of asyncio, such as fsspec's, keeps copies of the context. If one were the last to hold a tensor when the program ends, torch would let go of the
+    GIL and could not get it back: "terminate called without an active exception".
+    """
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state().numpy().tobytes()
 
 
 def put_globals(states: tuple[Any, ...]) -> None:
     """Set the three global generators to ``states``."""
     random.setstate(states[0])
     np.random.set_state(states[1])
-    torch.default_generator.set_state(states[2])
+    torch.default_generator.set_state(torch.frombuffer(bytearray(states[2]), dtype=torch.uint8))
 
 
 class States(NamedTuple):

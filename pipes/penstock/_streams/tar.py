@@ -110,8 +110,8 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
             raise _damaged(path, at, CUT_SHORT if at or header else "it has no bytes at all, and even an empty tar has 1024")
         if whole:  # otherwise the index knows that a header stands there, and the file has not changed
             _check(header, path, at)
-        at += BLOCK
         kind, own_size = header[156:157], _number(header[124:136], path, at)
+        at += BLOCK
         own_name = _own_name(header)
         is_extended = kind in EXTENDED
         is_file = kind in FILES and not (kind == b"\0" and own_name.endswith("/"))
