@@ -339,7 +339,9 @@ def test_a_refresh_reads_only_what_is_new(tmp_path: Path, one_file: Path, monkey
     assert read == [line()]
 
 
-def test_what_never_ends_is_no_bookmark(tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_never_ends_is_no_bookmark(
+    tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Seen to fail: the pipe was opened, which waits for a writer; /dev/zero and a file without a bound would be read forever."""
     monkeypatch.setattr(bookmarks, "LARGEST", one_file.stat().st_size)
     os.mkfifo(one_file.with_name("0.jsonl"))

@@ -166,6 +166,8 @@ def opened(path: str, version: str = "") -> BinaryIO:
         file = filesystem.open(inside, "rb", block_size=BLOCK, **words)
     if path.startswith(("http://", "https://")) and version.startswith('"'):  # a strong ETag, by RFC 9110
         file.kwargs["headers"] = {**file.kwargs.get("headers", {}), "If-Match": version}
+    if not filesystem.cachable:
+        file.penstock_filesystem = filesystem  # an archive is closed when nobody holds its file system any more
     return cast("BinaryIO", file)
 
 
