@@ -161,7 +161,7 @@ def interrupted_at(line: int, act: Callable[[], Any], handler: Callable[[], None
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
-@pytest.mark.parametrize("name", BUILDS.keys() - {"processes"})
+@pytest.mark.parametrize("name", sorted(BUILDS.keys() - {"processes"}))
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing(name: str, before: int) -> None:
     """Seen to fail: the second `_fill` of the mapper behind `_settle` (the state counted a batch that was never returned); the loader's

@@ -307,7 +307,7 @@ def test_a_generator_that_another_thread_draws_from_without_a_pause_costs_few_fo
 
     with beside(draw), beside(torch_draws):
         forked = [children(*[lambda: None] * ATTEMPTS) for _ in range(20)]
-    assert sum(forked) <= 22
+    assert sum(forked) <= 26  # some draw in native code
 
 
 PROCESSOR = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
