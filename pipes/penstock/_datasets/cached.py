@@ -177,15 +177,18 @@ class Cached(Shown):
                 found = self._stored(claim, place, loaded)
         return found
 
+    def _claimed(self, claim: Claim, places: list[int]) -> dict[int, Any]:
+        found = {place: claim.files.read(place) for place in places if claim.take(place, wait=False)}
+        missing = [place for place, one in found.items() if one is ABSENT]
+        return found | {place: self._stored(claim, place, one) for place, one in zip(missing, self._gathered(missing), strict=True)}
+
     def _gather(self, indices: list[Any]) -> list[Any]:
         places, files = [self._place(index) for index in indices], self._opened()
         found = {place: files.read(place) for place in dict.fromkeys(places)}
         missing = [place for place, one in found.items() if one is ABSENT]
         if missing:
             with Claim(files) as claim:  # only what nobody holds: waiting while holding claims could deadlock
-                found |= {place: files.read(place) for place in missing if claim.take(place, wait=False)}
-                missing = [place for place in claim.taken if found[place] is ABSENT]
-                found |= {place: self._stored(claim, place, one) for place, one in zip(missing, self._gathered(missing), strict=True)}
+                found |= self._claimed(claim, missing)
         # An index that comes twice gives two copies. Samples that others are loading we wait for one by one, holding no claim.
         taken = [found.pop(place, ABSENT) for place in places]
         return [self[place] if one is ABSENT else one for place, one in zip(places, taken, strict=True)]

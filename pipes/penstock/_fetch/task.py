@@ -341,7 +341,10 @@ class FetchTask(_Task):
                 if batch is not None:
                     batch.add(samples)
             else:
-                while samples := [load(index) for index in islice(rows, batch.step)]:
+                while True:
+                    samples = [load(index) for index in islice(rows, batch.step)]
+                    if not samples:
+                        break
                     batch.add(samples)
             cell = _NO_ROW
             current.set(None)

@@ -182,9 +182,9 @@ class IterableSource(Node[Indices]):
             try:
                 for k in range(n * every):
                     item = self._item(self._epoch, self._position)
-                    self._position += 1
                     if k % every == first:
-                        taken.append(Indices(self._epoch, self._position - 1, item))
+                        taken.append(Indices(self._epoch, self._position, item))
+                    self._position += 1
             except StopIteration:
                 self._check_given()
                 self._end()

@@ -157,7 +157,7 @@ class Bookmarks:
         key = self._keys[shard]
         with self._locked():
             read = self._unsettled.pop(shard, [])
-            found = [self._facts.add(fact) for about, fact in read if about == key]
+            found = list(map(self._facts.add, (fact for about, fact in read if about == key)))
             self._settled.add(shard)
         if read and not found:
             self._warn_once(

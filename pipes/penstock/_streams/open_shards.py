@@ -118,18 +118,22 @@ class OpenShards:
 
     def _tidy(self) -> None:
         """Close the shards that were read to their end, and those not used for longest, down to the bounds."""
-        gone = []
         with self._lock:
-            over = {_IndexedShard: -self._most_indexed, ForwardShard: -self._most_readers, type(None): 0}
-            for one in self._shards.values():
-                over[type(one.content)] += one.handles
-            for shard, one in list(self._shards.items()):
-                is_done = one.handles == 0 and not one.lock.locked()  # one that is being opened has no handles yet
-                if one.content is not None and (is_done or over[type(one.content)] > 0):
-                    over[type(one.content)] -= one.handles
-                    gone.append(self._shards.pop(shard))
+            gone = self._beyond()  # the loop is not here: Ctrl-C at its jump could leave the lock held (python/cpython#130279)
         for one in gone:  # out of the lock, because another thread may be reading from it
             one.close()
+
+    def _beyond(self) -> list[_Shard]:
+        gone = []
+        over = {_IndexedShard: -self._most_indexed, ForwardShard: -self._most_readers, type(None): 0}
+        for one in self._shards.values():
+            over[type(one.content)] += one.handles
+        for shard, one in list(self._shards.items()):
+            is_done = one.handles == 0 and not one.lock.locked()  # one that is being opened has no handles yet
+            if one.content is not None and (is_done or over[type(one.content)] > 0):
+                over[type(one.content)] -= one.handles
+                gone.append(self._shards.pop(shard))
+        return gone
 
 
 class _Shard:

@@ -231,7 +231,8 @@ class ThreadPool:
             missing = num_workers - core.size
             stay = min(core.leaving, max(0, missing))
             core.leaving += max(0, -missing) - stay
-            numbers = [number for number in range(len(core.cells)) if number not in core.threads][: max(0, missing - stay)]
+            # Without a loop: from Python 3.12 on, Ctrl-C at a loop's conditional jump can leave a lock held (python/cpython#130279).
+            numbers = sorted(set(range(len(core.cells))).difference(core.threads))[: max(0, missing - stay)]
         core.wake(core.leaving)
         for number in numbers:
             self._started = False  # first: after an interrupt, the next call starts those that are listed
