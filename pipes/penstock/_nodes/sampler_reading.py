@@ -194,4 +194,4 @@ def _joined(parts: list[Values]) -> Values:
 
 def _comparable(states: tuple[Any, ...]) -> tuple[Any, ...]:
     name, keys, *rest = states[1]
-    return states[0], name, bytes(keys), rest, bytes(states[2].numpy())
+    return states[0], name, bytes(keys), rest, states[2]
