@@ -10,7 +10,7 @@
 #
 # The fast tests with other versions than constraints.txt names, in a folder of their own below build/:
 #     make versions PYTHON=python3.13                            # the newest torch
-#     make versions PYTHON=python3.11 TORCH=2.6.0 NUMPY=1.26.4
+#     make versions PYTHON=python3.11 TORCH=2.6.0 NUMPY=1.26.4   # without the object store, whose packages want newer ones
 #
 # A machine with an accelerator and no network, with the torch and the NumPy that its Python has. The first line, where there is a
 # network, fills the folder that the second needs; build/gpu.json gets the figures of examples/benchmark_device.py:
@@ -24,7 +24,7 @@ TORCH ?=
 NUMPY ?=
 TAG ?=
 EXTRAS ?= formats,lightning,transformers
-DEPENDENCY_GROUPS ?= test docs site
+DEPENDENCY_GROUPS ?= test s3 docs site
 CONSTRAINTS ?= constraints.txt
 WHEELS ?= build/wheels
 PYTHON_VERSION ?= 3.12
@@ -65,13 +65,13 @@ check: $(VENV)/.tools
 	$(BIN)/python tests/project/check.py
 
 versions: PYTHON_HERE = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-versions: NUMPY_1 = $(if $(filter 1.%,$(NUMPY)),pyarrow==21.0.0) # later ones want NumPy 2, and datasets that want it allow no newer fsspec and dill
+versions: PYARROW = $(if $(filter 1.%,$(NUMPY)),pyarrow==21.0.0) # later ones want NumPy 2
 versions: PLACE = build/python-$(PYTHON_HERE)-torch-$(or $(TORCH),newest)$(if $(NUMPY),-numpy-$(NUMPY))
 versions:
 	mkdir -p build
-	grep -Ev '^(torch|sympy$(if $(NUMPY),|numpy|pandas|datasets|pyarrow|fsspec|s3fs|aiobotocore|botocore|boto3|moto|dill|multiprocess))==' constraints.txt > $(PLACE).txt
-	for pin in $(TORCH:%=torch==%) $(NUMPY:%=numpy==%) $(NUMPY_1); do echo $$pin; done >> $(PLACE).txt
-	$(MAKE) test VENV=$(PLACE) CONSTRAINTS=$(PLACE).txt EXTRAS=formats DEPENDENCY_GROUPS=test PYTEST_ARGS='-m "not slow" $(PYTEST_ARGS)'
+	grep -Ev '^(torch|sympy$(if $(NUMPY),|numpy|pandas|pyarrow|datasets|fsspec|dill|multiprocess|huggingface_hub))==' constraints.txt > $(PLACE).txt
+	for pin in $(TORCH:%=torch==%) $(NUMPY:%=numpy==%) $(PYARROW); do echo $$pin; done >> $(PLACE).txt
+	$(MAKE) test VENV=$(PLACE) CONSTRAINTS=$(PLACE).txt EXTRAS=formats DEPENDENCY_GROUPS='test$(if $(NUMPY),, s3)' PYTEST_ARGS='-m "not slow" $(PYTEST_ARGS)'
 
 wheels:
 	"$(PYTHON)" -m pip --disable-pip-version-check download --only-binary=:all: --no-deps --constraint constraints.txt \
