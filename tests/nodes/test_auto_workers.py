@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 import os
-import pickle
 import random
 import signal
 import time
@@ -20,14 +19,13 @@ import penstock
 from penstock import Loader, ParallelMapper, WorkerChoice
 from penstock._nodes import auto_workers
 from penstock._nodes.auto_workers import AutoWorkers
-from penstock._workers.auto import TARGET, Controller, Measurement
-from penstock._workers.thread_pool import ThreadPool
+from penstock._workers.auto import Controller, Measurement
 from penstock.testing import assert_resumes_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-METHODS = ["thread", "fork", *(pytest.param(method, marks=[pytest.mark.slow]) for method in ("forkserver", "spawn"))]
+METHODS = ["thread", "fork"]
 N, BATCH = 60, 3
 
 
@@ -122,22 +120,6 @@ def test_it_resumes_at_every_step_while_it_grows_and_shrinks(dictate: Any) -> No
     assert_resumes_everywhere(lambda: loader(method="thread").root, steps=45)
 
 
-@pytest.mark.parametrize("method", ["thread", pytest.param("fork", marks=[pytest.mark.slow])])
-def test_a_state_of_a_growing_loader_loads_into_any_other(method: str, dictate: Any) -> None:
-    with loader(method=method, num_workers=0) as inline:
-        expected = epochs(inline, 2)
-    dictate(2, 4, 1)
-    for stop in (7, 20):
-        with loader(method=method) as first:
-            batches = (batch for _ in range(2) for batch in first)
-            for _ in range(stop):
-                next(batches)
-            state = first.state_dict()
-        with loader(method=method) as second:
-            second.load_state_dict(state)
-            assert epochs(second, 2)[: len(expected) - stop] == expected[stop:]
-
-
 def test_workers_that_are_killed_while_it_grows_are_replaced(dictate: Any) -> None:
     """SIGKILL to the newest worker after each change. Seen to fail: `_replace` that launches nobody."""
     with loader(DrawsGlobally(), num_workers=0) as inline:
@@ -153,55 +135,6 @@ def test_workers_that_are_killed_while_it_grows_are_replaced(dictate: Any) -> No
                         os.kill(auto.root._pool.pids[-1], signal.SIGKILL)
         assert found == expected
         assert auto.statistics().nodes[-1].workers.restarts >= 1
-
-
-@pytest.mark.parametrize("method", ["thread", "fork"])
-def test_ctrl_c_in_the_middle_of_a_change_loses_no_batch(method: str, dictate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pool has changed, and the node does not know yet. Seen to fail: the node's number was set before the pool had it."""
-    with loader(num_workers=0) as inline:
-        expected = epochs(inline, 1)
-    dictate(2, 4, 1)
-    with loader(method=method) as auto:
-        batches = iter(auto)
-        found = [next(batches).tolist() for _ in range(2)]
-        kind = type(auto.root._pool)
-        really = kind.resize
-        for when in ("before", "after"):
-
-            def resize(pool: Any, number: int, when: str = when) -> int:
-                if when == "after":
-                    really(pool, number)
-                raise KeyboardInterrupt
-
-            monkeypatch.setattr(kind, "resize", resize)
-            for _ in range(2):
-                with pytest.raises(KeyboardInterrupt):
-                    next(batches)
-            monkeypatch.setattr(kind, "resize", really)
-            found += [next(batches).tolist() for _ in range(4)]
-            assert auto.num_workers == auto.root._pool.size
-        found += [batch.tolist() for batch in batches]
-    assert found == [values for values, _ in expected]
-
-
-def test_ctrl_c_between_a_change_and_what_follows_from_it(dictate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: the node's number was set first, so that the next call found nothing to do, and loaded ahead for one worker from then on."""
-    dictate(4, 4)
-    with loader(prefetch_factor=3) as auto:
-        batches = iter(auto)
-
-        def depth(*words: Any) -> int:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-        really = ThreadPool.resize
-        monkeypatch.setattr(ThreadPool, "resize", lambda *words: (really(*words), monkeypatch.setattr(ParallelMapper, "_depth", depth))[0])
-        dictate(4, 4)
-        with pytest.raises(KeyboardInterrupt):
-            next(batches)
-        dictate(4, 4)
-        next(batches)
-        assert (auto.num_workers, auto.root._most_under_way) == (4, 12)
 
 
 def test_what_is_loaded_ahead_follows_the_number_of_workers(dictate: Any) -> None:
@@ -251,50 +184,6 @@ def test_it_adds_workers_for_samples_that_wait_and_says_why(caplog: pytest.LogCa
     assert f"num_workers='auto': from 1 to 2 workers: {choice.why}." in caplog.messages
     assert choice.why.startswith("the loop waited")
     assert 0 <= workers.busy_share <= 1
-
-
-def test_a_report_does_not_advise_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: "more workers", which it had tried and given back."""
-    monkeypatch.setattr(AutoWorkers, "choice", WorkerChoice(1, 4, 2, True, "2 gained only 1%"))
-    for name, none in (("_CONTENDED", 2.0), ("_BUSY", 0.0), ("_STRAGGLES", 1e9)):  # what a busy machine looks like
-        monkeypatch.setattr(f"penstock._loader.report.{name}", none)
-    with loader(Waits(), shuffle=False, batch_size=1) as auto:
-        some(iter(auto), 12)
-        first, *_, last = auto.report().splitlines()
-    assert first.endswith(" are in Waits.__getitem__: cheaper work there; num_workers='auto' adds no workers: 2 gained only 1%.")
-    assert last == "workers: 1, by num_workers='auto': 2 gained only 1%"
-
-
-def test_a_comparison_does_not_take_the_first_number_for_the_users() -> None:
-    """Seen to fail: ``bench --compare`` with one thread and one process, because that is what it begins with."""
-    from penstock._observe.compare import _workers_of
-
-    assert (_workers_of(loader()), _workers_of(loader(num_workers=3))) == (0, 3)
-
-
-def test_a_loop_that_is_slower_than_one_worker_keeps_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a worker may be the slower one; then it tries again. Seen to fail: growth whatever the loop waits."""
-    stalls: list[float] = []
-    really = Controller.decide
-
-    def decide(controller: Controller, found: Measurement) -> int:
-        stalls.append(found.stall)
-        return really(controller, found)
-
-    monkeypatch.setattr(Controller, "decide", decide)
-    for _ in range(5):
-        stalls.clear()
-        with loader(shuffle=False, batch_size=1, dataset=Draws()) as auto:
-            for _ in range(40):
-                for _ in auto:
-                    time.sleep(0.005)
-                choice = auto.statistics().nodes[-1].workers.choice
-                if choice.settled:
-                    break
-            found = auto.num_workers, choice.changes
-        if max(stalls) <= TARGET:
-            break
-    assert found == (1, 0)
 
 
 class Clock:
@@ -362,19 +251,6 @@ def ten_megabytes(values: list[int]) -> torch.Tensor:
     return torch.zeros(10**7, dtype=torch.uint8)
 
 
-def test_nothing_is_measured_while_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: the start of processes counted against them."""
-    clock, auto = Clock(monkeypatch), AutoWorkers()
-    clock.batches(auto, 2, 0.1, 0.0)
-    clock.all_ready = False
-    auto.resized(1, 1, 4)
-    clock.batches(auto, 500, 0.1, 0.0)
-    assert not clock.found
-    clock.all_ready = True
-    clock.batches(auto, 13, 0.1, 0.0)
-    assert len(clock.found) == 1
-
-
 def test_words_that_it_does_not_go_with_are_refused() -> None:
     with pytest.raises(ValueError, match="num_workers='many', a str, must be a whole number of at least 0. Or pass \"auto\"."):
         loader(num_workers="many")
@@ -396,13 +272,6 @@ def test_lanes_have_owners_so_their_number_must_be_given() -> None:
             found = [batch.tolist() for batch in one]
             assert expected in (None, found)
             expected = found
-
-
-def test_an_unstarted_one_can_be_pickled_and_shows_its_number() -> None:
-    copy = pickle.loads(pickle.dumps(loader()))
-    assert copy.num_workers == 1
-    with copy, loader() as other:
-        assert [batch.tolist() for batch in copy] == [batch.tolist() for batch in other]
 
 
 @pytest.mark.parametrize("method", ["thread", "fork"])

@@ -42,13 +42,3 @@ def test_items_without_an_address_make_lists(drop_last):
 def test_a_size_that_is_none_is_refused(size):
     with pytest.raises(ValueError, match="whole number of at least 1"):
         Batcher(Cycler(Sampler(SequentialOrder(5))), size)
-
-
-def test_an_epoch_without_a_full_batch_is_empty_under_drop_last():
-    node = Batcher(Cycler(Sampler(SequentialOrder(5))), 6, drop_last=True)
-    assert node.items_per_epoch() == 0
-    assert list(islice(node, 2)) == [EndOfEpoch(0), EndOfEpoch(1)]
-
-
-def test_a_finite_batcher_ends():
-    assert [batch.plain() for batch in Batcher(Sampler(SequentialOrder(5)), 3)] == [[0, 1, 2], [3, 4]]

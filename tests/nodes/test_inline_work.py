@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from pairwise import pairwise
 
 from penstock import (
     Batcher,
     Cycler,
     Fetch,
-    Indices,
     IterableSource,
     Loader,
     Mapper,
@@ -26,10 +24,6 @@ from penstock import (
     SequentialOrder,
     sample,
 )
-from penstock._fetch.fetch import Items
-from penstock._memory.allocation import afresh
-from penstock._nodes import inline_work
-from penstock._nodes.inline_work import InlineWork
 from penstock._random.global_seeding import CALM
 
 if TYPE_CHECKING:
@@ -103,9 +97,7 @@ def generators() -> tuple[Any, ...]:
     return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("mapper", MAPPERS)
-@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize(("reader", "mapper", "draw"), pairwise(READERS, MAPPERS, DRAWS))
 def test_samples_that_draw_are_loaded_only_while_the_consumer_waits(draw, mapper, reader, caplog):
     """And they are the same as without a reader. Seen to fail: a reader that goes on while the user draws, and then undoes those draws."""
     consumer = Consumer()
@@ -139,18 +131,6 @@ def test_samples_that_draw_nothing_are_read_ahead(draw, mapper, caplog):
     assert values(got) == expected
     assert all(dataset.waited[: CALM * B])
     assert not all(dataset.waited)
-    assert caplog.text == ""
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_nothing_is_seeded_where_that_was_not_wanted(reader, caplog):
-    """So the reader reads ahead from the beginning, and the samples' draws are the user's business."""
-    dataset = Samples(Consumer(), DRAWS["torch"])
-    node = READERS[reader](graph(dataset, seed_samples=False))
-    node.reset()
-    for _ in range(4 * B):
-        assert dataset.loaded.acquire(timeout=100)
-    node.shutdown()
     assert caplog.text == ""
 
 
@@ -188,33 +168,6 @@ def test_an_error_comes_in_its_place_and_the_next_batch_behind_it(draw):
         assert next(batches)[0].tolist() == [6, 7, 8]
 
 
-def test_epochs_behind_the_first_are_in_step_too():
-    consumer = Consumer()
-    dataset = Samples(consumer, of_all)
-    with Loader(Prefetcher(graph(dataset), 4)) as loader:
-        for _ in range(2):
-            batches = iter(loader)
-            for _ in range(N // B):
-                consumer.next(batches)
-            with pytest.raises(StopIteration):
-                consumer.next(batches)
-    assert all(dataset.waited)
-
-
-def test_resuming_under_a_reader_draws_the_same_numbers():
-    def loader() -> Loader[Any]:
-        return Loader(Prefetcher(graph(Samples(Consumer(), of_all)), 4))
-
-    with loader() as whole:
-        batches = iter(whole)
-        deque(islice(batches, 7), maxlen=0)
-        state = whole.state_dict()
-        rest = values(batches)
-    with loader() as resumed:
-        resumed.load_state_dict(state)
-        assert values(resumed) == rest
-
-
 def changed_in_place(item: Any) -> Any:
     torch.rand(())
     item = item if isinstance(item, list) else list(item)  # a generator can neither be copied nor read again
@@ -229,10 +182,3 @@ def test_a_function_gets_each_item_as_it_was(mapper, kind):
     items = [[k] if kind is list else (value for value in [k]) for k in range(CALM + 3)]
     with Loader(Prefetcher(MAPPERS[mapper](IterableSource(items), changed_in_place))) as loader:
         assert list(loader) == [[100 + k] for k in range(CALM + 3)]
-
-
-def test_a_transform_gets_each_item_as_it_was(monkeypatch):
-    """Seen to fail: as above."""
-    work = InlineWork(Fetch(Items(), list, changed_in_place), 3, True)
-    monkeypatch.setattr(inline_work, "reads_ahead", lambda: True)
-    assert work(Indices(0, np.arange(2), [[0], [1]]), afresh) == [[100], [101]]

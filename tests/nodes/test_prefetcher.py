@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
-import weakref
 from itertools import islice
 
 import pytest
@@ -66,26 +64,6 @@ def test_a_stuck_reader_is_left_behind_by_name(caplog):
     assert not thread.is_alive()
 
 
-def test_an_idle_reader_is_not_called_busy_however_little_time_there_is(caplog):
-    """Seen to fail: `join` that gives a thread no time to wake."""
-    loader = Loader(Prefetcher(source(9), 2))
-    next(iter(loader))
-    loader.close(timeout=0)
-    assert caplog.text == ""
-
-
-def test_one_thread_for_life():
-    node = Prefetcher(source(), 2)
-    node.reset()
-    idents = set()
-    for state in (None, node.start_of(3), node.start_of(1)):
-        node.reset(state)
-        list(islice(node, 14))
-        idents |= {thread.ident for thread in threading.enumerate() if thread.name == "penstock-prefetch"}
-    assert len(idents) == 1
-    node.shutdown()
-
-
 def test_a_reset_steals_no_item():
     """torchdata's old reader takes an item of the new run. Seen to fail without waiting for the reader to leave the source."""
     gate, asked = threading.Semaphore(0), threading.Semaphore(0)
@@ -118,13 +96,6 @@ def test_an_error_arrives_in_its_place_and_is_no_end():
     node.shutdown()
 
 
-def test_stop_iteration_of_a_finite_source_stays():
-    node = Prefetcher(Sampler(SequentialOrder(3)), 2)
-    assert [item.values for item in node] == [0, 1, 2]
-    assert list(node) == []
-    node.shutdown()
-
-
 def test_run_ahead_false_stops_at_the_mark():
     """Seen to fail without the hold: the reader asked for epoch 1 before the consumer did."""
     loaded = []
@@ -141,17 +112,6 @@ def test_run_ahead_false_stops_at_the_mark():
     node.shutdown()
 
 
-def test_a_timeout_says_so_and_loses_nothing():
-    gate, asked = threading.Semaphore(0), threading.Semaphore(0)
-    node = Prefetcher(Gated(source(), gate, asked), 1, timeout=0.05)
-    with pytest.raises(TimeoutError, match=r"waited 0.05 s for penstock-prefetch"):
-        next(node)
-    gate.release(9)
-    node._pump._timeout = 20
-    assert next(node).values == 0
-    node.shutdown()
-
-
 def test_shutdown_ends_and_is_final():
     node = Prefetcher(source(), 2)
     next(node)
@@ -163,34 +123,10 @@ def test_shutdown_ends_and_is_final():
         node.reset()
 
 
-def test_an_abandoned_one_is_collected_with_its_thread():
-    """Seen to fail when the thread held the `ReaderThread`."""
-    node = Prefetcher(Prefetcher(source(), 2), 2)
-    next(node)
-    threads = [thread for thread in threading.enumerate() if thread.name == "penstock-prefetch"]
-    assert len(threads) == 2
-    gone = weakref.ref(node)
-    del node
-    gc.collect()
-    assert gone() is None
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive()
-
-
 @pytest.mark.parametrize("depth", [0, -1, 1.5, None, True])
 def test_a_depth_that_is_none_is_refused(depth):
     with pytest.raises(ValueError, match="prefetch_factor"):
         Prefetcher(source(), depth)
-
-
-def test_statistics_count():
-    node = Prefetcher(source(), 2)
-    list(islice(node, 4))
-    counted = node.statistics(elapsed_s=1.0, items=4)[-1]
-    assert (counted.name, counted.depth, counted.items, counted.items_per_s) == ("Prefetcher", 2, 4, 4.0)
-    assert counted.source_wait_s > 0
-    node.shutdown()
 
 
 @pytest.mark.skipif(can_pin(), reason="this machine has an accelerator")
