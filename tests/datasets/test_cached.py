@@ -28,11 +28,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 import penstock
 from penstock import Cached, ClosedError, Loader
-from penstock._datasets import cache_files, cache_record
+from penstock._datasets import cache_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -230,7 +230,7 @@ nested = st.recursive(
 
 @linux
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(nested)
 def test_any_nesting_comes_back(sample: Any) -> None:
     cached = Cached(One([sample]))
@@ -311,16 +311,6 @@ def test_a_sample_in_hand_is_ones_own(place: Path | None) -> None:
     assert same(own, {"tensor": torch.zeros(500), "array": np.zeros(1000), "list": [0]})
 
 
-def test_a_sample_outlives_the_cache(place: Path | None, counted: Counted) -> None:
-    cached = Cached(counted, place)
-    cached[3]
-    sample = cached[3]
-    cached.close()
-    if place is not None:
-        shutil.rmtree(place)
-    assert same(sample, counted.right(3))
-
-
 def test_indices_are_a_lists(place: Path | None, counted: Counted) -> None:
     """Seen to fail: negative indices looked up unchanged."""
     cached = Cached(counted, place)
@@ -337,24 +327,6 @@ def test_indices_are_a_lists(place: Path | None, counted: Counted) -> None:
     assert cached.filled == 4
 
 
-def test_a_hit_asks_the_kernel_for_nothing(place: Path | None, counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: the file mapped again for each read."""
-    cached = Cached(counted, place)
-    for index in [*range(N), *range(N)]:
-        cached[index]
-    with monkeypatch.context() as patched:
-        for module, name in (
-            (os, "open"),
-            (os, "fstat"),
-            (cache_files.fcntl, "fcntl"),
-            (cache_files.mmap, "mmap"),
-            (cache_record.zlib, "crc32"),
-        ):
-            patched.setattr(module, name, None)
-        got = [cached[index] for index in range(N)]
-    assert [sample["index"] for sample in got] == list(range(N))
-
-
 # Filling: each sample once, by any process.
 
 
@@ -364,8 +336,7 @@ def test_a_hit_asks_the_kernel_for_nothing(place: Path | None, counted: Counted,
         {"num_workers": 2, "method": "process", "multiprocessing_context": "fork"},
         {"num_workers": 2, "method": "thread"},
         {"num_workers": 0},
-        pytest.param({"num_workers": 2, "method": "process", "multiprocessing_context": "forkserver"}, marks=pytest.mark.slow),
-        pytest.param({"num_workers": 2, "method": "process", "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+        pytest.param({"num_workers": 2, "method": "process", "multiprocessing_context": "spawn"}, marks=pytest.mark.soak),
     ],
     ids=lambda way: way.get("multiprocessing_context") or way.get("method") or "inline",
 )
@@ -383,22 +354,11 @@ def test_the_second_epoch_of_a_loader_calls_nothing(way: dict[str, Any], place: 
     assert len(dataset.calls()) == 40
 
 
-@pytest.mark.slow
-def test_torchs_own_loader_shares_it_too(place: Path | None, tmp_path: Path) -> None:
-    dataset = Even(tmp_path / "calls", 20)
-    loader = DataLoader(Cached(dataset, place), batch_size=4, num_workers=2, multiprocessing_context="fork")
-    for _ in range(2):
-        assert torch.cat([batch["index"] for batch in loader]).tolist() == list(range(20))
-    assert sorted(dataset.calls()) == list(range(20))
-
-
-@pytest.mark.slow
 @linux
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_memory_goes_along_to_a_process_of_multiprocessings(method: str, tmp_path: Path) -> None:
+def test_memory_goes_along_to_a_process_of_multiprocessings(tmp_path: Path) -> None:
     dataset = Counted(tmp_path / "calls")
     cached = Cached(dataset)
-    process = multiprocessing.get_context(method).Process(target=fill, args=(cached,))
+    process = multiprocessing.get_context("spawn").Process(target=fill, args=(cached,))
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -655,8 +615,7 @@ class Range:
         return self.n
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(1)], ids=["random", "numpy", "torch"])
-@pytest.mark.parametrize("place", [None, "cache"])
+@pytest.mark.parametrize(("draw", "place"), [(random.random, None), (np.random.random, "cache"), (lambda: torch.rand(1), "cache")])
 def test_global_random_numbers_that_a_cache_freezes_are_told_of_once(draw: Any, place: Any, tmp_path: Path, caplog: Any) -> None:
     """Inline. Samples that draw nothing, and reads of cached samples, cause no warning. Seen to fail: without the second snapshot."""
 
@@ -677,34 +636,6 @@ def test_global_random_numbers_that_a_cache_freezes_are_told_of_once(draw: Any, 
         list(loader)
     assert caplog.text.count("drew from the global random numbers") == 1
     assert "sample 8 of" in caplog.text
-
-
-def test_in_worker_threads_the_cache_does_not_look(tmp_path: Path, caplog: Any) -> None:
-    """The draw may be another thread's; the loader looks. Seen to fail: `RandomnessCheck` watching in every thread."""
-
-    class Noisy(Range):
-        def __getitem__(self, index: int) -> float:
-            return random.random()
-
-    with Loader.from_dataset(Cached(Noisy(8), tmp_path / "cache"), num_workers=1, method="thread", seed_samples=False) as loader:
-        list(loader)
-    assert caplog.text == ""
-
-
-def test_random_transforms_behind_the_cache_stay_random(tmp_path: Path, counted: Counted) -> None:
-    class Noisy:
-        def __init__(self, below: Any) -> None:
-            self.below = below
-
-        def __len__(self) -> int:
-            return len(self.below)
-
-        def __getitem__(self, index: int) -> float:
-            return penstock.sample().rng.random() + self.below[index]["index"]
-
-    with Loader.from_dataset(Noisy(Cached(counted, tmp_path / "cache")), batch_size=N) as loader:
-        one, two = ([batch.tolist() for batch in loader] for _ in range(2))
-    assert one != two
 
 
 # Damage: never a wrong sample.
@@ -743,14 +674,14 @@ def test_a_damaged_folder_is_refused(name: str, damage: Any, words: str, tmp_pat
     assert "elete" in str(raised.value)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("step", [23, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", ["penstock.index", "penstock.data", "penstock.json"])
-def test_whatever_byte_is_flipped_no_sample_is_wrong(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_whatever_byte_is_flipped_no_sample_is_wrong(name: str, step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A damaged sample is loaded again, with a warning. Seen to fail: without the CRC, and with a CRC over the arrays only."""
     dataset = Counted(tmp_path / "calls", 3)
     filled_folder(tmp_path / "sound", dataset)
     sound = (tmp_path / "sound" / name).read_bytes()
-    for at, flip in itertools.product(range(len(sound)), (1, 0x80, 0xFF)):
+    for at, flip in itertools.product(range(0, len(sound), step), (1, 0x80, 0xFF)):
         folder = shutil.copytree(tmp_path / "sound", tmp_path / "damaged")
         (folder / name).write_bytes(sound[:at] + bytes([sound[at] ^ flip]) + sound[at + 1 :])
         caplog.clear()
@@ -767,7 +698,7 @@ def test_whatever_byte_is_flipped_no_sample_is_wrong(name: str, tmp_path: Path, 
         shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("entry", [1, 23, 24, 25, 2**32, 2**63, 2**64 - 1, "another's"])
+@pytest.mark.parametrize("entry", [1, 24, 25, 2**64 - 1, "another's"])
 def test_whatever_the_index_says_no_sample_is_wrong(entry: Any, tmp_path: Path, counted: Counted) -> None:
     """Seen to fail: without the number in the footer (another sample was read); reading before the start of the data."""
     filled_folder(tmp_path / "cache", counted)
@@ -790,25 +721,6 @@ def test_what_is_cut_off_is_loaded_again(left: int, tmp_path: Path, counted: Cou
         assert all(same(cached[index], counted.right(index)) for index in range(N))
     assert len(counted.calls()) == len(caplog.records) < N + 1
     assert "was damaged and was loaded again" in caplog.text
-
-
-def test_data_that_never_reached_the_disk_is_loaded_again(tmp_path: Path, counted: Counted) -> None:
-    """The file has zeros in place of a record."""
-    filled_folder(tmp_path / "cache", counted)
-    data = tmp_path / "cache" / "penstock.data"
-    data.write_bytes(bytes(data.stat().st_size))
-    cached = Cached(counted, tmp_path / "cache")
-    assert all(same(cached[index], counted.right(index)) for index in range(N))
-
-
-def test_a_named_tuple_that_has_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: any named tuple of that name accepted."""
-    dataset = One(Point(1, 2))
-    Cached(dataset, tmp_path)[0]
-    monkeypatch.setattr(sys.modules[__name__], "Point", Pair)
-    cache_record._parsed.cache_clear()
-    with pytest.raises(ValueError, match=r"named tuples tests.datasets.test_cached.Point\(x, y\).*Import tests.datasets.test_cached first"):
-        Cached(dataset, tmp_path)[0]
 
 
 # Killed processes.
@@ -875,7 +787,7 @@ LARGE, LIVES = 1000, 60
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.soak
 def test_killed_at_any_instant_nothing_is_wrong_and_only_what_is_missing_is_loaded(place: Path | None, tmp_path: Path) -> None:
     """Two processes at a time, sixty times, are killed at random. Seen to fail: the index written first."""
     chance = random.Random(1)
@@ -1007,17 +919,17 @@ def run_full(*command: str) -> subprocess.CompletedProcess[str]:
 
 @linux
 @pytest.mark.slow
-def test_no_room_is_an_error_that_says_so(place: Path | None) -> None:
+def test_no_room_is_an_error_that_says_so(tmp_path: Path) -> None:
     """A limit on file sizes stands in for a full disk. Seen to fail: a short write taken for a complete one."""
-    done = run_full(sys.executable, "-c", textwrap.dedent(FULL), "limit", str(place or "memory"))
+    done = run_full(sys.executable, "-c", textwrap.dedent(FULL), "limit", str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
-    assert f"could not be written to the cache in {place or 'memory'} (" in done.stdout
+    assert f"could not be written to the cache in {tmp_path / 'cache'} (" in done.stdout
     assert "it needs 100054 bytes, and" in done.stdout
     assert "are free. Make room" in done.stdout
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_full_disk_is_an_error_and_the_cache_stays_usable(tmp_path: Path) -> None:
     """A real disk of 7 MB, if this user may mount one; 6 MB of it are occupied, and freed later."""
     script = tmp_path / "full.py"

@@ -10,7 +10,6 @@ from torch.utils.data import IterableDataset
 
 import penstock
 from penstock import Loader, Mix, Packed, Packs
-from penstock.testing import assert_resumes_everywhere
 
 N = 50
 LENGTHS = np.random.default_rng(1).lognormal(2, 1, N).astype(np.int64)
@@ -99,36 +98,12 @@ def test_fill_and_memory():
     assert packs._members.nbytes + packs._ends.nbytes < 8 * 8192 * 1.25
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop", "exact"])
-def test_resumes_everywhere_on_any_rank(tail):
-    assert_resumes_everywhere(
-        lambda: Loader.from_dataset(packed(Together()), 2, shuffle=True, rank=1, world_size=2, tail=tail), steps=3 * (len(packed()) // 4)
-    )
-
-
-def test_sequences_of_a_pack_draw_different_numbers():
-    with Loader.from_dataset(packed(), None) as loader:
-        drawn = [
-            number
-            for pack in loader
-            for number, segment in zip(pack["drawn"].tolist(), pack["segment_ids"].tolist(), strict=True)
-            if segment
-        ]
-    assert len(set(drawn)) == LENGTHS.sum()
-
-
 def test_tells_the_dataset_its_epoch_but_only_one_that_has_it():
     with Loader.from_dataset(packed(EpochAware()), 2) as loader:
         for epoch in range(2):
             assert {token for batch in loader for row in batch["tokens"].tolist() for token in row} == {-1, epoch}
     with pytest.raises(ValueError, match="EpochAware.set_epoch would be called while other threads"):
         Loader.from_dataset(packed(EpochAware()), 2, num_workers=2, method="thread")
-
-
-def test_can_be_mixed():
-    mix = Mix({"a": packed(), "b": packed(Sequences(LENGTHS[:20]), LENGTHS[:20])}, {"a": 1, "b": 1}, epoch_size=8)
-    with Loader.from_dataset(mix, 4, shuffle=True) as loader:
-        assert [tuple(batch["tokens"].shape) for batch in loader] == [(4, 30)] * 2
 
 
 class TestTheFile:

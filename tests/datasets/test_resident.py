@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import penstock
 from penstock import BatchRng, Loader, Resident
 from penstock._memory.tree import leaves
-from penstock.testing import assert_resumes_everywhere
 
 N, B = 23, 4
 
@@ -86,18 +83,6 @@ def test_each_rank_holds_the_whole_dataset(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("WORLD_SIZE", "3")
     rows = torch.arange(100, 700).reshape(100, 6)
     assert Resident(TensorDataset(rows)).fields[0].equal(rows)
-
-
-def test_resume_law():
-    rows = resident()
-    assert_resumes_everywhere(lambda: loader(rows).root, steps=14)
-
-
-def test_a_subset_of_it():
-    rows = resident()
-    with loader(Subset(rows, range(5, 15))) as held, loader(Subset(Samples(), range(5, 15))) as ordinary:
-        for one, other in zip(held, ordinary, strict=True):
-            assert_same(one, other)
 
 
 def test_the_transform_is_applied_once():
@@ -255,8 +240,3 @@ def test_batch_rng():
 
 
 GOLDEN = [[575, 959], [211, 342], [5, 219]]
-
-
-def test_the_last_line_of_progress_has_size_and_time(capsys):
-    Resident(Samples())
-    assert re.search(r"23 samples of Samples \(621 bytes\) are resident on cpu after \d+\.\d s", capsys.readouterr().err)

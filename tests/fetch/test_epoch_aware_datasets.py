@@ -16,11 +16,10 @@ from penstock.testing import assert_resumes_everywhere
 
 INLINE = pytest.param({"num_workers": 0}, id="inline")
 FORK = pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="fork")
-FORKSERVER = pytest.param({"num_workers": 2, "multiprocessing_context": "forkserver"}, id="forkserver", marks=pytest.mark.slow)
-SPAWN = pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="spawn", marks=pytest.mark.slow)
+SPAWN = pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="spawn", marks=pytest.mark.soak)
 THREAD = pytest.param({"num_workers": 2, "method": "thread"}, id="thread")
-processes = pytest.mark.parametrize("way", [INLINE, FORK, FORKSERVER, SPAWN])
-anywhere = pytest.mark.parametrize("way", [INLINE, THREAD, FORK, FORKSERVER, SPAWN])
+processes = pytest.mark.parametrize("way", [INLINE, FORK, SPAWN])
+anywhere = pytest.mark.parametrize("way", [INLINE, THREAD, FORK, SPAWN])
 
 
 class Curriculum:
@@ -101,10 +100,9 @@ class Values(Subset):
         return [self[index] for index in indices]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_replaced_worker_is_told_too(method):
+def test_a_replaced_worker_is_told_too():
     """Workers are killed in every epoch."""
-    with Loader.from_dataset(Curriculum(8), batch_size=2, num_workers=2, multiprocessing_context=method, max_restarts=100) as loader:
+    with Loader.from_dataset(Curriculum(8), batch_size=2, num_workers=2, multiprocessing_context="fork", max_restarts=100) as loader:
         seen = []
         for _ in range(3):
             for number, batch in enumerate(loader):
@@ -197,36 +195,6 @@ def test_refresh_reaches_through_a_prefetcher(way):
         dataset.version = 1
         loader.refresh()
         assert values(batches) == [[102, 103], [104, 105], [106, 107]]
-
-
-@pytest.mark.parametrize("way", [INLINE, FORK])
-def test_refresh_forgets_no_uncommitted_batch(way):
-    """Seen to fail: `refresh` as a jump, which counts delivered batches as committed."""
-    with Loader.from_dataset(Changed(8), batch_size=2, **way) as loader:
-        batches = iter(loader)
-        loader.commit(0)
-        before = loader.state_dict()
-        next(batches)
-        loader.refresh()
-        assert loader.state_dict() == before
-        loader.commit()
-        assert loader.state_dict() != before
-
-
-@pytest.mark.parametrize("way", [INLINE, FORK])
-def test_a_state_is_the_same_with_and_without_refresh(way):
-    def states(refreshing):
-        with Loader.from_dataset(Changed(6), batch_size=2, shuffle=True, **way) as loader:
-            for _ in range(3):
-                for _ in loader:
-                    if refreshing:
-                        loader.refresh()
-                    yield loader.state_dict()
-                if refreshing:
-                    loader.refresh()
-                yield loader.state_dict()
-
-    assert list(states(True)) == list(states(False))
 
 
 def test_healing_after_refresh_sees_the_refreshed_dataset():

@@ -57,11 +57,6 @@ def test_batches_are_dataloaders(dataset, batch_size, workers):
     assert all(map(same, batches, theirs))
 
 
-def test_a_collate_fn_of_ones_own():
-    with Loader.from_dataset(Numbers(), batch_size=3, collate_fn=lambda samples: [one["name"] for one in samples]) as loader:
-        assert next(iter(loader)) == ["n0", "n1", "n2"]
-
-
 def test_getitems_is_asked_once_for_a_batch():
     dataset = Gathered()
     Fetch(dataset)([3, 4])
@@ -104,12 +99,6 @@ def test_augmentation_is_the_same_whatever_loads_it():
     assert [{**one, **two} for one, two in zip(*ranks, strict=True)] == expected
     assert expected[0] != expected[1]
     assert len({tuple(row[1:]) for epoch in expected for row in epoch.values()}) == 24
-
-
-def test_threads_key_what_belongs_to_the_sample():
-    expected = [{index: row[4:] for index, row in epoch.items()} for epoch in by_index(batch_size=4)]
-    threads = [{index: row[4:] for index, row in epoch.items()} for epoch in by_index(batch_size=4, num_workers=3, method="thread")]
-    assert threads == expected
 
 
 def test_inline_loading_leaves_the_callers_generators_alone():
@@ -164,21 +153,3 @@ def test_the_cell_holds_the_row_that_is_being_loaded():
 
     FetchTask(Fetch(Peeking()), 0, seed_samples=False)(batch([4, 5, 6]), cell)
     assert (seen, cell) == ([0, 1, 2], [IDLE])
-
-
-def test_names():
-    work = FetchTask(Fetch(Numbers()), 0, seed_samples=False)
-    assert work.name(batch([4, 5], 1, 8), 1) == "dataset index 5 (epoch 1, position 9)"
-    assert work.name(batch([4, 5], 1, 8), IDLE) == "the batch of dataset indices [4, 5] (epoch 1, positions 8 to 9)"
-    assert work.name(batch(list(range(9))), IDLE).startswith("the batch of dataset indices [0, 1, 2, 3, 4, 5, 6, 7, …]")
-    assert work.name("path/to/file", IDLE) == "the item 'path/to/file'"
-
-
-def test_an_error_in_collate_names_the_batch():
-    def ragged(samples):
-        raise RuntimeError("ragged")
-
-    work = FetchTask(Fetch(Numbers(), ragged), 0, seed_samples=False)
-    with pytest.raises(RuntimeError) as raised:
-        work.inline(batch([4, 5]))
-    assert raised.value.__notes__ == ["while loading the batch of dataset indices [4, 5] (epoch 0, positions 0 to 1)"]

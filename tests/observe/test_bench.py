@@ -115,13 +115,6 @@ def test_waits_steps_and_boundaries_are_told_apart() -> None:
     assert loop.stall == pytest.approx(sum(loop.waits) / (sum(loop.waits) + sum(loop.steps)))
 
 
-def test_what_can_be_read_only_once_is_read_to_its_end() -> None:
-    reader = Reader(iter(Paced(0.0, 0.0, 20)))
-    assert len(reader.run(5.0).waits) == 19
-    with pytest.raises(TargetError, match="ended before anything was measured"):
-        reader.run(5.0)
-
-
 @pytest.mark.parametrize(
     ("batch", "rows"),
     [
@@ -206,23 +199,6 @@ def test_a_file_that_workers_could_not_import_is_refused(tmp_path: Path, monkeyp
     assert "Rename it" in capsys.readouterr().err
 
 
-def test_the_error_of_a_users_import_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    file = tmp_path / f"{next(names)}.py"
-    file.write_text("import no_such_package")
-    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
-        bench(f"{file}:x")
-
-
-@pytest.mark.usefixtures("fonts")
-def test_a_picture_is_drawn(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "waits.png"
-    assert bench(f"{target}:ours", "--plot", str(picture)) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "the picture: " in capsys.readouterr().out
-
-
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the system does not tell")
 def test_memory_is_that_of_all_processes() -> None:
     before = memory_of_processes()
@@ -265,7 +241,7 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_module_whose_classes_worker_processes_must_find_is_measured(target: Path) -> None:
     target.write_text(target.read_text().replace('num_workers=2, method="thread"', 'num_workers=1, multiprocessing_context="spawn"'))
     ended = run(f"{target.stem}:threads", "--seconds", "0.3", "--step-ms", "1", cwd=target.parent)
@@ -273,7 +249,7 @@ def test_a_module_whose_classes_worker_processes_must_find_is_measured(target: P
     assert ended.stdout.startswith("penstock.Loader of Slow, 1 worker process")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_candidates_are_compared(target: Path) -> None:
     """One of them is refused, and what the user's code prints does not get between the answers."""
     target.write_text(f"{target.read_text()}\nprint('hello')\nSlow.set_epoch = lambda self, epoch: None\n")

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import MixOrder, SequentialOrder, ShuffledOrder
-from penstock._random import mix_layout
 from penstock._random.mix_stages import MOST, Stage
 from penstock.testing import assert_order_is_pure
 
@@ -159,23 +158,6 @@ class TestRanks:
         order = plain(named(shares), 2**17)
         assert {world_size: off for world_size in range(2, 17) if (off := rank_shares(order, world_size)) > 4.5} == {}
 
-    def test_would_not_without_the_runs_of_64(self, monkeypatch):
-        """The negative control: how far the phases of two equal sources are apart stays the same all over a block."""
-
-        def worst():
-            return max(rank_shares(plain(named((0.5, 0.5)), 2**16, seed=seed), 2) for seed in range(8))
-
-        assert worst() < 4.5
-        monkeypatch.setattr(mix_layout, "_unaligned", lambda placed, words: placed)
-        assert worst() > 10
-
-    def test_two_of_them_both_get_both_of_two_equal_sources(self):
-        """Where A B A B is dealt to two ranks, one gets nothing but A. At .75 / .25 and four ranks, three would."""
-        for shares, world_size in (((0.5, 0.5), 2), ((0.75, 0.25), 4)):
-            sources = sources_of(plain(named(shares), 4096))
-            for rank in range(world_size):
-                assert abs((sources[rank::world_size] == 0).mean() - shares[0]) < 0.06
-
 
 class TestSources:
     def test_come_in_order_and_go_on_over_epochs(self):
@@ -196,14 +178,6 @@ class TestSources:
             mine = stream[sources == source] - FAR * source
             assert mine.tolist() == [1000 * (k // 999) + k % 999 for k in range(len(mine))]
         assert abs((sources == 0).mean() - 0.7) < 0.7 * run * 5 / len(sources)
-
-    def test_are_counted_before_any_item(self):
-        stages = [(0, {"a": 1, "b": 3}), (1500, {"b": 1}), (1533, {"a": 1, "c": 0.2})]
-        for run in (1, 3):
-            order = mixed(stages, epoch_size=2700, run=run)
-            stream = np.concatenate([whole(order, epoch) for epoch in range(2)]) // FAR
-            for item in (0, 1, 2, 1024, 1499, 1500, 1501, 1532, 1533, 1534, 2557, 2699, 2700, 5400):
-                assert order.items_before(item) == {name: int((stream[:item] == k).sum()) for k, name in enumerate("abc")}
 
     def test_may_be_huge_and_far_on(self):
         """The pass, the item and the block are beyond 64 bits, and what comes is an index."""
@@ -258,11 +232,6 @@ class TestStages:
         ):
             assert (one.settings_at(epoch, position) == other.settings_at(epoch, position)) is same
         assert {**one.settings(), **one.settings_at(9, 0)} == one.settings()
-
-    def test_that_lie_behind_are(self):
-        one, other = (mixed([self.FIRST, (start, {"b": 1})], epoch_size=4000) for start in (1000, 1001))
-        assert one.settings_at(0, 1000) == other.settings_at(0, 1000)
-        assert one.settings_at(0, 1001) != other.settings_at(0, 1001)
 
     def test_count_items_and_not_runs(self):
         order = mixed([self.FIRST, (500, {"b": 1})], epoch_size=1000, run=10)
@@ -433,17 +402,6 @@ def test_reads_the_same_in_blocks_of_any_size_and_stride():
         for begin in range(0, min(5000, 60 * size * every), size * every):
             positions = np.arange(begin, min(begin + size * every, 40_000), every)
             assert np.array_equal(other.indices(0, positions), expected[positions])
-
-
-def test_the_blocks_of_one_rank_of_many_are_laid_out_together(monkeypatch):
-    """Seen to fail: each in a call of its own, which took most of the time."""
-    order, calls = plain({"a": 3, "b": 2}, 10**6), []
-    laid_out = mix_layout.laid_out
-    monkeypatch.setattr(
-        "penstock._random.mix_order.laid_out", lambda stage, blocks, keys: calls.append(len(blocks)) or laid_out(stage, blocks, keys)
-    )
-    order.indices(0, np.arange(7, 10**6, 4096)[:100])
-    assert calls == [64, 36]  # 64 hold as many items as fit the processor's cache
 
 
 @pytest.mark.slow

@@ -117,19 +117,6 @@ class TestShuffledOrderIsRandom:
         assert max(found.values()) < SOUND, found
         assert peer < SOUND
 
-    @pytest.mark.parametrize("n", [1009, 4099, 100_003])
-    def test_serial_correlation_is_noise(self, n):
-        read = whole(ShuffledOrder(n, 4), 2)
-        for lag in (1, 2, 64, int(n**0.5), int(n**0.5) + 1):
-            assert abs(np.corrcoef(read[:-lag], read[lag:])[0, 1]) < SOUND / np.sqrt(n)
-
-    @pytest.mark.parametrize(("rounds", "sound"), [(4, False), (8, True), (10, True)])
-    def test_pairs_of_the_network_at_101_need_eight_rounds(self, monkeypatch, rounds, sound):
-        """Why `rounds` is what it is: four rounds fail by hundreds of standard deviations."""
-        monkeypatch.setattr(permutation, "rounds", lambda n: rounds)
-        read = np.array([permutation.FeistelPermutation(epoch, 7, 101)(np.arange(101)) for epoch in range(1200)])
-        assert (steps(read[:, :-1], read[:, 1:], 101) < SOUND) == sound
-
     @pytest.mark.parametrize("n", [10**6, 10**9, 10**12, 2**48])
     def test_huge_ones_at_their_start(self, n):
         read = ShuffledOrder(n, 8).indices(1, np.arange(50_000))

@@ -11,8 +11,7 @@ import pyarrow.feather
 import pytest
 from format_laws import assert_keeps_the_laws, assert_ranks_share_one_sequence, every_way, open_files, read
 
-from penstock import Mix
-from penstock.formats import arrow, parquet
+from penstock.formats import arrow
 
 
 def table(n, first=0):
@@ -68,11 +67,6 @@ class TestRows:
         at_random = random.Random(1).choices(range(200), k=60)
         assert [data[index] for index in at_random] == [rows(path)[index] for index in at_random]
 
-    def test_of_feather_files(self, tmp_path):
-        """Which are compressed, unless one asks otherwise."""
-        pyarrow.feather.write_feather(table(40), tmp_path / "0.feather", chunksize=15)
-        assert read(arrow(str(tmp_path / "0.feather"))) == [rows(tmp_path / "0.feather")]
-
     @pytest.mark.parametrize("kind", KINDS)
     def test_have_only_the_columns_asked_for(self, tmp_path, kind):
         """Seen to fail: the columns not selected."""
@@ -105,19 +99,8 @@ class TestLaws:
     def test_exact_resume(self, files, way):
         assert_keeps_the_laws(arrow(files, lanes=2), way)
 
-    def test_exact_resume_with_a_window(self, files):
-        assert_keeps_the_laws(arrow(files, ["id"], lanes=2, window=4), {"num_workers": 2, "method": "thread"})
-
     def test_ranks_share_one_sequence(self, files):
         assert_ranks_share_one_sequence(arrow(files, lanes=3))
-
-    def test_a_mix_with_parquet(self, files, tmp_path):
-        pyarrow.parquet.write_table(table(10, 100), tmp_path / "0.parquet")
-        mix = Mix({"a": arrow(files), "b": parquet(str(tmp_path / "0.parquet"))}, {"a": 26, "b": 10}, epoch_size=360)
-        ids = [row["id"] for row in read(mix)[0]]
-        for ours in ([number for number in ids if number < 100], [number - 100 for number in ids if number >= 100]):
-            assert ours == [k % (max(ours) + 1) for k in range(len(ours))]
-        assert set(ids) == {*range(26), *range(100, 110)}
 
 
 class TestResources:
@@ -145,11 +128,6 @@ class TestWhatIsRefused:
         with pytest.raises(ValueError, match=r"has no column 'image\.bytes', only"):
             arrow(files, ["image.bytes"])
 
-    @pytest.mark.parametrize("columns", ["text", []], ids=str)
-    def test_columns_that_are_no_list_of_names(self, files, columns):
-        with pytest.raises(ValueError, match=r"columns=.* must be a list of names, such as \['text', 'label'\]"):
-            arrow(files, columns)
-
     def test_another_schema_in_one_file(self, files, tmp_path):
         write(tmp_path / "2.arrow", pa.table({"id": ["1"]}))
         with pytest.raises(ValueError, match=r"'text' is string in .*0\.arrow, and missing in .*2\.arrow"):
@@ -169,16 +147,6 @@ class TestWhatIsRefused:
     def test_a_remote_file(self):
         with pytest.raises(ValueError, match="is not on a local disk, but Arrow files are mapped into memory. Copy it to a local disk"):
             arrow("memory://0.arrow")
-
-    def test_no_file_and_a_folder(self, tmp_path):
-        with pytest.raises(ValueError, match=r"paths=\[\] names no file"):
-            arrow([])
-        with pytest.raises(ValueError, match=r"is a folder\. Pass the files in it: '.*/\*\.arrow'"):
-            arrow(tmp_path)
-
-    def test_a_file_that_does_not_exist(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"no\.arrow"):
-            arrow(str(tmp_path / "no.arrow"))
 
     def test_a_file_that_was_replaced(self, files, tmp_path):
         """Seen to fail: without the comparison, rows of the new file come under the old numbers."""

@@ -81,28 +81,6 @@ def test_facts_say_what_all_that_was_added_agrees_on(added: list[Fact]) -> None:
             assert facts.get(shard, pass_) == (known.pop() if agreed and known else None)
 
 
-@pytest.mark.parametrize(
-    ("first", "asked", "now", "relied_on"),
-    [
-        (Fact(0, 1, 5), 1, Fact(0, 1, 6), True),
-        (Fact(0, 1, 5), 2, Fact(0, 1, 6), False),  # asked for in another pass, which nobody knew
-        (Fact(0, None, 5), 2, Fact(0, 1, 6), True),
-        (Fact(0, None, 5), 2, Fact(0, None, 6), True),
-        (Fact(0, 1, 5), 1, Fact(0, None, 6), True),
-        (Fact(0, 1, 5), None, Fact(0, None, 6), False),
-    ],
-)
-def test_facts_know_whether_somebody_relied_on_what_turns_out_false(first: Fact, asked: int | None, now: Fact, relied_on: bool) -> None:
-    facts = Facts()
-    assert facts.add(first) is True
-    assert facts.add(first) is False
-    if asked is not None:
-        facts.get(0, asked)
-    assert facts.add(now) == Contradiction(first, now, relied_on)
-    assert facts.add(now) is False
-    assert facts.get(0, 1) is None
-
-
 def test_a_fact_for_every_pass_contradicts_the_one_that_was_relied_on() -> None:
     """Seen to fail: the first pass that differs was reported, on which nobody had relied."""
     facts = Facts()
@@ -110,15 +88,6 @@ def test_a_fact_for_every_pass_contradicts_the_one_that_was_relied_on() -> None:
         facts.add(Fact(0, pass_, 5))
     facts.get(0, 2)
     assert facts.add(Fact(0, None, 6)) == Contradiction(Fact(0, 2, 5), Fact(0, None, 6), True)
-
-
-def test_who_relied_on_one_pass_relies_on_every_pass_once_that_is_known() -> None:
-    """Seen to fail: without handing it on."""
-    facts = Facts()
-    facts.add(Fact(0, 1, 5))
-    facts.get(0, 1)
-    facts.add(Fact(0, None, 5))
-    assert facts.add(Fact(0, 1, 6)) == Contradiction(Fact(0, None, 5), Fact(0, 1, 6), True)
 
 
 # Files.
@@ -149,16 +118,6 @@ def test_bookmarks_write_what_is_news_and_only_then_make_a_file(tmp_path: Path, 
     assert [len(file.read_bytes().splitlines()) for file in files(tmp_path) if file != one_file] == [1]
 
 
-def test_bookmarks_without_a_folder_last_as_long_as_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    one = marks(None)
-    one.add(0, 0, 10, every_pass=True)
-    one.refresh()
-    assert one.outputs(0, 3) == 10
-    assert told(marks(None)) == told(pickle.loads(pickle.dumps(one))) == {}
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_bookmarks_of_another_binding_or_another_content_are_not_seen(tmp_path: Path, one_file: Path) -> None:
     assert told(marks(tmp_path, {"steps": ["filter"], "seed": 8})) == {}
     assert told(marks(tmp_path, {"seed": 7, "steps": ["filter"]})) == told(marks(tmp_path))
@@ -179,31 +138,6 @@ def test_a_shard_that_was_changed_since_is_said_once(tmp_path: Path, caplog: pyt
     assert "shard 0 was 'a of 5 bytes' when its bookmarks were made, and is 'a of 7 bytes' now" in record.getMessage()
 
 
-def test_a_key_is_looked_up_only_where_it_is_needed(tmp_path: Path) -> None:
-    """It may take a request to a server. Seen to fail: all keys of a file compared when it is read."""
-
-    class Keys(list[str]):
-        def __getitem__(self, shard: Any) -> Any:
-            looked_up.append(shard)
-            return KEYS[shard]
-
-    one = marks(tmp_path)
-    for shard in range(6):
-        one.add(shard, 0, shard, every_pass=True)
-    looked_up: list[int] = []
-    later = marks(tmp_path, keys=Keys(KEYS))
-    assert [later.outputs(shard, 3) for shard in (2, 7, 2)] == [2, None, 2]
-    later.refresh()
-    assert looked_up == [2]
-    later.add(5, 0, 5, every_pass=True)
-    later.add(7, 0, 1, every_pass=True)
-    assert looked_up == [2, 5, 7]
-    in_memory = marks(None, keys=Keys(KEYS))
-    in_memory.add(1, 0, 1, every_pass=True)
-    assert in_memory.outputs(1, 0) == 1
-    assert looked_up == [2, 5, 7]
-
-
 def test_a_file_in_the_folder_of_another_binding_is_ignored(tmp_path: Path, one_file: Path) -> None:
     """Seen to fail: a checksum that does not start from the binding."""
     other = marks(tmp_path, {"steps": []})
@@ -211,16 +145,6 @@ def test_a_file_in_the_folder_of_another_binding_is_ignored(tmp_path: Path, one_
     (folder,) = {file.parent for file in files(tmp_path)} - {one_file.parent}
     (folder / one_file.name).write_bytes(one_file.read_bytes())
     assert told(marks(tmp_path, {"steps": []})) == {(7, pass_): 1 for pass_ in range(4)}
-
-
-def test_the_files_name_their_shard_pass_and_outputs(tmp_path: Path, one_file: Path) -> None:
-    """Anybody may read them; only the checksum is ours."""
-    first, second = map(json.loads, one_file.read_text().splitlines())
-    assert [*first] == [*second] == ["shard", "key", "pass", "outputs", "check"]
-    assert (first["shard"], first["key"], first["pass"], first["outputs"]) == (0, KEYS[0], None, 10)
-    assert (second["shard"], second["key"], second["pass"], second["outputs"]) == (1, KEYS[1], 2, 11)
-    assert one_file.parent.parent == tmp_path
-    assert f"-{os.getpid()}-" in one_file.name
 
 
 @pytest.mark.parametrize("key", ["a/ü \udc80\n\"'\\", "", "x" * 10_000])
@@ -243,11 +167,6 @@ def line(**changed: Any) -> bytes:
     """A line that is as it should be, checksum included, but for what it says."""
     said = {"shard": 3, "key": KEYS[3], "pass": None, "outputs": 9, **changed}
     return marks(None)._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
-
-
-def test_a_line_made_for_these_tests_is_believed_as_such(tmp_path: Path, one_file: Path) -> None:
-    one_file.write_bytes(line())
-    assert told(marks(tmp_path)) == {(3, pass_): 9 for pass_ in range(4)}
 
 
 HOSTILE = [
@@ -308,14 +227,6 @@ def test_a_byte_that_was_overwritten_never_makes_another_fact() -> None:
                 assert reader._fact(damaged) == (KEYS[3], Fact(3, 2, 9))
 
 
-def test_damage_is_said_once(tmp_path: Path, one_file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    one_file.write_bytes(b"x\n" * 3 + one_file.read_bytes() + b"torn")
-    reader = marks(tmp_path)
-    reader.refresh()
-    reader.refresh()
-    assert [record.message.partition(" of ")[0] for record in caplog.records] == ["3 lines"]
-
-
 def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(tmp_path: Path, one_file: Path) -> None:
     """Seen to fail: a place in the file behind a line that was not complete."""
     good, more = one_file.read_bytes(), line()
@@ -325,18 +236,6 @@ def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(tmp_path: P
     one_file.write_bytes(good + more)
     reader.refresh()
     assert reader.outputs(3, 0) == 9
-
-
-def test_a_refresh_reads_only_what_is_new(tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = marks(tmp_path)
-    read: list[bytes] = []
-    parse = reader._fact
-    reader.refresh()
-    monkeypatch.setattr(reader, "_fact", lambda line: (read.append(line), parse(line))[1])
-    with one_file.open("ab") as file:
-        file.write(line())
-    reader.refresh()
-    assert read == [line()]
 
 
 def test_what_never_ends_is_no_bookmark(
@@ -350,29 +249,6 @@ def test_what_never_ends_is_no_bookmark(
     assert told(marks(tmp_path))[1, 2] == 11
     for name in ("0", "1", "2"):
         assert f"{name}.jsonl is no regular file of at most" in caplog.text
-
-
-def test_folders_and_other_files_between_the_bookmarks_do_no_harm(tmp_path: Path, one_file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    expected = told(marks(tmp_path))
-    (one_file.parent / "folder.jsonl").mkdir()
-    (one_file.parent / "gone.jsonl").symlink_to(tmp_path / "nowhere")
-    (one_file.parent / "notes.txt").write_bytes(line())
-    reader = marks(tmp_path)
-    assert told(reader) == expected
-    reader.refresh()
-    assert len(caplog.records) == 2  # one for each that cannot be read
-
-
-def test_files_that_go_while_a_run_lasts_cost_only_time(tmp_path: Path) -> None:
-    one = marks(tmp_path)
-    one.add(0, 0, 10, every_pass=True)
-    (file,) = files(tmp_path)
-    file.unlink()
-    file.parent.rmdir()
-    one.refresh()
-    one.add(1, 0, 11, every_pass=True)
-    assert one.outputs(0, 0) == 10
-    assert told(marks(tmp_path)) == {(1, pass_): 11 for pass_ in range(4)}
 
 
 # Contradictions.
@@ -427,14 +303,6 @@ def test_a_named_folder_that_cannot_be_written_is_refused_when_built(in_the_way:
         marks(in_the_way)
 
 
-def test_a_named_folder_that_cannot_be_written_any_more_is_an_error(tmp_path: Path) -> None:
-    one = marks(tmp_path / "folder")
-    (tmp_path / "folder").write_text("")
-    with pytest.raises(OSError, match="cannot be kept"):
-        one.add(0, 0, 10, every_pass=True)
-    assert one.outputs(0, 0) == 10
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_named_folder_without_the_right_to_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
@@ -487,16 +355,6 @@ def test_the_default_folder_is_in_the_users_cache(monkeypatch: pytest.MonkeyPatc
     assert default_folder() == tmp_path / ".cache" / "penstock" / "bookmarks"
 
 
-def test_without_a_home_nothing_lands_in_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.chdir(tmp_path)
-    one = marks(default_folder())
-    one.add(0, 0, 10, every_pass=True)
-    assert one.outputs(0, 0) == 10
-    assert list(tmp_path.iterdir()) == []
-
-
 # Threads and processes.
 
 
@@ -508,15 +366,6 @@ def test_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytes
     pickle.loads(pickle.dumps(one)).add(0, 0, 10, every_pass=True)
     assert one.outputs(0, 0) == 10
     assert [file.parts[len(tmp_path.parts)] for file in files(tmp_path)] == ["here"]
-
-
-def test_pickled_bookmarks_read_the_same_files_and_write_their_own(tmp_path: Path, one_file: Path) -> None:
-    one = marks(tmp_path)
-    other = pickle.loads(pickle.dumps(one))
-    assert told(other) == told(one)
-    one.add(2, 0, 1, every_pass=True)
-    other.add(3, 0, 1, every_pass=True)
-    assert len(files(tmp_path)) == 3
 
 
 def test_threads_that_add_at_once_lose_nothing(tmp_path: Path) -> None:

@@ -9,14 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from datasets.distributed import split_dataset_by_node
 from format_laws import assert_keeps_the_laws, assert_ranks_share_one_sequence, every_way, read
 
 import datasets
 import penstock
 from penstock import Loader, Mix
 from penstock.formats import hf
-from penstock.testing import assert_resumes_everywhere, plain
+from penstock.testing import plain
 
 N = 26
 
@@ -29,11 +28,6 @@ def by_index():
 
 def stream(shards=5):
     return by_index().to_iterable_dataset(num_shards=shards)
-
-
-def generated(ids):
-    for i in ids:
-        yield {"id": i, "text": f"text {i}"}
 
 
 def tenfold(row):
@@ -51,13 +45,6 @@ class TestByIndex:
         expected = penstock.ShuffledOrder(N, 7).indices(0, np.arange(N)).tolist()
         assert read(data, shuffle=True, seed=7, **way) == [[by_index()[index] for index in expected]]
 
-    @pytest.mark.parametrize(
-        "way", [{}, {"num_workers": 2, "method": "thread"}, pytest.param({"num_workers": 2}, marks=pytest.mark.slow)], ids=str
-    )
-    def test_resumes_everywhere(self, way):
-        data = hf(by_index().remove_columns(["text", "tokens"]))
-        assert_resumes_everywhere(lambda: Loader.from_dataset(data, batch_size=4, shuffle=True, seed=1, **way), steps=16)
-
     def test_with_a_format(self):
         data = hf(by_index().with_format("torch", columns=["id"]))
         with Loader.from_dataset(data, batch_size=N) as loader:
@@ -67,11 +54,6 @@ class TestByIndex:
 
     def test_with_a_transform(self):
         assert read(hf(by_index().with_transform(upper))) == [[{"id": i, "text": f"TEXT {i}"} for i in range(N)]]
-
-    def test_takes_no_arguments_of_streams(self):
-        for words in ({"counts": [N]}, {"lanes": 2}, {"window": 3}):
-            with pytest.raises(ValueError, match="are for an IterableDataset, and this Dataset is read by index. Drop them."):
-                hf(by_index(), **words)
 
 
 class TestStreams:
@@ -106,10 +88,6 @@ class TestStreams:
         """Seen to fail with processes: Hugging Face takes our worker for torch's, and gives the second one nothing."""
         assert_keeps_the_laws(hf(stream(), lanes=2), way)
 
-    @pytest.mark.slow
-    def test_exact_resume_with_a_window(self):
-        assert_keeps_the_laws(hf(stream(), lanes=2, window=4), {"num_workers": 2, "method": "thread"})
-
     def test_ranks_share_one_sequence(self):
         assert_ranks_share_one_sequence(hf(stream(), lanes=3))
 
@@ -117,11 +95,6 @@ class TestStreams:
         mix = Mix({"a": hf(stream()), "b": hf(by_index())}, {"a": 1, "b": 1}, epoch_size=2 * N, tag="of")
         (epoch,) = read(mix, shuffle=True)
         assert sorted((row["of"], row["id"]) for row in epoch) == sorted(itertools.product("ab", range(N)))
-
-    def test_shards_made_by_a_generator(self):
-        ds = datasets.IterableDataset.from_generator(generated, gen_kwargs={"ids": list(range(7))})
-        assert ds.num_shards == 7
-        assert read(hf(ds, counts=[1] * 7)) == [list(ds)]
 
     def test_parquet_files_with_counts(self, tmp_path):
         for number in range(3):
@@ -181,10 +154,6 @@ class TestWhatIsRefused:
             hf(stream().shuffle(seed=1).map(tenfold))
         with pytest.raises(ValueError, match="this stream was shuffled"):
             hf(datasets.concatenate_datasets([stream(), stream().shuffle(seed=1)]), [3] * 10)
-
-    def test_a_stream_split_over_ranks(self):
-        with pytest.raises(ValueError, match="split over ranks, by split_dataset_by_node, and the loader does that itself"):
-            hf(split_dataset_by_node(stream(4), rank=0, world_size=2))
 
     @pytest.mark.parametrize("counts", [[1, 2], [], [1] * 6])
     def test_another_number_of_counts(self, counts):

@@ -105,17 +105,3 @@ def test_a_worker_that_dies_in_the_middle_of_a_shard(
 @pytest.mark.parametrize(("workers", "lanes"), [(2, 4), (3, 2)])
 def test_the_resume_law(tmp_path: Path, workers: int, lanes: int) -> None:
     assert_resumes_everywhere(lambda: loading(Opening(tmp_path), workers, lanes=lanes, batch_size=5), steps=13)
-
-
-@pytest.mark.slow
-def test_ranks_and_workers_read_one_sequence(tmp_path: Path) -> None:
-    """Over two epochs, and whoever reads: the items of all ranks together are those of one."""
-
-    def run(rank: int, world_size: int, workers: int) -> list[Any]:
-        with loading(Opening(tmp_path), workers, batch_size=1, rank=rank, world_size=world_size) as loader:
-            return epochs(loader)
-
-    whole = run(0, 1, 0)
-    for world_size in (2, 4):
-        parts = [run(rank, world_size, 2) for rank in range(world_size)]
-        assert [part[place] for place in range(len(parts[0])) for part in parts] == whole

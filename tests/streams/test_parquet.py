@@ -73,10 +73,6 @@ class TestRows:
         for index in (0, 63, 64, 1023, 1024, 2048, 2499, 2500, 2501, 2709):
             assert parquet(str(tmp_path / "*.parquet"))[index] == {"id": index}
 
-    def test_may_be_none_at_all(self, tmp_path):
-        pq.write_table(pa.table({"id": pa.array([], type=pa.int64())}), tmp_path / "0.parquet")
-        assert len(parquet(str(tmp_path / "0.parquet"))) == 0
-
     def test_through_fsspec(self, files):
         memory = fsspec.filesystem("memory")
         expected = rows(files)
@@ -96,9 +92,6 @@ class TestLaws:
     @every_way
     def test_exact_resume(self, files, way):
         assert_keeps_the_laws(parquet(files, lanes=2), way)
-
-    def test_exact_resume_with_a_window(self, files):
-        assert_keeps_the_laws(parquet(files, ["id"], lanes=2, window=4), {"num_workers": 2, "method": "thread"})
 
     def test_ranks_share_one_sequence(self, files):
         assert_ranks_share_one_sequence(parquet(files, lanes=3))
@@ -191,10 +184,6 @@ class TestWhatIsRefused:
             parquet([])
         with pytest.raises(ValueError, match=r"is a folder\. Pass the files in it: '.*/\*\.parquet'"):
             parquet(tmp_path)
-
-    def test_a_file_that_does_not_exist(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"no\.parquet"):
-            parquet(str(tmp_path / "no.parquet"))
 
     def test_a_file_that_was_replaced(self, files, tmp_path):
         """Seen to fail: without the comparison, the new file is read by the old footer."""

@@ -83,14 +83,6 @@ def test_a_bar_is_drawn_over_itself_and_taken_away() -> None:
     assert lines == []
 
 
-def test_a_bar_is_cut_to_the_width_of_the_terminal() -> None:
-    clock, terminal = Clock(), Terminal()
-    with Progress("x" * 500 + "\n", None, "samples", stream=terminal, clock=clock) as shown:
-        clock.now += 1
-        shown.at(5)
-    assert len(terminal.getvalue().split("\r\x1b[K")[1]) == 79
-
-
 def test_a_terminal_that_is_gone_does_not_end_the_work() -> None:
     clock = Clock()
     ours, theirs = pty.openpty()
@@ -197,23 +189,6 @@ def test_a_search_in_a_lane_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch,
     assert re.search(r"lane 0: finding item 800: \d+ of 800 items \[#+\.+\]", terminal.getvalue())
     assert terminal.getvalue().endswith("\r\x1b[K")
     assert caplog.text.count("it has taken") == 1
-
-
-def test_a_bar_of_rich_after_a_resume_shows_the_right_totals() -> None:
-    """By `advance`: the thread of its ``track`` forgets ``completed`` and counts from 0."""
-    progress_of_rich = pytest.importorskip("rich.progress")
-    with Loader.from_dataset(Squares(), batch_size=8) as loader:
-        loader.load_state_dict(loader.state_dict())
-        batches = iter(loader)
-        for _ in range(5):
-            next(batches)
-        state = loader.state_dict()
-        loader.load_state_dict(state)
-        with progress_of_rich.Progress(disable=True) as bar:
-            task = bar.add_task("epoch", total=len(loader), completed=loader.position)
-            for _ in loader:
-                bar.advance(task)
-        assert (bar.tasks[0].completed, bar.tasks[0].total) == (13, 13)
 
 
 def test_a_bar_of_tqdm_after_a_resume_shows_the_right_totals() -> None:

@@ -123,11 +123,6 @@ class TestWhatComes:
         assert dataset.__getitems__([]) == []
         dataset.close()
 
-    @pytest.mark.parametrize("outside", [88, -89])
-    def test_what_is_outside_is_refused(self, files, outside):
-        with pytest.raises(IndexError, match=f"index {outside} is out of bounds for 88 records"):
-            shards(files)[outside]
-
     @kinds
     @pytest.mark.parametrize(
         "words", [{"num_workers": 3, "method": "thread"}, pytest.param({"num_workers": 2}, marks=pytest.mark.slow)], ids=str
@@ -152,10 +147,6 @@ class TestWhatComes:
         seen = [value for value in read(mix, shuffle=True)[0] if value < 1000]
         assert abs(len(seen) - 88) < 10
         assert len(set(seen[:88])) == min(88, len(seen))
-
-    def test_shards_may_be_numbers(self):
-        dataset = Shards(3, lambda k: [10 * k, 10 * k + 1], counts=[2, 2, 2])
-        assert read(dataset) == [[0, 1, 10, 11, 20, 21]]
 
     def test_a_shard_may_be_any_iterable(self):
         class Stream(IterableDataset):
@@ -278,14 +269,6 @@ class TestReadingForward:
         assert dataset.__getitems__(list(range(30))) == list(range(30))
         assert count.read == 40
 
-    def test_what_was_passed_over_long_ago_is_read_again(self):
-        count = Counting(1000)
-        dataset = Shards(1, count, counts=[1000])
-        assert [dataset[999], dataset[3], dataset[950]] == [999, 3, 950]
-        assert count.read == 1000 + 4
-        shard = dataset._records._open._shards[0].content
-        assert sum(len(reader.kept) for reader in shard._readers) < 200
-
     def test_a_seek_skips(self, files):
         dataset = shards(files, "seeking")
         assert dataset.__getitems__([30, 31, 46]) == [30, 31, 46]
@@ -325,10 +308,6 @@ class TestCounts:
         dataset = Shards(1, lambda _: [0] * n, counts=[5])
         with pytest.raises(ValueError, match=f"shard 0 should have 5 records, and it has {n}"):
             dataset[0]
-
-    def test_empty_shards_are_not_opened(self):
-        assert read(Shards(3, lambda k: iter([k][:k]), counts=[0, 1, 0])) == [[1]]
-        assert read(Shards(2, lambda k: 1 / 0, counts=[0, 0])) == [[]]
 
 
 class TestErrors:
@@ -395,10 +374,6 @@ class TestErrors:
                 list(loader)
         assert count.read < 3000
         assert "record 519 of shard 0 lies behind record 500, at which reading failed twice" in str(caught.value)
-
-    def test_what_has_no_records_is_named(self):
-        with pytest.raises(TypeError, match=r"open\(\) returned a NoneType for shard 0"):
-            Shards(1, lambda _: None, counts=[1])[0]
 
 
 class TestOpenFiles:
@@ -478,29 +453,6 @@ class TestOpenFiles:
         thread.join()
 
 
-def test_threads_wait_for_each_other_only_at_one_shard():
-    """One thread stands inside shard 0, and another reads shard 1 meanwhile. Seen red with one lock for all."""
-    inside, go_on = threading.Event(), threading.Event()
-
-    def opened(shard):
-        if shard == 0:
-            inside.set()
-            go_on.wait()
-        return [shard]
-
-    dataset = Shards(2, opened, counts=[1, 1])
-    first, second = (threading.Thread(target=dataset.__getitem__, args=(k,)) for k in (0, 1))
-    first.start()
-    inside.wait()
-    second.start()
-    second.join(100)
-    waited = second.is_alive()
-    go_on.set()
-    first.join()
-    second.join()
-    assert not waited
-
-
 @pytest.mark.parametrize(
     ("kind", "worker", "workers", "said"),
     [("forward", 0, 2, 1), ("forward", 1, 2, 0), ("forward", 0, 1, 0), ("indexed", 0, 2, 0), ("seeking", 0, 2, 0)],
@@ -515,25 +467,6 @@ def test_worker_processes_that_all_read_every_shard_say_so(files, kind, worker, 
     dataset.close()
     assert len(caplog.messages) == said
     assert all("each of the 2 worker processes reads all shards" in message and "penstock index" in message for message in caplog.messages)
-
-
-def test_many_threads_read_right(files):
-    """Each record comes whole and once, whichever shards are closed meanwhile."""
-    dataset = Shards(files * 40, Lines(), counts=COUNTS * 40, lanes=1)
-    rng = np.random.default_rng(0)
-    wanted = [rng.integers(0, len(dataset), 40).tolist() for _ in range(8)]
-    came = [None] * 8
-
-    def work(k):
-        came[k] = [dataset.__getitems__(wanted[k][i : i + 5]) for i in range(0, 40, 5)]
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    dataset.close()
-    assert [[value for part in parts for value in part] for parts in came] == [[k % 88 for k in one] for one in wanted]
 
 
 @pytest.mark.parametrize(

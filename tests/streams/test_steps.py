@@ -6,13 +6,11 @@ import configparser
 import contextlib
 import dataclasses
 import functools
-import gc
 import importlib.util
 import itertools
 import json
 import operator
 import os
-import pickle
 import random
 import re
 import subprocess
@@ -26,7 +24,6 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import ClosedError, Filter, GraphError, Pack, Shuffle
-from penstock._fetch.sample import current
 from penstock._random.permutation import SLID, philox_words
 from penstock._random.sliding_order import SlidingPermutation
 from penstock._streams import steps
@@ -43,13 +40,6 @@ def twice(records):
     for record in records:
         yield record
         yield -record
-
-
-def twice_over(items):
-    """Makes two outputs of each item, each with its record's number and next draw."""
-    for item in items:
-        for _ in range(2):
-            yield item, penstock.sample().index, penstock.sample().rng.random()
 
 
 def drawn(records):
@@ -85,15 +75,6 @@ def stray(record):
 # What comes out
 
 
-def test_no_steps_give_the_records() -> None:
-    assert list(run(range(5))) == [0, 1, 2, 3, 4]
-    assert list(run([])) == []
-
-
-def test_a_filter_keeps_what_its_predicate_says() -> None:
-    assert list(run(range(6), Filter(is_odd))) == [1, 3, 5]
-
-
 def test_steps_follow_one_another_and_are_flushed_at_the_end() -> None:
     def summed(records):
         total = 0
@@ -110,15 +91,6 @@ def test_a_step_may_be_any_callable_from_an_iterator_to_an_iterable() -> None:
     assert list(run(range(6), sorted)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_records_are_counted_as_they_are_read() -> None:
-    outputs = run(range(6), Filter(is_odd))
-    assert outputs.records == 0
-    assert next(outputs) == 1
-    assert outputs.records == 2
-    list(outputs)
-    assert outputs.records == 6
-
-
 # Order
 
 
@@ -128,14 +100,6 @@ def test_shuffle_is_the_sliding_shuffle(n, window, pass_) -> None:
     keys = philox_words(PassFacts(1, pass_, 3).seed, pass_, SLID, 2)
     expected = SlidingPermutation(pass_, n, window, keys)(np.arange(n))
     assert list(run(range(n), Shuffle(window), pass_=pass_)) == expected.tolist()
-
-
-def test_shuffle_holds_no_more_than_its_window() -> None:
-    records = Records(10_000)
-    outputs = run(records, Shuffle(100))
-    most = max(records.read - given for given, _ in enumerate(outputs, 1))
-    assert 30 <= most <= 100
-    outputs.close()
 
 
 @given(n=st.integers(0, 300), window=st.integers(0, 100), kept=st.sets(st.integers(0, 299)))
@@ -154,20 +118,6 @@ def test_shuffles_differ_by_seed_pass_shard_and_place_among_the_steps() -> None:
 
     assert len({order(), order(seed=2), order(pass_=1), order(shard=4), tuple(run(range(50), Shuffle(50), Shuffle(50)))}) == 5
     assert order() == order()
-
-
-def test_two_shuffles_are_not_the_same_one_twice() -> None:
-    """Seen to fail: both under the keys of the first."""
-    once, twice = list(run(range(50), Shuffle(50))), list(run(range(50), Shuffle(50), Shuffle(50)))
-    assert twice != [once[place] for place in once]
-
-
-def test_runs_do_not_disturb_each_other() -> None:
-    """Lanes take turns."""
-    chain = [drawn, Shuffle(7), Filter(lambda item: item[0] % 3), twice_over]
-    alone = [list(run(range(40), *chain, shard=shard)) for shard in range(3)]
-    together = list(itertools.zip_longest(*(run(range(40), *chain, shard=shard) for shard in range(3))))
-    assert [list(lane) for lane in zip(*together, strict=True)] == alone
 
 
 def test_what_comes_does_not_depend_on_where_the_shard_ends() -> None:
@@ -214,11 +164,6 @@ def test_pack_lays_out_every_sequence_once(lengths, capacity, window, oversize) 
     assert all(max(parts) <= capacity and len(parts) == -(-sum(parts) // capacity) for parts in found.values())
 
 
-def test_pieces_of_a_sequence_are_in_order() -> None:
-    rows = list(run([np.arange(25)], Pack(10)))
-    assert [row["tokens"][row["segment_ids"] > 0].tolist() for row in rows] == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
-
-
 LENGTHS = {
     "lognormal": lambda rng: rng.lognormal(6.0, 1.0, 6000),
     "short": lambda rng: rng.integers(100, 300, 20_000),
@@ -247,14 +192,6 @@ def test_no_sequence_waits_forever() -> None:
     assert any(1 in row["tokens"] for row in rows)
 
 
-def test_pack_waits_for_no_more_than_its_window() -> None:
-    records = Records(10_000)
-    outputs = run(records, lambda records: ([record] * 50 for record in records), Pack(100, window=20))
-    waiting = max(records.read - 2 * given for given, _ in enumerate(outputs))
-    assert waiting <= 20
-    outputs.close()
-
-
 def test_rows_are_what_packs_make() -> None:
     """The same fields, types and padding as `Packs` and `Packed` give."""
     for make in (list, np.array, torch.tensor):
@@ -266,20 +203,6 @@ def test_rows_are_what_packs_make() -> None:
             assert type(row[name]) is type(value)
             assert row[name].dtype == value.dtype
             assert row[name].tolist() == value.tolist()
-
-
-def test_every_field_is_packed_alike() -> None:
-    documents = [{"ids": [1, 2, 3], "labels": torch.tensor([[0.5, 1.0]] * 3)}, {"ids": [4], "labels": torch.tensor([[2.0, 3.0]])}]
-    (row,) = run(documents, Pack(5, pad={"labels": -1}))
-    assert row["ids"].tolist() == [1, 2, 3, 4, 0]
-    assert row["labels"].tolist() == [[0.5, 1.0]] * 3 + [[2.0, 3.0], [-1.0, -1.0]]
-    assert row["position_ids"].tolist() == [0, 1, 2, 0, 0]
-    assert isinstance(row["segment_ids"], torch.Tensor)
-
-
-def test_lists_keep_their_kind_of_number() -> None:
-    kinds = {tuple(row["tokens"].dtype.str for row in run([numbers], Pack(4))) for numbers in ([1, 2], [1, 2.5], [True, False], [2**63])}
-    assert kinds == {("<i8",), ("<f8",), ("|b1",), ("<u8",)}
 
 
 def test_records_that_are_no_sequences_stay_whole() -> None:
@@ -406,17 +329,6 @@ def test_draws_are_frozen() -> None:
     assert list(run(range(8), Shuffle(8), seed=5, pass_=2, shard=7)) == [0, 2, 3, 4, 1, 5, 7, 6]
 
 
-def test_sample_outside_is_untouched() -> None:
-    outputs = run(range(5), drawn)
-    with pytest.raises(RuntimeError, match="only while a sample is being loaded"):
-        penstock.sample()
-    token = current.set(None)
-    next(outputs)
-    assert current.get() is None
-    current.reset(token)
-    outputs.close()
-
-
 @pytest.mark.parametrize(
     ("chain", "depends"),
     [
@@ -529,42 +441,6 @@ def test_a_stray_stop_iteration_does_not_end_the_shard(step) -> None:
         list(run(range(5), step))
 
 
-class Pairs:
-    """An iterator of its own; ends by StopIteration, as the protocol has it."""
-
-    def __init__(self, records):
-        self.records = records
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return self.pulled(), self.pulled()
-
-    def pulled(self):
-        return next(self.records)
-
-
-class First:
-    def __init__(self, records):
-        self.records = records
-        self.left = 2
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if not self.left:
-            raise StopIteration
-        self.left -= 1
-        return next(self.records)
-
-
-def test_an_iterator_may_end_where_it_wants() -> None:
-    assert list(run(range(5), Pairs)) == [(0, 1), (2, 3)]
-    assert list(run(range(5), First)) == [0, 1]
-
-
 class Itself:
     """Works in one lane; in two it would hand the records of one to the other."""
 
@@ -663,32 +539,6 @@ def test_an_error_while_closing_closes_the_rest() -> None:
     with pytest.raises(OSError, match="disk"):
         outputs.close()
     assert records.closed == 1
-
-
-def test_a_run_is_no_cycle() -> None:
-    """What is dropped is closed at once, without the garbage collector."""
-    closed = []
-
-    def step(records):
-        try:
-            for record in records:
-                yield record, penstock.sample()
-        finally:
-            closed.append(1)
-
-    gc.disable()
-    try:
-        outputs = run(range(100), step, Shuffle(10), Filter(bool))
-        next(outputs)
-        del outputs
-        assert closed == [1]
-    finally:
-        gc.enable()
-
-
-def test_ours_can_be_pickled() -> None:
-    for step in (Filter(is_odd), Shuffle(5), Pack(7, pad={"tokens": 1})):
-        assert step_settings([pickle.loads(pickle.dumps(step))]) == step_settings([step])
 
 
 # What names them
@@ -881,11 +731,6 @@ def test_the_code_hash_sees_what_may_change_the_outputs(code_hash_of) -> None:
     hashes.append(code_hash_of(SOURCE.format_map(FILLED), "def odd(record):\n    return record + 2\n"))
     assert len(set(hashes)) == len(hashes) == len(OTHERWISE) + 2
     assert code_hash_of(SOURCE.format_map(FILLED)) == hashes[0]
-
-
-def test_the_code_hash_does_not_see_where_code_stands(code_hash_of) -> None:
-    source = SOURCE.format_map(FILLED)
-    assert code_hash_of(source) == code_hash_of("# a comment\n\n" + source.replace("def long", "# another one\ndef long"))
 
 
 @pytest.mark.slow

@@ -8,15 +8,14 @@ import pickle
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pairwise import pairwise
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-import penstock
 from penstock import Loader, Mix
 from penstock._streams import tokens as module
 from penstock.formats import tokens
@@ -51,15 +50,20 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-@pytest.mark.parametrize("overlap", [0, 1, 9])
 @pytest.mark.parametrize(
-    ("dtype", "suffix"),
-    [("uint16", ".bin"), ("uint16", ".npy"), ("uint8", ".bin"), ("int32", ".npy"), ("uint32", ".tokens"), ("int64", ".bin")],
+    ("sizes", "overlap", "form"),
+    pairwise(
+        SIZES,
+        [0, 1, 9],
+        [("uint16", ".bin"), ("uint16", ".npy"), ("uint8", ".bin"), ("int32", ".npy"), ("uint32", ".tokens"), ("int64", ".bin")],
+    )[::2],
 )
-def test_each_sequence_is_its_slice_of_the_files(tmp_path, sizes, overlap, dtype, suffix):
+def test_each_sequence_is_its_slice_of_the_files(tmp_path, sizes, overlap, form):
     """One by one, by negative index, and gathered in any order. Seen to fail: `_inspected` with a header of 0 for ``.npy``; `_fill` passing over a file."""
-    paths, expected = write(tmp_path, sizes, dtype, suffix, below=200 if dtype == "uint8" else 60_000 if dtype == "uint16" else 100_000)
+    dtype, suffix = form
+    paths, expected = write(
+        tmp_path, SIZES[sizes], dtype, suffix, below=200 if dtype == "uint8" else 60_000 if dtype == "uint16" else 100_000
+    )
     data = tokens(paths, 7, dtype=dtype, overlap=overlap)
     assert len(data) == (len(expected) - overlap) // 7
     slices = [torch.from_numpy(expected[7 * i : 7 * i + 7 + overlap]) for i in range(len(data))]
@@ -90,14 +94,6 @@ def test_batches_are_dataloaders(tmp_path, workers):
         ours = list(loader)
     assert [list(batch) for batch in ours] == [["tokens", "position_ids", "segment_ids"]] * len(theirs)
     assert all(one[name].equal(two[name]) for one, two in zip(ours, theirs, strict=True) for name in two)
-
-
-def test_no_sample_is_ever_made(tmp_path, monkeypatch):
-    """Seen to fail: `RowDataset` left out of `is_arrays`."""
-    parts = {name: tokens(write(tmp_path, [50, 20], seed=seed)[0], 6) for seed, name in enumerate("ab")}
-    monkeypatch.setattr(penstock._fetch.fetch.Fetch, "load", property(lambda self: pytest.fail("a sample was made")))
-    with Loader.from_dataset(Mix(parts, {"a": 0.3, "b": 0.7}), batch_size=4, shuffle=True) as loader:
-        assert sum(len(batch["tokens"]) for batch in loader) == 22
 
 
 # Documents.
@@ -192,8 +188,8 @@ def test_a_mix_of_them_resumes_everywhere_on_a_rank(folder, rank):
     assert_resumes_everywhere(lambda: mixed(folder, batch_size=2, rank=rank, world_size=3), steps=12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+@pytest.mark.soak
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_under_each_start_method(folder, start_method):
     with mixed(folder) as loader:
         expected = [batch["tokens"].tolist() for batch in loader]
@@ -248,25 +244,6 @@ def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
         assert open_files(tmp_path) <= 3
 
 
-def test_threads_read_while_files_are_closed(tmp_path, monkeypatch):
-    """Seen to fail, by luck, for the same reason as the next test."""
-    monkeypatch.setattr(module, "MOST_OPEN", 2)
-    paths, expected = write(tmp_path, [50] * 8)
-    data = tokens(paths, 5)
-    wrong = []
-
-    def read(seed):
-        rows = np.random.default_rng(seed).integers(0, len(data), 400).tolist()
-        wrong.append([index for index in rows if data[index]["tokens"].tolist() != expected[5 * index : 5 * index + 5].tolist()])
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == [[]] * 6
-
-
 def test_a_file_that_is_closed_while_it_is_read(tmp_path, monkeypatch):
     """As another thread may do, which then opens another file under the same number. Seen to fail: `_fill` not holding the descriptor that it reads from."""
     paths, expected = write(tmp_path, [50] * 2)
@@ -300,6 +277,7 @@ def test_memory_does_not_grow_with_the_files(tmp_path):
         assert next(iter(loader))["tokens"].shape == (4, 4000)
 
 
+@pytest.mark.soak
 def test_a_program_that_ends_with_files_open_says_nothing(tmp_path):
     """Seen to fail: `_Descriptor.__del__` reaching for ``os`` when the module is gone."""
     paths, _ = write(tmp_path, [100])
