@@ -148,15 +148,6 @@ def test_what_is_loaded_ahead_follows_the_number_of_workers(dictate: Any) -> Non
             assert (auto.num_workers, auto.statistics().nodes[-1].depth) == (2, 2 * each)
             next(batches)
             assert (auto.num_workers, auto.statistics().nodes[-1].depth) == (4, 4 * each)
-    dictate(4, 2)
-    with Loader(ParallelMapper(loader().root.source, float_of, "auto", max_concurrent=5)) as auto:
-        for _ in zip(range(4), auto, strict=False):
-            pass
-        assert auto.root._most_under_way == 5
-
-
-def float_of(values: list[int]) -> list[float]:
-    return [float(value) for value in values]
 
 
 def test_it_adds_workers_for_samples_that_wait_and_says_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,11 +306,11 @@ def test_a_dataset_changed_in_between_is_loaded_anew_by_as_many(dictate: Any) ->
         batches = iter(auto)
         some(batches, 3)
         told.look = lambda *_: auto.num_workers  # type: ignore[method-assign]
-        pids = auto.root._pool.pids
+        before = auto.root._pool.pids
         auto.refresh()
         some(batches, 2)
         assert len(auto.root._pool.pids) == auto.num_workers == 4
-        assert not {*pids} & {*auto.root._pool.pids}
+        assert not {*before} & {*auto.root._pool.pids}
 
 
 def some(iterator: Iterator[Any], number: int) -> list[Any]:

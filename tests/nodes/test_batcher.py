@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import pytest
 
 from penstock import Batcher, Cycler, EndOfEpoch, IterableSource, Sampler, SequentialOrder
-
-
-def batches(n, size, drop_last=False, steps=4):
-    node = Batcher(Cycler(Sampler(SequentialOrder(n))), size, drop_last)
-    return [item if isinstance(item, EndOfEpoch) else item.plain() for item in islice(node, steps)]
-
-
-def test_the_last_batch_is_short_or_dropped():
-    assert batches(5, 2) == [[0, 1], [2, 3], [4], EndOfEpoch(0)]
-    assert batches(5, 2, drop_last=True) == [[0, 1], [2, 3], EndOfEpoch(0), [0, 1]]
-    assert batches(4, 2) == batches(4, 2, drop_last=True) == [[0, 1], [2, 3], EndOfEpoch(0), [0, 1]]
-    assert batches(3, 5) == [[0, 1, 2], EndOfEpoch(0), [0, 1, 2], EndOfEpoch(1)]
 
 
 def test_what_drop_last_leaves_over_is_passed_with_the_last_batch():

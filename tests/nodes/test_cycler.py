@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torchdata.nodes
 
-from penstock import Batcher, Cycler, EndOfEpoch, IterableSource, Loader, Node, Sampler, SequentialOrder, Sharder, ShuffledOrder, StateError
+from penstock import Batcher, Cycler, EndOfEpoch, IterableSource, Loader, Node, Sampler, SequentialOrder, Sharder, StateError
 
 
 def test_a_mark_after_each_epoch_and_take_leaves_it():
@@ -19,15 +19,6 @@ def test_a_mark_after_each_epoch_and_take_leaves_it():
     assert next(node) == EndOfEpoch(0)
     assert node.take(9).plain() == [0, 1, 2]
     assert next(node) == EndOfEpoch(1)
-
-
-def test_each_epoch_has_its_own_order():
-    node = Cycler(Sampler(ShuffledOrder(50)))
-    node.reset()
-    epochs = [[node.take(50).plain(), next(node)] for _ in range(3)]
-    assert [sorted(values) for values, _ in epochs] == [list(range(50))] * 3
-    assert len({tuple(values) for values, _ in epochs}) == 3
-    assert [mark.epoch for _, mark in epochs] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

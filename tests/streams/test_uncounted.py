@@ -99,7 +99,7 @@ def odd_files(record):
     return record["value"] // 100 % 2
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 4])
 def test_a_filter_leaves_every_rank_with_as_many_batches(folder, world_size):
     """The case in which ranks that read their own files get 50, 50, 20 and 0 rows, and hang."""
     seen = []
@@ -132,32 +132,6 @@ def test_a_shuffle_loses_nothing_where_it_is_stopped(folder, stop):
         assert seen + [batch["value"].item() for batch in loader] == expected
 
 
-def test_a_bookmark_that_is_wrong_now_is_an_error_that_names_the_shard(tmp_path):
-    """The data changes under a bookmark that a resume has relied on."""
-    lengths = [5] * 8
-
-    def numbers(shard):
-        yield from range(100 * shard, 100 * shard + lengths[shard])
-
-    def build():
-        data = Shards(8, numbers, epoch_size=200, lanes=2, bookmarks=tmp_path)
-        return Loader.from_dataset(data, batch_size=2)
-
-    with build() as loader:
-        batches = iter(loader)
-        for _ in range(12):
-            next(batches)
-        state = loader.state_dict()
-    lengths[2] = 4
-    with build() as loader:
-        loader.load_state_dict(state)
-        batches = iter(loader)
-        next(batches)
-        with pytest.raises(StateMismatch, match=r"shard 2.*5.*4|shard 2.*4.*5"):
-            for _ in range(60):
-                next(batches)
-
-
 def test_with_bookmarks_a_resume_reads_less_than_a_shard_a_lane(tmp_path):
     """Seen to fail without `_skip_to`."""
     opened = Counter()
@@ -182,8 +156,7 @@ def test_with_bookmarks_a_resume_reads_less_than_a_shard_a_lane(tmp_path):
     assert sum(opened.values()) == 4, "one shard for each lane"
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_missing_shard_and_a_damaged_record(tmp_path, on_error, caplog):
+def test_a_missing_shard_and_a_damaged_record(tmp_path, caplog):
     """Skipped, they are facts: the sequence stays as it was when the shard is back. Seen to fail without the bound of `_output`."""
     for k in range(4):
         lines = [json.dumps(10 * k + i) for i in range(6)]
@@ -194,16 +167,11 @@ def test_a_missing_shard_and_a_damaged_record(tmp_path, on_error, caplog):
 
     def build():
         files = [tmp_path / f"{k}.jsonl" for k in range(4)]
-        data = formats.jsonl(files, epoch_size=15, lanes=1, on_error=on_error, bookmarks=tmp_path / "bookmarks")
+        data = formats.jsonl(files, epoch_size=15, lanes=1, on_error="skip", bookmarks=tmp_path / "bookmarks")
         data.order(shuffle=False, seed=0)
         return data
 
     data = build()
-    if on_error == "raise":
-        with pytest.raises(FileNotFoundError) as missing:
-            [data[k] for k in range(7)]
-        assert "1.jsonl" in str(missing.value)
-        return
     expected = [0, 1, 2, 3, 4, 5, 20, 21, 22, 24, 25, 30, 31, 32, 33, 34, 35]
     assert [data[k] for k in range(17)] == expected
     assert "1.jsonl" in caplog.text
