@@ -64,10 +64,6 @@ class TestShuffledOrderIsAPermutation:
     def test_as_a_network_also_where_sorting_is_used(self, n, seed):
         assert np.array_equal(np.sort(permutation.FeistelPermutation(0, seed, n)(np.arange(n))), np.arange(n))
 
-    @pytest.mark.parametrize("n", [4097, 4160, 4225, 65535, 65536, 65537])
-    def test_at_the_edges_of_its_grid(self, n):
-        assert np.array_equal(np.sort(whole(ShuffledOrder(n, 3), 1)), np.arange(n))
-
     @pytest.mark.parametrize("n", [10**9 + 7, 10**12, 2**48, 2**48 + 1, LONGEST])
     def test_of_huge_lengths_as_far_as_one_can_look(self, n):
         positions = np.unique(
@@ -151,11 +147,7 @@ class TestTorchOrder:
     @pytest.mark.parametrize(
         ("n", "world_size", "drop_last"),
         [
-            *(
-                (n, world_size, drop)
-                for n, world_size in [(1, 1), (10, 1), (10, 2), (10, 3), (11, 4), (64, 8), (1000, 7)]
-                for drop in (False, True)
-            ),
+            *((n, world_size, drop) for n, world_size in [(1, 1), (10, 3), (1000, 7)] for drop in (False, True)),
             *((n, world_size, False) for n, world_size in [(3, 5), (1, 4)]),  # DistributedSampler itself fails there with drop_last
         ],
     )
@@ -181,11 +173,6 @@ class TestTorchOrder:
         assert np.array_equal(whole(order, 3), whole(other, 3))
         assert np.array_equal(whole(order, 2), whole(other, 2))
         assert not order.keeps(3), "one permutation is kept, not more"
-
-    def test_leaves_the_global_generator_alone(self):
-        before = torch.get_rng_state()
-        whole(TorchOrder(50, 1))
-        assert torch.equal(torch.get_rng_state(), before)
 
     def test_warns_where_it_gets_expensive(self):
         with pytest.warns(UserWarning, match="use ShuffledOrder"):
@@ -218,12 +205,6 @@ class TestWeightedOrder:
         assert pairs(whole(a, 0), whole(a, 1), 64, 64) < SOUND
         assert pairs(whole(a, 0), whole(b, 0), 64, 64) < SOUND
         assert pairs(whole(a, 0)[:-1], whole(a, 0)[1:], 64, 64) < SOUND
-
-    def test_any_position_can_be_read_alone(self):
-        order = WeightedOrder([1, 2, 3], 1000, 5)
-        read = whole(order, 4)
-        positions = np.random.default_rng(0).integers(0, 1000, 50)
-        assert np.array_equal(order.indices(4, positions), read[positions])
 
     def test_is_frozen(self):
         order = WeightedOrder([1, 0, 2.5, 4, 0], 1000, 7)
@@ -295,8 +276,3 @@ def test_nothing_can_be_an_epoch():
 def test_arguments_are_refused_when_an_order_is_built(make, error, why):
     with pytest.raises(error, match=why):
         make()
-
-
-def test_numpy_integers_are_integers():
-    assert ShuffledOrder(np.int64(10), np.int64(3)).settings() == ShuffledOrder(10, 3).settings()
-    assert np.array_equal(whole(ShuffledOrder(np.int32(10), np.int64(3))), whole(ShuffledOrder(10, 3)))

@@ -256,7 +256,7 @@ class TestTheCommand:
         assert caught.value.code == 2
         assert "usage: python -m penstock" in capsys.readouterr().err
 
-    @pytest.mark.slow
+    @pytest.mark.soak
     def test_runs_as_a_program_in_parallel(self):
         for k in range(5):
             write_tar(f"{k}.tar", k)
@@ -270,8 +270,7 @@ class TestTheCommand:
         assert [len(index_of(f"{k}.tar")) for k in range(5)] == [1, 2, 3, 4, 5]
         assert stamp("1.tar") == read_header("1.tar.index").stamp
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("workers", ["1", "2"])
+    @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.soak), "2"])
     def test_ctrl_c_ends_it_and_leaves_nothing_half(self, workers):
         """It reads from pipes that never end."""
         for name in ("a.jsonl", "b.jsonl"):

@@ -18,7 +18,7 @@ WAYS = [
     pytest.param({}, id="inline"),
     pytest.param({"num_workers": 2, "method": "thread"}, id="threads"),
     pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="fork", marks=pytest.mark.slow),
-    pytest.param({"num_workers": 1, "multiprocessing_context": "spawn"}, id="spawn", marks=[pytest.mark.slow]),
+    pytest.param({"num_workers": 1, "multiprocessing_context": "spawn"}, id="spawn", marks=pytest.mark.soak),
 ]
 every_way = pytest.mark.parametrize("way", WAYS)
 
