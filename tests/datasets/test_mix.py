@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DistributedSampler, IterableDataset, TensorDataset
@@ -49,15 +48,6 @@ def read(dataset, epochs=1, **words):
 
 
 class TestWhatComes:
-    def test_is_by_weight_and_goes_on_over_epochs(self):
-        epochs = read(mix(), 12)
-        assert {len(epoch) for epoch in epochs} == {600}
-        stream = [value for epoch in epochs for value in epoch]
-        for k, (n, share) in enumerate(zip((50, 990, 300), WEIGHTS.values(), strict=True)):
-            mine = [value - 10_000 * k for value in stream if value // 10_000 == k]
-            assert abs(len(mine) - 7200 * share) < 16
-            assert mine == [j % n for j in range(len(mine))], "without shuffle each source is read in its order, pass after pass"
-
     def test_is_shuffled_anew_for_each_pass_of_a_source(self):
         stream = [value for epoch in read(mix(), 4, shuffle=True) for value in epoch if value < 10_000]
         passes = [stream[k : k + 50] for k in range(0, len(stream) - 50, 50)]
@@ -74,14 +64,6 @@ class TestWhatComes:
     def test_does_not_depend_on_the_order_of_the_sources(self):
         backwards = dict(reversed(three().items()))
         assert read(Mix(backwards, WEIGHTS, epoch_size=600), shuffle=True) == read(mix(), shuffle=True)
-
-    def test_ranks_share_it(self):
-        """4 ranks and 3 read one global sequence, and each gets its share of a source."""
-        expected = read(mix(), 2, shuffle=True)
-        for world_size in (3, 4):
-            ranks = [read(mix(), 2, shuffle=True, rank=rank, world_size=world_size) for rank in range(world_size)]
-            for epoch in range(2):
-                assert [value for hands in zip(*(rank[epoch] for rank in ranks), strict=True) for value in hands] == expected[epoch]
 
     def test_a_source_that_brings_its_order_keeps_it(self):
         class Backwards(Named):
@@ -367,19 +349,3 @@ class Stream(IterableDataset):
 def test_what_makes_no_sense_is_refused_when_it_is_built(make, error, why):
     with pytest.raises(error, match=why):
         make()
-
-
-def test_stop():
-    for stop, sizes in (("first", {"a": 50, "b": 990, "c": 300}), ("all", {"a": 50, "b": 990, "c": 300})):
-        epoch = read(Mix(three(), WEIGHTS, stop=stop), shuffle=True)[0]
-        counts = Counter(Counter(epoch).values())
-        if stop == "first":
-            assert set(counts) == {1}
-            assert 60 <= len(epoch) <= 80
-        else:
-            assert len(set(epoch)) == sum(sizes.values())
-
-
-def test_shares_hold_from_the_first_batch_on():
-    first = np.array(read(mix(), batch_size=100)[0][:100]) // 10_000
-    assert np.abs(np.bincount(first, minlength=3) - [70, 20, 10]).max() <= 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 import penstock
-from penstock import Fetch, Loader, Packs
+from penstock import Loader, Packs
 from penstock._fetch.packing import Pack, PackView
 from penstock._random.sample_rng import numpy_generator
 
@@ -107,12 +106,6 @@ class TestAPack:
         assert packed["labels"].tolist() == [2, 3, 701, -100, -100]
         assert isinstance(packed["segment_ids"], torch.Tensor)
 
-    def test_is_small_to_send_and_short_to_name(self):
-        one = pack(*((index, 5, 0, 5) for index in range(20)))
-        assert pickle.loads(pickle.dumps(one)) == one
-        assert len(pickle.dumps(one)) < 300
-        assert str(one) == "[0, 1, 2, 3, 4, 5, 6, 7, …] packed"
-
 
 class Wrong(Sequences):
     def __init__(self, sequence: Any) -> None:
@@ -172,10 +165,6 @@ class TestWhatIsRefused:
         with pytest.raises(ValueError, match=said):
             PackView(Sequences(kind), 5, pad)[pack((0, 3, 0, 3))]
 
-    def test_a_pack_of_nothing(self):
-        with pytest.raises(ValueError, match="all sequences of this pack are empty"):
-            PackView(Sequences(), 5)[pack((2, 0, 0, 0))]
-
     def test_what_getitems_returns_if_it_is_no_list_of_samples(self):
         class Batch(Sequences):
             def __getitems__(self, indices):
@@ -222,24 +211,6 @@ class TestALoaderOfPacks:
                 assert set(numbers) <= set(numpy_generator(5, epoch, position).random(12).tolist())
             assert sum(map(len, own.values())) == sum(LENGTHS)
 
-    def test_seeds_the_global_generators_for_each_sequence(self):
-        """Two pieces of sequence 1, which are in two packs, are cut from one sequence. Seen red without the seeding of members."""
-        batches = loaded(Random(), seed_samples="always")[0]
-        drawn = np.array([row for batch in batches for row in batch["torch"]])
-        index = np.array([row for batch in batches for row in batch["index"]])
-        real = np.array([row for batch in batches for row in batch["segment_ids"]]) > 0
-        assert len(set(drawn[real].tolist())) == sum(LENGTHS)
-        whole = loaded(Random(), Packs(LENGTHS, 40), seed_samples="always")[0]
-        for one in (1, 4):
-            again = [
-                value
-                for batch in whole
-                for row, of in zip(batch["torch"], batch["index"], strict=True)
-                for value, i in zip(row, of, strict=True)
-                if i == one
-            ]
-            assert set(drawn[real & (index == one)].tolist()) == set(again)
-
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("dataset", [Sequences, Together])
     def test_transforms_each_sequence_before_it_is_cut(self, dataset, way):
@@ -279,9 +250,6 @@ class TestALoaderOfPacks:
         with Loader.from_dataset(Bad(), 5, groups=Packs(LENGTHS, 10)) as loader, pytest.raises(OSError, match="disk") as info:
             next(iter(loader))
         assert "in a pack, at dataset index 6" in info.value.__notes__
-
-    def test_knows_the_length_of_the_dataset(self):
-        assert Fetch(PackView(Sequences(), 5)).settings() == {"dataset_length": 9}
 
 
 class TestWhatFromDatasetRefuses:

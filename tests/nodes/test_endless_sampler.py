@@ -12,10 +12,9 @@ from itertools import count, islice
 import numpy as np
 import pytest
 import torch
-from pairwise import pairwise
 from torch.utils.data import BatchSampler, DataLoader
 
-from penstock import ClosedError, GraphError, Loader, SamplerWrapper, StateMismatch
+from penstock import ClosedError, GraphError, Loader, SamplerWrapper
 from penstock._nodes import sampler_reading
 
 N, BLOCK = 7, 10
@@ -71,11 +70,6 @@ class Told:
 
     def __iter__(self):
         return iter(range(1000 * self.epoch, 1000 * self.epoch + self.n))
-
-
-class Sized(Told):
-    def __len__(self):
-        return self.n
 
 
 class Words:
@@ -221,24 +215,6 @@ def test_blocks_give_what_the_whole_gives(blocks, wrap, monkeypatch, make, plan_
 # An end after all.
 
 
-@pytest.mark.parametrize(("n", "batches", "plan_ahead"), pairwise([BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK], [False, True], [True, False]))
-def test_a_sampler_that_ends_after_all_has_the_same_states_as_one_with_a_length(blocks, wrap, n, batches, plan_ahead):
-    """Over the ends of three epochs, whose last block may be empty. Seen to fail: with the samples before a block not counted."""
-
-    def build(kind):
-        sampler = BatchSampler(kind(n), 3, drop_last=False) if batches else kind(n)
-        return wrap(sampler, plan_ahead=plan_ahead, batches=batches)
-
-    steps = 3 * (-(-n // 3) if batches else n)
-    items, states = following(build(Told), steps)
-    assert (items, states) == following(build(Sized), steps)
-    assert items[-1].epoch == 2
-    resumed = build(Told)
-    for step in (0, steps // 2, steps - 2):
-        resumed.reset(states[step])
-        assert following(resumed, steps - step - 1) == (items[step + 1 :], states[step + 1 :])
-
-
 def test_it_is_said_once_that_a_sampler_is_read_in_blocks(blocks, wrap, caplog):
     node = wrap(Told(3 * BLOCK))
     following(node, 7 * BLOCK)
@@ -275,49 +251,7 @@ def test_padding_an_endless_sampler_is_refused(blocks):
         next(iter(loader))
 
 
-@pytest.mark.parametrize("plan_ahead", [True, False])
-def test_another_sampler_is_refused_in_a_later_block(blocks, wrap, plan_ahead):
-    states = following(wrap(Drawing(), seed=3), 3 * BLOCK)[1]
-    node = wrap(Drawing(), seed=4, plan_ahead=plan_ahead)
-    node.reset(states[2 * BLOCK + 3])
-    with pytest.raises(StateMismatch, match=r"in epoch 0 up to position 24: the state has the checksum \d+, and now there is \d+"):
-        next(node)
-    node = wrap(Told(2 * BLOCK + 1), plan_ahead=plan_ahead)
-    node.reset(states[-1])
-    with pytest.raises(StateMismatch, match="only 21 items"):
-        next(node)
-
-
-class Breaks:
-    def __iter__(self):
-        yield from range(15)
-        raise KeyError("no such bucket")
-
-
-@pytest.mark.parametrize("plan_ahead", [True, False])
-def test_an_error_in_a_later_block_has_its_epoch(blocks, wrap, plan_ahead):
-    """And what was read before it can be read again. Seen to fail: with the plan kept while the next block is asked for."""
-    node = wrap(Breaks(), plan_ahead=plan_ahead)
-    for _ in range(2):
-        node.reset({"epoch": 0, "position": 0, "checksum": 0})
-        assert plain(node.take(BLOCK)) == list(range(BLOCK))
-        before = node.get_state()
-        for _ in range(2):
-            with pytest.raises(KeyError, match="no such bucket") as raised:
-                next(node)
-            assert any("Breaks was asked for the indices of epoch 0" in note for note in raised.value.__notes__)
-        assert node.get_state() == before
-
-
 # Bounds, and ends.
-
-
-def test_an_abandoned_endless_sampler_leaves_nothing(blocks):
-    """`nothing_left_behind` looks for threads and processes."""
-    for options in ({}, {"plan_ahead": False}):
-        node = SamplerWrapper(Drawing(), **options)
-        following(node, BLOCK + 3)
-        del node
 
 
 class Halts:

@@ -142,25 +142,6 @@ class TestTheState:
             epoch(node)
         node.shutdown()
 
-    def test_with_more_groups_than_the_block_has_is_refused_on_reading(self):
-        node = grouper("packs")
-        node.reset({"epoch": 0, "block": 1, "taken": 15, "position": 30})
-        with pytest.raises(StateError, match="group 15 of block 1 is out of bounds: the block has"):
-            node.take(1)
-
-    @kinds
-    def test_needs_the_same_groups(self, kind):
-        settings = grouper(kind).settings()
-        others = {
-            "packs": [Packs(LENGTHS, 41, block=16), Packs(LENGTHS, 40, block=17), Packs(LENGTHS, 40, block=16, oversize="truncate")],
-            "buckets": [
-                Buckets(LENGTHS, 120, most=most, block=block, alike=alike) for most, block, alike in ((7, 32, 2), (6, 33, 2), (6, 32, 4))
-            ],
-        }[kind]
-        assert {**settings, **ShuffledOrder(N, 3).settings()} == settings
-        others.append(type(others[0])(LENGTHS + (np.arange(N) == 30), 130))
-        assert all(Grouper(ShuffledOrder(N, 3), other).settings() != settings for other in others)
-
     def test_of_a_mix_depends_on_the_stages_that_the_block_has_seen(self):
         """Blocks of 16: what begins at item 32 is part of a block that was begun at item 32, and not of the one before."""
         longer = [(0, {"a": 1}), (32, {"b": 1})]

@@ -126,15 +126,6 @@ def test_each_rank_divides_its_own_lanes(world_size: int, lanes: int, busy: int)
         assert len(set().union(*found.values())) == busy
 
 
-def test_single_samples_go_to_the_owners_too() -> None:
-    """Seen to fail: `submit` without the owner."""
-    with loading(Lanes(4), batch_size=None) as loader:
-        samples = [sample for _ in range(2) for sample in loader]
-    assert [sample["value"] for sample in samples] == of_epochs(0, 1)
-    assert all(sample["forward"] for sample in samples)
-    assert len({sample["pid"] for sample in samples}) == 3
-
-
 @pytest.mark.parametrize("lanes", [None, True, 0, -4, 2.0, "4", [1, 2]])
 def test_what_is_no_number_of_lanes_is_ignored(lanes: Any) -> None:
     assert Fetch(Lanes(lanes)).lanes is None
@@ -255,16 +246,6 @@ def test_a_worker_that_dies_in_the_middle_of_a_part(tmp_path: Path, at: int, in_
     assert (got if in_order else [*sorted(got[:N]), *sorted(got[N:])]) == of_epochs(0, 1)
     assert {len(workers) for workers in readers(batches, 8, "worker").values()} == {1}
     assert f"dataset index {at} (epoch 0, position {at})" in caplog.text
-
-
-@pytest.mark.slow
-def test_workers_that_die_again_and_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A different one each time, each lane stays with its number."""
-    dying = {at: once(tmp_path / f"{at}", kill) for at in range(0, N, 3)}
-    with loading(Lanes(8, at=dying), 3, max_restarts=20, prefetch_factor=1) as loader:
-        batches = [batch for _ in range(2) for batch in loader]
-    assert values(batches) == of_epochs(0, 1)
-    assert {len(workers) for workers in readers(batches, 8, "worker").values()} == {1}
 
 
 @pytest.mark.parametrize("bad", [{5, 3, 10}, set(range(12, 23))], ids=str)

@@ -26,7 +26,7 @@ from penstock._nodes.distributed_sampler import refuse_sharded, taken_over
 from penstock._nodes.sampler import Sampler
 from penstock._nodes.sampler_traits import wrapped
 from penstock._nodes.sampler_wrapper import SamplerWrapper
-from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder
+from penstock._random.orders import SequentialOrder, TorchOrder
 
 N = 11
 
@@ -204,30 +204,7 @@ def following(node, count):
     return items, states
 
 
-def assert_resumes(build, steps):
-    """Stopped after any step, and resumed by a new one, nothing differs: items, addresses and states."""
-    whole = build()
-    items, states = following(whole, steps)
-    whole.shutdown()
-    for step in range(steps):
-        node = build()
-        node.reset(states[step])
-        assert node.get_state() == states[step]
-        assert following(node, steps - step - 1) == (items[step + 1 :], states[step + 1 :]), f"differs when resumed after {step=}"
-        node.shutdown()
-
-
 class TestSampler:
-    def test_walks_through_its_order(self):
-        order = ShuffledOrder(2000, 3)
-        node = Sampler(order)
-        items = epoch_of(node)
-        assert [item.values for item in items] == order.indices(0, np.arange(2000)).tolist()
-        assert [item.positions for item in items] == list(range(2000))
-        assert all(type(item.values) is int and item.epoch == 0 for item in items)
-        with pytest.raises(StopIteration):
-            next(node)
-
     def test_is_a_source_for_torchdata_s_loader(self):
         loader = Loader(Sampler(TorchOrder(5, 1)))
         read = [plain(loader) for _ in range(3)]
@@ -260,21 +237,6 @@ class TestSampler:
 
 
 class TestSamplerWrapperReads:
-    def test_single_indices_by_set_epoch(self, wrap):
-        node = wrap(OfEpoch(4))
-        read = [item for epoch in range(3) for item in (node.reset(node.start_of(epoch)), *epoch_of(node))[1:]]
-        assert read == [Indices(epoch, i, 1000 * epoch + i) for epoch in range(3) for i in range(4)]
-
-    def test_batches_with_the_positions_of_their_samples(self, wrap):
-        node = wrap(BatchSampler(OfEpoch(5), 2, drop_last=False))
-        node.reset(node.start_of(2))
-        assert epoch_of(node) == [
-            Indices(2, np.array([0, 1]), np.array([2000, 2001])),
-            Indices(2, np.array([2, 3]), np.array([2002, 2003])),
-            Indices(2, np.array([4]), np.array([2004])),
-        ]
-        assert epochs(wrap(Batches(list(range(6))), batches=True), 2) == [[[0], [1, 2], [3, 4, 5]]] * 2
-
     def test_set_epoch_reaches_all_that_is_wrapped(self, wrap):
         """Seen red with only the outermost called."""
         inner = OfEpoch(6)
@@ -293,17 +255,6 @@ class TestSamplerWrapperReads:
         single = wrap(["b", "a"])
         assert pack(epoch_of(single)) == Indices(0, np.arange(2), ["b", "a"])
         assert type(next(wrap([np.int32(3)])).values) is int
-
-    def test_a_length_that_is_not_true_counts_no_more(self, wrap):
-        sampler = OfEpoch(4)
-        sampler.__class__ = type("Lies", (OfEpoch,), {"__len__": lambda self: 7, "__reduce__": None})
-        node = wrap(sampler)
-        assert node.items_per_epoch() == 7
-        node.reset(None)
-        with pytest.warns(UserWarning, match="Lies has a length of 7, and epoch 0 has 4 items"):
-            assert len(node.take(10)) == 4
-        assert node.items_per_epoch() is None
-        assert node.remaining() is None
 
     def test_an_endless_sampler_is_an_error(self, wrap):
         class Endless(OfEpoch):
@@ -370,23 +321,6 @@ def global_states():
 
 
 class TestSamplerWrapperResumes:
-    @pytest.mark.parametrize("plan_ahead", [pytest.param(True, marks=pytest.mark.soak), False])
-    @pytest.mark.parametrize(
-        ("build", "batches"),
-        [(OfEpoch, None), (Hidden, None), (lambda: Batches(OfEpoch()), True), (lambda: BatchSampler(Hidden(), 4, True), None)],
-    )
-    def test_everywhere(self, build, batches, plan_ahead):
-        """Over two ends of epochs. `Hidden` was seen red without the replay."""
-        assert_resumes(lambda: SamplerWrapper(build(), plan_ahead=plan_ahead, batches=batches), 2 * N + 2)
-
-    @pytest.mark.parametrize("plan_ahead", [True, False])
-    def test_a_memory_also_from_the_start_of_an_epoch(self, wrap, plan_ahead):
-        """Where no checksum can tell. Seen red without the second look at a copy."""
-        read = epochs(wrap(Hidden()), 3)
-        node = wrap(Hidden(), plan_ahead=plan_ahead)
-        node.reset(node.start_of(2))
-        assert plain(epoch_of(node)) == read[2]
-
     @pytest.mark.parametrize("changed", [OfEpoch(N - 1), Hidden(seed=6), [0, 2, 1]])
     def test_never_into_another_plan(self, wrap, changed):
         """Seen red with the checksum not compared."""

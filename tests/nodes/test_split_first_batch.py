@@ -18,7 +18,7 @@ import torch
 
 import penstock
 from penstock import Loader
-from penstock.testing import Tagged, assert_resumes_everywhere
+from penstock.testing import Tagged
 
 METHODS = ["thread", "process"]
 by_method = pytest.mark.parametrize("method", METHODS)
@@ -110,19 +110,6 @@ def test_all_workers_load_the_first_batch(gates, method, batch_size, workers, fi
 
 
 @by_method_at_once
-def test_also_after_a_jump(gates, method):
-    """Seen to fail: as above."""
-    with loading(Tagged(N), "thread", 0) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
-    with loading(Gated(N, gates, [12, 16, 20]), method) as loader:
-        loader.load_state_dict(state)
-        with opened(gates, 3) as words:
-            assert next(iter(loader)).tolist() == list(range(12, 24))
-        assert sorted(words) == [12, 16, 20]
-
-
-@by_method_at_once
 def test_the_batches_behind_it_are_loaded_meanwhile(gates, method):
     """By the workers that have finished their part."""
     with loading(Gated(N, gates, [0, 12, 24]), method, 2) as loader:
@@ -196,39 +183,6 @@ def test_a_collate_fn_that_draws_draws_the_same():
     assert [str(random.getstate()), str(np.random.get_state()), torch.get_rng_state().tolist()] == before
 
 
-def test_samples_that_cannot_be_pickled():
-    """A collate_fn turns them into something that can be: the rules for what a worker may return apply to the first batch too."""
-    with loading(Unpicklable(), "process", collate_fn=lambda samples: [one() for one in samples]) as loader:
-        assert [value for batch in loader for value in batch] == list(range(N))
-
-
-class Unpicklable:
-    def __len__(self):
-        return N
-
-    def __getitem__(self, index):
-        return lambda: index
-
-
-class Fetching(Tagged):
-    def __getitems__(self, indices):
-        assert len(indices) == BATCH
-        return [self[index] for index in indices]
-
-
-@by_method
-def test_getitems_is_asked_for_whole_batches(method):
-    with loading(Fetching(N), method) as loader:
-        assert torch.cat(list(loader)).tolist() == list(range(N))
-
-
-@by_method
-@pytest.mark.slow
-def test_the_resume_law(method):
-    """Every resumed loader begins with a split batch."""
-    assert_resumes_everywhere(lambda: loading(Tagged(14), method, 2, batch_size=4, shuffle=True), steps=9)
-
-
 # Samples that fail.
 
 
@@ -272,21 +226,6 @@ def test_skipping(method, bad, caplog):
         True
     ] * len(bad)
     assert [f"sample {index} is bad" in word for index, word in zip(sorted(bad), words, strict=True)] == [True] * len(bad)
-
-
-@by_method
-def test_samples_whose_parts_differ(method):
-    """As ``default_collate`` would promote them."""
-
-    class Mixed(Tagged):
-        def __getitem__(self, index):
-            return {"x": index if index < 6 else float(index), "y": torch.tensor(index) if index < 6 else torch.tensor(float(index))}
-
-    runs = []
-    for workers in (0, 2):
-        with loading(Mixed(N), method, workers) as loader:
-            runs.append([plain(batch) for batch in loader])
-    assert runs[0] == runs[1]
 
 
 # Workers that hang or die.

@@ -39,13 +39,13 @@ def assert_keeps_the_laws(dataset: Any, way: dict[str, Any]) -> None:
     words = {"shuffle": True, "seed": 7, **way}
     expected = [dataset.order(shuffle=True, seed=7).indices(epoch, np.arange(len(dataset))).tolist() for epoch in range(2)]
     samples = [[dataset[index] for index in epoch] for epoch in expected]
-    if way.get("multiprocessing_context") != "spawn":
+    if "multiprocessing_context" not in way:
         assert read(dataset, 2, **words) == samples
         assert read(pickle.loads(pickle.dumps(dataset)), 2, **words) == samples
         steps = 2 * -(-len(dataset) // 4) + 2
         assert_resumes_everywhere(lambda: Loader.from_dataset(dataset, batch_size=4, collate_fn=list, **words), steps=steps)
         return
-    # Such workers pickle the dataset anyway, and take seconds to start: resume once, in the middle of a shard.
+    # Worker processes take time to start: resume once, in the middle of a shard.
     words |= {"batch_size": 4, "collate_fn": list, "tail": "exact"}
     with Loader.from_dataset(dataset, **words) as loader:
         batches = iter(loader)
