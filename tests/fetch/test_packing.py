@@ -211,6 +211,24 @@ class TestALoaderOfPacks:
                 assert set(numbers) <= set(numpy_generator(5, epoch, position).random(12).tolist())
             assert sum(map(len, own.values())) == sum(LENGTHS)
 
+    def test_seeds_the_global_generators_for_each_sequence(self):
+        """Two pieces of sequence 1, which are in two packs, are cut from one sequence. Seen red without the seeding of members."""
+        batches = loaded(Random(), seed_samples="always")[0]
+        drawn = np.array([row for batch in batches for row in batch["torch"]])
+        index = np.array([row for batch in batches for row in batch["index"]])
+        real = np.array([row for batch in batches for row in batch["segment_ids"]]) > 0
+        assert len(set(drawn[real].tolist())) == sum(LENGTHS)
+        whole = loaded(Random(), Packs(LENGTHS, 40), seed_samples="always")[0]
+        for one in (1, 4):
+            again = [
+                value
+                for batch in whole
+                for row, of in zip(batch["torch"], batch["index"], strict=True)
+                for value, i in zip(row, of, strict=True)
+                if i == one
+            ]
+            assert set(drawn[real & (index == one)].tolist()) == set(again)
+
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("dataset", [Sequences, Together])
     def test_transforms_each_sequence_before_it_is_cut(self, dataset, way):

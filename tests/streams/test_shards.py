@@ -410,6 +410,29 @@ class TestOpenFiles:
         thread.join()
 
 
+def test_threads_wait_for_each_other_only_at_one_shard():
+    """One thread stands inside shard 0, and another reads shard 1 meanwhile. Seen red with one lock for all."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def opened(shard):
+        if shard == 0:
+            inside.set()
+            go_on.wait()
+        return [shard]
+
+    dataset = Shards(2, opened, counts=[1, 1])
+    first, second = (threading.Thread(target=dataset.__getitem__, args=(k,)) for k in (0, 1))
+    first.start()
+    inside.wait()
+    second.start()
+    second.join(100)
+    waited = second.is_alive()
+    go_on.set()
+    first.join()
+    second.join()
+    assert not waited
+
+
 @pytest.mark.parametrize(
     ("kind", "worker", "workers", "said"),
     [("forward", 0, 2, 1), ("forward", 1, 2, 0), ("forward", 0, 1, 0), ("indexed", 0, 2, 0), ("seeking", 0, 2, 0)],

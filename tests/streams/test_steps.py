@@ -120,6 +120,12 @@ def test_shuffles_differ_by_seed_pass_shard_and_place_among_the_steps() -> None:
     assert order() == order()
 
 
+def test_two_shuffles_are_not_the_same_one_twice() -> None:
+    """Seen to fail: both under the keys of the first."""
+    once, twice = list(run(range(50), Shuffle(50))), list(run(range(50), Shuffle(50), Shuffle(50)))
+    assert twice != [once[place] for place in once]
+
+
 def test_what_comes_does_not_depend_on_where_the_shard_ends() -> None:
     assert list(run(range(1000), Shuffle(64)))[:936] == list(run(range(2000), Shuffle(64)))[:936]
 
