@@ -120,7 +120,7 @@ def test_a_pure_order_passes():
         (Counting(), "read backwards gave"),
         (Stale(), "read one by one gave 0 at position 0 of epoch 2, and not 2 as before"),
         (ByPlace(), "read backwards gave 2 at position 19 of epoch 2, and not 1 as before"),
-        (Drawing(), "read backwards gave"),
+        (Drawing(), "gave .* as before"),  # whichever way of reading first draws another number
         (Beyond(), "epoch 1, position 19: 20 is not an index of the dataset"),
         (Halves(), "20 positions gave float64 of shape"),
         (Lists(), "but returned a list"),
