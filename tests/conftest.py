@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -20,6 +20,7 @@ import pytest
 import pytest_timeout
 import torch
 from leaks import no_leaks
+from programs import Programs
 from sessions import MARK, Popen, end_with_stacks, kill_marked, marked, started_by
 
 from penstock._loader import in_step
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from pathlib import Path
 
-DEADLINE_S = 840  # less than the time-out of a test, so that a hang is told with what the program said
+TIMEOUTS_S = {"soak": 900, "slow": 240}
+"""Of a test with this mark; pyproject.toml has that of any other. They end what hangs, with the stacks of all its processes: no test fails by being slow."""
 FAILED = pytest.StashKey[bool]()
+PROGRAMS = Programs()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -84,7 +87,7 @@ def pytest_configure() -> None:
 
     def dump_all(terminal: Any) -> None:
         dump_stacks(terminal)
-        end_with_stacks(started_by(os.getpid()))
+        end_with_stacks([*started_by(os.getpid()), *PROGRAMS.everyone()])
 
     pytest_timeout.dump_stacks = dump_all
 
@@ -111,6 +114,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_timeout_s(item)))
     if any("::" in argument for argument in config.args):
         return _skip_where_there_is_no_accelerator(items)  # tests that are named are run
     soaks, others = ([item for item in items if ("soak" in item.keywords) is wanted] for wanted in (True, False))
@@ -118,6 +124,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
     config.hook.pytest_deselected(items=left_out)
     _skip_where_there_is_no_accelerator(items)
+
+
+def _timeout_s(item: pytest.Item) -> float:
+    marks = (seconds for mark, seconds in TIMEOUTS_S.items() if item.get_closest_marker(mark))
+    return next(marks, float(item.config.getini("timeout")))
 
 
 def _skip_where_there_is_no_accelerator(items: list[pytest.Item]) -> None:
@@ -128,10 +139,11 @@ def _skip_where_there_is_no_accelerator(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def run_script(tmp_path: Path) -> Callable[..., str]:
-    """Run a Python file in ``tmp_path``; its output, once it has ended well and left no process."""
+def run_script(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., str]:
+    """Run a Python file in ``tmp_path``, in a new interpreter; its output, once it has ended well and left no process."""
+    before_the_timeout_s = 0.9 * _timeout_s(request.node)  # so that a hang is told with what the program said
 
-    def run(script: Path, *arguments: str, deadline_s: float = DEADLINE_S) -> str:
+    def run(script: Path, *arguments: str, deadline_s: float = before_the_timeout_s) -> str:
         output, mark = tmp_path / "output.txt", uuid4().hex
         with output.open("w") as sink:
             process = subprocess.Popen(
@@ -158,3 +170,16 @@ def run_script(tmp_path: Path) -> Callable[..., str]:
         return output.read_text()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Programs]:
+    PROGRAMS.start()
+    yield PROGRAMS
+    PROGRAMS.stop()
+
+
+@pytest.fixture
+def run_program(tmp_path: Path, request: pytest.FixtureRequest, programs: Programs) -> Callable[..., str]:
+    """Run a Python file in ``tmp_path``, as a fork of a process that has imported torch, on one rank or on several: `Programs.run`."""
+    return partial(programs.run, cwd=tmp_path, deadline_s=0.9 * _timeout_s(request.node))

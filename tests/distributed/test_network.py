@@ -65,14 +65,14 @@ def hosts() -> Iterator[list[Host]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks_of_each", [2])
-def test_the_laws_hold_over_two_hosts(hosts: list[Host], ranks_of_each: int, tmp_path: Path) -> None:
+@pytest.mark.soak
+def test_the_laws_hold_over_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
     idle = [host.received() for host in hosts]
     with ExitStack() as stack:
         nodes = []
         for k, host in enumerate(hosts):
             rendezvous = ["--nnodes", 2, "--node-rank", k, "--master-addr", hosts[0].address, "--master-port", 29500]
-            arguments = [*rendezvous, "--local-addr", host.address, "--nproc-per-node", ranks_of_each, DISTRIBUTED / "rank_laws.py"]
+            arguments = [*rendezvous, "--local-addr", host.address, "--nproc-per-node", 2, DISTRIBUTED / "rank_laws.py"]
             node = Launch(tmp_path, host.name, arguments, before=host.inside, GLOO_SOCKET_IFNAME=host.interface)
             stack.callback(node.end)
             nodes.append(node)

@@ -16,8 +16,7 @@ from torchrun import torchrun
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HERE = Path(__file__).parent
-EXAMPLES = HERE.parent.parent / "examples"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 pytestmark = [pytest.mark.slow]
 
@@ -48,21 +47,16 @@ def check_lives(folder: Path, ranks: int, resumed: list[str]) -> None:
         assert start + len(life) == len(whole)
 
 
-def lives(
-    run_script: Callable[..., str],
-    script: str,
-    folder: Path,
-    *arguments: str,
-    ranks: int = 1,
-    modules: str = "penstock",
-    places: list[str] = PLACES,
-) -> None:
-    """A whole run, and one that is killed at each of ``places``, in forks of one process."""
-    killed = [*arguments, "--folder", str(folder / "killed"), "--resume"]
-    every = [[*arguments, "--folder", str(folder / "whole")], *([*killed, "--die-after", place] for place in places), killed]
-    run_script(HERE / "lives.py", str(EXAMPLES / script), str(ranks), modules, json.dumps(every))
+def lives(run_program: Callable[..., str], script: str, *arguments: str, ranks: int = 0, places: list[str] = PLACES) -> None:
+    """A whole run, and one that is killed at each of ``places``."""
+    run_program(EXAMPLES / script, *arguments, "--folder", "whole", ranks=ranks)
+    killed = [EXAMPLES / script, *arguments, "--folder", "killed", "--resume"]
+    for place in places:
+        run_program(*killed, "--die-after", place, ranks=ranks, killed=True)
+    run_program(*killed, ranks=ranks)
 
 
+@pytest.mark.soak
 def test_imagenet_under_torchrun_is_killed_on_the_last_batch_and_goes_on(tmp_path: Path) -> None:
     """Each life has a different number of workers."""
     script = EXAMPLES / "port_imagenet.py"
@@ -73,45 +67,39 @@ def test_imagenet_under_torchrun_is_killed_on_the_last_batch_and_goes_on(tmp_pat
     check_lives(tmp_path, 2, ["step-16"])
 
 
-@pytest.mark.parametrize("ranks", [2])
-def test_imagenet_is_killed_and_goes_on(ranks: int, tmp_path: Path, run_script: Callable[..., str]) -> None:
+def test_imagenet_is_killed_and_goes_on(tmp_path: Path, run_program: Callable[..., str]) -> None:
     """Seen to fail when a state of the last batch began the next epoch: the scheduler's step and the validation after the loop were skipped."""
-    lives(run_script, "port_imagenet.py", tmp_path, ranks=ranks)
-    check_lives(tmp_path, ranks, ["step-12", "step-16", "epoch-1"])
-
-
-@pytest.mark.parametrize(("split", "stateful"), [("items", True), ("own", False)])
-def test_iterable_datasets_on_two_ranks_are_killed_and_go_on(
-    split: str, stateful: bool, tmp_path: Path, run_script: Callable[..., str]
-) -> None:
-    """Seen to fail as `test_imagenet_is_killed_and_goes_on` was: step 17 came where the work behind epoch 1 was due."""
-    lives(run_script, "port_iterable.py", tmp_path, "--split", split, *(["--stateful"] if stateful else []), ranks=2)
+    lives(run_program, "port_imagenet.py", ranks=2)
     check_lives(tmp_path, 2, ["step-12", "step-16", "epoch-1"])
 
 
-def test_the_hugging_face_trainer_is_killed_and_goes_on(tmp_path: Path, run_script: Callable[..., str]) -> None:
+@pytest.mark.parametrize("options", [["items", "--stateful"], pytest.param(["own"], marks=pytest.mark.soak)], ids=["items", "own"])
+def test_iterable_datasets_on_two_ranks_are_killed_and_go_on(options: list[str], tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """Seen to fail as `test_imagenet_is_killed_and_goes_on` was: step 17 came where the work behind epoch 1 was due."""
+    lives(run_program, "port_iterable.py", "--split", *options, ranks=2)
+    check_lives(tmp_path, 2, ["step-12", "step-16", "epoch-1"])
+
+
+def test_the_hugging_face_trainer_is_killed_and_goes_on(tmp_path: Path, run_program: Callable[..., str]) -> None:
     """It evaluates before it saves, so a kill after the evaluation costs four steps, and a kill after the checkpoint costs none."""
-    places = ["step-14", "epoch-1", "step-16"]
-    lives(run_script, "port_hf.py", tmp_path, modules="transformers,transformers.trainer,penstock", places=places)
+    lives(run_program, "port_hf.py", places=["step-14", "epoch-1", "step-16"])
     check_lives(tmp_path, 1, ["step-12", "step-12", "epoch-1"])
 
 
-def test_lightning_is_killed_and_goes_on(tmp_path: Path, run_script: Callable[..., str]) -> None:
+def test_lightning_is_killed_and_goes_on(tmp_path: Path, run_program: Callable[..., str]) -> None:
     """The next test covers the place between the last batch's checkpoint and the end of the epoch."""
-    lives(run_script, "port_lightning.py", tmp_path, modules="lightning.pytorch,penstock", places=["step-14", "epoch-1", "step-18"])
+    lives(run_program, "port_lightning.py", places=["step-14", "epoch-1", "step-18"])
     check_lives(tmp_path, 1, ["step-12", "epoch-1", "epoch-1"])
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "modules"),
-    [("port_lightning.py", [], "lightning.pytorch,penstock"), ("port_hf.py", ["--evaluate", "epoch"], "transformers.trainer,penstock")],
-    ids=["Lightning", "Hugging Face"],
+    ("script", "arguments"), [("port_lightning.py", []), ("port_hf.py", ["--evaluate", "epoch"])], ids=["Lightning", "Hugging Face"]
 )
 def test_a_trainer_leaves_out_the_validation_behind_a_checkpoint_of_the_last_batch(
-    script: str, arguments: list[str], modules: str, tmp_path: Path, run_script: Callable[..., str]
+    script: str, arguments: list[str], tmp_path: Path, run_program: Callable[..., str]
 ) -> None:
     """So it is with a DataLoader, too: they begin the next epoch. Nothing else is lost."""
-    lives(run_script, script, tmp_path, *arguments, modules=modules, places=["step-16"])
+    lives(run_program, script, *arguments, places=["step-16"])
     whole, killed = records(tmp_path / "whole"), records(tmp_path / "killed")
     assert killed[17] == {"resumed": "step-16"}
     assert killed[:17] + killed[18:] == [record for record in whole if record["at"] != "epoch-1"]

@@ -111,6 +111,7 @@ def test_a_page_keeps_what_is_outside_the_markers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_benchmark_of_loaders_runs(run_script: Callable[..., str], tmp_path: Path) -> None:
     """With the loaders that need no other package, and one that may be missing: it is named. Every part of the cost model is there."""
     who = ["penstock", "no loader", "DataLoader", "load only", "index level", "SPDL"]

@@ -50,12 +50,12 @@ def test_the_readme_says_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_the_claims_about_loaders_that_are_here_hold(run_script: Callable[..., str]) -> None:
+def test_the_claims_about_loaders_that_are_here_hold(run_program: Callable[..., str]) -> None:
     """Without the times, and without waiting for a loader that hangs. Seen to fail: a claim turned round, for each program."""
     programs = [program for program in table.PROGRAMS if program not in ("time_to_resume", "killed_worker")]
     here = ["penstock", "StatefulDataLoader", "torchdata.nodes"]
-    printed = run_script(FOLDER / "table.py", "--programs", *programs, "--loaders", *here)
-    printed += run_script(FOLDER / "killed_worker.py", "--loaders", *here[:2])
+    printed = run_program(FOLDER / "table.py", "--programs", *programs, "--loaders", *here)
+    printed += run_program(FOLDER / "killed_worker.py", "--loaders", *here[:2])
     lines = [line for line in printed.splitlines() if "|" in line]
     assert [line for line in lines if not line.endswith("| holds")] == []
     assert len(lines) == sum(name in CLAIMS[program] for program in programs for name in here) + 2

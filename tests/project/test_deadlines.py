@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_timeout
 from sessions import started_by
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from programs import Programs
 
 HANGS = """
 import os, threading, time
@@ -42,3 +48,16 @@ def test_so_do_those_of_a_test_that_is_past_its_own(capfd: pytest.CaptureFixture
     said = capfd.readouterr().err
     assert all(f"in {name}\n" in said for name in ("first", "second", "third")), said
     assert started_by(os.getpid()) == []
+
+
+def test_so_does_a_program_that_hangs(programs: Programs, tmp_path: Path) -> None:
+    """A fork of the server, with a process below it. Another server takes the place of the one that was in its way."""
+    (tmp_path / "hangs.py").write_text(HANGS)
+    with pytest.raises(AssertionError, match=r"hangs.py has not ended after 1 s") as hung:
+        programs.run(tmp_path / "hangs.py", cwd=tmp_path, deadline_s=1)
+    assert all(f"in {name}\n" in str(hung.value) for name in ("first", "second", "third"))
+    (tmp_path / "ends.py").write_text("import os, sys; print(os.getcwd(), *sys.argv[1:], __name__)")
+    assert programs.run(tmp_path / "ends.py", 1, "2 3", cwd=tmp_path) == f"{tmp_path} 1 2 3 __main__\n"
+    (tmp_path / "fails.py").write_text("import os; os.environ['RANK'] == '1' and 1 / 0; import signal; signal.pause()")
+    with pytest.raises(AssertionError, match=r"fails.py ended with \[-9, 1, -9\](.|\n)*ZeroDivisionError"):
+        programs.run(tmp_path / "fails.py", cwd=tmp_path, ranks=3)

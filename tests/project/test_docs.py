@@ -41,7 +41,9 @@ FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<label>[^\n`]*)\n(?P<text
 LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|<img[^>]* src=\"(?P<image>[^\"]+)\"")
 TORCHRUN = ["-m", "torch.distributed.run", "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
 
-pages = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+Page = tuple[str, Path, str]
+EVERY: list[Page] = [(str(page.relative_to(ROOT)), page, page.read_text()) for page in PAGES]
+"""The name, the file and the text of each page."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ RUNNABLE = [page for page in PAGES if script(page.read_text())]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUNNABLE, ids=[str(page.relative_to(ROOT)) for page in RUNNABLE])
-def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_script: Callable[..., str]) -> None:
+def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_program: Callable[..., str]) -> None:
     program = script(page.read_text())
     packages = {found.partition(".")[0] for found in re.findall(r"^(?:from|import) ([\w.]+)", program, re.MULTILINE)}
     lacking = [package for package in sorted(packages) if find_spec(package) is None]
@@ -105,7 +107,7 @@ def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_script: Cal
         pytest.skip(f"{lacking} not installed: pip install --group docs")
     file = tmp_path / f"{page.name}.py"
     file.write_text(program)
-    assert "Exception ignored" not in run_script(file)  # as when the interpreter ends
+    assert "Exception ignored" not in run_program(file)  # as when the interpreter ends
 
 
 NAMES = {"PIL": "pillow", "torch_geometric": "torch-geometric"}  # packages that are imported by another name
@@ -121,11 +123,14 @@ def brought(page: Path) -> set[str]:
     return has
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=[str(page.relative_to(ROOT)) for page in RUNNABLE])
-def test_a_page_says_what_to_install(page: Path) -> None:
+def test_each_page_says_what_to_install() -> None:
     """tests/project/pages.py runs the pages with that and nothing else. Seen to fail: a progress bar without its package."""
-    imported = {found.partition(".")[0] for found in re.findall(r"^ *(?:from|import) ([\w.]+)", script(page.read_text()), re.MULTILINE)}
-    assert {NAMES.get(name, name) for name in imported - sys.stdlib_module_names} - brought(page) == set()
+    lacking = []
+    for page in RUNNABLE:
+        imported = {found.partition(".")[0] for found in re.findall(r"^ *(?:from|import) ([\w.]+)", script(page.read_text()), re.MULTILINE)}
+        if lacks := {NAMES.get(name, name) for name in imported - sys.stdlib_module_names} - brought(page):
+            lacking.append((page.name, lacks))
+    assert lacking == []
 
 
 def misnamed(code: str) -> list[str]:
@@ -154,9 +159,9 @@ def misnamed(code: str) -> list[str]:
     return sorted(set(wrong))
 
 
-@pages
-def test_blocks_that_are_only_shown_name_what_there_is(page: Path) -> None:
-    assert [(block.line, wrong) for block in blocks(page.read_text()) if block.label == "py" and (wrong := misnamed(block.text))] == []
+def test_blocks_that_are_only_shown_name_what_there_is() -> None:
+    shown = [(name, block) for name, _, text in EVERY for block in blocks(text) if block.label == "py"]
+    assert [(name, block.line, wrong) for name, block in shown if (wrong := misnamed(block.text))] == []
 
 
 def test_a_wrong_name_is_seen() -> None:
@@ -166,33 +171,33 @@ def test_a_wrong_name_is_seen() -> None:
     assert misnamed(code) == ["Loader.from_dataset(workers=…)", "penstock.Loader.from_data", "penstock.Mix(runs=…)"]
 
 
-@pages
-def test_json_blocks_of_a_page_parse(page: Path) -> None:
-    for block in blocks(page.read_text()):
-        if block.label == "json":
-            json.loads(block.text)
+def test_json_blocks_parse() -> None:
+    for _, _, text in EVERY:
+        for block in blocks(text):
+            if block.label == "json":
+                json.loads(block.text)
 
 
-@pages
-def test_commands_of_a_page_exist(page: Path) -> None:
-    assert [(words, lack) for words in commands(page.read_text()) if (lack := missing(words))] == []
+def test_commands_exist() -> None:
+    assert [(name, words, lack) for name, _, text in EVERY for words in commands(text) if (lack := missing(words))] == []
 
 
-@pages
-def test_links_of_a_page_lead_somewhere(page: Path) -> None:
-    prose = FENCE.sub("", page.read_text())
-    targets = [found["target"] or found["image"] for found in LINK.finditer(prose)]
-    local = [target.split("#")[0] for target in targets if not target.startswith(("https://", "http://", "#", "mailto:"))]
-    assert [target for target in local if not (page.parent / target).exists()] == []
+def links(text: str) -> list[str]:
+    """Where a page leads that is not elsewhere."""
+    targets = [found["target"] or found["image"] for found in LINK.finditer(FENCE.sub("", text))]
+    return [target for target in targets if not target.startswith(("https://", "http://", "mailto:"))]
+
+
+def test_links_lead_somewhere() -> None:
+    assert [(name, to) for name, page, text in EVERY for to in links(text) if not (page.parent / to.split("#")[0]).exists()] == []
 
 
 FILE = re.compile(r"`((?:docs|examples|pipes|tests)/[\w./-]+\.\w+)`")
 
 
-@pages
-def test_files_that_a_page_names_are_there(page: Path) -> None:
+def test_files_that_a_page_names_are_there() -> None:
     """Seen to fail: pages that were moved, in the lists of CONTRIBUTING.md."""
-    assert [file for file in FILE.findall(FENCE.sub("", page.read_text())) if not (ROOT / file).exists()] == []
+    assert [(name, file) for name, _, text in EVERY for file in FILE.findall(FENCE.sub("", text)) if not (ROOT / file).exists()] == []
 
 
 def headings(markdown: str) -> set[str]:
@@ -201,16 +206,12 @@ def headings(markdown: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower()).replace(" ", "-") for title in titles}
 
 
-@pages
-def test_anchors_of_a_page_exist(page: Path) -> None:
+def test_anchors_exist() -> None:
     """Seen to fail: a heading that was renamed, with a link to it elsewhere."""
-    prose = FENCE.sub("", page.read_text())
-    targets = [
-        found["target"] for found in LINK.finditer(prose) if found["target"] and "#" in found["target"] and "://" not in found["target"]
-    ]
+    anchors = {page.resolve(): headings(text) for _, page, text in EVERY}
     lost = [
-        target for target in targets for file, _, anchor in [target.partition("#")]
-        if anchor not in headings(((page.parent / file) if file else page).read_text())
+        (name, to) for name, page, text in EVERY for to in links(text) for file, hash_, anchor in [to.partition("#")]
+        if hash_ and anchor not in anchors[((page.parent / file) if file else page).resolve()]
     ]  # fmt: skip
     assert lost == []
 

@@ -11,23 +11,41 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = [pytest.mark.slow]
+
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+LONG = [
+    "ddp_elastic",
+    "demo",
+    "lightning_ddp_two_streams",
+]  # they start interpreters themselves; of the last, test_lightning.py runs as much
 SCRIPTS = sorted(
     file
     for file in EXAMPLES.glob("*.py")
-    if not file.name.startswith(("benchmark_", "port_"))  # test_ports.py runs those
+    if not file.name.startswith(("benchmark_", "port_")) and file.stem not in LONG  # test_ports.py runs the ports
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
-def test_example_runs(script: Path, tmp_path: Path, run_script: Callable[..., str]) -> None:
-    assert run_script(script).strip()
-    if script.stem == "demo":
+def test_example_runs(script: Path, run_program: Callable[..., str]) -> None:
+    assert run_program(script).strip()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("stem", LONG)
+def test_a_long_example_runs(stem: str, tmp_path: Path, run_script: Callable[..., str]) -> None:
+    assert run_script(EXAMPLES / f"{stem}.py").strip()
+    if stem == "demo":
         assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+def test_the_benchmarks_say_how_to_run_them(run_program: Callable[..., str]) -> None:
+    programs = [file for file in EXAMPLES.glob("benchmark_*.py") if "ArgumentParser" in file.read_text()]
+    assert len(programs) >= 8
+    assert [file.stem for file in programs if not run_program(file, "--help").startswith("usage: ")] == []
+
+
+@pytest.mark.soak
 def test_the_benchmark_of_streams_runs(run_script: Callable[..., str]) -> None:
     """Every workload, with small data and whoever is installed; the others are named."""
     printed = run_script(EXAMPLES / "benchmark_streams.py", "--quick", "--peers", "penstock", "no loader", "torchdata", "lhotse")
@@ -38,7 +56,7 @@ def test_the_benchmark_of_streams_runs(run_script: Callable[..., str]) -> None:
     assert "\n| penstock, 0 workers | " in tables
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_benchmark_of_the_number_of_workers_runs(run_script: Callable[..., str]) -> None:
     """What it concludes depends on the machine; here only that it comes to its end."""
     pytest.importorskip("PIL")

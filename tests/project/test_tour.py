@@ -59,7 +59,7 @@ def test_its_links_lead_somewhere() -> None:
 
 
 @pytest.mark.slow
-def test_the_tour_runs(tmp_path: Path, run_script: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tour_runs(tmp_path: Path, run_program: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same outputs, but for those that tell the time. Seen to fail: the loader that resumes, with another seed."""
     lacking = [package for package in ("ipykernel", "matplotlib", "nbclient") if find_spec(package) is None]
     if lacking and not os.environ.get("CI"):
@@ -67,7 +67,7 @@ def test_the_tour_runs(tmp_path: Path, run_script: Callable[..., str], monkeypat
     for variable in ("HOME", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(variable, str(tmp_path))
     again = tmp_path / "again.ipynb"
-    run_script(Path(__file__).parent / "notebook.py", str(TOUR), str(again))
+    run_program(Path(__file__).parent / "notebook.py", str(TOUR), str(again))
     exact = [cell["metadata"].get("tags") == ["exact"] for cell in cells(TOUR, "code")]
     assert sum(exact) > 5
     for before, after, same in zip(cells(TOUR, "code"), cells(again, "code"), exact, strict=True):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def torchrun(folder: Path, world_size: int, script: Path, *arguments: Any, timeout_s: float = 400) -> str:
+def torchrun(folder: Path, world_size: int, script: Path, *arguments: Any, timeout_s: float = 200) -> str:
     """Run ``script`` on ``world_size`` ranks of one node; return its output once it has succeeded and left no process."""
     node = Launch(
         folder, "node", ["--nproc-per-node", world_size, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", script, *arguments]

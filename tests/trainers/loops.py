@@ -1,6 +1,6 @@
 """Fabric, Accelerate and the Hugging Face Trainer: one run to the end, and one from a checkpoint of the first.
 
-Imported by the tests, where it runs in one process; as a script it runs on two, which torchrun starts:
+Imported by the tests, where it runs in one process; as a script on two, which torchrun, or the tests, start:
 
     python loops.py FOLDER [peers]
 
@@ -330,9 +330,4 @@ def main(folder: Path, kinds: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        main(Path(sys.argv[1]), KINDS if "peers" in sys.argv else KINDS[:1])
-    else:
-        from torch.distributed.run import main as torchrun
-
-        torchrun(["--nproc-per-node=2", "--master-addr=127.0.0.1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", *sys.argv])
+    main(Path(sys.argv[1]), KINDS if "peers" in sys.argv else KINDS[:1])

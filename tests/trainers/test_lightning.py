@@ -75,13 +75,13 @@ def made_alone(folder: Path) -> None:
             )
 
 
-def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
+def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
     """Lightning starts both ranks; the batches of every rank are compared. There is a single launch, because starting takes longer than all runs.
 
     Seen to fail: after a change of the number of ranks, Lightning's saved count of batches was not corrected.
     """
     made_alone(tmp_path / "alone")
-    run_script(Path(cases.__file__), str(tmp_path), *(["peers"] if WRITING else []))
+    run_program(Path(cases.__file__), str(tmp_path), *(["peers"] if WRITING else []))
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     of_cases([rank["cases"] for rank in ranks])
     of_changes([rank["changes"] for rank in ranks], tmp_path)

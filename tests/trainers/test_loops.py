@@ -50,12 +50,12 @@ def test_one_rank(trainer: str, point: str, tmp_path: Path) -> None:
                 assert result["whole"] == loops.right(0, 1)
 
 
-def test_two_ranks(tmp_path: Path, run_script: Callable[..., str]) -> None:
+def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
     """The batches of every rank are compared in order; a checkpoint of one rank resumes on two, and one of two ranks on one."""
     alone = tmp_path / "alone"
     loops.fabric(PENSTOCK, alone / "Fabric", save_at=18)
     loops.accelerate(PENSTOCK, alone / "Accelerate", save_at=18)
-    run_script(Path(loops.__file__), str(tmp_path), *(["peers"] if WRITING else []))
+    run_program(Path(loops.__file__), str(tmp_path), *(["peers"] if WRITING else []), ranks=2)
     ranks = [json.loads((tmp_path / f"loops{rank}.json").read_text()) for rank in (0, 1)]
     for trainer in TRAINERS:
         for point in POINTS:

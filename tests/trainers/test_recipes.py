@@ -20,8 +20,8 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "trainers" / "others.md"
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("mmengine") is None, reason="mmengine is not installed")
-def test_mmengine(tmp_path: Path, run_script: Callable[..., str]) -> None:
-    run_script(Path(__file__).with_name("mmengine_recipe.py"), str(PAGE), str(tmp_path))
+def test_mmengine(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    run_program(Path(__file__).with_name("mmengine_recipe.py"), str(PAGE), str(tmp_path))
 
 
 class Inside(IterableDataset):
