@@ -1,6 +1,6 @@
 """The front door is lazy: what a program imports, and that nobody notices otherwise.
 
-Modules are counted, not seconds. Each count is taken in a fresh interpreter, because this one has imported everything by now.
+Modules are counted, not seconds, and in a process that has imported torch and NumPy only, because this one has imported everything by now.
 """
 
 from __future__ import annotations
@@ -9,29 +9,44 @@ import ast
 import importlib
 import inspect
 import pickle
-import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from programs import Programs
 
 import penstock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
 DOOR = Path(penstock.__file__)
 
 
-def loaded_by(code: str) -> set[str]:
-    """The modules that ``code`` imports in a process that has imported torch and NumPy."""
-    program = f"import sys, torch, numpy\nbefore = {{*sys.modules}}\n{code}\nprint(*({{*sys.modules}} - before))"
-    return set(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split())
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Run code in a process that has not imported penstock."""
+    folder, programs = tmp_path_factory.mktemp("fresh"), Programs({"import": ["torch", "numpy"]})
+    programs.start()
+
+    def run(code: str) -> str:
+        (folder / "program.py").write_text(code)
+        return programs.run(folder / "program.py", cwd=folder, deadline_s=50)
+
+    yield run
+    programs.stop()
 
 
-def test_importing_penstock_imports_nothing_else() -> None:
+@pytest.fixture(scope="module")
+def loaded_by(fresh: Callable[[str], str]) -> Callable[[str], set[str]]:
+    """The modules that code imports."""
+    return lambda code: set(fresh(f"import sys\nbefore = {{*sys.modules}}\n{code}\nprint(*({{*sys.modules}} - before))").split())
+
+
+def test_importing_penstock_imports_nothing_else(loaded_by: Callable[[str], set[str]]) -> None:
     """Seen to fail: the front door imported the errors eagerly."""
     assert loaded_by("import penstock") == {"penstock"}
 
@@ -44,7 +59,7 @@ def test_importing_penstock_imports_nothing_else() -> None:
         (", num_workers=1, method='process'", "_workers.thread_pool"),
     ],
 )
-def test_a_loader_imports_only_what_it_uses(arguments: str, unused: str) -> None:
+def test_a_loader_imports_only_what_it_uses(arguments: str, unused: str, loaded_by: Callable[[str], set[str]]) -> None:
     """Seen to fail: the processes imported where the pool of threads is made."""
     loaded = loaded_by(
         f"from penstock import Loader\nwith Loader.from_dataset([*range(9)], 2, True{arguments}) as loader: next(iter(loader))"
@@ -91,7 +106,7 @@ def test_one_thread_at_a_time_imports_rooms(monkeypatch: pytest.MonkeyPatch) -> 
     assert others == [False]
 
 
-def test_a_fork_in_the_middle_of_an_import_leaves_nothing_locked() -> None:
+def test_a_fork_in_the_middle_of_an_import_leaves_nothing_locked(fresh: Callable[[str], str]) -> None:
     """Another thread was importing, and is not there any more. Seen to fail: without the new lock in the child, which waited forever."""
     program = """
 import os, signal, threading, warnings
@@ -114,13 +129,13 @@ done.set()
 other.join()
 print(os.waitstatus_to_exitcode(status))
 """
-    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "7\n"
+    assert fresh(program) == "7\n"
 
 
-def test_a_node_of_torchdata_needs_no_import_of_ours_first() -> None:
+def test_a_node_of_torchdata_needs_no_import_of_ours_first(fresh: Callable[[str], str]) -> None:
     """Seen to fail: only the file of `IterableSource` told the nodes about it, and nobody had imported that."""
     code = "import penstock, torchdata.nodes as theirs; print(next(iter(penstock.Loader(penstock.Cycler(theirs.IterableWrapper([7]))))))"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "7\n"
+    assert fresh(code) == "7\n"
 
 
 def test_a_misspelt_name_is_refused_by_python_and_by_mypy() -> None:
@@ -162,27 +177,26 @@ def test_type_checkers_and_python_are_told_the_same_homes() -> None:
     assert sorted(typed, key=as_a_reader) == penstock.__all__
 
 
-def test_every_name_is_listed_before_it_is_loaded() -> None:
+def test_every_name_is_listed_before_it_is_loaded(fresh: Callable[[str], str]) -> None:
     """For completion, ``help`` and ``inspect``. Seen to fail: no ``__dir__``."""
     listing = "import penstock; print(*(name for name in dir(penstock) if not name.startswith('_')))"
-    named = subprocess.run([sys.executable, "-c", listing], check=True, capture_output=True, text=True).stdout.split()
+    named = fresh(listing).split()
     assert sorted(named, key=as_a_reader) == penstock.__all__
 
 
-def test_star_import_brings_every_name() -> None:
+def test_star_import_brings_every_name(fresh: Callable[[str], str]) -> None:
     count = "from penstock import *; import penstock; assert all(globals()[n] is getattr(penstock, n) for n in penstock.__all__)"
-    subprocess.run([sys.executable, "-c", count], check=True)
+    fresh(count)
 
 
-def test_a_pickle_made_elsewhere_finds_its_class_through_the_door() -> None:
+def test_a_pickle_made_elsewhere_finds_its_class_through_the_door(fresh: Callable[[str], str]) -> None:
     """Seen to fail: a class that named its room instead."""
     pickled = pickle.dumps(penstock.EndOfEpoch(3))
     assert b"penstock._nodes" not in pickled
     code = f"import pickle; print(pickle.loads({pickled!r}))"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "EndOfEpoch(epoch=3)\n"
+    assert fresh(code) == "EndOfEpoch(epoch=3)\n"
 
 
-@pytest.mark.parametrize("name", penstock.__all__)
-def test_inspect_finds_the_door(name: str) -> None:
-    if name not in ("OnError", "SKIP", "Tail"):  # one object, and two types that are made of others
-        assert inspect.getmodule(getattr(penstock, name)) is penstock
+def test_inspect_finds_the_door() -> None:
+    names = {*penstock.__all__} - {"OnError", "SKIP", "Tail"}  # one object, and two types that are made of others
+    assert [name for name in names if inspect.getmodule(getattr(penstock, name)) is not penstock] == []

@@ -76,7 +76,7 @@ def test_no_leaks_sees_an_open_file() -> None:
     os.close(file)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_no_leaks_lets_the_helpers_of_multiprocessing_live(method: str) -> None:
     with no_leaks():
         worker = get_context(method).Process(target=os.getpid)

@@ -38,13 +38,17 @@ IMPORTS = {
     "pyarrow": ["pyarrow.parquet"],
     "torch_geometric": ["torch_geometric"],
 }
-"""A word in a program, and what the server imports before it forks one."""
 
 
 class Programs:
-    """The server, and the program that it runs now. It hangs below no test: a test that counts its own processes does not see it."""
+    """The server, and the program that it runs now. It hangs below no test: a test that counts its own processes does not see it.
 
-    def __init__(self) -> None:
+    Args:
+        imports: A word in a program, and what the server imports before it forks one.
+    """
+
+    def __init__(self, imports: dict[str, list[str]] = IMPORTS) -> None:
+        self.imports = imports
         self.process: Any = None
         self.pid = 0
         self.running: list[int] = []
@@ -97,7 +101,7 @@ class Programs:
             "ranks": ranks,
             "output": str(output),
             "environment": {**os.environ, **environment, MARK: mark},
-            "imports": [module for word, modules in IMPORTS.items() if word in words for module in modules],
+            "imports": [module for word, modules in self.imports.items() if word in words for module in modules],
         }
         codes = None
         try:
