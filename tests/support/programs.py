@@ -163,12 +163,10 @@ def serve() -> None:
             with suppress(ImportError):
                 importlib.import_module(module)
         gc.freeze()  # a fork that ends would look at all of it, several times
-        variables, store = [{}], None
-        if ranks := order["ranks"]:
-            from torch.distributed import TCPStore
-
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            variables = [_of_rank(rank, ranks, store.port, life) for rank in range(ranks)]
+        variables, ranks = [{}], order["ranks"]
+        if ranks:
+            store, port, end = _store()
+            variables = [_of_rank(rank, ranks, port, life) for rank in range(ranks)]
         pids: list[int] = []
         for own in variables:
             if (pid := os.fork()) == 0:
@@ -185,8 +183,29 @@ def serve() -> None:
                 codes[pid] = code = os.waitstatus_to_exitcode(status)
                 for other in running if code else ():
                     os.kill(other, signal.SIGKILL)
-        del store
+        if ranks:
+            os.close(end)
+            os.waitpid(store, 0)
         tell([*codes.values()])
+
+
+def _store() -> tuple[int, int, int]:
+    """A process where the ranks meet, its port, and the file by whose closing it ends. It has threads, which a fork must not inherit."""
+    told, tells = os.pipe()
+    ends, end = os.pipe()
+    if pid := os.fork():
+        os.close(tells)
+        os.close(ends)
+        with os.fdopen(told) as port:
+            return pid, int(port.read()), end
+    from torch.distributed import TCPStore
+
+    os.close(end)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(tells, str(store.port).encode())
+    os.close(tells)
+    os.read(ends, 1)
+    os._exit(0)
 
 
 def _of_rank(rank: int, ranks: int, port: int, life: int) -> dict[str, str]:
