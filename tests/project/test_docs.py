@@ -61,15 +61,21 @@ def blocks(markdown: str) -> list[Block]:
     ]
 
 
-def script(markdown: str) -> str:
-    """The blocks as one program in which each line keeps its number in the page, so that a traceback names the right line."""
+def launches(block: Block) -> list[list[str]]:
+    """What the ``torchrun`` lines of a block say behind ``torchrun``."""
+    lines = block.text.splitlines() if block.label == "console" else []
+    return [shlex.split(line)[2:] for line in lines if line.startswith("$ torchrun ")]
+
+
+def script(markdown: str, *, launch: bool = True) -> str:
+    """The blocks as one program in which each line keeps its number in the page, so that a traceback names the right line; with torchrun, or without."""
     lines: list[str] = []
     for block in blocks(markdown):
         label, _, file = block.label.partition(" ")
         if label == "python":
             lines += [""] * (block.line - 1 - len(lines))
             lines += [f"open({file!r}, 'w').write({block.text!r})"] if file else block.text.splitlines()
-        elif label == "console" and (runs := [shlex.split(line)[2:] for line in block.text.splitlines() if line.startswith("$ torchrun ")]):
+        elif launch and (runs := launches(block)):
             lines += [""] * (block.line - 1 - len(lines))
             lines += [f"__import__('subprocess').run([__import__('sys').executable, *{TORCHRUN}, *{words}], check=True)" for words in runs]
     return "\n".join(lines) + "\n" if lines else ""
@@ -100,7 +106,8 @@ RUNNABLE = [page for page in PAGES if script(page.read_text())]
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUNNABLE, ids=[str(page.relative_to(ROOT)) for page in RUNNABLE])
 def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_program: Callable[..., str]) -> None:
-    program = script(page.read_text())
+    """What the page launches comes last here, on forked ranks. pages.py runs it where it stands, with torchrun."""
+    program = script(page.read_text(), launch=False)
     packages = {found.partition(".")[0] for found in re.findall(r"^(?:from|import) ([\w.]+)", program, re.MULTILINE)}
     lacking = [package for package in sorted(packages) if find_spec(package) is None]
     if lacking and not os.environ.get("CI"):
@@ -108,6 +115,9 @@ def test_python_blocks_of_a_page_run(page: Path, tmp_path: Path, run_program: Ca
     file = tmp_path / f"{page.name}.py"
     file.write_text(program)
     assert "Exception ignored" not in run_program(file)  # as when the interpreter ends
+    for option, ranks, launched, *words in (line for block in blocks(page.read_text()) for line in launches(block)):
+        assert option == "--nproc-per-node"
+        run_program(tmp_path / launched, *words, ranks=int(ranks))
 
 
 NAMES = {"PIL": "pillow", "torch_geometric": "torch-geometric"}  # packages that are imported by another name

@@ -27,6 +27,8 @@ from sessions import MARK, end_with_stacks, kill_marked, marked, session, starte
 
 IMPORTS = {
     "torch": ["torch", "torchdata.nodes"],
+    "checkpoint": ["torch.distributed.checkpoint.state_dict"],
+    "distributed": ["torch._dynamo", "torch.distributed.device_mesh"],
     "penstock": ["penstock._loader.loader"],
     "optim": ["torch._dynamo"],  # every optimizer imports it
     "sklearn": ["sklearn.datasets"],
