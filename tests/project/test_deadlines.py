@@ -61,3 +61,8 @@ def test_so_does_a_program_that_hangs(programs: Programs, tmp_path: Path) -> Non
     (tmp_path / "fails.py").write_text("import os; os.environ['RANK'] == '1' and 1 / 0; import signal; signal.pause()")
     with pytest.raises(AssertionError, match=r"fails.py ended with \[-9, 1, -9\](.|\n)*ZeroDivisionError"):
         programs.run(tmp_path / "fails.py", cwd=tmp_path, ranks=3)
+
+
+def test_a_test_has_the_timeout_of_its_mark(request: pytest.FixtureRequest) -> None:
+    """60 s. Seen to fail: 900 for all, so that a hang took a quarter of an hour."""
+    assert [mark.args for mark in request.node.iter_markers("timeout")] == [(60.0,)]

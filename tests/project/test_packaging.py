@@ -65,7 +65,7 @@ def test_an_index_would_take_them_and_the_wheel_is_small(distributions: Path) ->
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     (wheel,) = distributions.glob("*.whl")
-    assert wheel.stat().st_size < 470_000  # was 450,000: what sees draws in threads and compares what steps hold has taken 22,000
+    assert wheel.stat().st_size < 480_000
 
 
 @pytest.mark.slow

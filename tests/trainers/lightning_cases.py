@@ -436,10 +436,10 @@ def main(folder: Path, peers: bool) -> None:
     faulthandler.dump_traceback_later(800, exit=True)
     seen: dict[str, Any] = {"cases": {}, "changes": {}, "streams": {}}
     for case in CASES:
-        kinds = [WITH, WITHOUT, *(PEERS if peers and case.loader != "endless" else [])]
+        kinds = [WITH, *([WITHOUT] if peers else []), *(PEERS if peers and case.loader != "endless" else [])]
         seen["cases"][case.name] = {kind: run(case, kind, folder, ranks=2) for kind in kinds}
     for case in CHANGES:
-        for kind in (WITH, WITHOUT):
+        for kind in (WITH, WITHOUT) if peers else (WITH,):
             place = place_of(case, kind, folder / "alone", 1)  # made by one rank, before this script
             steps = int(case.resume * (N // B))
             seen["changes"][f"{case.name} {kind}"] = again(case, kind, place, folder / "changed", steps=steps, ranks=2)

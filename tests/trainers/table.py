@@ -18,11 +18,12 @@ ROWS: dict[Place, dict[str, str]] = {}
 """(trainer, checkpoint, ranks) -> the result of each loader, and under ``need`` the line that the user needs."""
 
 
-def record(trainer: str, checkpoint: str, ranks: str, kind: str, result: str, need: str = "") -> None:
-    """Record one cell."""
+def record(trainer: str, checkpoint: str, ranks: str, kind: str, result: str, need: str | None = "") -> None:
+    """Record one cell, and what it takes if that is known."""
     row = ROWS.setdefault((trainer, checkpoint, ranks), {})
     row[kind] = result
-    row["need"] = need
+    if need is not None:
+        row["need"] = need
 
 
 def written() -> str:
