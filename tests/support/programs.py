@@ -53,6 +53,7 @@ class Programs:
         self.imports = imports
         self.process: Any = None
         self.pid = 0
+        self.busy = False
         self.running: list[int] = []
 
     def start(self) -> None:
@@ -105,7 +106,7 @@ class Programs:
             "environment": {**os.environ, **environment, MARK: mark},
             "imports": [module for word, modules in self.imports.items() if word in words for module in modules],
         }
-        codes = None
+        codes, self.busy = None, True
         try:
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
             self.process.stdin.flush()
@@ -116,12 +117,15 @@ class Programs:
         except TimeoutError:
             end_with_stacks(self.started(mark))
             raise AssertionError(f"{name} has not ended after {deadline_s} s. It said:\n{output.read_text()}") from None
+        except EOFError:
+            psutil.wait_procs(self.started(mark), timeout=10)  # they are ended too, and tell where they are
+            raise AssertionError(f"{name} has not ended, and what ran it is dead. It said:\n{output.read_text()}") from None
         finally:
             for one in self.started(mark):
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
             kill_marked(mark)
-            self.running = []
+            self.busy, self.running = False, []
             if codes is None:
                 self.start()  # whatever the old one is about to say
         expected = [-signal.SIGKILL if killed else 0] * max(1, ranks)
@@ -135,7 +139,7 @@ class Programs:
 
     def everyone(self) -> list[psutil.Process]:
         """While a program runs: the server and all below it."""
-        if not self.running:
+        if not self.busy:
             return []
         return [psutil.Process(self.pid), *started_by(self.pid), *(process for pid in self.running for process in session(pid))]
 
