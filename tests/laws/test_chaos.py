@@ -12,7 +12,7 @@ import penstock
 from penstock.testing import Tagged
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("method", ["thread", "process"])
 def test_what_was_trained_is_what_an_uninterrupted_run_trains(tmp_path, run_script, method, in_order):

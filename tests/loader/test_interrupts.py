@@ -1,28 +1,27 @@
 """Ctrl-C, or a signal's handler that raises, in the middle of `next`: the state counts what `next` returned and nothing else, and the loop may go on.
 
-The interrupt is raised at every single line of the library that one `next` runs, one after another: a trace function is a signal that comes when
-it is told to.
+The interrupt is raised at each line of the library that one `next` runs, one after another. Where several loaders run a line, one of them is struck at it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import linecache
-import os
 import random
 import signal
 import sys
 import threading
 import time
+from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 from leaks import no_leaks
+from pairwise import pairwise
+from strikes import Stop, Strikes, in_turn
 from torch.utils.data import IterableDataset
 
 import penstock
@@ -43,19 +42,13 @@ from penstock import (
     ShuffledOrder,
 )
 from penstock._loader.cursor import EpochCursor
-from penstock._workers import thread_pool
 from penstock.testing import Tagged
 from penstock.testing import plain as by_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 N, B = 10, 3
-PACKAGE = str(Path(penstock.__file__).parent)
-
-
-class Stop(BaseException):
-    """What a handler raises."""
 
 
 class Numbers(IterableDataset):
@@ -119,79 +112,46 @@ def generators() -> tuple[Any, ...]:
     return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
 
 
-def stop() -> None:
-    raise Stop
-
-
-def interrupted_at(line: int, act: Callable[[], Any], handler: Callable[[], None] = stop, passed: Sequence[str] = ()) -> tuple[Any, bool]:
-    """What ``act`` returns, and whether ``handler`` was called at the ``line``-th line of the library that it runs.
-
-    Nothing is collected meanwhile: nothing comes out of a generator that an earlier test has left in a cycle, whatever is raised in it. Lines of
-    ``__next__`` whose text is in ``passed`` are not counted.
-    """
-    lines, me = 0, os.getpid()
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal lines
-        if os.getpid() != me:
-            return None  # a fork
-        if not frame.f_code.co_filename.startswith(PACKAGE) or frame.f_code.co_name in ("_abandoned", "_retire_all"):
-            return None  # nothing comes out of a finalizer, nor out of what is called at a fork
-        # Before the clean-up of a with or a try statement, and between an assignment and a return, Python looks at no signal; but it calls a trace function.
-        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        leaves = text == "return item" or (frame.f_code.co_name == "__next__" and text in passed)
-        leaves = leaves or text.startswith("signal.pthread_sigmask(signal.SIG_SETMASK")
-        if event == "line" and not text.startswith("with ") and not leaves:
-            lines += 1
-            if lines == line:
-                sys.settrace(None)
-                handler()
-        return trace
-
-    gc.disable()
-    sys.settrace(trace)
-    try:
-        return act(), lines >= line
-    except Stop:
-        return None, True
-    finally:
-        sys.settrace(None)
-        gc.enable()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*has no state_dict")
-@pytest.mark.parametrize("name", sorted(BUILDS.keys() - {"processes"}))
-@pytest.mark.parametrize("before", [0, 1, 3])
-def test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing(name: str, before: int) -> None:
-    """Seen to fail: the second `_fill` of the mapper behind `_settle` (the state counted a batch that was never returned); the loader's
-    comparison of its state with the graph's left out; `_pulling` left out (a stream's generator was dead, and its epoch ended early)."""
+@cache
+def uninterrupted(name: str) -> tuple[list[Any], list[Any]]:
+    """The batches of two epochs, and the states before and behind each batch of the first."""
     with BUILDS[name]() as whole:
         expected = [plain(batch) for batch in whole] + [plain(batch) for batch in whole]
     with BUILDS[name]() as whole:
         iterator = iter(whole)
-        states = [whole.state_dict()] + [whole.state_dict() for _ in iterator]
-    line = 0
-    user = generators()
-    while True:
-        line += 1 if before else 7  # the start of a loader runs thousands
+        return expected, [whole.state_dict()] + [whole.state_dict() for _ in iterator]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*has no state_dict")
+@pytest.mark.parametrize(("before", "every"), [(1, 1), (3, 1), (0, 5), pytest.param(0, 1, marks=pytest.mark.soak)])
+def test_an_interrupt_at_any_line_of_next_loses_and_counts_nothing(before: int, every: int) -> None:
+    """Seen to fail: the second `_fill` of the mapper behind `_settle` (the state counted a batch that was never returned); the loader's
+    comparison of its state with the graph's left out; `_pulling` left out (a stream's generator was dead, and its epoch ended early)."""
+    strikes, user = Strikes(), generators()
+
+    def strike(name: str) -> bool:
+        expected, states = uninterrupted(name)
         with BUILDS[name]() as loader:
             batches = iter(loader)
             got = [plain(batch) for batch in islice(batches, before)]
-            _, stopped = interrupted_at(line, lambda batches=batches: next(batches))
+            _, stopped = strikes(lambda: next(batches), every)
             if not stopped:
-                break
-            assert generators() == user or name == "Prefetcher", f"interrupted at line {line}"  # there a thread of its own loads, and seeds
-            assert loader.state_dict() == states[before], f"interrupted at line {line}"
+                return False
+            assert generators() == user or name == "Prefetcher", strikes.last  # there a thread of its own loads, and seeds
+            assert loader.state_dict() == states[before], strikes.last
             state = loader.state_dict()
             got += [plain(batch) for batch in batches] + [plain(batch) for batch in loader]
-            assert got == expected, f"interrupted at line {line}"
-        if line % 4 == 0:
+            assert got == expected, strikes.last
+        if len(strikes.at) % 4 == 0:
             with BUILDS[name]() as resumed:
                 resumed.load_state_dict(state)
                 rest = [plain(batch) for batch in resumed] + [plain(batch) for batch in resumed]
-            assert got[:before] + rest == expected, f"interrupted at line {line}"
-    assert line > 20
+            assert got[:before] + rest == expected, strikes.last
+        return True
+
+    in_turn(sorted(BUILDS.keys() - {"processes"}), strike)
+    assert len(strikes.at) > 100
 
 
 class Alarm(ValueError):
@@ -211,43 +171,48 @@ def alarm() -> Iterator[Callable[[], None]]:
 
 
 ALARMED: dict[str, tuple[int, Callable[[], Loader[Any]]]] = {  # every how many lines
-    "inline": (2, BUILDS["inline"]),
-    "inline, drawing": (2, lambda: Loader.from_dataset(DrawsLate(), 2, num_workers=0)),
+    "inline": (1, BUILDS["inline"]),
+    "inline, drawing": (1, lambda: Loader.from_dataset(DrawsLate(), 2, num_workers=0)),
     "threads": (1, BUILDS["threads"]),
-    "processes": (9, lambda: Loader.from_dataset(Tagged(N), B, num_workers=1, method="process", multiprocessing_context="fork")),
-    "a stream": (2, BUILDS["a stream"]),
-    "a stream, threads": (2, BUILDS["a stream, threads"]),
+    "processes": (4, lambda: Loader.from_dataset(Tagged(N), B, num_workers=1, method="process", multiprocessing_context="fork")),
+    "a stream": (1, BUILDS["a stream"]),
+    "a stream, threads": (1, BUILDS["a stream, threads"]),
     "Mapper": (1, BUILDS["Mapper"]),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
-@pytest.mark.parametrize("name", ALARMED)
-def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself(name: str, alarm: Callable[[], None]) -> None:
+def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself(alarm: Callable[[], None]) -> None:
     """At most the batch in whose samples it came is left out.
 
     Seen to fail: from a worker's answer it came as a `SampleError`; from a source that threads read ahead as a `SourceError`, at the next epoch; from
     another source the next call raised a `SourceError`; in a batch that was the first to draw, and in the collating, it was swallowed.
     """
-    every, build = ALARMED[name]
-    before = 4 if "drawing" in name else 2  # behind the batches in which nothing drew
-    with build() as whole:
-        expected = [by_value(batch) for batch in whole] + [by_value(batch) for batch in whole]
-    line = 0
-    while True:
-        line += every
+    strikes = Strikes(alarm)
+    whole = {}
+    for name, (_, build) in ALARMED.items():
+        with build() as loader:
+            whole[name] = [by_value(batch) for batch in loader] + [by_value(batch) for batch in loader]
+
+    def strike(name: str) -> bool:
+        every, build = ALARMED[name]
+        before = 4 if "drawing" in name else 2  # behind the batches in which nothing drew
         with build() as loader:
             batches = iter(loader)
             got = [by_value(batch) for batch in islice(batches, before)]
             try:
-                _, struck = interrupted_at(line, lambda batches=batches: next(batches), alarm)
-                assert not struck, f"nothing was raised, although the signal came at line {line}"
-                break
+                _, struck = strikes(lambda: next(batches), every)
+                assert not struck, f"nothing was raised, although the signal came: {strikes.last}"
+                return False
             except Alarm:
                 got += [by_value(batch) for batch in batches] + [by_value(batch) for batch in loader]
-            assert got in (expected, expected[:before] + expected[before + 1 :]), f"struck at line {line}"
-    assert line > 20
+        expected = whole[name]
+        assert got in (expected, expected[:before] + expected[before + 1 :]), strikes.last
+        return True
+
+    in_turn(ALARMED, strike)
+    assert len(strikes.at) > 100
 
 
 class Ends(Tagged):
@@ -296,19 +261,18 @@ def test_an_interrupt_while_draws_are_found_leaves_the_programs_generators(handl
     def handler() -> None:
         raise handled
 
-    line, stopped = 0, True
+    strikes, stopped = Strikes(handler), True
     np.random.seed(1)  # so that NumPy keeps no deviate, with which nothing is watched
     user = generators()
     while stopped:
-        line += 1
         with penstock.Loader.from_dataset(DrawsLate(), 2) as loader:
             batches = iter(loader)
             for _ in range(4):
                 next(batches)
             with contextlib.suppress(handled):
-                stopped = interrupted_at(line, lambda batches=batches: next(batches), handler)[1]
-            assert generators() == user, f"interrupted at line {line}"
-    assert line > 100
+                stopped = strikes(lambda batches=batches: next(batches))[1]
+            assert generators() == user, strikes.last
+    assert len(strikes.at) > 100
 
 
 class Fails:
@@ -330,48 +294,44 @@ def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: dict[
 
     Seen to fail: the batch that failed counted as delivered, and nobody had seen its error.
     """
-    line = 0
+    strikes = Strikes(passed=("except Exception:", "raise"))
     while True:
-        line += 1
         with penstock.Loader.from_dataset(Fails(), 4, **how) as loader:
             batches = iter(loader)
             assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
             try:
-                interrupted, stopped = interrupted_at(line, lambda batches=batches: next(batches), passed=("except Exception:", "raise"))
+                interrupted, stopped = strikes(lambda batches=batches: next(batches))
             except OSError:
                 break
             assert (interrupted, stopped) == (None, True)
             with pytest.raises(OSError, match="no such sample"):
                 next(batches)
-            assert [batch.tolist() for batch in batches] == [[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22, 23]], (
-                f"interrupted at line {line}"
-            )
-    assert line > 20
+            assert [batch.tolist() for batch in batches] == [[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22, 23]], strikes.last
+    assert len(strikes.at) > 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"num_workers": 1, "method": "thread"}], ids=["inline", "threads"])
 def test_a_batch_that_an_interrupt_has_kept_back_counts_once_in_the_error_budget(how: dict[str, Any]) -> None:
     """Seen to fail: counted each time it came, and more samples had failed than there are bad ones."""
-    line, struck = 0, True
+    strikes, struck = Strikes(), True
     while struck:
-        line += 1
         with Loader.from_dataset(Fails(), 4, on_error="skip", max_errors=1, run_ahead=False, **how) as loader:
             batches = iter(loader)
             got = [next(batches).tolist() for _ in range(2)]
-            batch, struck = interrupted_at(line, lambda batches=batches: next(batches))
+            batch, struck = strikes(lambda batches=batches: next(batches))
             got += [batch.tolist() for batch in ([] if batch is None else [batch])] + [batch.tolist() for batch in batches]
             (counts,) = [node.failures for node in loader.statistics().nodes if node.failures is not None]
         assert got == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 10, 11], *(list(range(first, first + 4)) for first in (12, 16, 20))]
-        assert (counts.samples, counts.failed, counts.skipped) == (24, 1, 1), f"interrupted at line {line}"
-    assert line > 20
+        assert (counts.samples, counts.failed, counts.skipped) == (24, 1, 1), strikes.last
+    assert len(strikes.at) > 20
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
-@pytest.mark.parametrize("name", ["inline", "threads", "a stream"])
-@pytest.mark.parametrize("where", ["before", "behind"])
-@pytest.mark.parametrize("method", ["restore", "lost"])
+@pytest.mark.parametrize(
+    ("name", "where", "method"), pairwise(["inline", "threads", "a stream"], ["before", "behind"], ["restore", "lost"])
+)
 def test_a_second_interrupt_while_the_first_is_mended_loses_nothing_either(name, where, method, monkeypatch):
     """Seen to fail: without the mending at the start of `next`, the batch that was never returned did not come again."""
     really = getattr(EpochCursor, method)
@@ -387,48 +347,44 @@ def test_a_second_interrupt_while_the_first_is_mended_loses_nothing_either(name,
             raise Stop
 
     monkeypatch.setattr(EpochCursor, method, interrupted)
-    with BUILDS[name]() as whole:
-        expected = [plain(batch) for batch in whole]
-    with BUILDS[name]() as whole:
-        states = [whole.state_dict() for _ in whole]
-    line, stopped = 0, True
+    expected, states = uninterrupted(name)
+    strikes, stopped = Strikes(), True
     while stopped:
-        line += 1
         with BUILDS[name]() as loader:
             batches = iter(loader)
             got = [plain(next(batches))]
             mending[:] = ["soon"]
-            batch, stopped = interrupted_at(line, lambda batches=batches: next(batches))
+            batch, stopped = strikes(lambda batches=batches: next(batches), 3)
             mending.clear()
-            assert loader.state_dict() == states[0] or not stopped, f"interrupted at line {line}"
+            assert loader.state_dict() == states[1] or not stopped, strikes.last
             got += [plain(batch)] if not stopped else []
-            assert got + [plain(batch) for batch in batches] == expected, f"interrupted at line {line}"
+            assert got + [plain(batch) for batch in batches] == expected[: len(expected) // 2], strikes.last
 
 
 CLOSED = ["inline", "threads", "Mapper"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CLOSED)
-def test_a_handler_that_closes_in_the_middle_of_next_leaves_a_state_that_counts_what_was_returned(name: str) -> None:
+def test_a_handler_that_closes_in_the_middle_of_next_leaves_a_state_that_counts_what_was_returned() -> None:
     """As a program does that saves and ends on SIGTERM. Seen to fail: a batch was returned and not counted, or another one returned in its place."""
-    with BUILDS[name]() as whole:
-        expected = [plain(batch) for batch in whole]
-    with BUILDS[name]() as whole:
-        states = [whole.state_dict() for _ in whole]
-    line, closed = -1, True
-    while closed:
-        line += 2
+    strikes = Strikes()
+
+    def strike(name: str) -> bool:
+        expected, states = uninterrupted(name)
         with BUILDS[name]() as loader:
             batches = iter(loader)
             assert [plain(next(batches)) for _ in range(2)] == expected[:2]
+            strikes.handler = loader.close
             try:
-                batch, closed = interrupted_at(line, lambda batches=batches: next(batches), loader.close)
+                batch, closed = strikes(lambda: next(batches), 2)
             except ClosedError:
-                assert loader.state_dict() == states[1], f"closed at line {line}"
-            else:
-                assert (plain(batch), loader.state_dict()) == (expected[2], states[2]), f"closed at line {line}"
-    assert line > 20
+                assert loader.state_dict() == states[2], strikes.last
+                return True
+            assert (plain(batch), loader.state_dict()) == (expected[2], states[3]), strikes.last
+            return closed
+
+    in_turn(CLOSED, strike)
+    assert len(strikes.at) > 100
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -459,60 +415,46 @@ def waits(thread: threading.Thread) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*CLOSED, "Prefetcher", "processes"])
 @pytest.mark.parametrize("then", ["close", "drop"])
-def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_to_the_collector(name: str, then: str) -> None:
+def test_an_interrupt_at_any_line_of_close_leaves_nothing_to_the_next_close_or_to_the_collector(then: str) -> None:
     """Seen to fail: the loader counted as closed before anything had ended, so workers, their zygote, descriptors and readers stayed for good."""
-    line, stopped = 0, True
-    while stopped:
-        line += 1
+    strikes = Strikes()
+
+    def strike(name: str) -> bool:
         with no_leaks(20):
             loader = BUILDS[name]()
             batches = iter(loader)
             next(batches)
-            while name == "Prefetcher" and not waits(loader.root._pump._thread):
+            while name == "Prefetcher" and not all(waits(thread) for thread in threading.enumerate() if thread.name.startswith("penstock")):
                 pass
-            _, stopped = interrupted_at(line, loader.close)
+            _, stopped = strikes(loader.close, 2 if name == "processes" else 1)
             if then == "close":
                 loader.close()
             del loader, batches
             gc.collect()
-    assert line > 5
+        return stopped
+
+    in_turn([*CLOSED, "Prefetcher", "processes"], strike)
+    assert len(strikes.at) > 50
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*CLOSED, "processes"])
-def test_an_interrupt_at_any_line_of_refresh_loses_nothing(name: str) -> None:
-    """Seen to fail: the graph was half reset, and taken to be where the loader stood: a hang, or batches lost in silence; old workers left."""
-    with BUILDS[name]() as whole:
-        expected = [plain(batch) for batch in whole]
-    line, stopped = 0, True
-    while stopped:
-        line += 5 if name == "processes" else 1
+def test_an_interrupt_at_any_line_of_refresh_loses_nothing() -> None:
+    """Seen to fail: the graph was half reset, and taken to be where the loader stood: a hang, or batches lost in silence; old workers left, and no new
+    ones to give the next batch to."""
+    strikes = Strikes()
+
+    def strike(name: str) -> bool:
+        expected, _ = uninterrupted(name)
         with BUILDS[name]() as loader:
             batches = iter(loader)
             got = [plain(next(batches)) for _ in range(2)]
-            _, stopped = interrupted_at(line, loader.refresh)
-            assert got + [plain(batch) for batch in batches] == expected, f"interrupted at line {line}"
-    assert line > 10
+            _, stopped = strikes(loader.refresh, 4 if name == "processes" else 1)
+            assert got + [plain(batch) for batch in batches] == expected[: len(expected) // 2], strikes.last
+        return stopped
 
-
-def test_an_interrupt_in_the_middle_of_a_refresh_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same at one place: the old workers have ended, and there are no new ones. Seen to fail: there was nobody to give the next batch to."""
-    really = thread_pool.ThreadPool
-
-    def interrupted(*arguments: Any, **options: Any) -> None:
-        monkeypatch.setattr(thread_pool, "ThreadPool", really)
-        raise Stop
-
-    with Loader.from_dataset(Tagged(60), batch_size=B, num_workers=2, method="thread", prefetch_factor=2) as loader:
-        batches = iter(loader)
-        got = [plain(next(batches)) for _ in range(2)]
-        monkeypatch.setattr(thread_pool, "ThreadPool", interrupted)
-        with pytest.raises(Stop):
-            loader.refresh()
-        got += [plain(batch) for batch in batches]
-    assert [value for batch in got for value in batch] == list(range(60))
+    in_turn([*CLOSED, "processes"], strike)
+    assert len(strikes.at) > 100
 
 
 class Gate(Node[int]):

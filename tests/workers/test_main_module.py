@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [pytest.mark.slow]
+FORKSERVER, SPAWN = (pytest.param(method, marks=pytest.mark.soak) for method in ("forkserver", "spawn"))
 
 PROGRAM = """
 import penstock
@@ -38,8 +39,15 @@ def run(program: str, how: str, folder: Path) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-@pytest.mark.parametrize("how", ["python -c", "standard input"])
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        ("forkserver", "python -c"),
+        ("spawn", "standard input"),
+        pytest.param("spawn", "python -c", marks=pytest.mark.soak),
+        pytest.param("forkserver", "standard input", marks=pytest.mark.soak),
+    ],
+)
 def test_a_class_of_a_program_that_is_no_file_is_refused_at_once_with_the_remedy(method: str, how: str, tmp_path: Path) -> None:
     """Seen to fail: ``Can't get attribute 'Squares' on <module '__main__' (built-in)>`` from a worker; for standard input a `FileNotFoundError` from
     there, and advice about the guard that a script needs.
@@ -56,13 +64,12 @@ def test_a_class_of_a_program_that_is_no_file_is_refused_at_once_with_the_remedy
     assert errors.count("Traceback") == 1  # none from a worker
 
 
-@pytest.mark.parametrize("how", ["python -c", "standard input"])
-@pytest.mark.parametrize("options", ['multiprocessing_context="fork"', 'method="thread"'])
+@pytest.mark.parametrize(("how", "options"), [("python -c", 'multiprocessing_context="fork"'), ("standard input", 'method="thread"')])
 def test_the_remedies_work(how: str, options: str, tmp_path: Path) -> None:
     assert run(PROGRAM.format(dataset="Squares()", options=options), how, tmp_path) == ("[[0, 1, 4], [9, 16, 25]]\n", "")
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", [FORKSERVER, "spawn"])
 def test_what_comes_from_a_module_needs_no_file(method: str, tmp_path: Path) -> None:
     """Although it contains the text ``__main__``."""
     dataset = "__import__('torch').utils.data.Subset(['__main__ is a word'] * 4, [0, 1, 2])"
@@ -70,7 +77,7 @@ def test_what_comes_from_a_module_needs_no_file(method: str, tmp_path: Path) -> 
     assert run(program, "python -c", tmp_path) == ("[['__main__ is a word', '__main__ is a word', '__main__ is a word']]\n", "")
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", SPAWN])
 def test_a_class_that_the_worker_does_not_find_is_named_with_the_remedy(method: str, tmp_path: Path) -> None:
     """It is defined under the guard, which no worker executes. Seen to fail: just ``Can't get attribute``."""
     _, errors = run(BEHIND_THE_GUARD.format(dataset="Squares()", options=f"multiprocessing_context={method!r}"), "file", tmp_path)
@@ -80,7 +87,7 @@ def test_a_class_that_the_worker_does_not_find_is_named_with_the_remedy(method: 
     assert "a module of its own" in last
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", [FORKSERVER, "spawn"])
 def test_a_script_without_a_guard_is_told_to_have_one(method: str, tmp_path: Path) -> None:
     """In the worker that imports it and in the program itself. Seen to fail: the worker spoke of daemonic processes and ``num_workers=0``."""
     _, errors = run(PROGRAM.format(dataset="Squares()", options=f"multiprocessing_context={method!r}"), "file", tmp_path)
@@ -90,7 +97,7 @@ def test_a_script_without_a_guard_is_told_to_have_one(method: str, tmp_path: Pat
     assert "`if __name__ == '__main__':`" in errors.splitlines()[-1]
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", SPAWN])
 def test_a_script_with_a_guard_runs(method: str, tmp_path: Path) -> None:
     program = GUARDED.format(dataset="Squares()", options=f"multiprocessing_context={method!r}")
     assert run(program, "file", tmp_path) == ("[[0, 1, 4], [9, 16, 25]]\n", "")

@@ -1,7 +1,4 @@
-"""Signals at random moments: the program ``random_moments.py``.
-
-``PENSTOCK_REPEATS`` multiplies how many moments there are: ``PENSTOCK_REPEATS=10 pytest tests/workers/test_random_moments.py`` has 300 of each kind.
-"""
+"""Signals at random moments: the program ``random_moments.py``. ``PENSTOCK_REPEATS=10`` tries 300 moments of each kind."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import pytest
 REPEATS = int(os.environ.get("PENSTOCK_REPEATS", "1"))
 PROGRAM = Path(__file__).with_name("random_moments.py")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900 * REPEATS)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900 * REPEATS)]
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])

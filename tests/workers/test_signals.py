@@ -38,9 +38,9 @@ INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 
 
 def table(*columns: list[Any], fast: list[Any]) -> list[Any]:
-    """Every combination; all but the ``fast`` ones are slow."""
+    """Every combination; all but the ``fast`` ones are for ``make soak``."""
     rows = itertools.product(*columns)
-    return [pytest.param(*row, marks=[] if row in fast or row[0] in fast else pytest.mark.slow) for row in rows]
+    return [pytest.param(*row, marks=[] if row in fast or row[0] in fast else pytest.mark.soak) for row in rows]
 
 
 class Case:
@@ -49,6 +49,7 @@ class Case:
     def __init__(self, server: subprocess.Popen[str], folder: Path, method: str, number: int, answer: str) -> None:
         self._server, self.folder = server, folder
         os.mkfifo(folder / "ready")
+        self.ready = os.open(folder / "ready", os.O_RDWR)
         assert server.stdin is not None
         server.stdin.write(json.dumps({"method": method, "number": number, "answer": answer, "folder": str(folder)}) + "\n")
         server.stdin.flush()
@@ -56,7 +57,10 @@ class Case:
         self.code: int | None = None
 
     def until_ready(self) -> None:
-        (self.folder / "ready").read_text()
+        watched = os.pidfd_open(self.pid)
+        is_ready = self.ready in select.select([self.ready, watched], [], [])[0]
+        os.close(watched)
+        assert is_ready, f"it ended too early: {self.errors}"
 
     def ended(self) -> int:
         """Its exit code, once it has ended. A process that it leaves behind is an error."""
@@ -107,6 +111,7 @@ def program(server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Callable[
 
     yield run
     for case in cases:
+        os.close(case.ready)
         if left := session(case.pid):
             end_with_stacks(left)
             print(case.errors)
@@ -125,6 +130,7 @@ def program(server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Callable[
             ("fork", INT, "flag"),
             ("fork", TERM, "flag"),
             ("fork", USR1, "raise"),
+            ("spawn", INT, "raise"),
             ("plans by fork", TERM, "raise"),
         ],
     ),
@@ -148,7 +154,7 @@ def test_a_signal_to_the_group_is_the_main_processs_to_answer(program: Any, meth
 
 @pytest.mark.parametrize(
     ("method", "number"),
-    table(METHODS, [INT, TERM, USR1], fast=[("thread", INT), ("fork", INT), ("fork", TERM), ("plans by fork", USR1)]),
+    table(METHODS, [INT, TERM, USR1], fast=[("thread", INT), ("fork", INT), ("forkserver", TERM), ("plans by fork", USR1)]),
 )
 def test_a_signal_that_ends_the_program_ends_all(program: Any, method: str, number: signal.Signals) -> None:
     """No process is left, and nothing is printed except Python's traceback of Ctrl-C."""
@@ -225,7 +231,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "children"), [("spawn", 1), ("forkserver", 2), ("plans by fork", 0), ("plans by spawn", 1)])
+@pytest.mark.parametrize(
+    ("method", "children"),
+    [
+        ("spawn", 1),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in [("forkserver", 2), ("plans by fork", 0), ("plans by spawn", 1)]),
+    ],
+)
 def test_a_program_that_ends_with_its_processes_alive_ends(method: str, children: int, run_script: Any, tmp_path: Path) -> None:
     """At exit `multiprocessing` sends SIGTERM to them and waits. Seen to hang: without a finalizer that runs before that."""
     program = tmp_path / "program.py"
@@ -268,7 +280,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.soak), "forkserver"])
 def test_a_program_whose_close_was_interrupted_beside_a_stuck_sample_ends(method: str, run_script: Any, tmp_path: Path) -> None:
     """Seen to hang: `multiprocessing` waited at exit for a worker that nobody had killed, because the interrupted close counted as done."""
     os.mkfifo(tmp_path / "fifo")

@@ -1,0 +1,92 @@
+"""An exception at each line of the library that a call runs, one line after another: a trace function is a signal that comes when it is told to."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import penstock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+T = TypeVar("T")
+PACKAGE = str(Path(penstock.__file__).parent)
+
+
+class Stop(BaseException):
+    """What a handler raises."""
+
+
+def stop() -> None:
+    raise Stop
+
+
+class Strikes:
+    """Each call strikes an act at the first line, as called from one place, that this object has not struck yet.
+
+    Args:
+        handler: Called at that line; most raise something.
+        passed: Lines of ``__next__`` with one of these texts are not struck.
+        within: Where the files are whose lines are struck.
+    """
+
+    def __init__(self, handler: Callable[[], Any] = stop, *, passed: Sequence[str] = (), within: str = PACKAGE) -> None:
+        self.handler, self.passed, self.within = handler, passed, within
+        self.at: set[tuple[str, int, int]] = set()
+        self.last = ""
+
+    def __call__(self, act: Callable[[], Any], every: int = 1) -> tuple[Any, bool]:
+        """What ``act`` returns (None if the handler raised `Stop`), and whether it was struck: at the ``every``-th new line; those before it count as struck.
+
+        Nothing is collected meanwhile: nothing comes out of a generator that an earlier test has left in a cycle, whatever is raised in it.
+        """
+        new, struck, me = 0, False, os.getpid()
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal new, struck
+            if os.getpid() != me:
+                return None  # a fork
+            code = frame.f_code
+            if not code.co_filename.startswith(self.within) or code.co_name in ("_abandoned", "_retire_all"):
+                return None  # nothing comes out of a finalizer, nor out of what is called at a fork
+            place = (code.co_filename, frame.f_lineno, frame.f_back.f_lineno or 0)
+            if event == "line" and place not in self.at and not self._never_struck(frame):
+                self.at.add(place)
+                new += 1
+                if new == every:
+                    self.last, struck = f"struck at {code.co_filename}:{frame.f_lineno}", True
+                    sys.settrace(None)
+                    self.handler()
+            return trace
+
+        gc.disable()
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            return act(), struck
+        except Stop:
+            return None, True
+        finally:
+            sys.settrace(before)
+            gc.enable()
+
+    def _never_struck(self, frame: Any) -> bool:
+        """Before the clean-up of a with or a try statement, and between an assignment and a return, Python looks at no signal; but it calls a trace function."""
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        return (
+            text.startswith(("with ", "signal.pthread_sigmask(signal.SIG_SETMASK"))
+            or text == "return item"
+            or (frame.f_code.co_name == "__next__" and text in self.passed)
+        )
+
+
+def in_turn(cases: Iterable[T], strike: Callable[[T], bool]) -> None:
+    """Strike the cases in turn, each until it was not struck: lines that several of them run are struck in one of them."""
+    left = list(cases)
+    while left:
+        left = [case for case in left if strike(case)]
