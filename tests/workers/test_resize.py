@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import linecache
 import os
 import resource
 import signal
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from strikes import Strikes, in_turn
 
 from penstock._workers import thread_pool
 from penstock._workers.pool import IDLE
@@ -22,10 +21,9 @@ from penstock._workers.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence
-    from types import FrameType
 
 MOST = 5
-KINDS = ["thread", "fork", *(pytest.param(method, marks=[pytest.mark.slow]) for method in ("forkserver", "spawn"))]
+KINDS = ["thread", "fork", *(pytest.param(method, marks=pytest.mark.soak) for method in ("forkserver", "spawn"))]
 Pool = ThreadPool | ProcessPool
 
 
@@ -132,11 +130,9 @@ def test_a_worker_that_leaves_first_finishes_its_task(make: Any, kind: str, tmp_
     assert pool.statistics().restarts == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[1:])
 def test_workers_that_are_killed_as_the_pool_grows_are_replaced(make: Any, kind: str) -> None:
     """Seen to fail: `_replace` that launches nobody."""
-    if kind == "thread":
-        pytest.skip("threads cannot be killed")
     pool = make(kind)
     works(pool)
     (old,) = pool.pids
@@ -177,16 +173,17 @@ def test_an_interrupt_at_any_line_of_a_change_is_mended_by_the_next(make: Any, k
     """Ctrl-C at each line of `resize` in turn, growing and shrinking. Seen to fail: a number that was noted in two places, and stood for a thread in one of them only."""
     pool = make(kind)
     until(pool, lambda: pool.all_ready)
-    line = 0
-    while line >= 0:
-        size = 1 + pool.size % 3  # 2, 3, 1, 2, ...
-        with contextlib.suppress(KeyboardInterrupt):
-            interrupted_at(line, lambda size=size: pool.resize(size))
-            line = -100
-        line += 1 if kind == "thread" else 7
-        assert pool.resize(size) == size
-        if line % 5 == 0:
+    strikes = Strikes()
+
+    def strike(size: int) -> bool:
+        pool.resize((size + 1) % 3 + 1)
+        _, struck = strikes(lambda: pool.resize(size), 1 if kind == "thread" else 5)
+        assert pool.resize(size) == size, strikes.last
+        if len(strikes.at) % 5 == 0:
             works(pool)
+        return struck
+
+    in_turn([2, 3, 1], strike)
     until(pool, lambda: pool.all_ready)
     if kind == "thread":
         until(pool, lambda: there(pool) == pool.size)
@@ -195,28 +192,6 @@ def test_an_interrupt_at_any_line_of_a_change_is_mended_by_the_next(make: Any, k
         }
     else:
         assert len(pool.pids) == pool.size
-
-
-def interrupted_at(line: int, call: Callable[[], Any]) -> None:
-    """Raise ``KeyboardInterrupt`` at the ``line``-th line that ``call`` executes in the pools' files."""
-    count = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal count
-        if "_workers" not in frame.f_code.co_filename:
-            return None
-        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
-            count += 1  # at the end of a with statement a trace may raise before __exit__ is called, and a signal cannot
-            if count > line:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(None)
 
 
 def test_an_interrupt_as_the_start_of_a_worker_ends_is_mended(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
