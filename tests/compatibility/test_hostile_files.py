@@ -1,7 +1,7 @@
 """Files are data: whatever bytes stand in a cache, an index, a bookmark or a state, with right checksums, they give a value or an error that names them.
 
-``PENSTOCK_FUZZ=300 pytest --timeout 0 tests/compatibility/test_hostile_files.py`` tries 300 times as many, in an hour. What these tests look for besides other
-errors is a signal, which ends pytest itself, and an import.
+``PENSTOCK_FUZZ=300 pytest --timeout 0 tests/compatibility/test_hostile_files.py`` tries 300 times as many; ``make soak`` does. What these
+tests look for besides other errors is a signal, which ends pytest itself, and an import.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import json
 import math
 import os
 import struct
+import subprocess
 import sys
 import tarfile
 import warnings
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,7 +38,6 @@ from penstock.formats import jsonl, tar, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 class Point(NamedTuple):
@@ -200,7 +201,7 @@ def test_a_named_tuple_in_a_class_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@fuzzed(150)
+@fuzzed(60)
 @given(structures, st.binary(max_size=8), st.none() | st.tuples(st.integers(0, 200), st.integers(0, 200)))
 def test_any_record_with_a_right_checksum_gives_a_value_or_a_value_error(
     tmp_path_factory: Any, structure: Any, more: bytes, sizes: Any
@@ -212,7 +213,7 @@ def test_any_record_with_a_right_checksum_gives_a_value_or_a_value_error(
 
 
 @pytest.mark.slow
-@fuzzed(50)
+@fuzzed(20)
 @given(
     st.binary(max_size=200), st.binary(max_size=60), st.sampled_from([b"", b"[" * 2000, b"9" * 5000, b'{"a":', b"\xff", b"NaN", b"\0[\0]"])
 )
@@ -227,7 +228,7 @@ def test_any_bytes_with_a_right_checksum_give_a_value_or_a_value_error(
 
 
 @pytest.mark.slow
-@fuzzed(50)
+@fuzzed(20)
 @given(st.lists(st.integers(-2, 9) | st.sampled_from([-(2**63), 2**40, 2**62, 2**63 - 1, 2 << 40]), max_size=9), junk, st.booleans())
 def test_whatever_a_file_of_packs_or_kept_samples_holds(tmp_path_factory: Any, held: list[int], other: Any, hostile_head: bool) -> None:
     """Seen red: an IndexError where there are no packs, and samples of negative length."""
@@ -266,7 +267,7 @@ def shards(tmp_path_factory: Any) -> Any:
 
 
 @pytest.mark.slow
-@fuzzed(100)
+@fuzzed(40)
 @given(
     st.lists(st.sampled_from([0, 2, 9, 13, 15, 512, 1024, 2048, -1, -512, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63)]), max_size=5),
     st.dictionaries(st.sampled_from(["records", "size", "mtime_ns", "kind", "penstock index"]), junk, max_size=1),
@@ -333,7 +334,7 @@ def test_a_header_of_npy_that_cannot_be_read_names_its_file(header: bytes, tmp_p
 
 
 @pytest.mark.slow
-@fuzzed(100)
+@fuzzed(40)
 @given(
     st.lists(
         st.fixed_dictionaries({"shard": numbers, "key": st.just("k0") | junk, "pass": st.none() | numbers, "outputs": numbers}) | junk,
@@ -377,7 +378,7 @@ tagged = st.recursive(
 
 
 @pytest.mark.slow
-@fuzzed(300)
+@fuzzed(100)
 @given(tagged)
 def test_any_value_in_a_state_is_read_or_refused(value: Any) -> None:
     """Seen red: a dtype "_dynamo" imported it."""
@@ -446,3 +447,18 @@ def test_a_link_in_the_place_of_an_index_or_of_packs_is_replaced(tmp_path: Path)
     write_index(str(tmp_path / "x.index"), "tar", stamp(__file__), np.array([0]))
     Packed([[1]], [1], 4, cache=tmp_path / "packs")
     assert sorted(path.name for path in tmp_path.iterdir() if not path.is_symlink()) == ["packs", "x.index"]
+
+
+# For long.
+
+REPEATS = int(os.environ.get("PENSTOCK_REPEATS", "1"))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900 * REPEATS)
+@pytest.mark.parametrize(("file", "times"), [("test_hostile_files.py", 30), ("test_hostile_states.py", 10)])
+def test_many_times_as_many(file: str, times: int) -> None:
+    """In a program of its own, because a crash would end this one."""
+    command = [sys.executable, "-m", "pytest", "-q", "--timeout", "0", str(Path(__file__).with_name(file))]
+    done = subprocess.run(command, env={**os.environ, "PENSTOCK_FUZZ": str(times * REPEATS)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import pytest
+from pairwise import engines, pairwise
 
 import penstock
 from penstock import Buckets, Loader, Mix, Packs, pad
@@ -52,26 +53,22 @@ def loader(kind, **words):
     return Loader.from_dataset(**{"dataset": Documents(), "shuffle": True, "seed": 5, **GROUPS[kind](), **words})
 
 
-@pytest.mark.parametrize("workers", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
-@groups
+@pytest.mark.parametrize(("kind", "workers"), engines(GROUPS))
 def test_each_resumes_everywhere(kind, workers):
     options = {} if workers == "inline" else {"num_workers": 2, "method": workers}
     assert_resumes_everywhere(lambda: loader(kind, **options), steps=9 if "packs" in kind else 30)
 
 
-@pytest.mark.parametrize("tail", ["drop", "exact"])
-@pytest.mark.parametrize("rank", [0, 2])
-@groups
+@pytest.mark.parametrize(("kind", "rank", "tail"), pairwise(GROUPS, [0, 2], ["drop", "exact"]))
 def test_each_resumes_everywhere_on_a_rank(kind, rank, tail):
     words = {"batch_size": 2} if "packs" in kind else {}
     assert_resumes_everywhere(lambda: loader(kind, rank=rank, world_size=3, tail=tail, **words), steps=13)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@groups
+@pytest.mark.parametrize(
+    ("kind", "world_size"), [*product(["packs", "buckets"], [1, 2, 3, 4]), ("packs, counted", 3), ("buckets, counted", 3)]
+)
 def test_every_document_comes_once_in_an_epoch_on_any_number_of_ranks(kind, world_size):
-    if "mix" in kind:
-        pytest.skip("a mix repeats documents")
     for epoch in range(2):
         seen = []
         for rank in range(world_size):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pairwise import pairwise
 
 from penstock import Buckets, Loader, Packed, Packs, Shards, keep
 from penstock.testing import assert_resumes_everywhere
@@ -50,9 +51,7 @@ def tokens_in(batches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("open", [indexed, Forward()])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize(("kind", "workers", "open"), pairwise(GROUPS, [0, 2], [indexed, Forward()]))
 def test_each_resumes_everywhere(kind, workers, open):
     words = {"groups": GROUPS[kind]()["groups"], "batch_size": 16} if kind == "packs" else GROUPS[kind]()
     steps = 11 if kind == "packs" else 34

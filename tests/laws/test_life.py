@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 
-import psutil
 import pytest
 import torch
 
@@ -29,8 +24,8 @@ class Who(Tagged):
 METHODS = [
     {"method": "thread"},
     {"method": "process", "multiprocessing_context": "fork"},
-    pytest.param({"method": "process", "multiprocessing_context": "forkserver"}, marks=pytest.mark.slow),
-    pytest.param({"method": "process", "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
+    pytest.param({"method": "process", "multiprocessing_context": "forkserver"}, marks=pytest.mark.soak),
+    pytest.param({"method": "process", "multiprocessing_context": "spawn"}, marks=pytest.mark.soak),
 ]
 
 
@@ -88,26 +83,6 @@ def test_a_loader_under_a_prefetcher_leaves_nothing():
     next(iter(loader))
     del loader
     gc.collect()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["thread", "process"])
-@pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"])
-def test_a_program_that_ends_with_a_loader_alive_prints_nothing_and_leaves_nothing(method, end, tmp_path):
-    program = textwrap.dedent(f"""
-        import penstock
-        from penstock.testing import Tagged
-        loader = penstock.Loader.from_dataset(Tagged(500), batch_size=2, num_workers=2, method={method!r})
-        iterator = iter(loader)
-        next(iterator)
-        print([child.pid for child in __import__("psutil").Process().children(recursive=True)], flush=True)
-        {end}
-    """)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path)
-    assert done.stderr == ""
-    assert done.returncode == (-15 if "SIGTERM" in end else 0)
-    workers = [psutil.Process(pid) for pid in json.loads(done.stdout) if psutil.pid_exists(pid)]
-    assert not psutil.wait_procs(workers, timeout=2)[1]
 
 
 def test_penstock_has_no_thread_without_a_loader():

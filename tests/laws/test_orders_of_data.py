@@ -7,6 +7,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from pairwise import engines, pairwise
 
 import penstock
 from penstock import Loader, Mix, ShardOrder, ShuffledOrder, SlidingOrder
@@ -54,17 +55,14 @@ def loader(data, **words):
     return Loader.from_dataset(**words, **({} if "order" in words else {"shuffle": True}))
 
 
-@pytest.mark.parametrize("workers", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("data", "workers"), engines(DATA))
 def test_each_resumes_everywhere(data, workers):
     """Seen red with a mix that counts its sources from the start of each epoch by what it has given so far."""
     options = {} if workers == "inline" else {"num_workers": 2, "method": workers}
     assert_resumes_everywhere(lambda: loader(data, **options), steps=10)
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop"])
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("data", "rank", "tail"), pairwise(DATA, [0, 2], ["pad", "drop"]))
 def test_each_resumes_everywhere_on_a_rank(data, rank, tail):
     assert_resumes_everywhere(lambda: loader(data, batch_size=2, rank=rank, world_size=3, tail=tail), steps=12)
 

@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 import torch
 import torchdata.nodes
+from pairwise import engines
 from torch.utils.data import (
     BatchSampler,
     IterableDataset,
@@ -166,15 +167,13 @@ BATCH_SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("method", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("sampler", "method"), engines(SAMPLERS))
 def test_every_sampler_of_torchs_resumes_everywhere(sampler, method):
     options = {"num_workers": 2, "method": method} if method != "inline" else {}
     assert_resumes_everywhere(lambda: Loader.from_dataset(Tagged(N), batch_size=4, sampler=SAMPLERS[sampler](), **options), steps=8)
 
 
-@pytest.mark.parametrize("method", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("sampler", BATCH_SAMPLERS)
+@pytest.mark.parametrize(("sampler", "method"), engines(BATCH_SAMPLERS))
 def test_every_batch_sampler_resumes_everywhere(sampler, method):
     options = {"num_workers": 2, "method": method} if method != "inline" else {}
     assert_resumes_everywhere(lambda: Loader.from_dataset(Tagged(N), batch_sampler=BATCH_SAMPLERS[sampler](), **options), steps=9)
@@ -193,8 +192,8 @@ def canonical(**options) -> Loader:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 2, "in_order": True, "world_size": 2, "rank": 1}])
-def test_canonical_graph_with_processes_resumes_everywhere(options):
+def test_canonical_graph_with_processes_resumes_everywhere():
+    options = {"num_workers": 2, "world_size": 2, "rank": 1}
     assert_resumes_everywhere(lambda: canonical(**options), steps=8)
     graphs = []
     assert_resumes_everywhere(lambda: graphs.append(canonical(**options)) or graphs[-1].root, steps=8)

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import zstandard
+from pairwise import engines
 
 import penstock
 from penstock import Loader, Mix, Shards
@@ -96,8 +97,7 @@ def endless(one):
             yield list(zip(values.tolist(), numbers.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("workers", ["inline", "thread", pytest.param("process", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("data", "workers"), engines(DATA))
 def test_each_resumes_everywhere(folder, data, workers):
     """Seen red with a reader that forgets what it has passed over and then takes the next record."""
     options = {} if workers == "inline" else {"num_workers": 2, "method": workers}

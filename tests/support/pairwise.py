@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from itertools import combinations, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def pairwise(*axes: Any) -> list[tuple[Any, ...]]:
@@ -25,3 +28,9 @@ def pairwise(*axes: Any) -> list[tuple[Any, ...]]:
 
 def _pairs(places: tuple[int, ...]) -> set[tuple[int, int, int, int]]:
     return {(i, a, j, b) for (i, a), (j, b) in combinations(enumerate(places), 2)}
+
+
+def engines(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Each of the names inline, and once more: in threads, and every third one in processes."""
+    names = list(names)
+    return [*product(names, ["inline"]), *((name, "process" if k % 3 == 0 else "thread") for k, name in enumerate(names))]

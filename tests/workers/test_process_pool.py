@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 # A new interpreter imports torch, which takes many seconds on a busy machine.
 METHODS = ["fork", *(pytest.param(method, marks=pytest.mark.soak) for method in ("forkserver", "spawn"))]
-OTHERS = ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.soak)]
 HEAP = multiprocessing.RawValue("i")  # `multiprocessing` keeps the memory of its first value for the life of the program
 BIG = 100_000  # float32: does not fit the small buffer, so it travels in a slot
 
@@ -1106,14 +1105,6 @@ def script(tmp_path: Path, method: str, body: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_pool_that_is_open_at_exit_says_nothing(tmp_path: Path, method: str) -> None:
-    process = script(tmp_path, method, 'pool.submit((full, BIG, 1.0))\nglobals()["kept"] = pool')
-    output, _ = process.communicate(timeout=400)
-    assert (process.returncode, output) == (0, b"")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", OTHERS)
 def test_workers_end_with_a_killed_parent(tmp_path: Path, fifo: Path, method: str) -> None:
     """In the middle of a task, one worker forked by a child that still lives. Seen to fail: without `_end_with`."""
     body = (
@@ -1145,24 +1136,6 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path, fifo: Path, method: st
     for fd in ended:
         os.close(fd)
     assert len(ended) == 2
-
-
-@pytest.mark.slow
-def test_ctrl_c_reaches_the_consumer_and_the_workers_live_on(tmp_path: Path, fifo: Path) -> None:
-    body = (
-        "before = pool.pids\n"
-        f"job = pool.submit((noted_then_held, Path('/dev/null'), Path({str(fifo)!r}), 9))\n"
-        "try:\n    print('waiting', flush=True)\n    pool.wait([job], None)\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\n"
-        f"Path({str(fifo)!r}).write_bytes(b'go')\n"
-        "print(result(pool, job), pool.pids == before)\npool.shutdown()"
-    )
-    process = script(tmp_path, "fork", body)
-    has_started(fifo)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"waiting\n"  # a worker may be faster than `submit` returns
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=400)
-    assert output.split() == [b"interrupted", b"9", b"True"]
 
 
 @pytest.mark.slow
