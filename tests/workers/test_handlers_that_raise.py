@@ -137,7 +137,7 @@ class SlowPlanner:
         return request.epoch
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("roof", [lambda node: node, Prefetcher], ids=["threads", "threads under a Prefetcher"])
 def test_a_loop_that_catches_the_alarm_goes_on(roof):
     """A thousand real signals. Seen to fail: a `RuntimeError` about a lock in one of 2000, and once a hang.
