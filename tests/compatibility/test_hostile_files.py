@@ -456,7 +456,7 @@ REPEATS = int(os.environ.get("PENSTOCK_REPEATS", "1"))
 
 @pytest.mark.soak
 @pytest.mark.timeout(900 * REPEATS)
-@pytest.mark.parametrize(("file", "times"), [("test_hostile_files.py", 30), ("test_hostile_states.py", 10)])
+@pytest.mark.parametrize(("file", "times"), [("test_hostile_files.py", 20), ("test_hostile_states.py", 8)])
 def test_many_times_as_many(file: str, times: int) -> None:
     """In a program of its own, because a crash would end this one."""
     command = [sys.executable, "-m", "pytest", "-q", "--timeout", "0", str(Path(__file__).with_name(file))]
