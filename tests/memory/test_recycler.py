@@ -219,7 +219,7 @@ def test_what_is_kept_never_changes(kind, floats, seed, steps):
 @pytest.mark.slow
 def test_what_is_kept_outlives_the_workers_that_made_it(caplog):
     """Workers are killed by SIGKILL now and then."""
-    keep_and_check(KINDS["processes"], 5, 40, floats=12_000, kill=0.2)
+    keep_and_check(KINDS["processes"], 5, 60, floats=12_000, kill=0.1)
 
 
 @pytest.mark.slow

@@ -328,7 +328,7 @@ def busy() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("busy")
-@pytest.mark.parametrize("lives", [starved, waits_for_a_starved_thread])
+@pytest.mark.parametrize("lives", [pytest.param(starved, marks=pytest.mark.soak), waits_for_a_starved_thread])
 def test_one_that_is_starved_of_the_processor_is_slow_and_does_not_hang(lives: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its only thread, or the thread that its first thread waits for. Seen to fail: only the first thread examined."""
     monkeypatch.setattr(fork_module, "_LOOK_MS", 1)  # as if it were slower still
