@@ -195,7 +195,8 @@ def keep_and_check(options, seed, batches, *, floats=20_000, kill=0.0, **full):
             keeper.let_go(keeper.chance.randrange(12))
             number += 1
             if keeper.chance.random() < kill:
-                os.kill(keeper.chance.choice(loader.root._pool.pids), signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it is being replaced
+                    os.kill(keeper.chance.choice(loader.root._pool.pids), signal.SIGKILL)
             if keeper.chance.random() < 0.05 and number < 10:
                 state = loader.state_dict()
                 loader.load_state_dict(state)
