@@ -64,12 +64,15 @@ def test_a_class_of_a_program_that_is_no_file_is_refused_at_once_with_the_remedy
     assert errors.count("Traceback") == 1  # none from a worker
 
 
-@pytest.mark.parametrize(("how", "options"), [("python -c", 'multiprocessing_context="fork"'), ("standard input", 'method="thread"')])
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [("python -c", 'multiprocessing_context="fork"'), pytest.param("standard input", 'method="thread"', marks=pytest.mark.soak)],
+)
 def test_the_remedies_work(how: str, options: str, tmp_path: Path) -> None:
     assert run(PROGRAM.format(dataset="Squares()", options=options), how, tmp_path) == ("[[0, 1, 4], [9, 16, 25]]\n", "")
 
 
-@pytest.mark.parametrize("method", [FORKSERVER, "spawn"])
+@pytest.mark.parametrize("method", [FORKSERVER, SPAWN])
 def test_what_comes_from_a_module_needs_no_file(method: str, tmp_path: Path) -> None:
     """Although it contains the text ``__main__``."""
     dataset = "__import__('torch').utils.data.Subset(['__main__ is a word'] * 4, [0, 1, 2])"

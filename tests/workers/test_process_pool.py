@@ -31,7 +31,7 @@ import psutil
 import pytest
 import torch
 from leaks import no_leaks
-from strikes import Strikes
+from strikes import Strikes, in_turn
 from torch.utils.data import get_worker_info
 
 from penstock._errors import ClosedError, SampleError, WorkerDied
@@ -848,7 +848,7 @@ class Sharing(Work):
     flag: Any = None
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.soak), "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_dataset_may_hold_locks_values_and_queues(pools: Any, method: str, tmp_path: Path) -> None:
     """As with `DataLoader`, and in replaced workers too. Seen to fail: descriptors closed after the first hello."""
     work = Sharing(method)
@@ -1139,14 +1139,14 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path, fifo: Path, method: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then", ["start", "shutdown", "drop"])
-def test_an_interrupt_at_any_line_of_the_start_leaves_nothing(then: str) -> None:
+def test_an_interrupt_at_any_line_of_the_start_leaves_nothing() -> None:
     """It is started again, ended, or dropped. Seen to fail: nobody knew of the zygote yet, which became a zombie; two wakers; every signal blocked for good."""
-    strikes, stopped = Strikes(), True
-    while stopped:
+    strikes = {"start": Strikes(), "shutdown": Strikes(), "drop": Strikes()}
+
+    def strike(then: str) -> bool:
         with no_leaks(20):
             pool = ProcessPool(Work(), 1, multiprocessing_context="fork")
-            _, stopped = strikes(pool.start)
+            _, stopped = strikes[then](pool.start, {"start": 2, "shutdown": 2, "drop": 1}[then])
             assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
             if then == "start":
                 pool.start()
@@ -1155,7 +1155,10 @@ def test_an_interrupt_at_any_line_of_the_start_leaves_nothing(then: str) -> None
                 pool.shutdown()
             del pool
             gc.collect()
-    assert len(strikes.at) > 50
+        return stopped
+
+    in_turn(strikes, strike)
+    assert all(len(one.at) > 50 for one in strikes.values())
 
 
 @pytest.fixture
