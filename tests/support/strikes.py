@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import linecache
 import os
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 T = TypeVar("T")
+POP_EXCEPT = dis.opmap["POP_EXCEPT"]
 PACKAGE = str(Path(penstock.__file__).parent)
 
 
@@ -76,10 +78,14 @@ class Strikes:
             gc.enable()
 
     def _never_struck(self, frame: Any) -> bool:
-        """Before the clean-up of a with or a try statement, and between an assignment and a return, Python looks at no signal; but it calls a trace function."""
+        """Before the clean-up of a with or a try statement, and between an assignment and a return, Python looks at no signal; but it calls a trace function.
+
+        One that raises where an except block ends leaves the exception handled for good: it becomes the context of all that are raised later.
+        """
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
         return (
-            text.startswith(("with ", "signal.pthread_sigmask(signal.SIG_SETMASK"))
+            frame.f_code.co_code[frame.f_lasti] == POP_EXCEPT
+            or text.startswith(("with ", "signal.pthread_sigmask(signal.SIG_SETMASK"))
             or text == "return item"
             or (frame.f_code.co_name == "__next__" and text in self.passed)
         )
