@@ -445,10 +445,10 @@ def test_restart_on_stop_iteration_false_gives_the_empty_remainder_whoever_saved
 
 
 class Shuffles:
-    """Goes on shuffling by a generator of its own, and cannot be pickled."""
+    """Goes on shuffling by a generator of its own, and can be neither pickled nor copied."""
 
     def __init__(self):
-        self._rng, self._cannot_be_pickled = random.Random(5), lambda: None
+        self._rng, self._cannot_be_copied = random.Random(5), threading.Lock()
 
     def __len__(self):
         return 6
