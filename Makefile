@@ -5,6 +5,7 @@
 #     make lint     ruff and mypy
 #     make site     the documentation, in build/site; warnings are errors
 #     make check    the fast tests of what you have changed, from the sources, and lint: in under a minute
+#     make mutants  faults that mutmut makes up in what you have changed (or FILES="..."), and which of them those tests do not see
 #     make dist     the wheel
 #     make release  the wheel and the source distribution, checked as a package index would
 #
@@ -28,6 +29,7 @@ DEPENDENCY_GROUPS ?= test s3 docs site
 CONSTRAINTS ?= constraints.txt
 WHEELS ?= build/wheels
 PYTHON_VERSION ?= 3.12
+FILES ?=
 FIGURES ?= build/gpu.json
 # 1: go on without an accelerator, as far as that goes.
 ANYWAY ?=
@@ -38,7 +40,7 @@ SOURCES := $(shell find pipes -not -path '*__pycache__*') README.md LICENSE
 # What the tests marked gpu import besides torch and NumPy, and what that needs: penstock itself is taken from pipes/.
 GPU_PACKAGES := iniconfig packaging pluggy psutil pygments pytest pytest-timeout torchdata
 
-.PHONY: demo test soak lint check site dist release versions wheels gpu clean
+.PHONY: demo test soak lint check mutants site dist release versions wheels gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -63,6 +65,9 @@ site: $(VENV)/.installed
 
 check: $(VENV)/.tools
 	$(BIN)/python tests/project/check.py
+
+mutants: $(VENV)/.mutants
+	PYTHONPATH= $(BIN)/python tests/project/mutants.py $(FILES)
 
 versions: PYTHON_HERE = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 versions: PYARROW = $(if $(filter 1.%,$(NUMPY)),pyarrow==21.0.0) # later ones want NumPy 2
@@ -128,6 +133,10 @@ $(VENV)/.installed: $(VENV)/.created $(CONSTRAINTS) dist/.built
 	@echo 'Installing penstock and what it is tested with into $(VENV); the first time takes a minute or more.'
 	$(call install,$(EXTRAS),$(DEPENDENCY_GROUPS))
 	touch $(VENV)/.demo $(VENV)/.tools
+
+$(VENV)/.mutants: $(VENV)/.tools
+	$(PIP) install --no-compile --constraint $(CONSTRAINTS) --group mutants
+	touch $@
 
 # The packages, whichever penstock is installed beside them.
 $(VENV)/.tools: $(VENV)/.created pyproject.toml $(CONSTRAINTS)

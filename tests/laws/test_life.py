@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 
+import psutil
 import pytest
 import torch
 
@@ -68,6 +69,18 @@ def test_an_abandoned_loader_leaves_nothing(options):
     next(iter(loader))
     del loader
     gc.collect()
+
+
+@pytest.mark.parametrize("options", METHODS[:2])
+def test_close_ends_the_workers_of_a_loader_that_is_kept(options):
+    """Seen to fail: a close that left them to the garbage collector."""
+    others = set(psutil.Process().children())
+    loader = Loader.from_dataset(Who(6), batch_size=1, num_workers=2, **options)
+    next(iter(loader))
+    loader.close()
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")] == []
+    assert set(psutil.Process().children()) <= others
+    assert loader.position == 1
 
 
 @pytest.mark.parametrize("options", METHODS[:2])
