@@ -25,9 +25,11 @@ SETTINGS = """
 source_paths = ["src"]
 only_mutate = {files}
 also_copy = {also}
-pytest_add_cli_args = ["-m", "not slow", "-p", "no:cacheprovider"]
+pytest_add_cli_args = ["-m", "not slow", "-p", "no:cacheprovider", "--timeout=60"]
 pytest_add_cli_args_test_selection = {tests}
 process_isolation = "forkserver" # torch has threads: the process that forks must not have run a test
+timeout_multiplier = 3.0
+timeout_constant = 20.0
 use_git_change_detection = false
 """
 

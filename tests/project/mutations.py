@@ -38,7 +38,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "pipes" / "penstock"
 FAULTS = Path(__file__).with_name("faults.txt")
-LIMIT_S = 120
+LIMIT_S = 60
 
 
 class Stale(Exception):
@@ -204,7 +204,7 @@ def tested(source: Path, tests: list[str]) -> tuple[int, str, list[str]]:
     pid = os.fork()
     if pid == 0:
         _run(source, tests, output)
-    limit_s = LIMIT_S + 5 * len(tests)
+    limit_s = LIMIT_S + 10 * len(tests)
     deadline = time.monotonic() + limit_s
     while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -247,8 +247,9 @@ def _run(source: Path, tests: list[str], output: Path) -> None:
         import pytest
 
         failed = _Failed()
-        options = ["-q", "--timeout=60", "--tb=short", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
-        code = pytest.main([*options, *["-x"][: len(tests) == 1], *(str(ROOT / test) for test in tests)], [failed])
+        alone = len(tests) == 1
+        options = ["-q", f"--timeout={20 if alone else 60}", "--tb=short", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+        code = pytest.main([*options, *["-x"][:alone], *(str(ROOT / test) for test in tests)], [failed])
         (source.parent / "failed.json").write_text(json.dumps(failed.tests))
     finally:
         sys.stdout.flush()
