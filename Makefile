@@ -30,6 +30,7 @@ CONSTRAINTS ?= constraints.txt
 WHEELS ?= build/wheels
 PYTHON_VERSION ?= 3.12
 FILES ?=
+TESTS ?=
 FIGURES ?= build/gpu.json
 # 1: go on without an accelerator, as far as that goes.
 ANYWAY ?=
@@ -67,7 +68,7 @@ check: $(VENV)/.tools
 	$(BIN)/python tests/project/check.py
 
 mutants: $(VENV)/.mutants
-	PYTHONPATH= $(BIN)/python tests/project/mutants.py $(FILES)
+	PYTHONPATH= $(BIN)/python tests/project/mutants.py $(FILES) $(if $(TESTS),--tests $(TESTS))
 
 versions: PYTHON_HERE = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 versions: PYARROW = $(if $(filter 1.%,$(NUMPY)),pyarrow==21.0.0) # later ones want NumPy 2

@@ -1,6 +1,7 @@
-"""Faults that mutmut makes up, in the files that have changed: ``make mutants``, or ``python tests/project/mutants.py [FILE ...]``.
+"""Faults that mutmut makes up, in the files that have changed: ``make mutants``, or ``python tests/project/mutants.py [FILE ...] [--tests ...]``.
 
-What has changed is what `check` says; each file is tested by the fast tests of its room. mutmut works in a copy of the checkout, ``build/mutants``,
+What has changed is what `check` says. ``pipes/penstock/_room/x.py`` is tested by the fast tests in ``tests/room/test_x.py``, or of the whole room where
+that is not there: a mutant that survives costs the time of all of them. mutmut works in a copy of the checkout, ``build/mutants``,
 where it writes all mutants of a function beside it, and runs those tests that call the function, in a fork for each mutant. It lists the mutants
 that no test killed. Many of them are harmless, such as another word in a message; for the others, write a test, and plant the fault in ``faults.txt``
 if it breaks a law.
@@ -10,6 +11,7 @@ if it breaks a law.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -35,11 +37,17 @@ use_git_change_detection = false
 
 
 def main(arguments: list[str]) -> int:
-    files = [file for file in arguments or changed() if file.startswith(PACKAGE) and file.endswith(".py") and (ROOT / file).exists()]
+    parser = argparse.ArgumentParser(description="Mutate what has changed, and list the mutants that no test kills.")
+    parser.add_argument("files", metavar="FILE", nargs="*", help="files of the package, instead of those that have changed")
+    parser.add_argument("--tests", nargs="+", default=[], help="other tests than those that belong to the files")
+    chosen = parser.parse_args(arguments)
+    files = [file for file in chosen.files or changed() if file.startswith(PACKAGE) and file.endswith(".py") and (ROOT / file).exists()]
     if not files:
-        print("Nothing has changed in the package. Name files to mutate them anyway: make mutants FILES='pipes/penstock/_nodes/cycler.py ...'")
+        print(
+            "Nothing has changed in the package. Name files to mutate them anyway: make mutants FILES='pipes/penstock/_nodes/cycler.py ...'"
+        )
         return 0
-    tests = selected(files)[0] or ["tests/laws"]
+    tests = chosen.tests or sorted({test for file in files for test in _tests_of(file)}) or ["tests/laws"]
     _copy(files, tests)
     print(f"{len(files)} files, tested by {' '.join(tests)}", flush=True)
     mutated = COPY / "mutants" / "src"  # programs that tests start must find it too, and not an installed penstock
@@ -52,6 +60,12 @@ def main(arguments: list[str]) -> int:
         subprocess.run([*mutmut, "results"], cwd=COPY, env=environment, check=True)
         print(f"To see one: cd {COPY.relative_to(ROOT)} && {sys.executable} -m mutmut show NAME")
     return code
+
+
+def _tests_of(file: str) -> list[str]:
+    found = selected([file])[0]
+    own = [f"{room}/test_{Path(file).stem}.py" for room in found]
+    return [one for one in own if (ROOT / one).exists()] or found
 
 
 def _copy(files: list[str], tests: list[str]) -> None:

@@ -130,15 +130,18 @@ def test_the_program_tells_what_came_of_each(tmp_path) -> None:
         Fault("share", "what_is_not_there", "1", SHARE),
         Fault("share", "divmod", "divmode", SHARE),
         Fault("share", "rank < left", "rank <= left", SHARE + "_no_more"),
+        Fault("share", "rank < left", "rank <= left", SHARE + "[no more]"),
     )
     assert code == 1
     words = [line.split()[0] for line in output.splitlines() if not line.startswith(" ")]
-    assert words == ["killed", "SURVIVED", "STALE", "BROKEN", "BROKEN", "1"]
+    assert words == ["killed", "SURVIVED", "STALE", "BROKEN", "BROKEN", "BROKEN", "1"]
     assert {path: path.read_bytes() for path in PACKAGE.rglob("*.py")} == before
 
 
 @pytest.mark.soak
 def test_every_fault_is_killed() -> None:
     """Five minutes on one core."""
-    ended = subprocess.run([sys.executable, ROOT / "tests" / "project" / "mutations.py"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, ROOT / "tests" / "project" / "mutations.py"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
     assert ended.returncode == 0, "\n".join(line for line in ended.stdout.splitlines() if not line.startswith(("killed", " ")))
