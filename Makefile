@@ -5,7 +5,7 @@
 #     make lint     ruff and mypy
 #     make site     the documentation, in build/site; warnings are errors
 #     make check    the fast tests of what you have changed, from the sources, and lint: in under a minute
-#     make mutants  faults that mutmut makes up in what you have changed (or FILES="..."), and which of them those tests do not see
+#     make mutants  faults that mutmut makes up in what you have changed (or FILES=), and which of them its tests (or TESTS=) do not see
 #     make dist     the wheel
 #     make release  the wheel and the source distribution, checked as a package index would
 #
