@@ -119,7 +119,7 @@ def run(tmp_path, *faults: Fault) -> tuple[int, str]:
     return ended.returncode, ended.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_program_tells_what_came_of_each(tmp_path) -> None:
     """And leaves the checkout alone. Seen to fail: one test that was gone ended all of it."""
     before = {path: path.read_bytes() for path in PACKAGE.rglob("*.py")}
