@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 
-import psutil
 import pytest
 import torch
 

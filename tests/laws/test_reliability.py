@@ -408,10 +408,10 @@ class DiesInTheMiddle:
         if index == 3 and first(self.folder):
             whole = Parcel.write
 
-            def half(parcel: Parcel, memory: memoryview) -> None:
-                memory[:4096] = bytes([255]) * 4096
+            def half(parcel: Parcel, memory: memoryview, start: int = 0) -> None:
+                memory[start : start + 4096] = bytes([255]) * 4096
                 os.kill(os.getpid(), signal.SIGKILL)
-                whole(parcel, memory)
+                whole(parcel, memory, start)
 
             Parcel.write = half  # type: ignore[method-assign]
         return torch.full((50_000,), float(index))
