@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from penstock._nodes.watch import Watch
 from penstock._workers.meter import Histogram, now
 
 if TYPE_CHECKING:
@@ -39,8 +38,7 @@ class LoopClock:
 
     def __init__(self, root: Node[Any]) -> None:
         self._root = root
-        self._watch = watch = Watch(root)
-        self.read: Callable[[], Any] = root.next if watch.is_alone else watch.__next__
+        self.read: Callable[[], Any] = root.next
         self._batches = self._epochs = self._first_ns = 0  # the batches without those in `moments`
         self._waits, self._boundary_waits, self._steps = Histogram(), Histogram(), Histogram()
         self.moments = array("q", bytes(8 * (_MOMENTS + 1)))
@@ -60,7 +58,6 @@ class LoopClock:
         """An epoch has ended while the loop waits."""
         self.until = _BOUNDARY
         self._epochs += 1
-        self._watch.soon()
 
     def end(self) -> None:
         """The loop gets the end of the epoch instead."""
@@ -99,8 +96,7 @@ class LoopClock:
         first_s, step_s = self._first_ns / 1e9, steps.words[0] / 1e9
         wait_s = (waits.words[0] + self._boundary_waits.words[0]) / 1e9
         elapsed_s, root = first_s + wait_s + step_s, self._root
-        self._watch.share_out()
-        root._read_ns = int(1e9 * (first_s + wait_s))
+        root._was_read(int(1e9 * (first_s + wait_s)))
         found = LoaderStatistics(
             nodes=root.statistics(elapsed_s, batches),
             batches=batches,

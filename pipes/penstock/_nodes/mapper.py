@@ -14,6 +14,7 @@ from penstock._memory.recycler import Recycler
 from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.node import Node, State, is_mark
 from penstock._random.orders import checked_seed
+from penstock._workers.meter import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,4 +68,9 @@ class Mapper(Node[T]):
         return self._work.in_step
 
     def _transformed(self, item: Any) -> Any:
-        return item if is_mark(item) else self.transform(item)
+        if is_mark(item):
+            return item
+        began = now()
+        value = self.transform(item)
+        self._own_ns += now() - began
+        return value

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 from penstock._arguments import Shown
 from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
+from penstock._workers.meter import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +88,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
     _adapter: ClassVar[Callable[[BaseNode[Any]], Node[Any]]]
     """Wraps a foreign node in an `IterableSource`. That file imports this one, so the package sets this attribute."""
 
-    _read_ns = _watched_ns = 0  # see `Watch`
+    _read_ns = _own_ns = 0  # see `_was_read`
 
     def __init__(self, source: BaseNode[Any] | None = None) -> None:
         super().__init__()
@@ -284,11 +285,11 @@ class Node(Shown, BaseNode[T], Generic[T]):
         upstream = () if self._source is None else self._source.statistics(elapsed_s, self._items_read(items))
         return (*upstream, self._counted(elapsed_s, items))
 
-    def _same_thread(self) -> Iterator[Node[Any]]:
-        """The nodes that run inside ``next`` of this one, in the same thread, and that nobody else watches; with itself."""
-        yield self
+    def _was_read(self, ns: int) -> None:
+        """Whoever reads the node, from another thread or into a window, says how long that took in all. What is not its own work was its source's."""
+        self._read_ns = ns
         if self._source is not None:
-            yield from self._source._same_thread()
+            self._source._was_read(max(0, ns - self._own_ns))
 
     def _items_read(self, items: int) -> int:
         """How many items of the source it has read to hand on ``items``."""
@@ -322,9 +323,10 @@ class Node(Shown, BaseNode[T], Generic[T]):
     def _transformed(self, item: Any) -> Any:
         if isinstance(item, EndOfEpoch):
             return item
-        if isinstance(item, Indices):
-            return item.with_values(self.transform(item.values))
-        return self.transform(item)
+        began = now()
+        value = item.with_values(self.transform(item.values)) if isinstance(item, Indices) else self.transform(item)
+        self._own_ns += now() - began
+        return value
 
 
 def take_by_next(node: BaseNode[T], n: int, *, every: int, first: int) -> list[T]:

@@ -31,14 +31,13 @@ from penstock._memory.tree import nbytes
 from penstock._nodes.delivery_window import DeliveryWindow, Entry
 from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
-from penstock._nodes.watch import Watch
 from penstock._random.orders import checked_seed
 from penstock._workers.inline_pool import InlinePool
 from penstock._workers.meter import Meter, Totals, now
 from penstock._workers.pool import IDLE, Job, Pool, SplitJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from penstock._fetch.error_policy import OnError
     from penstock._memory.allocation import Allocate
@@ -204,7 +203,6 @@ class ParallelMapper(Node[T]):
         self._stale = False
         self._said = False
         self._window = DeliveryWindow(in_order)
-        self._watch = Watch(self.source)
         self._measured = Measured()
 
     def details(self) -> dict[str, Any]:
@@ -321,11 +319,11 @@ class ParallelMapper(Node[T]):
         self.source.shutdown()
 
     def statistics(self, elapsed_s: float = 0.0, items: int = 0) -> tuple[NodeStatistics, ...]:
-        self._watch.share_out()
+        self.source._was_read(self._measured.source_ns)
         return super().statistics(elapsed_s, items)
 
-    def _same_thread(self) -> Iterator[Node[Any]]:
-        return iter((self,))
+    def _was_read(self, ns: int) -> None:
+        self._read_ns = ns
 
     def _items_read(self, items: int) -> int:
         return self._measured.tasks + self._window.under_way
@@ -476,18 +474,15 @@ class ParallelMapper(Node[T]):
 
     def _fill(self, most: int) -> None:
         """Pull items and submit them until ``most`` jobs are under way."""
-        window, source, watch = self._window, self.source, self._watch
+        window, source, measured = self._window, self.source, self._measured
         while window.under_way < most and window.has_room(most, self._run_ahead):
             window.torn = True  # from the pull until the entry is there
             item: Any = None
             try:
-                if watch.plain:  # see `Watch`; this is done often
-                    watch.plain -= 1
-                    item = next(source)
-                else:
-                    item = next(watch)
+                began = now()
+                item = next(source)
+                measured.source_ns += now() - began
                 if isinstance(item, EndOfEpoch):
-                    watch.soon()
                     entry = Entry(item, None, source.get_state())
                 else:
                     entry = Entry(None, None if window.comes_delivered else self._submitted(item), source.get_state())
@@ -504,14 +499,13 @@ class ParallelMapper(Node[T]):
 
     def _done_at_once(self) -> Any:
         """The next item, made in this thread past the window, or the mark; `_HELD` if it raises, or if there is none: the window knows."""
-        window, source, watch, words = self._window, self.source, self._watch, self._inline.meter.words
+        window, source, measured, words = self._window, self.source, self._measured, self._inline.meter.words
         window.torn = True
         try:
-            if watch.plain:
-                watch.plain -= 1
-                item = source.next()
-            else:
-                item = next(watch)
+            asked = now()
+            item = source.next()
+            began = now()
+            measured.source_ns += began - asked
         except StopIteration:
             window.exhaust()
             return _HELD
@@ -522,18 +516,17 @@ class ParallelMapper(Node[T]):
             return _HELD
         state = source.get_state()
         if isinstance(item, EndOfEpoch):
-            watch.soon()
             window.base, window.torn = state, False
             return item
         value: Any = _HELD
         try:
-            began = words[_SINCE] = now()
+            words[_SINCE] = began
             value = self._inline(item, self._allocate or afresh)  # what interrupts from here on is not its error
             ended = words[_LAST] = now()
             words[_BUSY] += ended - began
             if not words[_FIRST]:
                 words[_FIRST] = began
-            measured, positions = self._measured, getattr(item, "positions", 0)
+            positions = getattr(item, "positions", 0)
             measured.tasks += 1
             measured.samples += 1 if isinstance(positions, int) else len(positions)
             window.base = state  # the last step: see the top of this file
@@ -626,6 +619,7 @@ class Measured:
     """What a `ParallelMapper` has counted of its jobs."""
 
     def __init__(self) -> None:
+        self.source_ns = 0  # in the source
         self.wait_ns = 0  # for the workers
         self.tasks = self.samples = self.errors = 0
         self.ready = self.looks = 0  # items that were ready, and how often that was counted

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock._arguments import seconds, whole_number
 from penstock._errors import ClosedError
 from penstock._nodes.node import Node, State, is_mark
-from penstock._nodes.watch import Watch
 from penstock._workers.reader_thread import ReaderThread
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class ReaderNode(Node[T]):
         self._run_ahead = run_ahead and self.may_run_ahead
         self._threaded = threaded
         self._pump: ReaderThread | None = None  # made at the first reset
-        self._watch: Watch | None = None
         self._closed = False
 
     def details(self) -> dict[str, Any]:
@@ -61,9 +59,8 @@ class ReaderNode(Node[T]):
         if self._threaded and self._pump is None:
             if self._closed:
                 raise ClosedError(f"{self._name} has ended; build a new loader.")
-            self._watch = Watch(self.source)
             self._pump = ReaderThread(
-                self._watch,
+                self.source,
                 self._depth,
                 self._name,
                 convert=self._converter(),
@@ -116,12 +113,15 @@ class ReaderNode(Node[T]):
         self.source.shutdown()
 
     def statistics(self, elapsed_s: float = 0.0, items: int = 0) -> tuple[NodeStatistics, ...]:
-        if self._watch is not None:
-            self._watch.share_out()
+        if self._pump is not None:
+            self.source._was_read(int(1e9 * self._pump.statistics().read_s))
         return super().statistics(elapsed_s, items)
 
-    def _same_thread(self) -> Iterator[Node[Any]]:
-        return iter((self,)) if self._threaded else super()._same_thread()
+    def _was_read(self, ns: int) -> None:
+        if self._threaded:
+            self._read_ns = ns
+        else:
+            super()._was_read(ns)
 
     def _items_read(self, items: int) -> int:
         return items + (0 if self._pump is None else self._pump.statistics().ready)

@@ -32,7 +32,6 @@ from penstock._fetch.indices import Indices
 from penstock._fetch.task import Loaded, _Task
 from penstock._loader.loader import Loader, _Epoch
 from penstock._nodes.parallel_mapper import ParallelMapper
-from penstock._nodes.watch import Traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -185,7 +184,6 @@ class _Watched:
         self._nodes: list[tuple[weakref.ref[Node[Any]], str]] = []
         self._clock = weakref.ref(loader._clock)
         self._mappers: list[tuple[weakref.ref[ParallelMapper[Any]], Any]] = []
-        Traced.changes += 1
         for node in reversed(list(loader.root.chain())):
             track = recorder.track(("node", number, id(node)), f"node: {type(node).__name__}")
             for method in ("next", "take"):
@@ -214,7 +212,6 @@ class _Watched:
 
     def leave(self) -> None:
         """Put the loader's nodes back."""
-        Traced.changes += 1
         for ref, method in self._nodes:
             if (node := ref()) is not None:
                 timed = vars(node).pop(method, None)
