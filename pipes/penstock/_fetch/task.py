@@ -137,9 +137,6 @@ class _Task:
         current.set(loading)
 
 
-_UNTRACED = _Task.__call__  # a trace replaces it
-
-
 @final
 class FunctionTask(_Task):
     """`Work` that applies a user's function to each item; the function gets plain values, without their address.
@@ -204,9 +201,9 @@ class FetchTask(_Task):
         self._epoch: int | None = None  # the last one passed to `epoch_aware`, in this process
 
     def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
-        """Most batches are plain: nothing is measured, nothing traced, no sample may be left out. Those take the short way, `_batch`."""
+        """Most batches are plain: nothing is measured, no sample may be left out. Those take the short way, `_batch`."""
         meter = self.meter
-        plain = self._one_by_one and meter.plain and _Task.__call__ is _UNTRACED and isinstance(task, Indices)
+        plain = self._one_by_one and meter.plain and isinstance(task, Indices)
         if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self._epoch):
             return super().inline(task, allocate)
         meter.plain -= 1

@@ -36,7 +36,7 @@ from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.sharder import Sharder
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
-from penstock._workers.meter import now
+from penstock._workers.meter import now, traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -770,7 +770,7 @@ class _Epoch(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        loader = self._loader
+        loader, clock = self._loader, self._loader._clock
         inside = False  # a second thread is refused, and must not touch what the first one is doing
         noted: Any = None
         try:
@@ -782,7 +782,6 @@ class _Epoch(Generic[T]):
                     forget_interrupted()
                     noted = self, self._run, loader._cursor.saved(), loader._commits.saved()
                     loader._unfinished = *noted, False
-                    clock = loader._clock
                     clock.moments[clock.at + 1] = now()
                     if self._run != loader._run or self._ended:
                         self._begin(loader)
@@ -790,13 +789,13 @@ class _Epoch(Generic[T]):
                         item = loader._advance()
                     except StopIteration:
                         self._ended = True
-                        clock.end()
+                        clock.end(loader)
                         raise
                     at, moment = clock.at, now()
-                    if at <= clock.until and moment <= clock.report_ns:
+                    if at <= clock.until and moment <= clock.look_ns:
                         clock.moments[at + 2], clock.at = moment, at + 2
                     else:
-                        clock.give(moment)
+                        clock.give(moment, loader)
                         if clock.due:
                             clock.due = False
                             loader._log_report()
@@ -804,6 +803,8 @@ class _Epoch(Generic[T]):
                 return item
             except Exception as exc:
                 if inside and not isinstance(exc, StopIteration):
+                    for one in traced:
+                        one.ended(loader, clock.moments[clock.at + 1], type(exc).__name__)
                     loader._lost_if_moved()
                     put_back_interrupted()
                 hide_internal_frames(exc)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from array import array
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 
-from penstock._workers.meter import Histogram, now
+from penstock._workers.meter import Histogram, now, traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +33,12 @@ class LoopClock:
         moments: When it got a batch, asked for the next, got it, asked, got, …
         at: The place of the last batch in there; when it asks for the next is written behind it.
         until: Up to that place of the last batch, the moment of the next is only written down. `give` gets the others.
-        report_ns: After that moment, `give` gets the next in any case.
+        look_ns: After that moment, `give` gets the next in any case; while somebody traces, each.
+        clocks: Those that there are.
         due: Whether it is time for a report; whoever makes it says so here.
     """
+
+    clocks: ClassVar[weakref.WeakSet[LoopClock]] = weakref.WeakSet()
 
     def __init__(self, root: Node[Any]) -> None:
         self._root = root
@@ -45,9 +49,11 @@ class LoopClock:
         self.at = 0
         self.until = _BOUNDARY  # the next batch is the first of its epoch
         self._in_step = False  # a step precedes it
-        self._every_ns, self.report_ns = 0, _NEVER
+        self._every_ns = 0
+        self._report_ns = self.look_ns = _NEVER
         self.due = False
         self._end_ns = 0  # how long it took to find the end of the epoch before it
+        self.clocks.add(self)
 
     def begin(self) -> None:
         """That batch is the first of an iterator."""
@@ -59,16 +65,20 @@ class LoopClock:
         self.until = _BOUNDARY
         self._epochs += 1
 
-    def end(self) -> None:
+    def end(self, loader: Any) -> None:
         """The loop gets the end of the epoch instead."""
         asked = self.moments[self.at + 1]
+        for one in traced:
+            one.ended(loader, asked, f"end of an epoch; next: {loader.epoch}")
         if self._in_step:
             self._steps.add(asked - self.moments[self.at])
         self._in_step, self._end_ns = False, now() - asked
         self.mark()
 
-    def give(self, moment: int) -> None:
+    def give(self, moment: int, loader: Any) -> None:
         """The loop gets a batch, and there is more to do than to write that down."""
+        for one in traced:
+            one.delivered(loader, self.moments[self.at + 1], moment)
         if self.until == _BOUNDARY:
             self._give_first(moment)
         else:
@@ -78,13 +88,15 @@ class LoopClock:
                 self._work_out(at)  # an interrupt in there costs one batch's moments, not the room for the next
             else:
                 self.at = at
-            if moment > self.report_ns:
-                self.report_ns, self.due = moment + self._every_ns, True
+            if moment > self._report_ns:
+                self._report_ns, self.due = moment + self._every_ns, True
+        self.look_ns = 0 if traced else self._report_ns
 
     def report_every(self, every_s: float) -> None:
         """A report is due every so many seconds; 0: never."""
         self._every_ns = int(every_s * 1e9)
-        self.report_ns = now() + self._every_ns if every_s else _NEVER
+        self._report_ns = now() + self._every_ns if every_s else _NEVER
+        self.look_ns = 0 if traced else self._report_ns
 
     def statistics(self) -> LoaderStatistics:
         """What the loop and the graph have done so far. Any thread may ask, at any time."""

@@ -33,7 +33,7 @@ from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
 from penstock._random.orders import checked_seed
 from penstock._workers.inline_pool import InlinePool
-from penstock._workers.meter import Meter, Totals, now
+from penstock._workers.meter import Meter, Totals, now, traced
 from penstock._workers.pool import IDLE, Job, Pool, SplitJob
 
 if TYPE_CHECKING:
@@ -438,7 +438,10 @@ class ParallelMapper(Node[T]):
                 from penstock._nodes.lane_owners import LaneOwners
                 from penstock._workers.process_pool import ProcessPool
 
-                self._pool = ProcessPool(self._work, self.num_workers, most=self._most_workers, seed=self._seed, **self._of_processes)
+                options = self._of_processes
+                for one in traced:
+                    options = {**options, "worker_init_fn": one.in_worker(options["worker_init_fn"])}
+                self._pool = ProcessPool(self._work, self.num_workers, most=self._most_workers, seed=self._seed, **options)
                 self._owners = None if self._lanes is None else LaneOwners(self._lanes, self.ranks()[1], self.num_workers)
         return self._pool
 
@@ -481,7 +484,10 @@ class ParallelMapper(Node[T]):
             try:
                 began = now()
                 item = next(source)
-                measured.source_ns += now() - began
+                ended = now()
+                measured.source_ns += ended - began
+                for one in traced:
+                    one.read(source, began, ended)
                 if isinstance(item, EndOfEpoch):
                     entry = Entry(item, None, source.get_state())
                 else:
@@ -506,6 +512,8 @@ class ParallelMapper(Node[T]):
             item = source.next()
             began = now()
             measured.source_ns += began - asked
+            for one in traced:
+                one.read(source, asked, began)
         except StopIteration:
             window.exhaust()
             return _HELD
@@ -526,6 +534,8 @@ class ParallelMapper(Node[T]):
             words[_BUSY] += ended - began
             if not words[_FIRST]:
                 words[_FIRST] = began
+            for one in traced:
+                one.task(item, began, ended)
             positions = getattr(item, "positions", 0)
             measured.tasks += 1
             measured.samples += 1 if isinstance(positions, int) else len(positions)
@@ -570,7 +580,15 @@ class ParallelMapper(Node[T]):
         collate = self._inline if work.collates_itself else work.inline
         if self._draws is not None:  # what it draws counts as drawn in a worker
             collate = partial(self._draws.place.waiting, collate)
-        return SplitJob(item, jobs, lambda values: collate(Loaded(item, parts, values), allocate))
+
+        def collated(values: list[Any]) -> Any:
+            began, loaded = now(), Loaded(item, parts, values)
+            value = collate(loaded, allocate)
+            for one in traced:
+                one.task(loaded, began, now())
+            return value
+
+        return SplitJob(item, jobs, collated)
 
     def _awaited(self) -> Entry:
         """Wait for the entry to deliver next."""

@@ -9,7 +9,7 @@ The file is a JSON object of the Trace Event Format (Google; https://docs.google
 - ``"ph": "M"``, metadata: ``name`` is ``process_name``, ``thread_name`` or ``thread_sort_index``, and ``args`` has ``name`` or ``sort_index``
 - ``args``, any JSON object, is shown when an event is chosen
 
-Nothing of this costs anything while nobody traces: for the duration of a trace, three methods are replaced by ones that look at the clock. The clock is
+The moments are those that `statistics` is made of: while somebody traces, whoever looks at the clock also says what it saw (``traced``). The clock is
 ``time.perf_counter_ns``, which all processes of a machine share on Linux and macOS. A worker process writes its events into a file of its own.
 """
 
@@ -21,7 +21,6 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -29,18 +28,14 @@ import numpy as np
 
 from penstock._arguments import brief
 from penstock._fetch.indices import Indices
-from penstock._fetch.task import Loaded, _Task
-from penstock._loader.loader import Loader, _Epoch
-from penstock._nodes.parallel_mapper import ParallelMapper
+from penstock._fetch.task import Loaded
+from penstock._loader.loop_clock import LoopClock
+from penstock._workers.meter import Listener, now, traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock._nodes.node import Node
 
-_now = time.perf_counter_ns
-_CALL: Final = _Task.__call__
-_NEXT: Final = _Epoch.__next__
 _MOST_INDICES: Final = 256
 _under_way: list[str] = []
 
@@ -49,8 +44,8 @@ _under_way: list[str] = []
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """Write what all loaders of this process do inside the ``with`` to a file for ui.perfetto.dev or chrome://tracing.
 
-    There is a track for each loop over a loader, with its waits, its training steps and the ends of epochs; one for each node of the graph; and one for
-    each worker, with the indices of the samples of each batch. Worker processes are shown if they start inside the ``with``.
+    There is a track for each loop over a loader, with its waits, its training steps and the ends of epochs; one for each node that workers or a thread read; and
+    one for each worker, with the indices of the samples of each batch. Worker processes are shown if they start inside the ``with``.
 
     A trace grows by a few hundred bytes a batch and node, in memory until the end; so trace some hundred batches, not a training.
 
@@ -90,51 +85,28 @@ trace.__module__ = "penstock"
 
 
 @final
-class _Recorder:
-    """The events of this process, and what it takes to notice them."""
+class _Recorder(Listener):
+    """The events of this process."""
 
     def __init__(self) -> None:
-        self._start = _now()
+        self._start = now()
         self._folder = tempfile.mkdtemp(prefix="penstock-trace-")  # its end tells the worker processes that the trace has ended
         self._events: list[dict[str, Any]] = []
-        self._tracks: dict[Any, int] = {}
-        self._loaders: weakref.WeakKeyDictionary[Loader[Any], _Watched] = weakref.WeakKeyDictionary()
-        self._count = 0
+        self._numbers: dict[Any, int] = {}
+        self._loops: weakref.WeakKeyDictionary[Any, list[int]] = (
+            weakref.WeakKeyDictionary()
+        )  # a loader's track, and when its last batch came, or 0
+        self._nodes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def begin(self) -> None:
-        """Replace the methods."""
-        recorder = self
-
-        def call(self: Any, task: Any, cell: Any, *args: Any, **words: Any) -> Any:
-            begin = _now()
-            try:
-                return _CALL(self, task, cell, *args, **words)
-            finally:
-                thread = threading.current_thread()
-                name = "inline" if thread is threading.main_thread() else thread.name
-                track = recorder.track(("worker", thread.ident), f"worker: {name}")
-                recorder.add(track, _name_of(task), begin, _now(), _args_of(task))
-
-        def step(self: _Epoch[Any]) -> Any:
-            watched = recorder.watched(self._loader)
-            begin = _now()
-            try:
-                item = _NEXT(self)
-            except BaseException as exc:
-                watched.ended(begin, exc, self._loader.epoch)
-                raise
-            watched.delivered(begin, self._loader)
-            return item
-
-        _Task.__call__ = call  # type: ignore[method-assign]
-        _Epoch.__next__ = step  # type: ignore[method-assign]
+        """Listen."""
+        traced.append(self)
+        for clock in list(LoopClock.clocks):
+            clock.look_ns = 0
 
     def end(self) -> None:
-        """Put everything back."""
-        _Task.__call__ = _CALL  # type: ignore[method-assign]
-        _Epoch.__next__ = _NEXT  # type: ignore[method-assign]
-        for watched in list(self._loaders.values()):
-            watched.leave()
+        """Listen no more, and take in what worker processes have written."""
+        traced.clear()
         for name in sorted(os.listdir(self._folder)):
             with open(os.path.join(self._folder, name)) as file:
                 for line in file:
@@ -146,99 +118,55 @@ class _Recorder:
         """All events of all processes."""
         return [_metadata("process_name", 0, name="training process"), *self._events]
 
-    def watched(self, loader: Loader[Any]) -> _Watched:
-        """How ``loader`` is watched, from now on."""
-        if loader not in self._loaders:
-            self._loaders[loader] = _Watched(self, loader, self._count)
-            self._count += 1
-        return self._loaders[loader]
+    # What the clocks say.
 
-    def track(self, key: Any, name: str) -> int:
-        """The number of a track; made when it is first asked for."""
-        if key not in self._tracks:
-            self._tracks[key] = number = len(self._tracks) + 1
-            self._events += [_metadata("thread_name", number, name=name), _metadata("thread_sort_index", number, sort_index=number)]
-        return self._tracks[key]
+    def task(self, task: Any, begin: int, end: int) -> None:
+        """A task was done in this thread."""
+        thread = threading.current_thread()
+        name = "inline" if thread is threading.main_thread() else thread.name
+        self._add(self._track(thread.ident, f"worker: {name}"), _name_of(task), begin, end, _args_of(task))
 
-    def add(self, track: int, name: str, begin: int, end: int, args: dict[str, Any] | None = None) -> None:
-        """A complete event."""
-        self._events.append(_complete(track, name, begin - self._start, end - begin, args))
+    def read(self, node: Any, begin: int, end: int) -> None:
+        """The node was read once, by workers or a thread."""
+        if node not in self._nodes:
+            self._nodes[node] = self._track(object(), f"reads of {type(node).__name__}")
+        self._add(self._nodes[node], type(node).__name__, begin, end)
 
-    def mark(self, track: int, name: str) -> None:
-        """An instant."""
-        self._events.append({"ph": "i", "name": name, "s": "p", "ts": (_now() - self._start) / 1e3, "pid": os.getpid(), "tid": track})
+    def delivered(self, loader: Any, asked: int, moment: int) -> None:
+        """A batch came; what passed between the one before and the asking was the training step."""
+        loop = self._loop(loader, asked)
+        loop[1] = moment
+        self._add(loop[0], "wait", asked, moment, {"epoch": loader.epoch, "batch": loader.position})
+
+    def ended(self, loader: Any, asked: int, why: str) -> None:
+        """No batch came."""
+        loop = self._loop(loader, asked)
+        loop[1], moment = 0, now()
+        self._add(loop[0], "wait", asked, moment)
+        at = (moment - self._start) / 1e3
+        self._events.append({"ph": "i", "name": why, "s": "p", "ts": at, "pid": os.getpid(), "tid": loop[0]})
 
     def in_worker(self, init: Callable[[int], None] | None) -> _InWorker:
         """What a worker process does first."""
         return _InWorker(init, self._folder, self._start)
 
+    def _loop(self, loader: Any, asked: int) -> list[int]:
+        if loader not in self._loops:
+            number = len(self._loops)
+            self._loops[loader] = [self._track(("loop", number), f"loop over loader {number}"), 0]
+        loop = self._loops[loader]
+        if loop[1]:
+            self._add(loop[0], "training step", loop[1], asked)
+        return loop
 
-@final
-class _Watched:
-    """A loader whose loop and nodes are timed. Nothing of it keeps the loader or a node alive."""
+    def _track(self, key: Any, name: str) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = number = len(self._numbers) + 1
+            self._events += [_metadata("thread_name", number, name=name), _metadata("thread_sort_index", number, sort_index=number)]
+        return self._numbers[key]
 
-    def __init__(self, recorder: _Recorder, loader: Loader[Any], number: int) -> None:
-        self._recorder = recorder
-        self._loop = recorder.track(("loop", number), f"loop over loader {number}")
-        self._came: int | None = None
-        self._nodes: list[tuple[weakref.ref[Node[Any]], str]] = []
-        self._clock = weakref.ref(loader._clock)
-        self._mappers: list[tuple[weakref.ref[ParallelMapper[Any]], Any]] = []
-        for node in reversed(list(loader.root.chain())):
-            track = recorder.track(("node", number, id(node)), f"node: {type(node).__name__}")
-            for method in ("next", "take"):
-                self._watch(node, method, track)
-            if node is loader.root and getattr(loader._clock.read, "__self__", None) is node:
-                loader._clock.read = vars(node)["next"]
-            if isinstance(node, ParallelMapper) and node._pool is None:
-                init = node._of_processes["worker_init_fn"]
-                node._of_processes["worker_init_fn"] = recorder.in_worker(init)
-                self._mappers.append((weakref.ref(node), init))
-
-    def _watch(self, node: Node[Any], method: str, track: int) -> None:
-        recorder, name, ref = self._recorder, f"{type(node).__name__}.{method}", weakref.ref(node)
-        original = getattr(type(node), method)
-
-        def timed(*args: Any, **words: Any) -> Any:
-            begin = _now()
-            try:
-                return original(ref(), *args, **words)
-            finally:
-                if _under_way:  # a reader thread may be inside when the trace ends
-                    recorder.add(track, name, begin, _now())
-
-        vars(node)[method] = timed
-        self._nodes.append((ref, method))
-
-    def leave(self) -> None:
-        """Put the loader's nodes back."""
-        for ref, method in self._nodes:
-            if (node := ref()) is not None:
-                timed = vars(node).pop(method, None)
-                clock = self._clock()
-                if clock is not None and clock.read is timed:
-                    clock.read = getattr(node, method)
-        for mapper_ref, init in self._mappers:
-            if (mapper := mapper_ref()) is not None:
-                mapper._of_processes["worker_init_fn"] = init
-
-    def delivered(self, begin: int, loader: Loader[Any]) -> None:
-        """A batch came; what passed between the one before and ``begin`` was the training step."""
-        self._step(begin)
-        self._came = _now()
-        self._recorder.add(self._loop, "wait", begin, self._came, {"epoch": loader.epoch, "batch": loader.position})
-
-    def ended(self, begin: int, exc: BaseException, epoch: int) -> None:
-        """No batch came."""
-        self._step(begin)
-        self._came = None
-        is_end = isinstance(exc, StopIteration)
-        self._recorder.add(self._loop, "wait", begin, _now())
-        self._recorder.mark(self._loop, f"end of an epoch; next: {epoch}" if is_end else type(exc).__name__)
-
-    def _step(self, begin: int) -> None:
-        if self._came is not None:
-            self._recorder.add(self._loop, "training step", self._came, begin)
+    def _add(self, track: int, name: str, begin: int, end: int, args: dict[str, Any] | None = None) -> None:
+        self._events.append(_complete(track, name, max(0, begin - self._start), end - begin, args))
 
 
 @final
@@ -251,34 +179,34 @@ class _InWorker:
         self._start = start
 
     def __call__(self, worker: int) -> None:
-        _Task.__call__ = _CALL  # type: ignore[method-assign]  # a fork has the parent's
         if os.path.isdir(self._folder):
             with contextlib.suppress(OSError):  # a full disk, for example
-                self._trace(worker)
+                traced.append(_File(worker, os.path.join(self._folder, f"{os.getpid()}.jsonl"), self._start))
         if self._init is not None:
             self._init(worker)
 
-    def _trace(self, worker: int) -> None:
-        file = open(os.path.join(self._folder, f"{os.getpid()}.jsonl"), "w", buffering=1)  # noqa: SIM115  # open for the life of the process
-        start = self._start
 
-        def say(event: dict[str, Any]) -> None:
-            with contextlib.suppress(OSError):  # a full disk must not end the training
-                file.write(json.dumps(event) + "\n")
+@final
+class _File(Listener):
+    """The events of a worker process."""
 
-        def call(self: Any, task: Any, cell: Any, *args: Any, **words: Any) -> Any:
-            begin = _now()
-            try:
-                return _CALL(self, task, cell, *args, **words)
-            finally:
-                if os.fstat(file.fileno()).st_nlink:
-                    say(_complete(worker, _name_of(task), begin - start, _now() - begin, _args_of(task)))
-                else:  # the trace has ended, and the file was deleted
-                    _Task.__call__ = _CALL  # type: ignore[method-assign]
+    def __init__(self, worker: int, path: str, start: int) -> None:
+        self._worker = worker
+        self._start = start
+        self._file = open(path, "w", buffering=1)  # noqa: SIM115  # open for the life of the process
+        self._say(_metadata("process_name", worker, name=f"worker process {worker}"))
+        self._say(_metadata("thread_name", worker, name=f"worker {worker}"))
 
-        say(_metadata("process_name", worker, name=f"worker process {worker}"))
-        say(_metadata("thread_name", worker, name=f"worker {worker}"))
-        _Task.__call__ = call  # type: ignore[method-assign]
+    def task(self, task: Any, begin: int, end: int) -> None:
+        """A task was done."""
+        if os.fstat(self._file.fileno()).st_nlink:
+            self._say(_complete(self._worker, _name_of(task), begin - self._start, end - begin, _args_of(task)))
+        else:  # the trace has ended, and the file was deleted
+            traced.clear()
+
+    def _say(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the training
+            self._file.write(json.dumps(event) + "\n")
 
 
 def _complete(track: int, name: str, begin_ns: int, took_ns: int, args: dict[str, Any] | None) -> dict[str, Any]:

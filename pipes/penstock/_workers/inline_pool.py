@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import is_own_error
+from penstock._workers.meter import traced
 from penstock._workers.pool import Job
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class InlinePool:
                 raise
             job.error = exc
         meter.end()
+        for one in traced:
+            one.task(job.task, meter.words[meter.SINCE], meter.words[meter.LAST])
         job.done = True
 
     def discard(self) -> None:

@@ -21,6 +21,30 @@ if TYPE_CHECKING:
 now = perf_counter_ns
 """The time, in nanoseconds: one clock for all processes."""
 
+
+class Listener:
+    """Is told of what happens, and when it began and ended, while it is in `traced`. From any thread."""
+
+    def task(self, task: Any, begin: int, end: int) -> None:
+        """A worker, or the thread that is its own worker, has done ``task``."""
+
+    def read(self, node: Any, begin: int, end: int) -> None:
+        """Workers or a reader thread have got an item of ``node``."""
+
+    def delivered(self, loader: Any, begin: int, end: int) -> None:
+        """A loop has waited for a batch."""
+
+    def ended(self, loader: Any, begin: int, why: str) -> None:
+        """A loop has waited since ``begin``, and got no batch."""
+
+    def in_worker(self, init: Callable[[int], None] | None) -> Callable[[int], None] | None:
+        """What a worker process is to call with its number at its start; without listeners it is ``init``."""
+        return init
+
+
+traced: list[Listener] = []
+"""Who listens: nobody, or one."""
+
 _COST_NS = 100_000
 """Measuring a sample costs less than a hundredth of this. So many nanoseconds of samples go unmeasured for each one that is."""
 _MOST_PLAIN = 255

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 from penstock._errors import ClosedError
 from penstock._workers.bell import Bell
 from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start
-from penstock._workers.meter import Histogram, now
+from penstock._workers.meter import Histogram, now, traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,6 +93,8 @@ class _Shelf:
             finally:
                 read = now()
                 self.read_ns += read - began
+                for one in traced:
+                    one.read(self.source, began, read)
             if self.convert is not None:
                 value = self.convert(value)
                 self.converted.add(now() - read)

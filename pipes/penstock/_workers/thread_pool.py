@@ -31,7 +31,7 @@ from penstock._errors import ClosedError
 from penstock._memory.allocation import afresh
 from penstock._workers.bell import Bell
 from penstock._workers.lifetime import PATIENCE_S, join, patience_s, start, told_to_end
-from penstock._workers.meter import Meter, measuring
+from penstock._workers.meter import Meter, measuring, traced
 from penstock._workers.pool import IDLE, Job, Work
 
 if TYPE_CHECKING:
@@ -158,6 +158,8 @@ def _run(core: _Core, number: int) -> None:
                 exc.add_note(f"in worker thread {number} ({name})")
             error = exc
         meter.end()
+        for one in traced:
+            one.task(job.task, meter.words[Meter.SINCE], meter.words[Meter.LAST])
         core.finish(number, job, value, error)
         del job, value, error  # This frame must not keep a batch alive while it waits for the next.
 

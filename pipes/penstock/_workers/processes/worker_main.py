@@ -33,7 +33,7 @@ from penstock._memory.modes import in_neutral_modes
 from penstock._memory.parcel import Parcel, unpack
 from penstock._memory.shared_memory import attach
 from penstock._memory.slots import NO_SLOT
-from penstock._workers.meter import measuring, now
+from penstock._workers.meter import Meter, measuring, now, traced
 from penstock._workers.pool import IDLE, Work
 from penstock._workers.processes.main_module import explained
 from penstock._workers.processes.protocol import (
@@ -103,6 +103,7 @@ def _load(fd: int, nbytes: int) -> Setup:
 def _prepare(setup: Setup, worker: int) -> None:
     """Set up what `DataLoader` does in a new worker: one thread, seeds of its own, the worker info, the user's function."""
     torch.set_num_threads(1)
+    traced.clear()  # a fork has the consumer's
     seed = (setup.seed + worker) % 2**63
     random.seed(seed)
     torch.manual_seed(seed)
@@ -175,7 +176,9 @@ class _Server:
             return ERROR, self._failure(error)
         finally:
             self._area.row[0] = IDLE
-        self._done = now()
+            self._done = now()
+            for one in traced:
+                one.task(task, self._area.meter.words[Meter.SINCE], self._done)
         try:
             return VALUE, Parcel(value)
         except BaseException as error:  # a user's __reduce__ may raise anything
