@@ -11,12 +11,13 @@ Everything random is a pure function of (seed, epoch, position), so a checkpoint
 Each package is one room. A room imports only from the rooms listed below it::
 
     __main__       python -m penstock bench, state, index
-    _observe       to look at loaders: measure them, compare them, explain what they have saved
+    _command       what that runs: measure loaders, compare them, explain what they have saved
     testing        the laws, as tests that users run on their own graphs
     formats        data in files of common formats: the public door of _streams
     integrations   one file per trainer
     _datasets      our own datasets: Cached and Resident are read once, Packed packs, Mix mixes several
     _loader        the roof: Loader, where an iterator starts, the saved state, the graph of from_dataset
+    _observe       how long everything takes, seen from the loop: statistics, the report, a trace, pictures
     _nodes         the node contract, and one file per node
     _streams       data in shards: which are open, which record is where, the formats
     _fetch         one task: indices in, batch out; knows no threads and no processes

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
 
             return index_files(chosen.paths, chosen.index, chosen.workers, sys.stdout, sys.stderr)
         if chosen.command == "state":
-            from penstock._observe.explain import explain_file
+            from penstock._command.explain import explain_file
 
             return max(explain_file(path, sys.stdout, sys.stderr) for path in chosen.files)
         return _bench(chosen)
@@ -93,8 +93,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _bench(chosen: argparse.Namespace) -> int:
-    from penstock._observe import bench, compare
-    from penstock._observe.target import TargetError
+    from penstock._command import bench, compare
+    from penstock._command.target import TargetError
 
     if chosen.child:
         questions, answers = map(int, chosen.pipes.split(","))
@@ -109,7 +109,7 @@ def _bench(chosen: argparse.Namespace) -> int:
         found = bench.measure(chosen.target, chosen.seconds, step_s, chosen.batch_size)
         print(bench.text_of(found))
         if chosen.plot:
-            from penstock._observe.plot import plot_waits
+            from penstock._command.plot import plot_waits
 
             plot_waits(found, chosen.plot)
             print(f"\nthe picture: {chosen.plot}")

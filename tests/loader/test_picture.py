@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Durations, Loader, LoaderStatistics, NodeStatistics, WorkerStatistics
-from penstock._loader.picture import draw
+from penstock._observe.picture import draw
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from penstock import Loader
-from penstock._loader.report import Names, report
 from penstock._nodes.reader_node import ReaderNode
+from penstock._observe.report import Names, report
 from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerStatistics
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.cursor import EpochCursor, Jump, PassMark, Stands
 from penstock._loader.dataloader_words import refuse_assignment
 from penstock._loader.in_step import warn_if_in_step
-from penstock._loader.loop_clock import LoopClock
 from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, as_saved_then, differences, epoch_in, parsed, warn_of_start
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.sharder import Sharder
+from penstock._observe.loop_clock import LoopClock
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
 from penstock._workers.meter import now, traced
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from penstock._fetch.error_policy import OnError
-    from penstock._loader.graph import Graph
+    from penstock._nodes.graph import Graph
     from penstock._nodes.tails import Tail
     from penstock._random.grouping import Buckets, Packs
     from penstock._random.order import Order
@@ -426,7 +426,7 @@ class Loader(FromDataset, Generic[T]):
     @property
     def graph(self) -> Graph:
         """The graph as it is now, to be looked at: ``print(loader.graph)``, and `Graph.mermaid`. Starts nothing, loads nothing."""
-        from penstock._loader.graph import Graph
+        from penstock._nodes.graph import Graph
 
         return Graph(self._title(), self.root)
 
@@ -475,7 +475,7 @@ class Loader(FromDataset, Generic[T]):
 
     def plot(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
         """Draw `statistics` into a picture, such as ``"loader.png"``: where the time went, how long the waits were, how full the queues. Needs matplotlib."""
-        from penstock._loader.picture import draw
+        from penstock._observe.picture import draw
 
         draw(self.statistics(), self._title(), file)
 
@@ -485,7 +485,7 @@ class Loader(FromDataset, Generic[T]):
         The first begins with ``data:`` if the loop waits for its batches a tenth of its time or more, otherwise with ``training step:``. May be called
         whenever `statistics` may.
         """
-        from penstock._loader.report import Names, report
+        from penstock._observe.report import Names, report
 
         return report(self.statistics(), Names.of(self.root))
 
@@ -499,7 +499,7 @@ class Loader(FromDataset, Generic[T]):
 
     def _log_report(self) -> None:
         try:
-            from penstock._loader.report import Names, report
+            from penstock._observe.report import Names, report
 
             before, self._reported = self._reported, self.statistics()
             verdict = report(self._reported.since(before), Names.of(self.root)).partition("\n")[0]

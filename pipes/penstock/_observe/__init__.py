@@ -1,1 +1,1 @@
-"""To look at loaders: measure them, compare them, and explain what they have saved."""
+"""What is seen of a loader that runs: how long everything takes, and what to do about it."""

@@ -29,7 +29,7 @@ import numpy as np
 from penstock._arguments import brief
 from penstock._fetch.indices import Indices
 from penstock._fetch.task import Loaded
-from penstock._loader.loop_clock import LoopClock
+from penstock._observe.loop_clock import LoopClock
 from penstock._workers.meter import Listener, now, traced
 
 if TYPE_CHECKING:

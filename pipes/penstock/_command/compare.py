@@ -18,10 +18,10 @@ from typing import IO, TYPE_CHECKING, Any, Final, final
 
 from torch.utils.data import DataLoader
 
+from penstock._command.bench import Reader, time_of
+from penstock._command.memory import memory_of_processes
+from penstock._command.target import TargetError, built, with_workers
 from penstock._loader.loader import Loader
-from penstock._observe.bench import Reader, time_of
-from penstock._observe.memory import memory_of_processes
-from penstock._observe.target import TargetError, built, with_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

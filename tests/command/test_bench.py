@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import penstock
 from penstock.__main__ import main
-from penstock._observe.bench import Loop, Measured, Reader, rows_of, text_of, verdict
-from penstock._observe.compare import Candidate, recommended
-from penstock._observe.compare import text_of as comparison
-from penstock._observe.memory import memory_of_processes
-from penstock._observe.target import TargetError, with_workers
+from penstock._command.bench import Loop, Measured, Reader, rows_of, text_of, verdict
+from penstock._command.compare import Candidate, recommended
+from penstock._command.compare import text_of as comparison
+from penstock._command.memory import memory_of_processes
+from penstock._command.target import TargetError, with_workers
 
 names = map("bench_target_{}".format, itertools.count())
 

@@ -9,7 +9,6 @@ from penstock._arguments import cut
 from penstock._fetch.fetch import Fetch
 
 if TYPE_CHECKING:
-    from penstock._nodes.node import Node
     from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerChoice, WorkerStatistics
 
 _STALLED = 0.1
@@ -36,7 +35,7 @@ class Names(NamedTuple):
     """Where work that the source does could go."""
 
     @classmethod
-    def of(cls, root: Node[Any]) -> Names:
+    def of(cls, root: Any) -> Names:
         """Those of the graph that ends with ``root``."""
         *_, first = nodes = list(root.chain())
         map_fn = next((node.map_fn for node in nodes if hasattr(node, "map_fn")), None)

@@ -14,7 +14,6 @@ from penstock._workers.meter import Histogram, now, traced
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock._nodes.node import Node
     from penstock._statistics import LoaderStatistics
 
 
@@ -40,7 +39,7 @@ class LoopClock:
 
     clocks: ClassVar[weakref.WeakSet[LoopClock]] = weakref.WeakSet()
 
-    def __init__(self, root: Node[Any]) -> None:
+    def __init__(self, root: Any) -> None:
         self._root = root
         self.read: Callable[[], Any] = root.next
         self._batches = self._epochs = self._first_ns = 0  # the batches without those in `moments`
@@ -100,7 +99,6 @@ class LoopClock:
 
     def statistics(self) -> LoaderStatistics:
         """What the loop and the graph have done so far. Any thread may ask, at any time."""
-        from penstock._nodes.parallel_mapper import ParallelMapper
         from penstock._statistics import Durations, LoaderStatistics
 
         batches = self._batches + self.at // 2
@@ -122,7 +120,7 @@ class LoopClock:
             steps=steps.durations(),
             to_device=next((node.converted() for node in root.chain() if hasattr(node, "converted")), Durations()),
         )
-        mapper = next((node for node in root.chain() if isinstance(node, ParallelMapper)), None)
+        mapper = next((node for node in root.chain() if hasattr(node, "counted")), None)
         if mapper is not None:
             totals = mapper.counted()
             stages: dict[str, Any] = totals.stages

@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from penstock._observe.bench import Measured
+    from penstock._command.bench import Measured
 
 
 def plot_waits(found: Measured, path: str | IO[bytes]) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from penstock._command.memory import memory_of_processes
+from penstock._command.target import TargetError, as_loader, built
 from penstock._loader.loader import Loader
-from penstock._observe.memory import memory_of_processes
-from penstock._observe.target import TargetError, as_loader, built
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

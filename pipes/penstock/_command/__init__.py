@@ -1,0 +1,1 @@
+"""``python -m penstock``: measure and compare loaders, and explain what they have saved."""
