@@ -375,7 +375,7 @@ def test_the_deviate_that_torch_keeps_is_seen(dtype, both_ways):
 
 
 def test_the_generator_of_torch_is_found():
-    """Otherwise a look takes four times as long. Seen to fail: `_TorchMemory.read` without the deviates; `write` that leaves them."""
+    """Otherwise a look takes four times as long. Seen to fail: `_TorchMemory.read` without the deviates; `_torch_state` without them."""
     twister = global_rng._torch_twister()
     assert twister is not None
     for seed in (1, 1, 2):  # alike, if all that differs is what the compiler left in the gaps

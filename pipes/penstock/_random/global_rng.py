@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import struct
 import sys
 from contextvars import ContextVar
 from functools import cache, lru_cache
@@ -113,7 +114,7 @@ class GlobalRngSnapshot:
     """Tells cheaply whether anything was drawn from the three global generators: 1 us a look, against 80 for `global_rngs_kept`.
 
     ``numpy.random.get_state`` takes 30 us, ``random.getstate`` 8 and torch's ``get_state`` 4, so the generators are compared as raw memory: NumPy's at the
-    address it publishes, those of Python and torch behind the head of the object, and only after checking that they are there. NumPy may keep
+    address it publishes, those of Python and torch behind the head of the object, and only after checking that they are there. That memory is read and never written. NumPy may keep
     a normal deviate for the next call outside that memory; if there may be one, `look` gives no answer.
     """
 
@@ -143,11 +144,8 @@ class GlobalRngSnapshot:
         """Set them to ``states``."""
         random.setstate((3, _python_words(states.python[0]), states.python[1]) if len(states.python) == 2 else states.python)
         np.random.set_state(_numpy_state(states.numpy))
-        twister = _torch_twister()
-        if twister is None:
-            torch.default_generator.set_state(torch.frombuffer(bytearray(states.torch[0]), dtype=torch.uint8))
-        else:
-            twister.write(states.torch)
+        state = states.torch[0] if len(states.torch) == 1 else _torch_state(states.torch)
+        torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 _WORDS = 624
@@ -210,14 +208,15 @@ class _TorchMemory:
         (single, has_single), (double, has_double) = self._KEPT
         return memory[self._WORDS], memory[self._HEAD], memory[has_single] and memory[single], memory[has_double] and memory[double]
 
-    def write(self, state: tuple[Any, ...]) -> None:
-        """Set the generator to what `read` returned."""
-        memory, (words, head, *deviates) = self._memory, state
-        memory[self._WORDS], memory[self._HEAD] = np.frombuffer(words, np.uint8), np.frombuffer(head, np.uint8)
-        for (place, has), deviate in zip(self._KEPT, deviates, strict=True):
-            memory[has] = bool(deviate)
-            if deviate:
-                memory[place] = np.frombuffer(deviate, np.uint8)
+
+def _torch_state(read: tuple[Any, ...]) -> bytes:
+    """What ``get_state`` returned where `_TorchMemory.read` returned that."""
+    words, head, single, double = read
+    place, *twister = np.frombuffer(words, np.uint32).tolist()
+    seed, left, seeded = struct.unpack("<QiB", head)
+    state = struct.pack(f"<QiiQ{_WORDS}Q", seed, left, seeded, place, *twister)
+    state += struct.pack("<8x8s8xi4x", double or b"", bool(double))  # a deviate of double precision, and whether there is one
+    return state + struct.pack("<4s?3x", single or b"", bool(single))  # and one of single precision
 
 
 @cache
@@ -233,11 +232,7 @@ def _torch_twister() -> _TorchMemory | None:
         torch.randn(1, generator=probe, dtype=dtype, device="cpu")
         seen.append(memory.read())
         told.append(probe.get_state())
-    for state, true in zip(seen, told, strict=True):
-        memory.write(state)
-        if not probe.get_state().equal(true):
-            return None
-    return found
+    return found if all(_torch_state(state) == true.numpy().tobytes() for state, true in zip(seen, told, strict=True)) else None
 
 
 def _python_words(memory: bytes) -> tuple[int, ...]:
