@@ -121,8 +121,8 @@ release: dist $(VENV)/.tools
 # packages that is a small part, and compiling all of them takes longer than to unpack them. Older pips than 25.1 know no --group.
 define install
 $(PIP) install --constraint $(CONSTRAINTS) 'pip>=25.1'
-rm -rf $(VENV)/lib/python*/site-packages/penstock $(VENV)/lib/python*/site-packages/penstock-*
-$(PIP) install --no-compile --constraint $(CONSTRAINTS) "$$(echo dist/penstock-*.whl)$(if $(1),[$(1)])" $(2:%=--group %)
+rm -rf $(VENV)/lib/python*/site-packages/penstock $(VENV)/lib/python*/site-packages/torch_penstock-*
+$(PIP) install --no-compile --constraint $(CONSTRAINTS) "$$(echo dist/torch_penstock-*.whl)$(if $(1),[$(1)])" $(2:%=--group %)
 touch $@
 endef
 

@@ -1,6 +1,6 @@
 """Accelerate: AccelerateLoader moves the batches, is saved by save_state, and synchronizes the last window of an epoch.
 
-python accelerate_loop.py        # needs: pip install 'penstock[accelerate]'
+python accelerate_loop.py        # needs: pip install 'torch-penstock[accelerate]'
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MODULES = ("PIL.Image", "grain", "grain.experimental", "penstock", "spdl.pipeline", "torchdata.nodes", "torchdata.stateful_dataloader")
-PACKAGES = ("torch", "torchdata", "grain", "spdl", "penstock", "numpy", "pillow")
+PACKAGES = ("torch", "torchdata", "grain", "spdl", "torch-penstock", "numpy", "pillow")
 
 
 # ------------------------------------------------------------------------------------------------------ in a process of its own: a loader

@@ -1,6 +1,6 @@
 """Do the slow part of a dataset once: only the first epoch pays for it, not the later epochs and later runs.
 
-python cached.py        # needs: pip install penstock scikit-learn
+python cached.py        # needs: pip install torch-penstock scikit-learn
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ python ddp_elastic.py                                                # the whole
 torchrun --nproc-per-node=4 ddp_elastic.py FOLDER LAST-STEP          # one run: starts or continues in FOLDER
 
 Loader, model and optimizer are saved together by torch.distributed.checkpoint. The global batch is 48 on any number of ranks.
-Needs: pip install penstock scikit-learn
+Needs: pip install torch-penstock scikit-learn
 """
 
 from __future__ import annotations

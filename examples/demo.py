@@ -1,6 +1,6 @@
 """Train a small network, kill it in mid-epoch, resume it exactly, and look at what an epoch boundary costs.
 
-    python demo.py        # needs: pip install penstock matplotlib scikit-learn tqdm
+    python demo.py        # needs: pip install torch-penstock matplotlib scikit-learn tqdm
 
 Three runs train on handwritten digits, each in its own process: one without interruption, one that kills itself with SIGKILL,
 and one that continues from the last checkpoint of the killed run. Then the demo measures how long training waits for each batch, with

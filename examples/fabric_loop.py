@@ -1,6 +1,6 @@
 """Fabric: put the loader into the dict that you save, not into setup_dataloaders.
 
-python fabric_loop.py        # needs: pip install 'penstock[lightning]'
+python fabric_loop.py        # needs: pip install 'torch-penstock[lightning]'
 """
 
 from __future__ import annotations

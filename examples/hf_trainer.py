@@ -1,6 +1,6 @@
 """The Hugging Face Trainer: one mixin, and every checkpoint of the Trainer resumes at the exact batch.
 
-python hf_trainer.py        # needs: pip install 'penstock[transformers]'
+python hf_trainer.py        # needs: pip install 'torch-penstock[transformers]'
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A DataLoader with this sampler ends in an error under Lightning, or trains every labelled sample on every rank.
 
-python lightning_ddp_two_streams.py        # needs: pip install 'penstock[lightning]'
+python lightning_ddp_two_streams.py        # needs: pip install 'torch-penstock[lightning]'
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lightning: one callback, and every checkpoint of the Trainer resumes at the exact batch.
 
-python lightning_loop.py        # needs: pip install 'penstock[lightning]'
+python lightning_loop.py        # needs: pip install 'torch-penstock[lightning]'
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A plain training loop over scikit-learn's digits: only the loader is not from PyTorch.
 
-python plain_loop.py        # needs: pip install penstock scikit-learn
+python plain_loop.py        # needs: pip install torch-penstock scikit-learn
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Hugging Face Trainer over ragged token lists, ported from DataLoader; killed at any point, it resumes bit for bit.
 
-python port_hf.py                     # needs: pip install 'penstock[transformers]'
+python port_hf.py                     # needs: pip install 'torch-penstock[transformers]'
 python port_hf.py --resume            # continues from the last checkpoint, if there is one
 
 The lines marked ``new:`` are not in the script with DataLoaders. The Trainer itself saves the random state, the optimizer and the scheduler.

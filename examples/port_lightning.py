@@ -1,6 +1,6 @@
 """Metric learning in Lightning, ported from DataLoader: a LightningDataModule with P classes x K samples per batch; killed at any point, it resumes bit for bit.
 
-python port_lightning.py                  # needs: pip install 'penstock[lightning]'
+python port_lightning.py                  # needs: pip install 'torch-penstock[lightning]'
 python port_lightning.py --resume         # continues from the last checkpoint, if there is one
 
 If a run is killed between a checkpoint on an epoch's last batch and the end of that epoch, Lightning skips the validation of that epoch, also with a

@@ -1,6 +1,6 @@
 """Digits held in memory compared with digits loaded sample by sample: the same batches, many times faster.
 
-python resident.py [--device cuda]        # needs: pip install penstock scikit-learn
+python resident.py [--device cuda]        # needs: pip install torch-penstock scikit-learn
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run the code of every page as a reader would: in an empty folder, with the wheel and what the page says to install, and nothing else.
 
-    python tests/project/pages.py [--wheel dist/penstock-0.1.0-py3-none-any.whl] [--constraints constraints.txt] [page ...]
+    python tests/project/pages.py [--wheel dist/torch_penstock-0.1.0-py3-none-any.whl] [--constraints constraints.txt] [page ...]
 
 It makes a virtual environment with the wheel, and a second one on top of it for each page that installs more. No file of this repository is
 within reach: the programs run in a temporary folder, without PYTHONPATH. CI runs the pages in one environment that has everything

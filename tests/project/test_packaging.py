@@ -38,8 +38,8 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(distributions: Path) -> tuple[list[str], list[str]]:
     """The names in both."""
     folder = distributions
-    (archive,) = folder.glob("penstock-*.tar.gz")
-    (wheel,) = folder.glob("penstock-*.whl")
+    (archive,) = folder.glob("torch_penstock-*.tar.gz")
+    (wheel,) = folder.glob("torch_penstock-*.whl")
     with tarfile.open(archive) as sdist, zipfile.ZipFile(wheel) as zipped:
         return [name.split("/", 1)[1] for name in sdist.getnames()], zipped.namelist()
 
@@ -47,7 +47,7 @@ def built(distributions: Path) -> tuple[list[str], list[str]]:
 @pytest.mark.slow
 def test_wheel_holds_the_package_and_nothing_else(built: tuple[list[str], list[str]]) -> None:
     _, names = built
-    package = {name for name in names if not re.match(r"penstock-[^/]+\.dist-info/", name)}
+    package = {name for name in names if not re.match(r"torch_penstock-[^/]+\.dist-info/", name)}
     ours = {str(file.relative_to(SOURCE.parent)) for file in SOURCE.rglob("*") if file.is_file() and "__pycache__" not in file.parts}
     assert package == ours
     assert "penstock/py.typed" in package
@@ -66,6 +66,19 @@ def test_an_index_would_take_them_and_the_wheel_is_small(distributions: Path) ->
     assert checked.returncode == 0, checked.stdout + checked.stderr
     (wheel,) = distributions.glob("*.whl")
     assert wheel.stat().st_size < 480_000
+
+
+def test_nobody_is_sent_to_the_other_project() -> None:
+    """The package index has another project called penstock. Seen to fail: one page that said ``pip install penstock``."""
+    other = re.compile(r"pip install[^`\n]*(?<![\w/.-])penstock\b")
+    files = [file for folder in ("docs", "examples", "pipes", ".github") for file in (ROOT / folder).rglob("*.*")]
+    texts = {
+        file: file.read_text()
+        for file in (*files, ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+        if file.suffix in (".py", ".md", ".ipynb", ".yml")
+    }
+    found = [f"{file.name}: {line.strip()}" for file, text in texts.items() for line in text.splitlines() if other.search(line)]
+    assert found == []
 
 
 @pytest.mark.slow

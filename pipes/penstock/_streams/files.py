@@ -86,7 +86,9 @@ def extra(module: str, why: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as exc:
-        raise ImportError(f"{why} needs the package {module.partition('.')[0]}: pip install 'penstock[formats]'", name=module) from exc
+        raise ImportError(
+            f"{why} needs the package {module.partition('.')[0]}: pip install 'torch-penstock[formats]'", name=module
+        ) from exc
 
 
 def expanded(paths: Paths) -> list[str]:
