@@ -88,11 +88,22 @@ def functions(module: str, owner: str, name: str) -> list[ast.FunctionDef]:
 def test_the_overloads_of_from_dataset_have_its_arguments() -> None:
     """An editor shows the overloads, and what runs is another function. Seen to fail: an argument, a default and a type that stood in one of the two."""
     (runs,) = functions("_loader/canonical_graph.py", "FromDataset", "from_dataset")
+    keywords = {one.arg for one in runs.args.kwonlyargs}
     expected = parameters(runs)
     overloads = functions("_loader/loader.py", "Loader", "from_dataset")
     assert [ast.unparse(overload.returns or ast.Constant(None)) for overload in overloads] == ["Loader[Any]", "Loader[U]"]
     for overload, collate_fn in zip(overloads, (("None", "None"), ("Callable[[Any], U]", "...")), strict=True):
-        assert parameters(overload) == {**expected, "collate_fn": collate_fn}
+        positional = {name: said for name, said in expected.items() if name not in keywords}
+        assert parameters(overload) == {**positional, "collate_fn": collate_fn}
+        assert overload.args.kwarg
+        assert ast.unparse(overload.args.kwarg.annotation) == "Unpack[Options]"
+    (options,) = (
+        node
+        for node in ast.parse((PLACE / "penstock/_loader/canonical_graph.py").read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == "Options"
+    )
+    told = {ast.unparse(one.target): ast.unparse(one.annotation) for one in options.body if isinstance(one, ast.AnnAssign)}
+    assert told == {name: said[0] for name, said in expected.items() if name in keywords}
 
 
 def explanations(function: Any) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeGuard
 
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
@@ -33,6 +33,34 @@ if TYPE_CHECKING:
     from penstock._random.grouping import Buckets, Packs
     from penstock._random.order import Order
     from penstock._workers.pool import StartMethod
+
+
+class Options(TypedDict, total=False):
+    """For type checkers and editors: the arguments of `FromDataset.from_dataset` that are keywords only, which explains them."""
+
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    order: Order | None
+    groups: Packs | Buckets | None
+    transform: Callable[[Any], Any] | None
+    seed: int | None
+    method: Literal["thread", "process"]
+    device: torch.device | str | None
+    rank: int | None
+    world_size: int | None
+    mesh: DeviceMesh | None
+    split: Literal["items", "own", "within"] | None
+    tail: Tail | None
+    plan_ahead: bool
+    seed_samples: bool | Literal["always"]
+    run_ahead: bool
+    max_restarts: int | None
+    on_error: OnError
+    max_errors: float | None
+    endless: bool
+    restart_on_stop_iteration: bool | None
 
 
 class FromDataset(DataLoaderWords):

@@ -41,15 +41,12 @@ from penstock._workers.meter import now, traced
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
+    from typing import Unpack
 
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
 
-    from penstock._fetch.error_policy import OnError
+    from penstock._loader.canonical_graph import Options
     from penstock._nodes.graph import Graph
-    from penstock._nodes.tails import Tail
-    from penstock._random.grouping import Buckets, Packs
-    from penstock._random.order import Order
     from penstock._statistics import LoaderStatistics
     from penstock._workers.pool import StartMethod
 
@@ -104,30 +101,7 @@ class Loader(FromDataset, Generic[T]):
             worker_init_fn: Callable[[int], None] | None = None,
             multiprocessing_context: StartMethod | None = None,
             generator: torch.Generator | None = None,
-            *,
-            prefetch_factor: int | None = None,
-            persistent_workers: bool = True,
-            pin_memory_device: str = "",
-            in_order: bool = True,
-            order: Order | None = None,
-            groups: Packs | Buckets | None = None,
-            transform: Callable[[Any], Any] | None = None,
-            seed: int | None = None,
-            method: Literal["thread", "process"] = "process",
-            device: torch.device | str | None = None,
-            rank: int | None = None,
-            world_size: int | None = None,
-            mesh: DeviceMesh | None = None,
-            split: Literal["items", "own", "within"] | None = None,
-            tail: Tail | None = None,
-            plan_ahead: bool = True,
-            seed_samples: bool | Literal["always"] = True,
-            run_ahead: bool = True,
-            max_restarts: int | None = None,
-            on_error: OnError = "raise",
-            max_errors: float | None = None,
-            endless: bool = False,
-            restart_on_stop_iteration: bool | None = None,
+            **options: Unpack[Options],
         ) -> Loader[Any]: ...
 
         @overload
@@ -147,30 +121,7 @@ class Loader(FromDataset, Generic[T]):
             worker_init_fn: Callable[[int], None] | None = None,
             multiprocessing_context: StartMethod | None = None,
             generator: torch.Generator | None = None,
-            *,
-            prefetch_factor: int | None = None,
-            persistent_workers: bool = True,
-            pin_memory_device: str = "",
-            in_order: bool = True,
-            order: Order | None = None,
-            groups: Packs | Buckets | None = None,
-            transform: Callable[[Any], Any] | None = None,
-            seed: int | None = None,
-            method: Literal["thread", "process"] = "process",
-            device: torch.device | str | None = None,
-            rank: int | None = None,
-            world_size: int | None = None,
-            mesh: DeviceMesh | None = None,
-            split: Literal["items", "own", "within"] | None = None,
-            tail: Tail | None = None,
-            plan_ahead: bool = True,
-            seed_samples: bool | Literal["always"] = True,
-            run_ahead: bool = True,
-            max_restarts: int | None = None,
-            on_error: OnError = "raise",
-            max_errors: float | None = None,
-            endless: bool = False,
-            restart_on_stop_iteration: bool | None = None,
+            **options: Unpack[Options],
         ) -> Loader[U]: ...
 
         @classmethod
