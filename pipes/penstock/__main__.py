@@ -70,7 +70,6 @@ def _parser() -> argparse.ArgumentParser:
         help="with --compare: how many threads and processes (default: as given, or one for each CPU)",
     )
     bench.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="if the factory returns a dataset (default: 32)")
-    bench.add_argument("--plot", metavar="FILE", help="draw each wait into a picture, such as waits.png (needs matplotlib)")
     bench.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     bench.add_argument("pipes", nargs="?", help=argparse.SUPPRESS)
     state = commands.add_parser(
@@ -108,11 +107,6 @@ def _bench(chosen: argparse.Namespace) -> int:
             return 0 if compare.recommended(candidates) is not None else 1
         found = bench.measure(chosen.target, chosen.seconds, step_s, chosen.batch_size)
         print(bench.text_of(found))
-        if chosen.plot:
-            from penstock._command.plot import plot_waits
-
-            plot_waits(found, chosen.plot)
-            print(f"\nthe picture: {chosen.plot}")
     except TargetError as exc:
         print(f"penstock bench: {exc}", file=sys.stderr)
         return 2

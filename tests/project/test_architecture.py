@@ -55,7 +55,7 @@ ONLY_IN = {  # module: the rooms and files that may import it
     "lightning": "integrations.lightning",
     "pytorch_lightning": "integrations.lightning",
     "transformers": "integrations.transformers",
-    "matplotlib": "_command.plot _observe.picture",
+    "matplotlib": "_observe.picture",
 }
 FOR_ALL = {"numpy", "torch"}
 ALIASES = {"OnError", "Tail"}  # types made of others, which know no name of their own

@@ -376,7 +376,7 @@ class Loader(FromDataset, Generic[T]):
 
     @property
     def graph(self) -> Graph:
-        """The graph as it is now, to be looked at: ``print(loader.graph)``, and `Graph.mermaid`. Starts nothing, loads nothing."""
+        """The graph as it is now, to be looked at: ``print(loader.graph)``. Starts nothing, loads nothing."""
         from penstock._nodes.graph import Graph
 
         return Graph(self._title(), self.root)

@@ -1,4 +1,4 @@
-"""The graph of a loader, drawn: as a tree of text, as Mermaid, and as HTML for a notebook."""
+"""The graph of a loader, drawn as a tree of text."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Box:
 class Graph:
     """The graph of a loader at one moment: ``print(loader.graph)`` draws a tree, from the loader down to where its items come from.
 
-    Each node is shown with its settings, and with the items that it hands out in an epoch on this rank. In a notebook it draws itself; `mermaid` is
-    for documents. Nothing is loaded or started for it.
+    Each node is shown with its settings, and with the items that it hands out in an epoch on this rank. In a notebook it draws itself. Nothing is
+    loaded or started for it.
 
     Args:
         title: One line about the loader.
@@ -72,28 +72,8 @@ class Graph:
         width = min(100, max(len(line) for line, items in lines if items or len(lines) == 1))
         return "\n".join(f"{line:{width}}  {items}".rstrip() for line, items in lines)
 
-    def mermaid(self) -> str:
-        """The graph as a flowchart in Mermaid's language, in the direction in which the data flows."""
-        lines = ["flowchart TB"]
-        for number, box in enumerate(self._boxes):
-            lines.append(f'    n{number}["{_mermaid_label(box)}"]')
-            lines += _mermaid_parts(box, f"n{number}")
-            if number:
-                items = self._boxes[number - 1].items
-                lines.append(f"    n{number - 1} -->{f'|{_mermaid_text(items)}|' if items else ''} n{number}")
-        last = len(self._boxes) - 1
-        lines.append(f'    loader(["{_mermaid_text(self._title)}"])')
-        lines.append(f"    n{last} -->{f'|{_mermaid_text(self._boxes[last].items)}|' if self._boxes[last].items else ''} loader")
-        return "\n".join(lines)
-
     def _repr_html_(self) -> str:
-        rows = []
-        for box in self._boxes:
-            rows.append(_html_box(box))
-            rows.append(f'<div style="{_ARROW}">↓ {html.escape(box.items)}</div>')
-        return (
-            f'<div class="penstock-graph" style="{_FRAME}">{"".join(rows)}<div style="{_BOX}"><b>{html.escape(self._title)}</b></div></div>'
-        )
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def _boxes(root: Node[Any]) -> Iterator[Box]:
@@ -144,40 +124,3 @@ def _lines_of_parts(box: Box, *, is_last: bool) -> Iterator[str]:
         yield f"{'└' if ends else '├'}─ {name}: {called(part.name, part.details)}"
         for line in _lines_of_parts(part, is_last=True):
             yield f"{' ' if ends else '│'}  {line}"
-
-
-def _mermaid_label(box: Box) -> str:
-    details = "".join(f"<br>{_mermaid_text(f'{word}={value}')}" for word, value in box.details.items())
-    return f"<b>{_mermaid_text(box.name)}</b>{details}"
-
-
-def _mermaid_parts(box: Box, parent: str) -> Iterator[str]:
-    for number, (name, part) in enumerate(box.parts):
-        own = f"{parent}_{number}"
-        yield f'    {own}[("{_mermaid_label(part)}")]'
-        yield f'    {own} -. "{_mermaid_text(name)}" .-> {parent}'
-        yield from _mermaid_parts(part, own)
-
-
-def _mermaid_text(text: str) -> str:
-    """``text`` with everything that means something to Mermaid or HTML as a numbered entity, in Mermaid's spelling."""
-    return "".join(c if c.isalnum() or c in " .,:=_-…/+'" else f"#{ord(c)};" for c in text)
-
-
-def _html_box(box: Box) -> str:
-    parts = "".join(
-        f'<div style="margin:.3em 0 0 1em"><span style="{_FAINT}">{html.escape(name)}</span> {_html_box(part)}</div>'
-        for name, part in box.parts
-    )
-    details = ", ".join(f'<span style="{_FAINT}">{html.escape(word)}</span> {html.escape(value)}' for word, value in box.details.items())
-    return f'<div style="{_BOX}"><b>{html.escape(box.name)}</b> {details}{parts}</div>'
-
-
-# Everything is drawn in the page's own colour of text, so that it fits any theme.
-_FRAME: Final = "font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;color:inherit;width:fit-content;max-width:100%"
-_BOX: Final = (
-    "border:1px solid color-mix(in srgb,currentColor 45%,transparent);border-radius:6px;padding:.35em .7em;width:fit-content;max-width:100%;"
-    "box-sizing:border-box;overflow-wrap:anywhere;background:color-mix(in srgb,currentColor 5%,transparent)"
-)
-_ARROW: Final = "padding:.1em 1.2em;opacity:.75"
-_FAINT: Final = "opacity:.65"
