@@ -85,7 +85,7 @@ class Reader:
 
     def __init__(self, workload: Workload, num_workers: Any) -> None:
         self.loader = penstock.Loader.from_dataset(
-            workload.dataset(), BATCH_SIZE, num_workers=num_workers, prefetch_factor=2, method=workload.method, endless=True
+            workload.dataset(), BATCH_SIZE, num_workers=num_workers, prefetch_factor=2, method=workload.method, infinite=True
         )
         self._batches: Iterator[Any] = iter(self.loader)
         self._step_s = workload.step_s

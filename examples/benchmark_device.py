@@ -103,7 +103,7 @@ class Bench:
         """How to build each source of batches, and how to read it endlessly."""
         dataset, device = Images(length), self.device
         shared: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": self.options.workers}
-        ours = {**shared, "device": device, "endless": True}
+        ours = {**shared, "device": device, "infinite": True}
 
         def endlessly(loader: DataLoader) -> Iterator[torch.Tensor]:
             """As the documentation of `DataLoader` recommends: pinned, copied without blocking; epoch after epoch."""
@@ -163,7 +163,7 @@ class Bench:
         at = torch.randint(0, len(rows), (BATCH_SIZE,), device=self.device)
         bare = self.timer.seconds(lambda: rows.fields.index_select(0, at), 50)
         nbytes = rows.fields[0].nbytes * BATCH_SIZE
-        with penstock.Loader.from_dataset(rows, batch_size=BATCH_SIZE, shuffle=True, endless=True) as loader:
+        with penstock.Loader.from_dataset(rows, batch_size=BATCH_SIZE, shuffle=True, infinite=True) as loader:
             took = self.timer.wall(iter(loader), lambda batch: None, self.options.steps)
         return {"batch_us": took * 1e6, "gb_s": nbytes / took / 1e9, "index_select_gb_s": nbytes / bare / 1e9}
 

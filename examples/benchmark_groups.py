@@ -67,7 +67,7 @@ def buckets() -> None:
     plain = list(np.array_split(np.random.default_rng(0).permutation(N), N * lengths.mean() // BUDGET))
     report("no buckets", lengths, plain, 0.0)
     for name, alike in (("single batches shuffled", 1), ("runs of 7: not aligned with the ranks", 7), ("runs of 8", 8), ("runs of 64", 64)):
-        node = Sharder(Cycler(Grouper(ShuffledOrder(N, 1), Buckets(lengths, BUDGET, most=MOST, alike=alike))), 0, 1)
+        node = Sharder(Cycler(Grouper(ShuffledOrder(N, 1), Buckets(lengths, BUDGET, max_samples=MOST, same_size_run=alike))), 0, 1)
         _, us = walked(node)
         node.reset(node.start_of(0))
         report(name, lengths, [item.values for item in node.take(N)], us)

@@ -416,7 +416,7 @@ def ours(task: Task, method: str) -> Opened:
     if method == "processes":
         options["multiprocessing_context"] = "fork"
     if isinstance(task.dataset, Nothing):
-        options["seed_samples"] = False
+        options["seed_global_rngs"] = False
     loader = penstock.Loader.from_dataset(
         task.dataset, batch_size=task.batch_size, shuffle=True, seed=SEED, collate_fn=task.own_collate, **options
     )

@@ -1253,7 +1253,7 @@ def buckets(seconds: np.ndarray, ranks: int, budget: float, most: int) -> Iterat
     loaders = [
         penstock.Loader.from_dataset(
             seconds,
-            groups=penstock.Buckets(seconds, budget, most=most, alike=ranks),
+            groups=penstock.Buckets(seconds, budget, max_samples=most, same_size_run=ranks),
             shuffle=True,
             seed=SEED,
             collate_fn=np.array,

@@ -51,7 +51,7 @@ class Shifted:
 def run(name: str, log: Path, folder: Path, epochs: int) -> None:
     """Read the data, and print the time of each epoch."""
     digits = Shifted(penstock.Cached(Relief(log), folder, fingerprint="kron 12, smoothed 40 times"))
-    with penstock.Loader.from_dataset(digits, batch_size=32, shuffle=True, num_workers=2, run_ahead=False) as loader:
+    with penstock.Loader.from_dataset(digits, batch_size=32, shuffle=True, num_workers=2, prefetch_next_epoch=False) as loader:
         for epoch in range(epochs):
             calls, began = log.stat().st_size, time.perf_counter()
             mean = np.mean([float(images.mean()) for images, _ in loader])

@@ -46,7 +46,7 @@ def fit(folder: Path, resume: Path | None = None) -> list[int]:
     with (
         penstock.Loader.from_dataset(data, batch_size=4, shuffle=True, num_workers=2) as train,
         penstock.Loader.from_dataset(
-            data, batch_size=16, num_workers=1, run_ahead=False
+            data, batch_size=16, num_workers=1, prefetch_next_epoch=False
         ) as validation,  # idle, with its workers alive, between validations
     ):
         trainer = Trainer(

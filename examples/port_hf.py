@@ -82,7 +82,7 @@ class PenstockTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> penstock.Loader:  # new:
         return penstock.Loader.from_dataset(
-            self.eval_dataset, batch_size=self.args.per_device_eval_batch_size, collate_fn=pad, tail="exact", run_ahead=False
+            self.eval_dataset, batch_size=self.args.per_device_eval_batch_size, collate_fn=pad, tail="exact", prefetch_next_epoch=False
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -79,7 +79,7 @@ def train(arguments: argparse.Namespace) -> None:
         train_set, batch_size=batch_size, sampler=sampler, num_workers=arguments.workers
     )
     val_loader = penstock.Loader.from_dataset(  # was: DataLoader(… sampler=DistributedSampler(val_set, shuffle=False)), which counts some samples twice
-        val_set, batch_size=batch_size, num_workers=1, tail="exact", run_ahead=False
+        val_set, batch_size=batch_size, num_workers=1, tail="exact", prefetch_next_epoch=False
     )
 
     step, file = 0, arguments.folder / "checkpoint.pt"

@@ -92,7 +92,7 @@ def train(arguments: argparse.Namespace) -> None:
         train_set, batch_size=batch_size, drop_last=True, num_workers=1, split=arguments.split, tail="drop"
     )
     val_loader = penstock.Loader.from_dataset(  # was: DataLoader(Rows(17), batch_size=batch_size), the same on every rank
-        Rows(17), batch_size=batch_size, split="items", tail="exact", run_ahead=False
+        Rows(17), batch_size=batch_size, split="items", tail="exact", prefetch_next_epoch=False
     )
 
     step, file = 0, arguments.folder / "checkpoint.pt"

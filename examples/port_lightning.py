@@ -78,7 +78,9 @@ class FacesModule(LightningDataModule):
         return penstock.Loader.from_dataset(faces, batch_sampler=PKBatchSampler(faces.labels), num_workers=2)  # was: DataLoader(…
 
     def val_dataloader(self) -> penstock.Loader:
-        return penstock.Loader.from_dataset(Faces(3, augment=False), batch_size=16, num_workers=1, run_ahead=False)  # was: DataLoader(…
+        return penstock.Loader.from_dataset(
+            Faces(3, augment=False), batch_size=16, num_workers=1, prefetch_next_epoch=False
+        )  # was: DataLoader(…
 
 
 class Embedder(LightningModule):

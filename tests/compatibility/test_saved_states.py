@@ -68,7 +68,7 @@ BUILDS = {
     "foreign": lambda: Loader(ParallelMapper(Batcher(Sharder(Cycler(IterableWrapper(range(N))), tail="drop"), 4), list, num_workers=0)),
     "exact, rank 0 of 2": lambda: Loader.from_dataset(Tagged(N), batch_size=4, shuffle=True, seed=5, rank=0, world_size=2, tail="exact"),
     "drop_last": lambda: Loader.from_dataset(Tagged(N), batch_size=4, shuffle=True, seed=5, drop_last=True),
-    "endless": lambda: Loader.from_dataset(Tagged(N), batch_size=4, shuffle=True, seed=5, endless=True),
+    "endless": lambda: Loader.from_dataset(Tagged(N), batch_size=4, shuffle=True, seed=5, infinite=True),
     "out of order": lambda: Loader.from_dataset(Tagged(N), batch_size=4, shuffle=True, seed=5, num_workers=1, in_order=False),
     "taken over": lambda: Loader.from_dataset(
         Tagged(N), batch_size=4, sampler=DistributedSampler(range(N), num_replicas=2, rank=1, seed=5)
@@ -84,7 +84,9 @@ BUILDS = {
     "packs": lambda: Loader.from_dataset(
         SEQUENCES, batch_size=2, shuffle=True, seed=5, groups=Packs(LENGTHS, 12, block=8, pad=-1), collate_fn=rows
     ),
-    "buckets": lambda: Loader.from_dataset(Tagged(N), shuffle=True, seed=5, groups=Buckets(LENGTHS, 30.0, most=4, block=16, alike=2)),
+    "buckets": lambda: Loader.from_dataset(
+        Tagged(N), shuffle=True, seed=5, groups=Buckets(LENGTHS, 30.0, max_samples=4, block=16, same_size_run=2)
+    ),
     "threads": lambda: Loader.from_dataset(Tagged(N), batch_size=4, shuffle=True, seed=5, num_workers=2, method="thread"),
 }
 

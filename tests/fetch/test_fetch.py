@@ -114,12 +114,12 @@ def test_seed_samples_false_leaves_the_global_generators_to_the_user():
     random.seed(3)
     drawn = random.random()
     random.seed(3)
-    with Loader.from_dataset(Noise(), batch_size=4, seed_samples=False) as loader:
+    with Loader.from_dataset(Noise(), batch_size=4, seed_global_rngs=False) as loader:
         assert next(iter(loader))[0, 1].item() == drawn
 
 
 def test_a_sample_drawn_twice_in_an_epoch_is_augmented_twice():
-    work = FetchTask(Fetch(Noise()), seed=0, seed_samples=True)
+    work = FetchTask(Fetch(Noise()), seed=0, seed_global_rngs=True)
     rows = work.inline(batch([7, 7])).tolist()
     assert rows[0][0] == rows[1][0] == 7
     assert set(rows[0][1:]).isdisjoint(rows[1][1:])
@@ -134,7 +134,7 @@ def test_sample_knows_its_address_and_is_unknown_elsewhere():
             one = penstock.sample()
             return one.epoch, one.position, one.index, one.seed
 
-    work = FetchTask(Fetch(Address(), list), seed=9, seed_samples=True)
+    work = FetchTask(Fetch(Address(), list), seed=9, seed_global_rngs=True)
     assert work.inline(batch([5, 6], epoch=2, start=3)) == [(2, 3, 5, 9), (2, 4, 6, 9)]
     with pytest.raises(RuntimeError, match="only while a sample is being loaded"):
         penstock.sample()
@@ -151,5 +151,5 @@ def test_the_cell_holds_the_row_that_is_being_loaded():
             seen.append(cell[0])
             return index
 
-    FetchTask(Fetch(Peeking()), 0, seed_samples=False)(batch([4, 5, 6]), cell)
+    FetchTask(Fetch(Peeking()), 0, seed_global_rngs=False)(batch([4, 5, 6]), cell)
     assert (seen, cell) == ([0, 1, 2], [IDLE])

@@ -213,12 +213,12 @@ class TestALoaderOfPacks:
 
     def test_seeds_the_global_generators_for_each_sequence(self):
         """Two pieces of sequence 1, which are in two packs, are cut from one sequence. Seen red without the seeding of members."""
-        batches = loaded(Random(), seed_samples="always")[0]
+        batches = loaded(Random(), seed_global_rngs="always")[0]
         drawn = np.array([row for batch in batches for row in batch["torch"]])
         index = np.array([row for batch in batches for row in batch["index"]])
         real = np.array([row for batch in batches for row in batch["segment_ids"]]) > 0
         assert len(set(drawn[real].tolist())) == sum(LENGTHS)
-        whole = loaded(Random(), Packs(LENGTHS, 40), seed_samples="always")[0]
+        whole = loaded(Random(), Packs(LENGTHS, 40), seed_global_rngs="always")[0]
         for one in (1, 4):
             again = [
                 value

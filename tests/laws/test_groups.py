@@ -43,8 +43,8 @@ GROUPS = {
     "packs, transformed": lambda: {"groups": Packs(LENGTHS, CAPACITY, block=16), "batch_size": 6, "transform": noisy},
     "packs of a mix": lambda: {"dataset": mixed(), "groups": Packs([*LENGTHS, *LENGTHS], CAPACITY, block=16), "batch_size": 6},
     "packs, counted": lambda: {"groups": Packs(LENGTHS, CAPACITY, block=16, count=True), "batch_size": 6},
-    "buckets": lambda: {"groups": Buckets(LENGTHS, BUDGET, block=32, alike=2), "collate_fn": pad(-1)},
-    "buckets, counted": lambda: {"groups": Buckets(LENGTHS, BUDGET, block=32, alike=2, count=True), "collate_fn": pad(-1)},
+    "buckets": lambda: {"groups": Buckets(LENGTHS, BUDGET, block=32, same_size_run=2), "collate_fn": pad(-1)},
+    "buckets, counted": lambda: {"groups": Buckets(LENGTHS, BUDGET, block=32, same_size_run=2, count=True), "collate_fn": pad(-1)},
 }
 groups = pytest.mark.parametrize("kind", GROUPS)
 

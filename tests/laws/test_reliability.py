@@ -319,7 +319,7 @@ def test_every_sample_comes_once_and_in_order_or_the_error_says_why(
         num_workers=2,
         collate_fn=same,
         worker_init_fn=Dies(tmp_path, fault),
-        run_ahead=False,
+        prefetch_next_epoch=False,
         **options,
     )
     try:

@@ -199,7 +199,7 @@ class NoLength:
         (DATA, {"sampler": [1], "order": penstock.SequentialOrder(3)}, ValueError, "sampler and order exclude"),
         (DATA, {"batch_size": None, "drop_last": True}, ValueError, "drop_last=True needs batches"),
         (DATA, {"drop_last": True, "tail": "exact"}, ValueError, "tail='exact' promises all"),
-        (DATA, {"endless": True, "tail": "exact"}, ValueError, "endless=True never does"),
+        (DATA, {"infinite": True, "tail": "exact"}, ValueError, "infinite=True never does"),
         (DATA, {"split": "within"}, ValueError, "there is no batch_sampler"),
         (DATA, {"num_workers": -1}, ValueError, "num_workers=-1"),
         (DATA, {"num_workers": 1.5}, ValueError, "num_workers=1.5"),
@@ -233,7 +233,7 @@ def test_a_dataset_that_cannot_be_pickled_is_refused_and_nothing_is_left(context
         assert len(loader) == 5
 
 
-@pytest.mark.parametrize("seed_samples", ["never", None, 2])
-def test_a_rekey_that_makes_no_sense(seed_samples):
+@pytest.mark.parametrize("seed_global_rngs", ["never", None, 2])
+def test_a_rekey_that_makes_no_sense(seed_global_rngs):
     with pytest.raises(ValueError, match="must be True, False or 'always'"):
-        Loader.from_dataset([1, 2, 3], seed_samples=seed_samples)
+        Loader.from_dataset([1, 2, 3], seed_global_rngs=seed_global_rngs)

@@ -101,7 +101,7 @@ def canonical(sampler, **words):
 WAYS = {
     "inline": {},
     "threads": {"num_workers": 2, "method": "thread"},
-    "not run ahead": {"num_workers": 1, "method": "thread", "run_ahead": False},
+    "not run ahead": {"num_workers": 1, "method": "thread", "prefetch_next_epoch": False},
     "not planned ahead": {"plan_ahead": False},
 }
 

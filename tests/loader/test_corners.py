@@ -212,7 +212,7 @@ def test_an_endless_loader_goes_on_behind_a_complete_state_either_way():
         state = batches.state_dict()
     for restart in (None, True, False):
         for asked in (None, 0):
-            with loader(endless=True, restart_on_stop_iteration=restart) as batches:
+            with loader(infinite=True, restart_on_stop_iteration=restart) as batches:
                 batches.load_state_dict(state)
                 if asked is not None:
                     batches.set_epoch(asked)

@@ -38,9 +38,9 @@ def at(epoch: int, position: int) -> dict[str, int]:
     return {"epoch": epoch, "position": position}
 
 
-def cursor(*events: Any, sized: bool = True, endless: bool = False, restart: bool | None = None) -> EpochCursor:
+def cursor(*events: Any, sized: bool = True, infinite: bool = False, restart: bool | None = None) -> EpochCursor:
     """One to which ``events`` have happened, in words."""
-    made = EpochCursor(Numbers(sized), endless=endless, restart=restart)
+    made = EpochCursor(Numbers(sized), infinite=infinite, restart=restart)
     for event, *what in (event if isinstance(event, tuple) else (event,) for event in events):
         match event, what:
             case "start", []:
@@ -190,7 +190,7 @@ def test_an_offset_is_only_for_who_counts_by_it() -> None:
 
 
 def test_an_endless_cursor_passes_marks() -> None:
-    made = cursor("start", ("deliver", N), endless=True)
+    made = cursor("start", ("deliver", N), infinite=True)
     assert not made.mark(at(1, 0))
     made.delivered(at(1, 1))
     assert made.start() == Stay()
@@ -204,7 +204,7 @@ class AgainstAList(RuleBasedStateMachine):
 
     @initialize(restart=st.sampled_from([None, True]))
     def begin(self, restart: bool | None) -> None:
-        self.cursor = EpochCursor(Numbers(), endless=False, restart=restart)
+        self.cursor = EpochCursor(Numbers(), infinite=False, restart=restart)
         self.graph: dict[str, int] | None = None
         self.running = False
         self.states = [at(0, 0)]

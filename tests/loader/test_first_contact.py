@@ -246,8 +246,8 @@ def test_an_epoch_of_nothing_yields_nothing_and_says_so(make, how, caplog):
 @pytest.mark.parametrize("make", EMPTY)
 def test_an_endless_loader_of_nothing_raises_and_does_not_spin(make, how):
     with (
-        pytest.raises(ValueError, match="epoch 0 has no batch on this rank, so an endless loader would spin"),
-        make(endless=True, **how) as loader,
+        pytest.raises(ValueError, match="epoch 0 has no batch on this rank, so an infinite loader would spin"),
+        make(infinite=True, **how) as loader,
     ):
         next(iter(loader))
 

@@ -178,9 +178,9 @@ def test_a_loader_says_where_it_stands() -> None:
         list(batches)
         assert where(one) == "epoch 1, batch 0 of 7"
     assert where(one) == "closed in epoch 1, batch 0 of 7"
-    with loader(endless=True) as other:
+    with loader(infinite=True) as other:
         other.load_state_dict(state)
-        assert where(other) == "resumes in epoch 0, batch 2 of 7, endless"
+        assert where(other) == "resumes in epoch 0, batch 2 of 7, infinite"
     with Loader.from_dataset(Stream(), 2) as stream:
         assert repr(stream) == "<penstock.Loader of Stream, no workers: not started>"
         next(iter(stream))

@@ -316,7 +316,7 @@ def test_a_batch_that_an_interrupt_has_kept_back_counts_once_in_the_error_budget
     """Seen to fail: counted each time it came, and more samples had failed than there are bad ones."""
     strikes, struck = Strikes(), True
     while struck:
-        with Loader.from_dataset(Fails(), 4, on_error="skip", max_errors=1, run_ahead=False, **how) as loader:
+        with Loader.from_dataset(Fails(), 4, on_error="skip", max_errors=1, prefetch_next_epoch=False, **how) as loader:
             batches = iter(loader)
             got = [next(batches).tolist() for _ in range(2)]
             batch, struck = strikes(lambda batches=batches: next(batches))

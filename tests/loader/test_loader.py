@@ -130,11 +130,11 @@ def test_break_drops_the_rest_of_the_epoch():
 
 
 def test_endless_goes_on_where_it_stands():
-    with loader(endless=True) as batches:
+    with loader(infinite=True) as batches:
         iterator = iter(batches)
         assert values(islice(iterator, 6)) == epoch(0) + epoch(1)[:2]
         assert values(islice(batches, 6)) == epoch(1)[2:] + epoch(2)
-        with pytest.raises(TypeError, match="endless"):
+        with pytest.raises(TypeError, match="infinite"):
             len(batches)
 
 
@@ -187,7 +187,7 @@ def test_set_epoch_in_a_loop_is_the_same_stream():
 
 def test_set_epoch_in_a_loop_drops_nothing():
     """Seen to fail when set_epoch always jumped."""
-    with loader(run_ahead=False) as batches:
+    with loader(prefetch_next_epoch=False) as batches:
         resets = counted_resets(batches)
         for e in range(4):
             batches.set_epoch(e)
@@ -501,7 +501,7 @@ def test_len_never_pins_the_rank(monkeypatch):
 def test_has_none_of_the_attributes_that_trainers_trip_over():
     for name in ("_iterator", "generator", "timeout"):
         assert not hasattr(loader(), name)
-    for batches in (loader(endless=True), unsized()):
+    for batches in (loader(infinite=True), unsized()):
         for name in ("sampler", "batch_sampler"):
             assert not hasattr(batches, name)
 

@@ -71,7 +71,7 @@ def test_loaded_without_ever_iterating_and_closed():
 
 def test_during_a_validation():
     """The training loader's state does not move while another loader is read, and a validation always begins at its start."""
-    with loader() as training, loader(run_ahead=False) as validation:
+    with loader() as training, loader(prefetch_next_epoch=False) as validation:
         iterator = iter(training)
         next(iterator)
         for e in range(2):

@@ -189,7 +189,7 @@ def test_an_error_names_the_whole_key():
 
 def test_the_name_of_a_long_key_is_cut():
     """Seen to fail: a note of 3,000 characters."""
-    name = FetchTask(Fetch(Keys()), 0, seed_samples=False).name(Indices(0, 7, list(range(600))), IDLE)
+    name = FetchTask(Fetch(Keys()), 0, seed_global_rngs=False).name(Indices(0, 7, list(range(600))), IDLE)
     assert name == f"dataset index {str(list(range(600)))[:79]}… (epoch 0, position 7)"
 
 

@@ -27,11 +27,11 @@ class Against(RuleBasedStateMachine):
         script=st.lists(st.sampled_from([ITEM, ITEM, ITEM, MARK, ERROR]), min_size=5, max_size=30),
         in_order=st.booleans(),
         most=st.integers(1, 4),
-        run_ahead=st.booleans(),
+        prefetch_next_epoch=st.booleans(),
         delivered=st.sets(st.integers(0, 4)),
     )
-    def begin(self, script: list[str], in_order: bool, most: int, run_ahead: bool, delivered: set[int]) -> None:
-        self.script, self.most, self.run_ahead = script, most, run_ahead
+    def begin(self, script: list[str], in_order: bool, most: int, prefetch_next_epoch: bool, delivered: set[int]) -> None:
+        self.script, self.most, self.prefetch_next_epoch = script, most, prefetch_next_epoch
         self.out = [place for place in sorted(delivered) if script[place] == ITEM]
         self.raised: int | None = None  # the last step raised this item, so the state is still the one before it
         self.begin_at(0, self.out, in_order)
@@ -55,7 +55,7 @@ class Against(RuleBasedStateMachine):
     @rule()
     def fill(self) -> None:
         self.settle()
-        while self.window.has_room(self.most, self.run_ahead):
+        while self.window.has_room(self.most, self.prefetch_next_epoch):
             self.pull()
 
     def pull(self) -> None:

@@ -208,7 +208,7 @@ def test_the_loop_may_draw(n_readers):
     assert said_by(Loader(root), 3, all_three) == []
 
 
-@pytest.mark.parametrize("words", [{"num_workers": 0}, {"method": "process"}, {"seed_samples": False}], ids=str)
+@pytest.mark.parametrize("words", [{"num_workers": 0}, {"method": "process"}, {"seed_global_rngs": False}], ids=str)
 def test_elsewhere_all_may_draw(words):
     assert said_by(loaded(Numbers(draw=lambda _: all_three()), **words), 2, all_three) == []
 

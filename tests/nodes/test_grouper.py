@@ -24,7 +24,7 @@ N = 64
 LENGTHS = np.maximum(1, np.random.default_rng(0).lognormal(2.1, 0.9, N)).astype(np.int64)
 KINDS = {
     "packs": lambda **words: Packs(LENGTHS, 40, block=16, **words),
-    "buckets": lambda **words: Buckets(LENGTHS, 120, most=6, block=32, alike=2, **words),
+    "buckets": lambda **words: Buckets(LENGTHS, 120, max_samples=6, block=32, same_size_run=2, **words),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 counted = pytest.mark.parametrize("count", [False, True])
@@ -195,7 +195,9 @@ class TestOverManyBlocks:
         seconds = np.random.default_rng(3).lognormal(1.9, 0.7, 16_384).clip(0.5, 35)
         hands = []
         for rank in range(8):
-            node = Sharder(Cycler(Grouper(ShuffledOrder(16_384, 1), Buckets(seconds, 200, most=64, alike=alike))), rank, 8, tail="drop")
+            node = Sharder(
+                Cycler(Grouper(ShuffledOrder(16_384, 1), Buckets(seconds, 200, max_samples=64, same_size_run=alike))), rank, 8, tail="drop"
+            )
             node.reset()
             hands.append([seconds[item.values] for item in epoch(node)])
         cost = np.array([[batch.max() * len(batch) * (1 + batch.max() / 20) for batch in hand] for hand in hands])

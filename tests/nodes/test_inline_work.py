@@ -141,9 +141,9 @@ def test_always_means_always():
         return torch.initial_seed()
 
     consumer = Consumer()
-    expected = values(Loader(graph(Samples(consumer, look), seed_samples="always")))
+    expected = values(Loader(graph(Samples(consumer, look), seed_global_rngs="always")))
     dataset = Samples(consumer, look)
-    with Loader(Prefetcher(graph(dataset, seed_samples="always"), 4)) as loader:
+    with Loader(Prefetcher(graph(dataset, seed_global_rngs="always"), 4)) as loader:
         batches = iter(loader)
         got = [consumer.next(batches) for _ in range(N // B)]
     assert values(got) == expected

@@ -175,8 +175,8 @@ def test_the_users_generators_are_the_same_to_the_bit_after_an_exception(where):
 def test_seeding_may_be_switched_off():
     """Seen to fail: no such word."""
     for build in (
-        lambda: Loader.from_dataset(Draws(), batch_size=None, seed_samples=False),
-        lambda: Loader(IterableSource(Draws(), seed_samples=False)),
+        lambda: Loader.from_dataset(Draws(), batch_size=None, seed_global_rngs=False),
+        lambda: Loader(IterableSource(Draws(), seed_global_rngs=False)),
     ):
         seeded()
         with build() as loader:

@@ -141,7 +141,7 @@ def test_marks_take_no_room_in_the_window():
 
 def test_run_ahead_false_idles_at_the_mark():
     loaded = []
-    node = ParallelMapper(source(3), lambda value: loaded.append(value) or value, 2, run_ahead=False, prefetch_factor=5)
+    node = ParallelMapper(source(3), lambda value: loaded.append(value) or value, 2, prefetch_next_epoch=False, prefetch_factor=5)
     assert [next(node) for _ in range(4)] == [0, 1, 2, EndOfEpoch(0)]
     assert sorted(loaded) == [0, 1, 2]
     assert next(node) == 0

@@ -104,7 +104,7 @@ def test_run_ahead_false_stops_at_the_mark():
         loaded.append(value)
         return value
 
-    node = Prefetcher(Mapper(source(3), note), 8, run_ahead=False)
+    node = Prefetcher(Mapper(source(3), note), 8, prefetch_next_epoch=False)
     assert [next(node) for _ in range(3)] == [0, 1, 2]
     assert next(node) == EndOfEpoch(0)
     assert loaded == [0, 1, 2]

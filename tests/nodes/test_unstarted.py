@@ -134,7 +134,7 @@ def test_a_copy_of_a_graph_that_was_never_started_gives_the_same_items(build):
     node = build()
     copies = [pickle.loads(pickle.dumps(node)), copy.deepcopy(node)]
     expected = items(node)
-    assert EndOfEpoch in map(type, expected) or not node.endless or len(expected) == 9
+    assert EndOfEpoch in map(type, expected) or not node.infinite or len(expected) == 9
     assert [items(one) for one in copies] == [expected, expected]
 
 

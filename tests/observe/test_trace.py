@@ -185,9 +185,9 @@ def test_one_trace_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", HOW)
 def test_a_loader_goes_on_before_and_after_a_trace(how: str, tmp_path: Path) -> None:
     """The same batches and the same workers. Seen to fail: a worker that writes on."""
-    with Loader.from_dataset(Squares(), 2, shuffle=True, endless=True, **HOW[how]) as loader:
+    with Loader.from_dataset(Squares(), 2, shuffle=True, infinite=True, **HOW[how]) as loader:
         expected = [batch.tolist() for batch in itertools.islice(loader, 60)]
-    with Loader.from_dataset(Squares(), 2, shuffle=True, endless=True, **HOW[how]) as loader:
+    with Loader.from_dataset(Squares(), 2, shuffle=True, infinite=True, **HOW[how]) as loader:
         batches = iter(loader)
         seen = [next(batches).tolist() for _ in range(20)]
         with penstock.trace(tmp_path / "late.json"):
@@ -197,7 +197,7 @@ def test_a_loader_goes_on_before_and_after_a_trace(how: str, tmp_path: Path) -> 
     names = set(tracks_of(read(tmp_path / "late.json")).values())
     assert "loop over loader 0" in names
     assert any(name.startswith("worker") for name in names) == (how != "processes")  # those run already
-    with Loader.from_dataset(Squares(), 2, shuffle=True, endless=True, **HOW[how]) as loader:
+    with Loader.from_dataset(Squares(), 2, shuffle=True, infinite=True, **HOW[how]) as loader:
         batches = iter(loader)
         with penstock.trace(tmp_path / "early.json"):
             seen = [next(batches).tolist() for _ in range(20)]

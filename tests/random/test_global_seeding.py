@@ -250,10 +250,10 @@ def test_an_error_in_a_watched_batch():
 unseen = pytest.mark.xfail(reason="limit: a generator that is restored afterwards, or only inspected, looks unused")
 
 
-@pytest.mark.parametrize("seed_samples", [pytest.param(True, marks=unseen), "always"])
+@pytest.mark.parametrize("seed_global_rngs", [pytest.param(True, marks=unseen), "always"])
 @pytest.mark.parametrize("how", ["put back", "looked at"])
-def test_a_generator_that_is_not_left_advanced(how, seed_samples):
-    """That is what ``seed_samples="always"`` is for: `torch.random.fork_rng` around a draw, or a generator made from ``torch.initial_seed()``."""
+def test_a_generator_that_is_not_left_advanced(how, seed_global_rngs):
+    """That is what ``seed_global_rngs="always"`` is for: `torch.random.fork_rng` around a draw, or a generator made from ``torch.initial_seed()``."""
 
     def forked():
         with torch.random.fork_rng(devices=[]):
@@ -261,7 +261,7 @@ def test_a_generator_that_is_not_left_advanced(how, seed_samples):
 
     dataset = Drawing(forked if how == "put back" else lambda: torch.initial_seed() % 2**32, ALWAYS)
     dataset.__class__ = Only
-    work = FetchTask(Fetch(dataset), 3, seed_samples)
+    work = FetchTask(Fetch(dataset), 3, seed_global_rngs)
     for start in range(0, N, BATCH):
         for row in rows(work(indices(range(start, start + BATCH)), [IDLE])):
             seed_globals(3, 0, int(row[0]))

@@ -81,14 +81,14 @@ def test_packs_refuse(words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"budget": 8}, r"lengths\[1\] is 9, but the budget of a batch is 8"),
-        ({"budget": 0}, "budget=0 must be a number above 0"),
-        ({"budget": float("nan")}, "budget=nan must be"),
-        ({"budget": True}, "budget=True must be"),
-        ({"budget": "9"}, "budget='9' must be"),
-        ({"budget": 9, "most": 0}, "most=0"),
-        ({"budget": 9, "alike": 0}, "alike=0"),
-        ({"budget": 9, "block": 4, "alike": 5}, "alike=5 must be a whole number below 5"),
+        ({"max_padded_size": 8}, r"lengths\[1\] is 9, and a batch may have max_padded_size=8"),
+        ({"max_padded_size": 0}, "max_padded_size=0 must be a number above 0"),
+        ({"max_padded_size": float("nan")}, "max_padded_size=nan must be"),
+        ({"max_padded_size": True}, "max_padded_size=True must be"),
+        ({"max_padded_size": "9"}, "max_padded_size='9' must be"),
+        ({"max_padded_size": 9, "max_samples": 0}, "max_samples=0"),
+        ({"max_padded_size": 9, "same_size_run": 0}, "same_size_run=0"),
+        ({"max_padded_size": 9, "block": 4, "same_size_run": 5}, "same_size_run=5 must be a whole number below 5"),
     ],
 )
 def test_buckets_refuse(words, said):
@@ -107,7 +107,7 @@ def test_buckets_are_shuffled_by_their_indices():
     assert plan(buckets, np.arange(200)) == plan(buckets, np.arange(200))
 
 
-@pytest.mark.parametrize("groups", [Packs(LENGTHS, 10), Buckets(LENGTHS, 20.0, most=3, alike=2)])
+@pytest.mark.parametrize("groups", [Packs(LENGTHS, 10), Buckets(LENGTHS, 20.0, max_samples=3, same_size_run=2)])
 def test_a_copy_plans_the_same(groups):
     for other in (copy.deepcopy(groups), pickle.loads(pickle.dumps(groups))):
         assert plan(other) == plan(groups)
@@ -119,7 +119,7 @@ def test_are_frozen():
     lengths = np.arange(1, 41) ** 2 % 37 + 1
     indices = np.arange(40)[::-1].copy()
     assert plan(Packs(lengths, 50), indices)[:5] == FROZEN_PACKS
-    assert plan(Buckets(lengths, 100, alike=2), indices)[:5] == FROZEN_BUCKETS
+    assert plan(Buckets(lengths, 100, same_size_run=2), indices)[:5] == FROZEN_BUCKETS
     assert Packs(lengths, 50).settings() == {
         "groups": "packs",
         "capacity": 50,

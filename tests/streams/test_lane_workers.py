@@ -82,7 +82,7 @@ def expected(tmp_path: Path) -> list[Any]:
 def test_each_shard_is_opened_once_in_a_pass(tmp_path: Path, expected: list[Any], workers: int, batch_size: int) -> None:
     """Seen to fail: a dataset whose lanes nobody asks for (with two workers, most shards were opened twice)."""
     opening = Opening(tmp_path)
-    with loading(opening, workers, batch_size=batch_size, run_ahead=False) as loader:
+    with loading(opening, workers, batch_size=batch_size, prefetch_next_epoch=False) as loader:
         assert epochs(loader) == expected
     assert max(opening.opened().values()) <= 2  # 48 items are two passes at most, and a few shards of the second are not begun
     assert sum(opening.opened().values()) <= 2 * len(LENGTHS)
@@ -94,7 +94,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_shard(
     tmp_path: Path, expected: list[Any], kill_at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     opening = Opening(tmp_path, kill_at)
-    with loading(opening, 2, run_ahead=False) as loader:  # otherwise it may be a batch that nobody waits for that kills
+    with loading(opening, 2, prefetch_next_epoch=False) as loader:  # otherwise it may be a batch that nobody waits for that kills
         assert epochs(loader) == expected
         assert loader.root.statistics()[-1].workers.restarts == 1
     assert "died while loading dataset index" in caplog.text

@@ -196,7 +196,7 @@ KINDS: dict[str, Callable[..., Loader[Any]]] = {
     "shuffled": own(Tagged(N), shuffle=True),
     "shuffled, drop_last": own(Tagged(N), shuffle=True, drop_last=True),
     "shuffled, single samples": own(Tagged(N), shuffle=True, batch_size=None, collate_fn=None),
-    "shuffled, endless": own(Tagged(N), shuffle=True, endless=True),
+    "shuffled, endless": own(Tagged(N), shuffle=True, infinite=True),
     "shuffled, out of order": own(Tagged(N), shuffle=True, num_workers=1, in_order=False),
     "shuffled, 10**12": own(range(10**12), shuffle=True, seed=2**62),
     "torch's order": own(Tagged(N), order=lambda: penstock.TorchOrder(N, seed=5)),
@@ -263,7 +263,10 @@ KINDS: dict[str, Callable[..., Loader[Any]]] = {
     ),
     "packed once": own(lambda: penstock.Packed(SEQUENCES, LENGTHS, 12, block=8, pad=-1), shuffle=True, batch_size=2),
     "buckets": own(
-        Tagged(N), shuffle=True, batch_size="decided by the bucket", groups=penstock.Buckets(LENGTHS, 30.0, most=4, block=16, alike=2)
+        Tagged(N),
+        shuffle=True,
+        batch_size="decided by the bucket",
+        groups=penstock.Buckets(LENGTHS, 30.0, max_samples=4, block=16, same_size_run=2),
     ),
     # Our own datasets.
     "cached": own(lambda: penstock.Cached([10 * k for k in range(N)]), shuffle=True),

@@ -149,7 +149,7 @@ def new_loader(kind: str, case: Case, rank: int, world_size: int) -> Any:
         return make(range(N), batch_size=B, sampler=DistributedSampler(range(N), num_replicas=1, rank=0, seed=3))
     if case.loader == "unsized":
         return penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop")
-    return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, endless=case.loader == "endless")
+    return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, infinite=case.loader == "endless")
 
 
 class Model(LightningModule):
@@ -262,7 +262,7 @@ def right(case: Case, rank: int, ranks: int) -> list[list[int]]:
     limit = max(1, int(case.trainer.get("limit_train_batches", 1) * epoch))
     steps = int(case.trainer.get("max_steps", 3) * epoch)
     made = penstock.Loader.from_dataset(
-        Tagged(N), batch_size=B, shuffle=True, seed=3, endless=case.loader == "endless", rank=rank, world_size=ranks
+        Tagged(N), batch_size=B, shuffle=True, seed=3, infinite=case.loader == "endless", rank=rank, world_size=ranks
     )
     if case.loader == "unsized":
         made = penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop", rank=rank, world_size=ranks)
@@ -393,7 +393,7 @@ def validated() -> dict[str, list[int]]:
     for tail in ("pad", "exact"):
         with (
             penstock.Loader.from_dataset(Tagged(N), batch_size=B) as train,
-            penstock.Loader.from_dataset(range(9), batch_size=B, run_ahead=False, tail=tail) as validation,
+            penstock.Loader.from_dataset(range(9), batch_size=B, prefetch_next_epoch=False, tail=tail) as validation,
         ):
             model, callback = Validating(), LightningCallback()
             new_trainer(2, [callback], max_epochs=1, num_sanity_val_steps=0, enable_checkpointing=False).fit(model, train, validation)

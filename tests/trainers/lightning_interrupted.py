@@ -29,7 +29,7 @@ class Model(LightningModule):
 
 
 if __name__ == "__main__":
-    loader = penstock.Loader.from_dataset(Tagged(24), batch_size=1, endless=True, num_workers=2)
+    loader = penstock.Loader.from_dataset(Tagged(24), batch_size=1, infinite=True, num_workers=2)
     trainer = Trainer(
         accelerator="cpu",
         devices=2,

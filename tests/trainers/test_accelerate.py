@@ -158,7 +158,7 @@ def test_accelerate_never_rebuilds_a_loader(configuration: dict, workers: int) -
     graph = Batcher(Cycler(Sampler(SequentialOrder(24))), 4)
     with (
         Loader.from_dataset(Tagged(24), shuffle=True, **words) as indexed,
-        Loader.from_dataset(Tagged(24), endless=True, **words) as endless,
+        Loader.from_dataset(Tagged(24), infinite=True, **words) as endless,
         Loader.from_dataset(loops.Counted(), **words) as stream,
         Loader(graph) as built,
     ):

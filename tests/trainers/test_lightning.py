@@ -232,13 +232,13 @@ class Validated(cases.Model):
 def test_validation_costs_nothing_where_it_is_not_due(method: str) -> None:
     """Nothing is loaded in epochs without a validation, and the second validation has the same workers as the first.
 
-    Seen to fail: with run_ahead=True the first batches of the next validation were already loaded.
+    Seen to fail: with prefetch_next_epoch=True the first batches of the next validation were already loaded.
     """
     dataset = Watched(30)
     model = Validated(dataset)
     with (
         Loader.from_dataset(Tagged(8), batch_size=4) as train,
-        Loader.from_dataset(dataset, batch_size=4, num_workers=2, method=method, run_ahead=False) as validation,
+        Loader.from_dataset(dataset, batch_size=4, num_workers=2, method=method, prefetch_next_epoch=False) as validation,
     ):
         trainer = cases.new_trainer(
             1, [LightningCallback()], max_epochs=6, check_val_every_n_epoch=3, num_sanity_val_steps=0, enable_checkpointing=False
@@ -255,7 +255,9 @@ def test_validation_costs_nothing_where_it_is_not_due(method: str) -> None:
 def test_memory_in_flight_is_bounded_while_validation_waits() -> None:
     """A validation that was started and abandoned (the sanity check) holds at most the window. The test uses a plain loop, so that it can count."""
     dataset = Watched(400)
-    with Loader.from_dataset(dataset, batch_size=4, num_workers=2, prefetch_factor=2, method="thread", run_ahead=False) as validation:
+    with Loader.from_dataset(
+        dataset, batch_size=4, num_workers=2, prefetch_factor=2, method="thread", prefetch_next_epoch=False
+    ) as validation:
         for taken, _ in enumerate(validation, 1):
             assert dataset.calls <= 4 * (taken + 2 * 2)
             if taken == 2:

@@ -132,7 +132,7 @@ class Cached(Shown):
         """
         missing = np.flatnonzero(np.asarray(self._opened().entries) == 0)
         loader: Loader[Any] = Loader.from_dataset(
-            _Filling(self, missing), _AT_ONCE, num_workers=num_workers, method=method, rank=0, world_size=1, run_ahead=False
+            _Filling(self, missing), _AT_ONCE, num_workers=num_workers, method=method, rank=0, world_size=1, prefetch_next_epoch=False
         )
         what = f"caching {self._identity['dataset']}"
         with loader, Progress(what, len(missing), "samples") as progress:

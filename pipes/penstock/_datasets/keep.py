@@ -106,7 +106,7 @@ def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: A
         method=method,
         rank=0,
         world_size=1,
-        run_ahead=False,
+        prefetch_next_epoch=False,
     )
     masks, done = [np.zeros(0, bool)], 0
     try:

@@ -118,7 +118,7 @@ def _loaded(dataset: _Transformed, device: torch.device, max_bytes: int | None, 
     fields, done = None, 0
     # rank=0, world_size=1: every rank loads all of it.
     loader: Loader[Any] = Loader.from_dataset(
-        dataset, batch_size=_BATCH_SIZE, num_workers=num_workers, method=method, run_ahead=False, rank=0, world_size=1
+        dataset, batch_size=_BATCH_SIZE, num_workers=num_workers, method=method, prefetch_next_epoch=False, rank=0, world_size=1
     )
     watched = {"say": _say} if progress else {"bar": False}
     with loader, Progress(f"loading {type(dataset.dataset).__name__}", len(dataset), "samples", **watched) as shown:

@@ -60,7 +60,7 @@ class _Task:
 
     Args:
         seed: The seed of the samples' random numbers.
-        seed_samples: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample; see `GlobalSeeding`.
+        seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample; see `GlobalSeeding`.
 
     Attributes:
         dataset: ``get_worker_info().dataset`` in a worker process.
@@ -74,11 +74,11 @@ class _Task:
     epoch_aware: Sequence[Any] = ()
     trial: Trial | None = None
 
-    def __init__(self, seed: int, seed_samples: bool | Literal["always"]) -> None:
-        if seed_samples not in (True, False, "always"):
-            raise ValueError(f"seed_samples={seed_samples!r} must be True, False or 'always'.")
+    def __init__(self, seed: int, seed_global_rngs: bool | Literal["always"]) -> None:
+        if seed_global_rngs not in (True, False, "always"):
+            raise ValueError(f"seed_global_rngs={seed_global_rngs!r} must be True, False or 'always'.")
         self.seed = seed
-        self._seeding = GlobalSeeding(seed, bool(seed_samples), calm=None if seed_samples == "always" else CALM)
+        self._seeding = GlobalSeeding(seed, bool(seed_global_rngs), calm=None if seed_global_rngs == "always" else CALM)
         self.meter = Meter()  # of what is done in the caller's thread; a worker has its own
 
     def __call__(self, task: Any, cell: MutableSequence[int], allocate: Allocate = afresh, *, inline: bool = False) -> Any:
@@ -144,11 +144,11 @@ class FunctionTask(_Task):
     Args:
         function: Any callable of one value.
         seed: See `_Task`.
-        seed_samples: See `_Task`.
+        seed_global_rngs: See `_Task`.
     """
 
-    def __init__(self, function: Callable[[Any], Any], seed: int, seed_samples: bool | Literal["always"]) -> None:
-        super().__init__(seed, seed_samples)
+    def __init__(self, function: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"]) -> None:
+        super().__init__(seed, seed_global_rngs)
         self.function = function
 
     def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
@@ -182,13 +182,13 @@ class FetchTask(_Task):
     Args:
         fetch: The dataset and the collate function.
         seed: See `_Task`.
-        seed_samples: See `_Task`.
+        seed_global_rngs: See `_Task`.
         on_error: What to do with a sample that raises an ``Exception``.
     """
 
-    def __init__(self, fetch: Fetch, seed: int, seed_samples: bool | Literal["always"], on_error: OnError = "raise") -> None:
+    def __init__(self, fetch: Fetch, seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise") -> None:
         once = isinstance(fetch.dataset, Items)  # a transform may have changed the item, so it must not get it again; see `GlobalSeeding`
-        super().__init__(seed, "always" if once and seed_samples is True else seed_samples)
+        super().__init__(seed, "always" if once and seed_global_rngs is True else seed_global_rngs)
         self.fetch = fetch
         self.dataset = (
             None if isinstance(fetch.dataset, Items) else fetch.dataset.dataset if isinstance(fetch.dataset, PackView) else fetch.dataset
@@ -419,12 +419,12 @@ class FetchTask(_Task):
 
 
 def work_of(
-    map_fn: Callable[[Any], Any], seed: int, seed_samples: bool | Literal["always"], on_error: OnError = "raise"
+    map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise"
 ) -> FetchTask | FunctionTask:
     """The `Work` for ``map_fn``: a `FetchTask` for a `Fetch`, a `FunctionTask` for any other function."""
     if isinstance(map_fn, Fetch):
-        return FetchTask(map_fn, seed, seed_samples, on_error)
-    return FunctionTask(map_fn, seed, seed_samples)
+        return FetchTask(map_fn, seed, seed_global_rngs, on_error)
+    return FunctionTask(map_fn, seed, seed_global_rngs)
 
 
 _WATCHED = 8

@@ -54,12 +54,12 @@ class Options(TypedDict, total=False):
     split: Literal["items", "own", "within"] | None
     tail: Tail | None
     plan_ahead: bool
-    seed_samples: bool | Literal["always"]
-    run_ahead: bool
+    seed_global_rngs: bool | Literal["always"]
+    prefetch_next_epoch: bool
     max_restarts: int | None
     on_error: OnError
     max_errors: float | None
-    endless: bool
+    infinite: bool
     restart_on_stop_iteration: bool | None
 
 
@@ -71,7 +71,7 @@ class FromDataset(DataLoaderWords):
 
     if TYPE_CHECKING:
 
-        def __init__(self, root: BaseNode[Any], *, endless: bool, restart_on_stop_iteration: bool | None) -> None: ...
+        def __init__(self, root: BaseNode[Any], *, infinite: bool, restart_on_stop_iteration: bool | None) -> None: ...
 
     @classmethod
     def from_dataset(
@@ -106,12 +106,12 @@ class FromDataset(DataLoaderWords):
         split: Literal["items", "own", "within"] | None = None,
         tail: Tail | None = None,
         plan_ahead: bool = True,
-        seed_samples: bool | Literal["always"] = True,
-        run_ahead: bool = True,
+        seed_global_rngs: bool | Literal["always"] = True,
+        prefetch_next_epoch: bool = True,
         max_restarts: int | None = None,
         on_error: OnError = "raise",
         max_errors: float | None = None,
-        endless: bool = False,
+        infinite: bool = False,
         restart_on_stop_iteration: bool | None = None,
     ) -> Self:
         """A `Loader` over the canonical graph of ``dataset``: order, epochs, ranks, batches, workers, pinned memory.
@@ -159,14 +159,14 @@ class FromDataset(DataLoaderWords):
                 `Sharder`. Default ``"pad"``, or ``"drop"`` for what cannot be padded: ``groups``, and `Shards` that are not counted. Means nothing under
                 ``split="own"``.
             plan_ahead: Draw the next epoch from ``sampler`` or ``batch_sampler`` during this one, in a helper process or thread; see `SamplerWrapper`.
-            seed_samples: Seed the global generators (``random``, NumPy, torch) for each sample, so that augmentation repeats itself; with ``method="thread"``, warn of what draws from them.
+            seed_global_rngs: Seed the global generators (``random``, NumPy, torch) for each sample, so that augmentation repeats itself; with ``method="thread"``, warn of what draws from them.
                 See `ParallelMapper`.
-            run_ahead: Load the first batches of the next epoch before it is asked for.
+            prefetch_next_epoch: Load the first batches of the next epoch before it is asked for.
             max_restarts: Worker processes that may die and be replaced before `WorkerDied`; default 8, or twice the number of workers if that is more.
             on_error: For a sample that fails: ``"raise"``, ``"skip"``, or a function ``(exception, index, epoch, position)`` that returns a substitute or
                 `SKIP`; see `ParallelMapper`.
             max_errors: Samples that may fail under ``on_error``: an ``int`` in all, a ``float`` as a share of any 1000; default: no bound.
-            endless: ``for batch in loader`` goes on over all epochs, and ``len(loader)`` is unknown.
+            infinite: ``for batch in loader`` goes on over all epochs, and ``len(loader)`` is unknown.
             restart_on_stop_iteration: A state of a finished epoch resumes at the next one (True), or at its empty remainder (False); default: at the next
                 if the loop saw the end, see `Loader`.
 
@@ -196,7 +196,7 @@ class FromDataset(DataLoaderWords):
             raise ValueError(
                 f"num_workers={num_workers!r}: a {type(dataset).__name__} dataset lies in memory and needs no workers. Leave it out."
             )
-        _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, endless)
+        _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, infinite)
         map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn, transform)
         if groups is not None:
             _check_groups(groups, dataset, batch_size, given, drop_last, tail)
@@ -207,9 +207,9 @@ class FromDataset(DataLoaderWords):
                 map_fn = Fetch(PackView(dataset, groups.capacity, groups.pad, transform), collate_fn)
         made_for = None  # the length of the dataset
         if isinstance(dataset, IterableDataset | BaseNode):
-            source, map_fn = _read(dataset, split, seed, bool(seed_samples)), _collate_only(collate_fn, batch_size, transform)
-            if seed_samples is True and collate_fn is None and transform is None:
-                seed_samples = False  # in the batches nothing of the user's runs; restoring the generators would take 80 us
+            source, map_fn = _read(dataset, split, seed, bool(seed_global_rngs)), _collate_only(collate_fn, batch_size, transform)
+            if seed_global_rngs is True and collate_fn is None and transform is None:
+                seed_global_rngs = False  # in the batches nothing of the user's runs; restoring the generators would take 80 us
         elif given is not None:
             from penstock._nodes.distributed_sampler import taken_over
 
@@ -258,9 +258,9 @@ class FromDataset(DataLoaderWords):
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             seed=seed,
-            seed_samples=seed_samples,
+            seed_global_rngs=seed_global_rngs,
             pin_memory=pin_memory or on_device,
-            run_ahead=run_ahead,
+            prefetch_next_epoch=prefetch_next_epoch,
             max_restarts=max_restarts,
             on_error=on_error,
             max_errors=max_errors,
@@ -269,12 +269,12 @@ class FromDataset(DataLoaderWords):
         if device is not None:
             from penstock._nodes.to_device import ToDevice
 
-            node = ToDevice(node, device, run_ahead=run_ahead)
+            node = ToDevice(node, device, prefetch_next_epoch=prefetch_next_epoch)
         elif pin_memory and can_pin():
             from penstock._nodes.pin_memory import PinMemory
 
-            node = PinMemory(node, run_ahead=run_ahead)
-        loader = cls(node, endless=endless, restart_on_stop_iteration=restart_on_stop_iteration)
+            node = PinMemory(node, prefetch_next_epoch=prefetch_next_epoch)
+        loader = cls(node, infinite=infinite, restart_on_stop_iteration=restart_on_stop_iteration)
         loader._words = words
         loader._built_for = made_for
         if unseeded:
@@ -285,11 +285,11 @@ class FromDataset(DataLoaderWords):
 FromDataset.from_dataset.__func__.__qualname__ = "Loader.from_dataset"  # type: ignore[attr-defined]  # an unknown argument is refused under that name
 
 
-def _read(dataset: Any, split: Any, seed: int, seed_samples: bool) -> Node[Any]:
+def _read(dataset: Any, split: Any, seed: int, seed_global_rngs: bool) -> Node[Any]:
     if not isinstance(dataset, Node):
         from penstock._nodes.iterable_source import IterableSource
 
-        return IterableSource(dataset, split=split, seed=seed, seed_samples=seed_samples)
+        return IterableSource(dataset, split=split, seed=seed, seed_global_rngs=seed_global_rngs)
     if split not in (None, dataset.split_word()):
         raise ValueError(
             f"split={split!r} is for the source to say, and {type(dataset).__name__} says {dataset.split_word()!r}. Say it there."
@@ -345,7 +345,7 @@ def _check_together(
     drop_last: bool,
     tail: str | None,
     split: str | None,
-    endless: bool,
+    infinite: bool,
 ) -> None:
     """Refuse what makes no sense together, as `DataLoader` does."""
     if split not in (None, "items", "own", "within"):
@@ -392,8 +392,8 @@ def _check_together(
         raise ValueError("drop_last=True needs batches, and batch_size=None makes none. Drop one of them.")
     if drop_last and tail == "exact":
         raise ValueError("drop_last=True leaves samples out, and tail='exact' promises all of them. Drop one of them.")
-    if endless and tail == "exact":
-        raise ValueError("tail='exact' lets ranks run out, and endless=True never does. Use tail='pad' or tail='drop'.")
+    if infinite and tail == "exact":
+        raise ValueError("tail='exact' lets ranks run out, and infinite=True never does. Use tail='pad' or tail='drop'.")
     if split == "within" and batch_sampler is None:
         raise ValueError(
             "split='within' deals the places of a batch sampler's batches, and there is no batch_sampler. Give one, or leave split out."

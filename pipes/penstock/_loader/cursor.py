@@ -78,7 +78,7 @@ class EpochCursor:
 
     Args:
         epochs: Answers the cursor's questions about the graph.
-        endless: Epochs end nothing: marks are passed.
+        infinite: Epochs end nothing: marks are passed.
         restart: Whether a state of a finished epoch continues with the next epoch (True) or with the empty remainder (False). None: with the
             next epoch if the end was seen.
 
@@ -92,9 +92,9 @@ class EpochCursor:
         begun: The state is not at the start of its epoch.
     """
 
-    def __init__(self, epochs: Epochs, *, endless: bool, restart: bool | None) -> None:
+    def __init__(self, epochs: Epochs, *, infinite: bool, restart: bool | None) -> None:
         self.epochs = epochs
-        self._endless = endless
+        self._infinite = infinite
         self._restart = restart
         self.state = epochs.start_of(0)
         self.stands = Stands.AWAY
@@ -153,7 +153,7 @@ class EpochCursor:
 
     def mark(self, behind: State) -> bool:
         """A mark was read, and the graph's state is now ``behind`` it. Returns whether the loop's epoch ends here."""
-        ends = not (self._endless or self.over_mark)
+        ends = not (self._infinite or self.over_mark)
         if ends and self._restart is False:
             self.stands, self.fresh = Stands.BEHIND_MARK, True
         else:
@@ -235,12 +235,12 @@ class EpochCursor:
         epoch = epoch_of(self.state)
         # Also if the remainder is empty, so that the code at the end of the user's epoch runs.
         if requested == epoch:
-            return Jump(self.state, over_mark=self._endless)
+            return Jump(self.state, over_mark=self._infinite)
         if self._completes(requested):
             return Jump(self._start(epoch + 1))
         if requested is None:
-            return Jump(self.state, over_mark=self._endless or (self._restart is True and self.begun))
-        if self._endless or not self._sized:
+            return Jump(self.state, over_mark=self._infinite or (self._restart is True and self.begun))
+        if self._infinite or not self._sized:
             return Jump(self.state, over_mark=True)
         self._requested = None
         raise StateError(
@@ -251,7 +251,7 @@ class EpochCursor:
     def _from_stream(self, requested: int | None) -> Move:
         epoch, finished = epoch_of(self.state), self.stands is Stands.BEHIND_MARK
         if self.stands is Stands.AWAY or (self._again and not finished):
-            if requested is None and (self.fresh or self._endless):
+            if requested is None and (self.fresh or self._infinite):
                 return Jump(self.state)
             return Jump(self._start(epoch + 1 if requested is None else requested))
         if self.fresh and not finished and requested in (None, epoch):
@@ -260,7 +260,7 @@ class EpochCursor:
             return Jump(self._start(epoch + 1)) if self._again else Stay()
         if not self.fresh and self._complete and requested in (None, epoch + 1):
             return PassMark(epoch)
-        if requested is None and self._endless:
+        if requested is None and self._infinite:
             return Stay()
         return Jump(self._start(epoch + 1 if requested is None else requested))
 

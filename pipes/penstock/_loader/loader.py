@@ -69,7 +69,7 @@ class Loader(FromDataset, Generic[T]):
 
     Args:
         root: The last node of the graph. A finite graph gets a `Cycler` on top.
-        endless: ``for batch in loader`` goes on over all epochs, and ``len(loader)`` is unknown.
+        infinite: ``for batch in loader`` goes on over all epochs, and ``len(loader)`` is unknown.
         restart_on_stop_iteration: What a state of a finished epoch resumes to: the start of the next epoch (True), or the empty
             remainder of the finished one (False). None: the next epoch if the loop saw the end, by ``StopIteration`` or `end_epoch`; else
             the empty remainder, so that the code after the loop still runs.
@@ -129,18 +129,18 @@ class Loader(FromDataset, Generic[T]):
 
     @overload
     def __init__(
-        self: Loader[Any], root: BaseNode[Indices], *, endless: bool = False, restart_on_stop_iteration: bool | None = None
+        self: Loader[Any], root: BaseNode[Indices], *, infinite: bool = False, restart_on_stop_iteration: bool | None = None
     ) -> None: ...
 
     @overload
-    def __init__(self, root: BaseNode[T], *, endless: bool = False, restart_on_stop_iteration: bool | None = None) -> None: ...
+    def __init__(self, root: BaseNode[T], *, infinite: bool = False, restart_on_stop_iteration: bool | None = None) -> None: ...
 
     def __init__(
-        self, root: Any = None, *misplaced: Any, endless: bool = False, restart_on_stop_iteration: bool | None = None, **dataset_words: Any
+        self, root: Any = None, *misplaced: Any, infinite: bool = False, restart_on_stop_iteration: bool | None = None, **dataset_words: Any
     ) -> None:
         _check_root(root, misplaced, dataset_words)
         node = root if isinstance(root, Node) else Cycler(root)
-        self.root: Node[T] = node if node.endless else Cycler(node)
+        self.root: Node[T] = node if node.infinite else Cycler(node)
         *_, self._first = self.root.chain()
         self._sharder = next((node for node in self.root.chain() if isinstance(node, Sharder)), None)
         if self._first.continues and restart_on_stop_iteration is False:
@@ -150,9 +150,9 @@ class Loader(FromDataset, Generic[T]):
             )
         self._origin = self.root.origin()
         self._reader = object()  # stands for this loader; the graph must not keep the loader itself alive
-        self._endless = endless
+        self._infinite = infinite
         self._settings: dict[str, Any] | None = None
-        self._cursor = EpochCursor(_Epochs(self.root), endless=endless, restart=restart_on_stop_iteration)
+        self._cursor = EpochCursor(_Epochs(self.root), infinite=infinite, restart=restart_on_stop_iteration)
         self._commits = CommitLedger()
         self._run = 0  # grows with each iterator started and each state loaded; iterators of earlier runs are dead
         self._given_up = -1  # end_epoch() ended the run before this one
@@ -174,13 +174,13 @@ class Loader(FromDataset, Generic[T]):
         """Batches in a whole epoch on this rank. For a stream this is what its ``__len__`` claims; delivery does not depend on it.
 
         Raises:
-            TypeError: The number is unknown, or the loader is endless.
+            TypeError: The number is unknown, or the loader is infinite.
         """
         batches = self._length()
         if batches is None:
             raise TypeError(
                 "this loader has no length: "
-                + ("it is endless." if self._endless else "its source does not know how many items an epoch has.")
+                + ("it is infinite." if self._infinite else "its source does not know how many items an epoch has.")
             )
         return batches
 
@@ -199,9 +199,9 @@ class Loader(FromDataset, Generic[T]):
         raise TypeError("a copy of a Loader would read the same graph. Use copy.deepcopy before it is started, or build another one.")
 
     @property
-    def endless(self) -> bool:
+    def infinite(self) -> bool:
         """Whether ``for batch in loader`` goes on over all epochs."""
-        return self._endless
+        return self._infinite
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next iterator start at ``epoch``. Moves nothing by itself.
@@ -416,7 +416,7 @@ class Loader(FromDataset, Generic[T]):
                 where = "not started" + ("" if whole is None else f", {whole:,} batches an epoch")
             elif self._owner != os.getpid():
                 where = "started in another process"
-            return f"{where}{', endless' * self._endless}"
+            return f"{where}{', infinite' * self._infinite}"
         except Exception:
             return "nobody knows where"
 
@@ -531,9 +531,9 @@ class Loader(FromDataset, Generic[T]):
                 return item.plain() if isinstance(item, Indices) else item
             if item.epoch != epoch:
                 raise GraphError(f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the mark before it.")
-            if self._endless and cursor.fresh and not cursor.over_mark:
+            if self._infinite and cursor.fresh and not cursor.over_mark:
                 raise ValueError(
-                    f"epoch {item.epoch} has no batch on this rank, so an endless loader would spin. Use a larger dataset, or tail='pad'."
+                    f"epoch {item.epoch} has no batch on this rank, so an infinite loader would spin. Use a larger dataset, or tail='pad'."
                 )
             if not cursor.over_mark and cursor.state == cursor.epochs.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
@@ -598,7 +598,7 @@ class Loader(FromDataset, Generic[T]):
 
     def _length(self) -> int | None:
         """Batches in a whole epoch; for a stream, what its ``__len__`` claims."""
-        if self._endless:
+        if self._infinite:
             return None
         batches = self._batches()
         return self.root.items_per_epoch() if batches is None else batches

@@ -42,7 +42,7 @@ class Cycler(Node[T]):
         self._failure: BaseException | None = None  # after an error the position of the source is unknown, so it is not read again
 
     @property
-    def endless(self) -> bool:
+    def infinite(self) -> bool:
         return True
 
     def reset(self, initial_state: State | None = None) -> None:

@@ -85,12 +85,12 @@ class DeliveryWindow:
         """Whether the next item may be delivered without an entry: whoever does so sets ``base`` to the state after it."""
         return not (self._entries or self._skip or self._exhausted or self.unsettled)
 
-    def has_room(self, most: int, run_ahead: bool) -> bool:
+    def has_room(self, most: int, prefetch_next_epoch: bool) -> bool:
         """Whether one more item may be pulled.
 
         Args:
             most: Bound on the jobs under way. Out of order, four times as many entries may wait for an older one.
-            run_ahead: Whether items of the next epoch may be pulled before the mark of this one is delivered.
+            prefetch_next_epoch: Whether items of the next epoch may be pulled before the mark of this one is delivered.
         """
         if self._exhausted or self.under_way >= most or len(self._entries) >= 4 * most + 4:
             return False
@@ -102,7 +102,7 @@ class DeliveryWindow:
         if not is_mark(last.value):
             return True
         empty_epoch = len(self._entries) > 1 and is_mark(self._entries[-2].value)  # stop here, or a source without items is pulled forever
-        return run_ahead and not empty_epoch
+        return prefetch_next_epoch and not empty_epoch
 
     @property
     def holds_error(self) -> bool:

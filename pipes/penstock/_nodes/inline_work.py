@@ -34,21 +34,21 @@ class InlineWork:
     Args:
         map_fn: Applied to each item.
         seed: Seed of the samples' random numbers.
-        seed_samples: See `ParallelMapper`.
+        seed_global_rngs: See `ParallelMapper`.
         on_error: See `ParallelMapper`.
     """
 
     def __init__(
-        self, map_fn: Callable[[Any], Any], seed: int, seed_samples: bool | Literal["always"], on_error: OnError = "raise"
+        self, map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise"
     ) -> None:
-        self.seeded: FetchTask | FunctionTask = work_of(map_fn, seed, seed_samples, on_error)
+        self.seeded: FetchTask | FunctionTask = work_of(map_fn, seed, seed_global_rngs, on_error)
         self._unseeded = work_of(map_fn, seed, False, on_error)
         self.meter = self._unseeded.meter = self.seeded.meter
         self._what = type(self.seeded.dataset if isinstance(self.seeded, FetchTask) else map_fn).__name__
         # An item may be changed by what is applied to it; a sample can be loaded again.
         self._of_items = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None
-        self._calm = CALM if seed_samples is False else 0  # consecutive batches that drew nothing
-        self._draws = seed_samples == "always"
+        self._calm = CALM if seed_global_rngs is False else 0  # consecutive batches that drew nothing
+        self._draws = seed_global_rngs == "always"
         self._watch = GlobalRngSnapshot()
 
     def __call__(self, task: Any, allocate: Allocate) -> Any:

@@ -93,7 +93,7 @@ class IterableSource(Node[Indices]):
         split: ``"items"``: every rank reads all of it, and the Sharder deals each rank its share. ``"own"``: it splits itself by rank. None: not
             decided, which is an error with several ranks.
         seed: Seed of its random numbers.
-        seed_samples: False leaves the global generators alone.
+        seed_global_rngs: False leaves the global generators alone.
 
     Raises:
         GraphError: ``iterable`` can be read only once, is one of penstock's nodes, or is known to split itself although ``split="items"``.
@@ -109,7 +109,7 @@ class IterableSource(Node[Indices]):
         *,
         split: Literal["items", "own"] | None = None,
         seed: int = 0,
-        seed_samples: bool = True,
+        seed_global_rngs: bool = True,
     ) -> None:
         super().__init__()
         if split not in (None, "items", "own"):
@@ -124,11 +124,11 @@ class IterableSource(Node[Indices]):
             )
         self.iterable = iterable
         self.split = split
-        self.seed_samples = seed_samples
+        self.seed_global_rngs = seed_global_rngs
         self._reader: Reader = NodeReader(iterable) if isinstance(iterable, BaseNode) else IterableReader(iterable)
         self._key = mixed(checked_seed(seed) + 5 * GAMMA)  # not the samples' key: a map_fn with the same seed must draw other numbers
         self._seeds = False  # whether this call seeds the global generators
-        self._watched = not seed_samples
+        self._watched = not seed_global_rngs
         self._pristine: list[Any] = []  # its state before anything was read, once known
         self._used = _Used(None, None)
         self._follows: int | None = 0  # the epoch that its next pass is by itself; None if unknown
@@ -366,7 +366,7 @@ class IterableSource(Node[Indices]):
             self._said = True
             log.warning(
                 "%s has a state and no set_epoch, so to get to the start of epoch %d it is read on from epoch %d, and these items are dropped. Give it a set_epoch, or "
-                "(if it has no end) pass endless=True.",
+                "(if it has no end) pass infinite=True.",
                 type(self.iterable).__name__,
                 epoch,
                 begin,
@@ -431,7 +431,7 @@ class IterableSource(Node[Indices]):
 
     def _kept(self) -> contextlib.AbstractContextManager[None]:
         """Restore the caller's generators afterwards. In a reader thread, do not seed at all, because the consumer draws at the same time."""
-        self._seeds = self.seed_samples and not reads_ahead()
+        self._seeds = self.seed_global_rngs and not reads_ahead()
         return global_rngs_kept() if self._seeds else contextlib.nullcontext()
 
     @contextlib.contextmanager

@@ -34,18 +34,23 @@ class Mapper(Node[T]):
         source: The items.
         map_fn: A `Fetch`, or any callable of one value. Never called for a mark.
         seed: Seed of the samples' random numbers; default: the seed of the order.
-        seed_samples: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, and restore the caller's
+        seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, and restore the caller's
             afterwards. See `ParallelMapper`.
     """
 
     __module__ = "penstock"
 
     def __init__(
-        self, source: BaseNode[Any], map_fn: Callable[[Any], T], *, seed: int | None = None, seed_samples: bool | Literal["always"] = True
+        self,
+        source: BaseNode[Any],
+        map_fn: Callable[[Any], T],
+        *,
+        seed: int | None = None,
+        seed_global_rngs: bool | Literal["always"] = True,
     ) -> None:
         super().__init__(source)
         self.map_fn = map_fn
-        self._work = InlineWork(map_fn, self.source.settings().get("seed", 0) if seed is None else checked_seed(seed), seed_samples)
+        self._work = InlineWork(map_fn, self.source.settings().get("seed", 0) if seed is None else checked_seed(seed), seed_global_rngs)
         self._memory: Recycler | None = None
 
     def details(self) -> dict[str, Any]:

@@ -151,7 +151,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
         items are passed over, and none is returned.
         """
         if type(self).next is not Node.next:
-            if self.endless:
+            if self.infinite:
                 raise GraphError(f"{type(self).__name__} overrides next downstream of a Cycler, so it must also override take.")
             return take_by_next(self, n, every=every, first=first)
         block = self.source.take(n, every=every, first=first)
@@ -233,9 +233,9 @@ class Node(Shown, BaseNode[T], Generic[T]):
         return self.source.ranks() if self._source is not None else (0, 1)
 
     @property
-    def endless(self) -> bool:
+    def infinite(self) -> bool:
         """Whether there is a `Cycler` upstream, so that epochs end with a mark and never with ``StopIteration``."""
-        return self._source is not None and self._source.endless
+        return self._source is not None and self._source.infinite
 
     @property
     def continues(self) -> bool:

@@ -76,14 +76,14 @@ class ParallelMapper(Node[T]):
             replaced, which counts towards ``max_restarts``; a thread cannot be stopped, and is abandoned.
         worker_init_fn: Called with the worker's number in each worker process as it starts.
         seed: Seed of the samples' random numbers; default: the seed of the order.
-        seed_samples: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
+        seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
             inline; in threads they are never touched, and a warning names what draws from them there, unless this is False. After four batches that drew nothing, seeding stops; if a later batch draws,
             it is loaded a second time, seeded. Use ``"always"`` if samples only inspect a generator (``torch.initial_seed()``) or restore
             it themselves (``torch.random.fork_rng``): that cannot be detected. Without workers and upstream of a `Prefetcher`, `PinMemory`
             or `ToDevice`, samples that draw are loaded only while the consumer waits for them, so that the two never draw at the same
             time; the log says so. There, a batch that is the first to draw after four that did not goes unnoticed.
         pin_memory: If there is an accelerator, make batches in page-locked memory right away. No effect with worker processes.
-        run_ahead: Work on the next epoch before the consumer asks for it.
+        prefetch_next_epoch: Work on the next epoch before the consumer asks for it.
         max_restarts: Worker processes that may die and be replaced before `WorkerDied`, in total; default 8, or twice the number of
             workers if that is more.
         on_error: How to handle an ``Exception`` from loading a sample; all but ``"raise"`` need a `Fetch` as ``map_fn``.
@@ -113,9 +113,9 @@ class ParallelMapper(Node[T]):
         timeout: float | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         seed: int | None = None,
-        seed_samples: bool | Literal["always"] = True,
+        seed_global_rngs: bool | Literal["always"] = True,
         pin_memory: bool = False,
-        run_ahead: bool = True,
+        prefetch_next_epoch: bool = True,
         max_restarts: int | None = None,
         on_error: OnError = "raise",
         max_errors: float | None = None,
@@ -162,7 +162,7 @@ class ParallelMapper(Node[T]):
         self._auto = auto
         self._most_workers = most_workers
         self._timeout = timeout
-        self._run_ahead = run_ahead and self.may_run_ahead and num_workers > 0
+        self._prefetch_next_epoch = prefetch_next_epoch and self.may_run_ahead and num_workers > 0
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         self._max_concurrent = max_concurrent if num_workers else 1
         self._per_worker = prefetch_factor or _FEW  # items in progress
@@ -170,7 +170,7 @@ class ParallelMapper(Node[T]):
         self._at_once = not num_workers and self._tolerance is None
         self._decides = max_concurrent is None and prefetch_factor is None  # on how many are in progress
         self._undecided = num_workers > 0 and (self._decides or auto is not None)  # until the first item shows its size
-        self._inline = InlineWork(map_fn, seed, False if method == "thread" and num_workers else seed_samples, on_error)
+        self._inline = InlineWork(map_fn, seed, False if method == "thread" and num_workers else seed_global_rngs, on_error)
         self._work = work = self._inline.seeded
         if work.epoch_aware and num_workers and method == "thread":
             raise ValueError(
@@ -182,7 +182,7 @@ class ParallelMapper(Node[T]):
 
             check_processes(multiprocessing_context)
         self._method = method
-        self._watches_draws = method == "thread" and num_workers > 0 and seed_samples is not False
+        self._watches_draws = method == "thread" and num_workers > 0 and seed_global_rngs is not False
         self._lanes = map_fn.lanes if method == "process" and num_workers > 1 and isinstance(map_fn, Fetch) else None
         self._pin_memory = pin_memory
         self._seed = seed
@@ -478,7 +478,7 @@ class ParallelMapper(Node[T]):
     def _fill(self, most: int) -> None:
         """Pull items and submit them until ``most`` jobs are under way."""
         window, source, measured = self._window, self.source, self._measured
-        while window.under_way < most and window.has_room(most, self._run_ahead):
+        while window.under_way < most and window.has_room(most, self._prefetch_next_epoch):
             window.torn = True  # from the pull until the entry is there
             item: Any = None
             try:

@@ -34,13 +34,13 @@ class PinMemory(ReaderNode[T]):
     Args:
         source: Batches: tensors, containers of them, and objects with a ``pin_memory()`` method.
         prefetch_factor: Batches kept ready.
-        run_ahead: Read into the next epoch before the consumer asks for it.
+        prefetch_next_epoch: Read into the next epoch before the consumer asks for it.
     """
 
     __module__ = "penstock"
 
-    def __init__(self, source: BaseNode[T], prefetch_factor: int = 1, *, run_ahead: bool = True) -> None:
-        super().__init__(source, prefetch_factor, "penstock-pin", run_ahead=run_ahead, threaded=can_pin())
+    def __init__(self, source: BaseNode[T], prefetch_factor: int = 1, *, prefetch_next_epoch: bool = True) -> None:
+        super().__init__(source, prefetch_factor, "penstock-pin", prefetch_next_epoch=prefetch_next_epoch, threaded=can_pin())
         self._pin: _Pin | None = None
         self._passed = 0
         if not self._threaded:

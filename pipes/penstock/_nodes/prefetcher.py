@@ -18,17 +18,19 @@ class Prefetcher(ReaderNode[T]):
     """Read ahead of the consumer in one background thread.
 
     Downstream of a `ParallelMapper` with workers it adds little, because that mapper reads ahead by itself. Downstream of nodes that work in
-    the caller's thread, it moves their work to the background, unless they seed the global generators: see ``seed_samples`` of
+    the caller's thread, it moves their work to the background, unless they seed the global generators: see ``seed_global_rngs`` of
     `ParallelMapper`.
 
     Args:
         source: After the first ``next`` only the background thread reads it.
         prefetch_factor: Items kept ready; memory is bounded by ``prefetch_factor + 1`` items.
         timeout: Seconds to wait for one item before ``TimeoutError``; None waits forever.
-        run_ahead: Read into the next epoch before the consumer asks for it.
+        prefetch_next_epoch: Read into the next epoch before the consumer asks for it.
     """
 
     __module__ = "penstock"
 
-    def __init__(self, source: BaseNode[T], prefetch_factor: int = 2, *, timeout: float | None = None, run_ahead: bool = True) -> None:
-        super().__init__(source, prefetch_factor, "penstock-prefetch", run_ahead=run_ahead, timeout=timeout)
+    def __init__(
+        self, source: BaseNode[T], prefetch_factor: int = 2, *, timeout: float | None = None, prefetch_next_epoch: bool = True
+    ) -> None:
+        super().__init__(source, prefetch_factor, "penstock-prefetch", prefetch_next_epoch=prefetch_next_epoch, timeout=timeout)

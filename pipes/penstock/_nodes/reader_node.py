@@ -28,7 +28,7 @@ class ReaderNode(Node[T]):
         source: After the first ``next`` only the reader thread reads it.
         prefetch_factor: Items kept ready.
         name: The thread's name.
-        run_ahead: Read into the next epoch before the consumer asks for it.
+        prefetch_next_epoch: Read into the next epoch before the consumer asks for it.
         timeout: Seconds to wait for one item; None waits forever.
         threaded: If False, there is no thread, and `next` reads the source.
     """
@@ -39,14 +39,14 @@ class ReaderNode(Node[T]):
         prefetch_factor: int,
         name: str,
         *,
-        run_ahead: bool = True,
+        prefetch_next_epoch: bool = True,
         timeout: float | None = None,
         threaded: bool = True,
     ) -> None:
         super().__init__(source)
         self._depth, self._timeout = whole_number("prefetch_factor", prefetch_factor, 1), seconds("timeout", timeout)
         self._name = name
-        self._run_ahead = run_ahead and self.may_run_ahead
+        self._prefetch_next_epoch = prefetch_next_epoch and self.may_run_ahead
         self._threaded = threaded
         self._pump: ReaderThread | None = None  # made at the first reset
         self._closed = False
@@ -154,6 +154,6 @@ class ReaderNode(Node[T]):
     def _holds(self) -> Callable[[Any], bool] | None:
         """A function that says after which items the reader waits for the consumer. It must not refer to this node, or the thread keeps it alive."""
         in_step = [node for node in self.source.chain() if hasattr(node, "in_step")]
-        if self._run_ahead:
+        if self._prefetch_next_epoch:
             return (lambda item: any(node.in_step for node in in_step)) if in_step else None
         return lambda item: is_mark(item) or any(node.in_step for node in in_step)

@@ -210,7 +210,7 @@ class NodeReader:
 def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:
     """Refuse a torchdata node that reads one of our nodes and cannot handle its items."""
     name = f"{type(node).__module__}.{type(node).__name__}"
-    if ours.endless:
+    if ours.infinite:
         raise GraphError(
             f"{name} is downstream of a Cycler and would get EndOfEpoch marks, which it cannot handle. "
             f"Put it upstream of the Cycler, or write a penstock.Node."

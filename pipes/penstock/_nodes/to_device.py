@@ -37,7 +37,7 @@ class ToDevice(ReaderNode[T]):
         device: For example ``"cuda"``, ``"cuda:1"``, ``"xpu"``, ``"mps"``, ``"cpu"``. Without an index, the current device of the thread
             that asks for the first batch.
         prefetch_factor: Batches ready on the device; its memory holds up to ``prefetch_factor + 2`` of them.
-        run_ahead: Read into the next epoch before the consumer asks for it.
+        prefetch_next_epoch: Read into the next epoch before the consumer asks for it.
 
     Raises:
         ValueError: This machine has no such device.
@@ -45,10 +45,14 @@ class ToDevice(ReaderNode[T]):
 
     __module__ = "penstock"
 
-    def __init__(self, source: BaseNode[T], device: torch.device | str, prefetch_factor: int = 2, *, run_ahead: bool = True) -> None:
+    def __init__(
+        self, source: BaseNode[T], device: torch.device | str, prefetch_factor: int = 2, *, prefetch_next_epoch: bool = True
+    ) -> None:
         self.device = resolve_device(device)
         self._given = device
-        super().__init__(source, prefetch_factor, "penstock-device", run_ahead=run_ahead, threaded=self.device.type != "cpu")
+        super().__init__(
+            source, prefetch_factor, "penstock-device", prefetch_next_epoch=prefetch_next_epoch, threaded=self.device.type != "cpu"
+        )
 
     def details(self) -> dict[str, Any]:
         return {"device": self.device, **super().details()}

@@ -117,15 +117,15 @@ class Buckets(Shown):
     Args:
         lengths: Of every sample of the dataset, by index, in any unit (tokens, seconds): shape ``(n,)``. If they are not true, batches are larger or
             smaller than they should be, and nothing else.
-        budget: Bound of a batch's padded size: its number of samples times its longest length.
-        most: Bound of the number of samples in a batch; None: there is none.
+        max_padded_size: Bound of a batch's padded size: its number of samples times its longest length.
+        max_samples: Bound of the number of samples in a batch; None: there is none.
         block: Samples that are sorted together. A jump to a position plans one block.
-        alike: Batches are shuffled in runs of this many similar ones. A multiple of the number of ranks gives all ranks similar batches at the same time,
+        same_size_run: Batches are shuffled in runs of this many similar ones. A multiple of the number of ranks gives all ranks similar batches at the same time,
             so that nobody waits for one long batch.
         count: Count the batches of an epoch, so that ``len(loader)`` works: by planning it all.
 
     Raises:
-        ValueError: A length is negative or not a number, or a sample alone is beyond the budget; the message names its index.
+        ValueError: A length is negative or not a number, or a sample alone is beyond ``max_padded_size``; the message names its index.
     """
 
     __module__ = "penstock"
@@ -133,26 +133,28 @@ class Buckets(Shown):
     def __init__(
         self,
         lengths: npt.ArrayLike,
-        budget: float,
+        max_padded_size: float,
         *,
-        most: int | None = None,
+        max_samples: int | None = None,
         block: int = 8192,
-        alike: int = 1,
+        same_size_run: int = 1,
         count: bool = False,
     ) -> None:
         self.lengths: Lengths = checked_lengths(lengths, whole=False)
-        if isinstance(budget, bool) or not isinstance(budget, int | float | np.number) or not 0 < budget < 2**62:
-            raise ValueError(f"budget={budget!r:.80} must be a number above 0: the longest length in a batch times its number of samples.")
-        self.budget = float(budget)
-        self.most = None if most is None else whole_number("most", most, 1)
+        if isinstance(max_padded_size, bool) or not isinstance(max_padded_size, int | float | np.number) or not 0 < max_padded_size < 2**62:
+            raise ValueError(
+                f"max_padded_size={max_padded_size!r:.80} must be a number above 0: the longest length in a batch times its number of samples."
+            )
+        self.max_padded_size = float(max_padded_size)
+        self.max_samples = None if max_samples is None else whole_number("max_samples", max_samples, 1)
         self.block: int = whole_number("block", block, 1, 2**24 + 1)
-        self.alike = whole_number("alike", alike, 1, self.block + 1)
+        self.same_size_run = whole_number("same_size_run", same_size_run, 1, self.block + 1)
         self.count: bool = count
         self.groups_per_item = 1
-        if self.lengths.max(initial=0) > budget:
+        if self.lengths.max(initial=0) > max_padded_size:
             longest = int(self.lengths.argmax())
             raise ValueError(
-                f"lengths[{longest}] is {self.lengths[longest]}, but the budget of a batch is {budget}. Raise the budget, or leave that sample out."
+                f"lengths[{longest}] is {self.lengths[longest]}, and a batch may have max_padded_size={max_padded_size}. Raise that, or leave that sample out."
             )
         self._checksum = checksum(self.lengths)
 
@@ -160,15 +162,17 @@ class Buckets(Shown):
         """The batches of a block that holds these ``indices`` of the dataset. Keyed by the indices: another order shuffles them otherwise."""
         seed = int.from_bytes(hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=8).digest(), "little") >> 1
         words = philox_words(seed, 0, GROUPED, len(indices))
-        groups = bucketed(self.lengths[indices], self.budget, min(self.most or self.block, self.block), self.alike, words)
+        groups = bucketed(
+            self.lengths[indices], self.max_padded_size, min(self.max_samples or self.block, self.block), self.same_size_run, words
+        )
         return BlockPlan(groups.splits, groups.members, None)
 
     def details(self) -> dict[str, Any]:
-        return {"lengths": len(self.lengths), "budget": self.budget, "most": self.most}
+        return {"lengths": len(self.lengths), "max_padded_size": self.max_padded_size, "max_samples": self.max_samples}
 
     def settings(self) -> dict[str, Any]:
         """What a saved state must agree on."""
-        words = {"budget": self.budget, "most": self.most, "alike": self.alike, "block": self.block}
+        words = {"budget": self.max_padded_size, "most": self.max_samples, "alike": self.same_size_run, "block": self.block}
         return {"groups": "buckets", **words, "lengths": self._checksum}
 
 

@@ -29,7 +29,7 @@ class AccelerateLoader(Generic[T]):
     after a resume.
 
     Args:
-        loader: Shards itself. If it has no length and is not ``endless``, it is read one batch ahead to find the last batch of an epoch; its
+        loader: Shards itself. If it has no length and is not ``infinite``, it is read one batch ahead to find the last batch of an epoch; its
             state still describes the batch delivered last.
         accelerator: Supplies the device, and is told of the last batch.
         save: Save and load the loader with ``save_state`` and ``load_state``; pass False for evaluation.
@@ -83,7 +83,7 @@ class AccelerateLoader(Generic[T]):
 
     def _batches(self, window: _Window) -> Iterator[T]:
         """The batches of one epoch; ``window`` is marked before the last one is delivered."""
-        if self.loader.endless:
+        if self.loader.infinite:
             yield from self.loader
         elif _sized(self.loader) and not callable(self._remainder):
             for batch in self.loader:

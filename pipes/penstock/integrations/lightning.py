@@ -165,7 +165,7 @@ class LightningCallback(Callback):
             for loader in self._loaders:
                 if self._overfits:
                     _to_epoch_0(loader)
-                elif not loader.endless:
+                elif not loader.infinite:
                     loader.end_epoch()
 
     def _count_as_the_loader(self, trainer: Trainer) -> None:

@@ -78,7 +78,7 @@ class HFTrainerCallback(TrainerCallback):
         batches = _batches_per_epoch(loader, args, state)
         self._resumed = divmod(round((state.epoch or 0) * batches), batches)
         if _length(loader) is None:
-            self._loaded = None if loader.endless else loader.epoch
+            self._loaded = None if loader.infinite else loader.epoch
         elif (short := (loader.remaining or 0) % args.gradient_accumulation_steps) and not self._told_of_short_windows:
             log.warning(
                 f"the trainer will make no optimizer step for the last {short} batches of epoch {loader.epoch}, in which it resumes, because they do not fill "
@@ -229,10 +229,10 @@ class HFTrainerMixin(_Trainer):
                     f"{type(given).__name__} has no length, so {ranks} ranks cannot evaluate each of its samples once. Evaluate on one rank, or "
                     f"use a dataset with a length."
                 )
-            loader: Loader[Any] = Loader.from_dataset(dataset, batch_size=size, run_ahead=False, **options)
+            loader: Loader[Any] = Loader.from_dataset(dataset, batch_size=size, prefetch_next_epoch=False, **options)
         else:
             batches = _Rounds(len(dataset), size, ranks, self.args.dataloader_drop_last)
-            loader = Loader.from_dataset(dataset, batch_sampler=batches, run_ahead=False, **options)
+            loader = Loader.from_dataset(dataset, batch_sampler=batches, prefetch_next_epoch=False, **options)
             remainder = batches.remainder
         return _Evaluation(AccelerateLoader(loader, self.accelerator, save=False, remainder=remainder), given)
 
