@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +55,25 @@ def end_with_stacks(processes: Iterable[psutil.Process]) -> None:
     It is switched on in every Python that a test starts, by an environment variable, and in forks of pytest. What blocks even SIGABRT is killed.
     """
     processes = list(processes)
-    for process in processes:
+    for process in processes:  # so that none notices the end of another
         with suppress(psutil.Error):
-            print(f"past its deadline: process {process.pid} of {process.ppid()}, {process.status()}: {' '.join(process.cmdline())}")
+            process.suspend()
+    for process in sorted(processes, key=_depth, reverse=True):  # one at a time, or they would write into each other's lines
+        with suppress(psutil.Error):
+            print(f"past its deadline: process {process.pid} of {process.ppid()}: {' '.join(process.cmdline())}")
             process.send_signal(signal.SIGABRT)
-            process.send_signal(signal.SIGCONT)
-    for process in psutil.wait_procs(processes, timeout=10)[1]:
-        with suppress(psutil.Error):
+            process.resume()
+            deadline = time.monotonic() + 10
+            while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+                time.sleep(0.01)
             process.kill()
+    psutil.wait_procs(processes, timeout=10)
+
+
+def _depth(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        return len(process.parents())
+    return 0
 
 
 def started_by(pid: int) -> list[psutil.Process]:

@@ -28,7 +28,6 @@ import numpy as np
 
 from penstock._arguments import brief
 from penstock._fetch.indices import Indices
-from penstock._fetch.task import Loaded
 from penstock._observe.loop_clock import LoopClock
 from penstock._workers.meter import Listener, now, traced
 
@@ -219,7 +218,7 @@ def _metadata(kind: str, track: int, /, **args: Any) -> dict[str, Any]:
 
 
 def _name_of(task: Any) -> str:
-    return "collate" if isinstance(task, Loaded) else "load"
+    return {"Loaded": "collate", "PlanRequest": "plan"}.get(type(task).__name__, "load")
 
 
 def _args_of(task: Any) -> dict[str, Any]:
