@@ -6,6 +6,7 @@ import os
 import random
 import re
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pytest
@@ -143,6 +144,24 @@ class TestWhatIsRefused:
         bad.write_bytes(bad.read_bytes()[:content] if isinstance(content, int) else content)
         with pytest.raises(ValueError, match=rf"{name}\.arrow is not an Arrow file or stream, or was cut short: "):
             arrow(files)
+
+    @pytest.mark.parametrize(
+        ("column", "there", "here"),
+        [
+            ("text", [0, 6, 12, 18], [0, 2**31 - 1, 12, 18]),
+            ("tokens", [0, 0, 1, 3], [0, 2**30, 1, 3]),
+            ("kind", [0, 1, 0, 1], [0, 10**9, 0, 1]),
+        ],
+    )
+    def test_what_leads_out_of_a_record_batch(self, tmp_path, column, there, here):
+        """Seen to fail: a damaged offset or index was followed, which ended the process or gave what lies there."""
+        write(tmp_path / "0.arrow", table(50), "dictionary", batch=50)
+        content = (tmp_path / "0.arrow").read_bytes()
+        there, here = (np.array(numbers, "<i4").tobytes() for numbers in (there, here))
+        assert content.count(there) >= 1
+        (tmp_path / "0.arrow").write_bytes(content.replace(there, here))
+        with pytest.raises(ValueError, match=r"0\.arrow is damaged, in record batch 0: "):
+            arrow(str(tmp_path / "0.arrow"), [column])[0]
 
     def test_a_remote_file(self):
         with pytest.raises(ValueError, match="is not on a local disk, but Arrow files are mapped into memory. Copy it to a local disk"):

@@ -85,7 +85,10 @@ class _RecordBatches:
     def __call__(self, piece: Piece) -> _Rows:
         piece.check()
         batch = _batch(piece.path, piece.number, self._offsets[piece.file])
-        return _Rows(batch if self._columns is None else batch.select(self._columns), piece.check)
+        if self._columns is not None:
+            batch = batch.select(self._columns)
+        _check(piece, batch)
+        return _Rows(batch, piece.check)
 
 
 @final
@@ -122,6 +125,7 @@ def _look(path: str, columns: list[str] | None) -> _Look:
             in_file = file.read(len(_MAGIC)) == _MAGIC
             file.seek(8 if in_file else 0)  # the file format is a stream between two marks, and an index
             schema = pyarrow.ipc.read_schema(file)
+            names = schema.names
             fixed = (number for number, field in enumerate(schema) if pyarrow.types.is_primitive(field.type))
             # One column is enough to count the rows.
             options = pyarrow.ipc.IpcReadOptions(included_fields=[next(fixed, 0)] if len(schema) else [])
@@ -131,9 +135,9 @@ def _look(path: str, columns: list[str] | None) -> _Look:
                 rows, offsets = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)], None
             else:
                 rows, offsets = _counted(file, pyarrow.ipc.open_stream(file, options=options))
-    except (OSError, ValueError) as exc:
+    except (OSError, ValueError, pyarrow.ArrowException) as exc:
         raise ValueError(f"{path} is not an Arrow file or stream, or was cut short: {exc}") from exc
-    return _Look(seen, chosen_types(path, schema, columns, schema.names), rows, offsets)
+    return _Look(seen, chosen_types(path, schema, columns, names), rows, offsets)
 
 
 def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] | None]:
@@ -149,6 +153,22 @@ def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] |
     if rows and pyarrow.ipc.read_message(file).type != "record batch":  # dictionaries come first: no batch can be read without them
         return rows, None
     return rows, np.array(offsets[:-1], dtype=np.int64)
+
+
+def _check(piece: Piece, batch: Any) -> None:
+    """Refuse a batch whose offsets or indices lead out of it: following one would end the process. Texts at the top are left to Python, which checks them anyway.
+
+    Raises:
+        ValueError: They do.
+    """
+    pyarrow = extra("pyarrow", _WHO)
+    as_bytes = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
+    try:
+        batch.validate()  # the sizes of the buffers, before anything looks into them
+        for column in batch.columns:
+            column.view(as_bytes.get(column.type, column.type)).validate(full=True)
+    except pyarrow.ArrowException as exc:  # one of them is an IndexError, which ends a loop in silence
+        raise ValueError(f"{piece.path} is damaged, in record batch {piece.number}: {exc}") from exc
 
 
 def _batch(path: str, number: int, offsets: npt.NDArray[np.int64] | None) -> Any:
