@@ -244,6 +244,22 @@ class TestCompressed:
         with decompressed(str(path)) as file, pytest.raises(EOFError):
             file.read()
 
+    @pytest.mark.parametrize("suffix", [".gz", ".zst", ".xz", ".bz2"])
+    def test_each_of_several_parts_is_read_or_refused(self, tmp_path, suffix):
+        """As pbzip2 and cat write them. Seen to fail: a .bz2 or .xz ended where the header of a part was damaged."""
+        path = tmp_path / f"x.txt{suffix}"
+        first, second = PACK[suffix](b"1\n"), bytearray(PACK[suffix](b"2\n"))
+        path.write_bytes(first + second + bytes(4))
+        with decompressed(str(path)) as file:
+            assert file.read() == b"1\n2\n"
+        second[1] ^= 255
+        path.write_bytes(first + second)
+        with (
+            decompressed(str(path)) as file,
+            pytest.raises(ValueError, match=rf"x\.txt{suffix} is damaged, or not compressed as its name says"),
+        ):
+            file.read()
+
     def test_what_grows_is_made_a_bit_at_a_time(self, tmp_path):
         """By RFC 8878 four bytes may stand for 128 KiB, here for zeros. Seen to fail: 128 KiB were decompressed at once, to all 256 MiB (and up to 4 GiB)."""
         path = tmp_path / "x.zst"

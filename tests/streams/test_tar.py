@@ -10,6 +10,7 @@ import lzma
 import os
 import subprocess
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,6 +215,41 @@ class TestDamaged:
         path.write_bytes(header + bytes(1024))
         assert main(["index", str(path)]) == 1
         assert f"{path} cannot be read as a tar at byte 0: no header" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("suffix", [".gz", ".zst", ".xz", ".bz2"])
+    @pytest.mark.parametrize("damage", ["flip", "cut"])
+    def test_compressed_data_is_checked_to_its_end(self, tmp_path, suffix, damage):
+        """Seen to fail: nobody read behind the mark that ends the tar, where compressed data has its checksum and its end."""
+        path = tmp_path / f"x.tar{suffix}"
+        content = Path(write(tmp_path / "x.tar", [f"{k}.a" for k in range(20)])).read_bytes() + bytes(2**19)
+        packed = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(content) if suffix == ".zst" else PACK[suffix](content))
+        if damage == "flip":
+            packed[len(packed) // 3] ^= 1
+        path.write_bytes(packed if damage == "flip" else packed[:-1])
+        assert main(["index", str(path)]) == 1
+        with pytest.raises((ValueError, EOFError), match=path.name):
+            list(Loader.from_dataset(tar(path, epoch_size=20, bookmarks=False), 20, collate_fn=list))
+
+    @pytest.mark.parametrize("fault", ["joined", "zeroed", "long name"])
+    def test_what_would_lose_samples_or_take_all_memory(self, tmp_path, fault, capsys):
+        """Seen to fail: what follows an end mark was left out; a name of 2 GiB was read."""
+        path = write(tmp_path / "x.tar", ["1.a", "2.a", "3.a"], tarfile.GNU_FORMAT)
+        content = bytearray(Path(path).read_bytes())
+        if fault == "joined":
+            content *= 2
+        elif fault == "zeroed":
+            with open(path, "rb") as file:
+                second = int(sample_offsets(file, path)[1])
+            content[second : second + 512] = bytes(512)
+        else:
+            header = tarfile.TarInfo("././@LongLink")
+            header.type, header.size = b"L", 2**31
+            content = header.tobuf(tarfile.GNU_FORMAT) + content
+        Path(path).write_bytes(content)
+        assert main(["index", path]) == 1
+        assert {"long name": "a size of 2147483648 bytes"}.get(
+            fault, "the mark that ends a tar stands there, and more"
+        ) in capsys.readouterr().err
 
     def test_a_sparse_file_is_refused(self, tmp_path):
         with open(tmp_path / "1.bin", "wb") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import hashlib
 import importlib
@@ -141,7 +142,7 @@ BUFFER: Final = 2**16
 """Bytes of a local file read at once. Python's own 8 KiB take two reads for a sample of 20 KB and its header."""
 
 
-ZSTD_STEP: Final = 2**11
+STEP: Final = 2**11
 """Bytes decompressed at a time. By RFC 8878 four of them may stand for a block of 128 KiB, so this makes 64 MiB at most."""
 
 
@@ -212,10 +213,7 @@ def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
     suffix = compression(path)
     if not suffix:
         return file
-    if suffix == ".zst":
-        return io.BufferedReader(_Zstd(file, path), 2**18)
-    module = importlib.import_module({".gz": "gzip", ".xz": "lzma", ".bz2": "bz2"}[suffix])
-    return io.BufferedReader(_Unpacked(module.open(file, "rb"), file, path), 2**18)
+    return io.BufferedReader(_Unpacked(file, path, suffix), 2**18)
 
 
 def compression(path: str) -> str:
@@ -391,37 +389,15 @@ class _Whole(io.RawIOBase):
 
 
 class _Unpacked(io.RawIOBase):
-    """A decompressing stream that closes the file under it, too."""
+    """Decompresses all frames of a file, up to its last byte. The libraries' own streams take a frame with a damaged header, or cut short, for the end."""
 
-    def __init__(self, stream: Any, file: BinaryIO, path: str) -> None:
-        self._stream = stream
-        self._file = file
-        self._path = path
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        n = int(self._stream.readinto(buffer))
-        if not n and not self._file.tell():
-            raise EOFError(NO_BYTES.format(self._path))
-        return n
-
-    def close(self) -> None:
-        if not self.closed:
-            self._stream.close()
-            self._file.close()
-        super().close()
-
-
-class _Zstd(io.RawIOBase):
-    """Decompresses all frames of a file. The package's own stream takes a file that is cut short for a complete one."""
-
-    def __init__(self, file: BinaryIO, path: str) -> None:
-        self._decompressor = extra("zstandard", f"{path!r}").ZstdDecompressor()
+    def __init__(self, file: BinaryIO, path: str, suffix: str) -> None:
+        module, made, *self._bound = _LIBRARIES[suffix]
+        self._new = functools.partial(made, extra(module, f"{path!r}"))
         self._file = file
         self._path = path
         self._frame: Any = None
+        self._rest = b""  # what was read from behind a frame
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
@@ -429,17 +405,27 @@ class _Zstd(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._left:
-            data = self._frame.unused_data if self._frame is not None and self._frame.eof else b""
-            data = data or self._file.read(ZSTD_STEP)
-            if not data:
-                if self._frame is None:
+            frame, data = self._frame, b""
+            if frame is None or frame.eof or getattr(frame, "needs_input", True):
+                data, self._rest = self._rest or self._file.read(STEP), b""
+                if not data and frame is None:
                     raise EOFError(NO_BYTES.format(self._path))
-                if not self._frame.eof:
+                if not data and not frame.eof:
                     raise EOFError(f"{self._path} ends in the middle of its compressed data, so it was cut short.")
-                return 0
-            if self._frame is None or self._frame.eof:
-                self._frame = self._decompressor.decompressobj()
-            self._left = memoryview(self._frame.decompress(data))
+                if not data:
+                    return 0
+                if frame is None or frame.eof:
+                    if frame is not None and not (data := data.lstrip(b"\0")):  # zeros may fill up a file
+                        continue
+                    frame = self._frame = self._new()
+            try:
+                self._left = memoryview(frame.decompress(data, *self._bound))
+            except MemoryError:
+                raise
+            except Exception as exc:  # each library has its own
+                raise ValueError(f"{self._path} is damaged, or not compressed as its name says: {exc}.") from exc
+            if frame.eof:
+                self._rest = frame.unused_data
         view = memoryview(buffer).cast("B")
         n = min(len(view), len(self._left))
         view[:n] = self._left[:n]
@@ -450,6 +436,15 @@ class _Zstd(io.RawIOBase):
         if not self.closed:
             self._file.close()
         super().close()
+
+
+_LIBRARIES: Final[dict[str, tuple[Any, ...]]] = {
+    ".gz": ("zlib", lambda module: module.decompressobj(31)),
+    ".zst": ("zstandard", lambda module: module.ZstdDecompressor().decompressobj()),
+    ".xz": ("lzma", lambda module: module.LZMADecompressor(), 2**18),
+    ".bz2": ("bz2", lambda module: module.BZ2Decompressor(), 2**18),
+}
+"""What decompresses a frame, and where the library has a bound for it, how many bytes at a time."""
 
 
 def _globbed(pattern: str) -> list[str]:

@@ -27,12 +27,18 @@ BLOCK: Final = 512
 END: Final = bytes(BLOCK)
 TOO_LARGE: Final = 2**43
 """Bytes. A file system may refuse to seek that far."""
+LONGEST_EXTENDED: Final = 2**20
+"""Bytes of an extended header: a few names. They are read into memory."""
 FILES: Final = (b"0", b"\0", b"7")
 EMPTY: Final = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices and folders: no data follows, whatever size they state
 EXTENDED: Final = (b"L", b"K", b"x", b"X", b"g")  # they say more of the member that follows
 PAX: Final = (b"x", b"X")
 EXTENDED_BY_GNU: Final = (b"L", b"K", b"S")
 CUT_SHORT: Final = "it ends there, without the mark that ends a tar, so it was cut short or not written to the end"
+JOINED: Final = (
+    "the mark that ends a tar stands there, and more follows, which would be left out. If that is another tar, join them by 'tar --concatenate' in place of cat, "
+    "or keep both files; otherwise the file is damaged"
+)
 SPARSE: Final = "it holds a sparse file, which is not supported. Pack the file without holes (tar without --sparse)"
 NAMED: Final = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)", re.DOTALL)
 META: Final = re.compile(r"__[^/]*__(?:/|$)")
@@ -104,6 +110,9 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
     while True:
         header = file.read(BLOCK)
         if header == END or (not header and not whole):
+            while whole and (rest := file.read(2**20)):  # to the end, because only there compressed data says whether it is whole
+                if rest.strip(b"\0"):
+                    raise _damaged(path, at, JOINED)
             yield _Member(begin, None, None)
             return
         if len(header) < BLOCK:
@@ -118,7 +127,7 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
         length = own_size if is_extended or size is None else size
         if kind in EMPTY or (kind == b"\0" and not is_file):
             length = 0
-        if length >= TOO_LARGE:
+        if length >= (LONGEST_EXTENDED if is_extended else TOO_LARGE):
             raise _damaged(path, at, f"a header states a size of {length} bytes")
         padded = -(-length // BLOCK) * BLOCK
         if is_extended or (is_file and read):
