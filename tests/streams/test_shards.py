@@ -152,8 +152,11 @@ class TestNames:
 
     PATHS = tuple(f"/data/{name}" for name in ("a.txt", "b.txt", "c.txt"))
 
-    def dataset(self, paths):
-        return Shards([*paths], len, counts=[7] * len(paths), lanes=1)
+    def dataset(self, paths, **words):
+        return Shards([*paths], len, lanes=1, **(words or {"counts": [7] * len(paths)}))
+
+    def stream(self, paths):
+        return self.dataset(paths, epoch_size=9, bookmarks=False)
 
     @pytest.mark.parametrize(
         ("now", "same"),
@@ -161,18 +164,26 @@ class TestNames:
             (PATHS, True),
             (PATHS[::-1], False),
             (["/data/a.txt", "/data/b.txt", "/data/d.txt"], False),
-            (["/else/where/a.txt", "b.txt.gz", "s3://bucket/c.txt?signature=1"], True),  # moved, and one compressed
+            (["/else/where/a.txt", "b.txt.gz", "https://bucket/c.txt?signature=1"], True),  # moved, and one compressed
             (["/data/x/a.txt", "/data/y/a.txt", "/data/z/a.txt"], False),
         ],
     )
     @pytest.mark.parametrize(
-        "wrap",
-        [lambda dataset: dataset, lambda dataset: Mix({"a": penstock.Cached(Subset(dataset, range(5))), "b": dataset}, {"a": 1, "b": 1})],
-        ids=["plain", "inside"],
+        "build",
+        [
+            dataset,
+            stream,
+            lambda self, paths: Mix(
+                {"a": penstock.Cached(Subset(self.dataset(paths), range(5))), "b": self.dataset(paths)}, {"a": 1, "b": 1}
+            ),
+            lambda self, paths: Mix({"a": self.stream(paths)}, {"a": 1}, epoch_size=9),
+        ],
+        ids=["plain", "stream", "inside", "mixed stream"],
     )
-    def test_say_whether_a_state_fits(self, wrap, now, same):
-        state = Loader.from_dataset(wrap(self.dataset(self.PATHS))).state_dict()
-        loader = Loader.from_dataset(wrap(self.dataset(now)))
+    def test_say_whether_a_state_fits(self, build, now, same):
+        """Seen to fail: a stream was refused once its files were compressed or signed anew."""
+        state = Loader.from_dataset(build(self, self.PATHS)).state_dict()
+        loader = Loader.from_dataset(build(self, now))
         if same:
             loader.load_state_dict(state)
         else:
@@ -181,19 +192,34 @@ class TestNames:
 
     def test_are_told_apart_by_their_folders_where_they_are_the_same(self):
         """As the parts of a table are: ``date=1/0.parquet``, ``date=2/0.parquet``."""
-        first, other, moved = (
-            self.dataset([f"{root}/{day}/0.parquet" for day in days]) for root, days in [("a", "12"), ("a", "21"), ("/b/c", "12")]
-        )
-        assert first.shard_names == moved.shard_names != other.shard_names
+        for kind in (self.dataset, self.stream):  # seen to fail: of a stream, only the last part of each path was compared
+            first, other, moved = (
+                kind([f"{root}/{day}/0.parquet" for day in days]) for root, days in [("a", "12"), ("a", "21"), ("/b/c", "12")]
+            )
+            assert first.shard_names == moved.shard_names != other.shard_names
 
-    def test_of_a_state_of_an_older_version_are_unknown(self, caplog):
+    @pytest.mark.parametrize(
+        "pattern", ["d/a?{}.txt", "s3://b/a?{}.txt", "zip://{}.txt::file:///d.zip", "zip://a.txt::https://h/{}.zip?s=1"]
+    )
+    def test_are_told_apart_by_what_is_not_a_signature(self, pattern):
+        """Seen to fail: all behind a ``?`` was cut off, and of an archive only its own name was compared."""
+        one, two, three = (pattern.format(number) for number in "123")
+        assert len({self.dataset(paths).shard_names for paths in ([one, two], [two, one], [one, three])}) == 3
+
+    @pytest.mark.parametrize("mixed", [False, True])
+    @pytest.mark.parametrize("kind", [dataset, stream])
+    def test_of_a_state_of_an_older_version_are_unknown(self, caplog, kind, mixed):
         """It loads, and one line says so."""
-        loader = Loader.from_dataset(self.dataset(self.PATHS))
+        data = kind(self, self.PATHS)
+        loader = Loader.from_dataset(Mix({"a": data}, {"a": 1}, epoch_size=9) if mixed else data)
         state = json.loads(loader.state_dict()["penstock"])
         del state["settings"]["shard_names"]
+        if kind is TestNames.stream:
+            state["settings"].pop("orders", None)
+            state["settings"]["sources" if mixed else "names"] = "0123456789abcdef"
         loader.load_state_dict({"penstock": json.dumps(state)})
         (record,) = caplog.records
-        assert "did not save the names of the shards, in their order, so they are not compared" in record.getMessage()
+        assert "did not save the names of the shards, in their order" in record.getMessage()
         caplog.clear()
         loader.load_state_dict(loader.state_dict())  # now it has them
         assert not caplog.records

@@ -126,8 +126,12 @@ _LATER: Final = {
     "held": "the values that steps hold",
     SHARD_NAMES: "the names of the shards, in their order",
     SUBSET_INDICES: "which samples a Subset has",
+    "orders": "the orders of the sources of a mix",
 }
 """Settings that older versions did not save."""
+
+_FORMER: Final = {"lanes": "names", "mixed lanes": "sources"}
+"""What older versions saved of a stream in place of `SHARD_NAMES` and ``"orders"``, by its order."""
 
 
 def as_saved_then(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +143,8 @@ def as_saved_then(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
             "same as then. The next state that you save has them.",
             " and ".join(missing),
         )
-    return {name: value for name, value in now.items() if name not in later}
+    former = {name: saved[name] for order, name in _FORMER.items() if saved.get("order") == order and name in saved}
+    return {name: value for name, value in now.items() if name not in later} | former
 
 
 class _NotThere:

@@ -75,7 +75,7 @@ class LaneMixOrder(Shown):
         said = [(name, order.settings()) for name, order in zip(self.names, self._orders, strict=True)]
         held = {name: settings.pop("held") for name, settings in said if "held" in settings}  # to be named where it differs
         checksum = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
-        self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "sources": checksum}
+        self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "orders": checksum}
         if held:
             self._said["held"] = held
 

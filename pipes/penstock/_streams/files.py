@@ -55,7 +55,7 @@ def names_of(shards: Sequence[Any]) -> str:
     """
     if not all(isinstance(shard, str | os.PathLike) for shard in shards):
         return checksum([named(shard) for shard in shards])
-    parts = [os.fsdecode(shard).partition("?")[0].split("/") for shard in shards]  # behind it is what signs a URL, for a few hours
+    parts = [_parts(os.fsdecode(shard)) for shard in shards]
     for part in parts:
         stem, suffix = os.path.splitext(part[-1])
         if compression(part[-1]):
@@ -68,9 +68,22 @@ def names_of(shards: Sequence[Any]) -> str:
     return checksum(names)
 
 
+def _parts(path: str) -> list[str]:
+    """The folders of a file and its name; an archive is a folder."""
+    if not is_remote(path):
+        return os.path.abspath(path).split("/")
+    *inner, outer = address(path).split("::")
+    return "/".join([outer, *filter(is_remote, reversed(inner))]).split("/")
+
+
 def address(path: str) -> str:
     """The whole path of a local file, or a URL without what signs it."""
-    return path.partition("?")[0] if is_remote(path) else os.path.abspath(path)
+    return "::".join(map(_unsigned, path.split("::"))) if is_remote(path) else os.path.abspath(path)
+
+
+def _unsigned(link: str) -> str:
+    """A URL without what signs it, for a few hours; that of another store has no such part."""
+    return link.partition("?")[0] if link.startswith(("http://", "https://")) else link
 
 
 def checksum(said: Any) -> str:
@@ -155,8 +168,7 @@ def bare(path: str) -> str:
     """What of a path ends in the file's name: without the links of fsspec around it (``zip://name::…``), and what signs a URL (``?…``)."""
     if not is_remote(path):
         return path
-    address = next(link for link in path.split("::") if is_remote(link))
-    return address.partition("?")[0] if address.startswith(("http://", "https://")) else address
+    return _unsigned(next(filter(is_remote, path.split("::"))))
 
 
 def opened(path: str, version: str = "") -> BinaryIO:

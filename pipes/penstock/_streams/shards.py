@@ -161,8 +161,8 @@ class Shards(Shown, Dataset[Any]):
 
     @property
     def shard_names(self) -> str | None:
-        """A checksum of the shards' names, in the order given; see `Fetch`. None if they are just numbers, or not counted: the order then has it."""
-        if self.counts is None or isinstance(self.shards, range):
+        """A checksum of the shards' names, in the order given; see `Fetch`. None if they are just numbers."""
+        if isinstance(self.shards, range):
             return None
         return names_of(self.shards.files if isinstance(self.shards, PiecesOfFiles) else self.shards)
 

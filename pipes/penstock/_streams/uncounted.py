@@ -14,7 +14,7 @@ from penstock._fetch.error_policy import mark_of_stream
 from penstock._random.lane_order import Deal, LaneOrder
 from penstock._random.shard_order import LANE_NUMBERS
 from penstock._streams.bookmarks import Bookmarks, default_folder
-from penstock._streams.files import IN_USE, address, check_unchanged, checksum, is_remote, named, stamp
+from penstock._streams.files import IN_USE, address, check_unchanged, is_remote, stamp
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import has_start, most_files
@@ -121,8 +121,7 @@ class Uncounted:
             self._deal, self._read_by = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed), {}
             self._ordered = True
             self._code = code_hash(self._steps if self._is_numbered else [*self._steps, self._open])
-        names = checksum([named(shard) for shard in self._shards])
-        said = {"shards": len(self._shards), "names": names, "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
+        said = {"shards": len(self._shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
             said["held"] = step_values(self._steps)
         return LaneOrder(self.lanes, self._length, said if self._settings is None else {**said, "data": self._settings})
