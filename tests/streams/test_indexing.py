@@ -220,6 +220,36 @@ class TestTheCommand:
         assert code == 2
         assert "x/a.jsonl and y/a.jsonl have the same name, so one folder cannot hold the index of both" in err
 
+    @pytest.mark.parametrize(("then", "now"), [(0, None), (None, 0), (-5 * 10**9, -5 * 10**9 + 1), (0, -1)])
+    def test_any_time_is_a_time(self, capsys, then, now):
+        """As of files that are built reproducibly. Seen to fail: 0 fitted any other time, and an index of a file from before 1970 was damaged."""
+        write_jsonl("a.jsonl", 3)
+        if then is not None:
+            os.utime("a.jsonl", ns=(then, then))
+        assert run(capsys, "a.jsonl")[:2] == (0, "indexed 1 file (3 records)\n")
+        assert len(list(jsonl("a.jsonl"))) == 3
+        write_jsonl("a.jsonl", 3)
+        if now is not None:
+            os.utime("a.jsonl", ns=(now, now))
+        with pytest.raises(ValueError, match=r"a\.jsonl has changed since it was indexed: it was written to"):
+            jsonl("a.jsonl")[0]
+
+    @pytest.mark.parametrize(("said", "error"), [({"ETag": "ä" * 200}, ""), ({"size": None}, "does not say how many bytes it has")])
+    def test_what_a_store_may_say(self, capsys, monkeypatch, said, error):
+        """Seen to fail: both indices were written, and "damaged" whenever they were read."""
+        files = fsspec.filesystem("memory")
+        files.pipe({"/box/a.jsonl": b"1\n2\n"})
+        try:
+            info = files.info
+            monkeypatch.setattr(type(files), "info", lambda self, path, **_: {**info(path), **said})
+            code, _, err = run(capsys, "memory://box/a.jsonl", "--index", "indices")
+            assert (code, error in err) == (bool(error), True)
+            assert os.path.exists("indices") == (not error)
+            if not error:
+                assert jsonl("memory://box/a.jsonl", index="indices")[1] == 2
+        finally:
+            files.rm("/box", recursive=True)
+
     def test_a_file_that_changes_meanwhile_is_refused(self, capsys, monkeypatch):
         """Its index would be of neither version. Seen red without the second look at the stamp."""
         write_jsonl("a.jsonl", 3)

@@ -26,8 +26,8 @@ class Stamp(NamedTuple):
 
     Attributes:
         size: Bytes; -1 where the server does not say.
-        mtime_ns: When a local file was changed last; 0 where nobody knows.
-        version: What the store of a remote file calls the version; empty for a local file.
+        mtime_ns: When a local file was changed last; 0 for a remote file.
+        version: What the store of a remote file calls the version; empty for a local file, and in old indices.
     """
 
     size: int
@@ -35,8 +35,8 @@ class Stamp(NamedTuple):
     version: str = ""
 
     def fits(self, other: Stamp) -> bool:
-        """Whether both may be of the same version: what both know is equal."""
-        return self.size == other.size and all(not a or not b or a == b for a, b in zip(self[1:], other[1:], strict=True))
+        """Whether both may be of the same version. If only one is of a remote file, they have only the size in common."""
+        return self.size == other.size and (self[1:] == other[1:] or bool(self.version) != bool(other.version))
 
 
 def named(shard: Any) -> Any:
@@ -256,7 +256,8 @@ def stamp(path: str) -> Stamp:
     with _asking(path) as (filesystem, inside):
         said = filesystem.info(inside)
     version = next((str(said[name]) for name in VERSIONS if said.get(name)), address(path))
-    return Stamp(-1 if said.get("size") is None else int(said["size"]), 0, version if len(version) <= 200 else checksum(version))
+    short = len(version) <= 200 and version.isascii() and version.isprintable()
+    return Stamp(-1 if said.get("size") is None else int(said["size"]), 0, version if short else checksum(version))
 
 
 @contextlib.contextmanager

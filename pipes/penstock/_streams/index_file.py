@@ -118,7 +118,7 @@ def _header(place: str, begin: bytes) -> Header:
         numbers = [said[name] for name in ("records", "size", "mtime_ns", "checksum")]
         version = said.get("version", "")  # earlier releases wrote none
         if (
-            not all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+            not all(type(number) is int and 0 <= number < 2**63 for number in (*numbers[:2], abs(numbers[2]), numbers[3]))
             or said["records"] >= MOST_RECORDS
             or said["kind"] not in ("jsonl", "tar")
         ):

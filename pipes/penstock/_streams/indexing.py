@@ -80,6 +80,8 @@ def index_file(path: str, place: str) -> Outcome:
         if is_remote(place):
             raise ValueError("an index cannot be written beside it. Say --index FOLDER.")
         now = stamp(path)
+        if now.size < 0:
+            raise ValueError("the server does not say how many bytes it has, so nobody can know whether all have come. Download it first.")
         try:
             header = read_header(place)
             if header.kind == kind and header.stamp == now:
