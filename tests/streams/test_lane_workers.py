@@ -98,3 +98,29 @@ def test_a_worker_that_dies_in_the_middle_of_a_shard(
         assert epochs(loader) == expected
         assert loader.root.statistics()[-1].workers.restarts == 1
     assert "died while loading dataset index" in caplog.text
+
+
+class Replacing:
+    """Opens a file of lines. The first process that has read five of them puts another file of the same size in its place, and dies."""
+
+    def __call__(self, path: Path) -> Iterator[str]:
+        with path.open() as file:
+            for number, line in enumerate(file):
+                if number == 5 and "old" in line:
+                    other = path.with_suffix(".new")
+                    other.write_text("new\n" * 99)
+                    other.replace(path)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield line
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_the_successor_of_a_worker_reads_no_other_version(tmp_path: Path, context: Any) -> None:
+    """Seen to fail: each process knew only what it had seen itself, so the next one read the new file."""
+    (tmp_path / "0").write_text("old\n" * 99)
+    shards = Shards([tmp_path / "0"], Replacing(), epoch_size=99, bookmarks=False)
+    with (
+        Loader.from_dataset(shards, 3, num_workers=1, method="process", multiprocessing_context=context) as loader,
+        pytest.raises(ValueError, match=r"0 has changed since it was first looked at, by another process of this loader\. Leave files"),
+    ):
+        list(loader)

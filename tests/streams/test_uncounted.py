@@ -308,6 +308,18 @@ def test_a_file_is_looked_at_when_its_turn_comes(tmp_path, monkeypatch):
     assert looked == ["0", "1", "2", "3"]
 
 
+def test_a_file_that_could_not_be_looked_at_is_looked_at_again(tmp_path, monkeypatch):
+    """As on a server that says 503 at first. Seen to fail: it was never looked at again, and another version came in the next pass."""
+    (tmp_path / "0").write_text("1\n" * 9)
+    answers, look = iter([False] * 2), uncounted.stamp
+    monkeypatch.setattr(uncounted, "stamp", lambda path: look(path if next(answers, True) else "not there"))
+    loader = Loader.from_dataset(Shards([tmp_path / "0"], lines_of, epoch_size=9, bookmarks=False), 9)
+    assert len(list(loader)) == 1
+    (tmp_path / "0").write_text("2\n" * 9)
+    with pytest.raises(ValueError, match="0 has changed since it was first looked at"):
+        list(loader)
+
+
 @pytest.mark.parametrize("shard", [lambda k: (f"{k}.tar", k), lambda k: [f"{k}.tar"], lambda k: k, lambda k: f"{k}.tar"])
 def test_a_state_of_other_shards_is_refused(shard):
     """Seen to fail: shards that are tuples had no names."""

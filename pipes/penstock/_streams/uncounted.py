@@ -7,14 +7,18 @@ import functools
 import logging
 import os
 import secrets
+import weakref
 from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, Final, final, overload
 
 from penstock._fetch.error_policy import mark_of_stream
+from penstock._memory.shared_memory import attach, create
 from penstock._random.lane_order import Deal, LaneOrder
 from penstock._random.shard_order import LANE_NUMBERS
 from penstock._streams.bookmarks import Bookmarks, default_folder
-from penstock._streams.files import IN_USE, address, check_unchanged, is_remote, stamp
+from penstock._streams.files import IN_USE, address, check_unchanged, checksum, is_remote, stamp
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import has_start, most_files
@@ -69,7 +73,7 @@ class Uncounted:
         self._skips = on_error == "skip"
         self._name = name
         self._settings = settings
-        self._keys = _Keys(shards, by_fsspec=getattr(open, "by_fsspec", False))
+        self._keys = _Keys(shards, getattr(open, "by_fsspec", False))
         self._deal = Deal(len(shards), lanes)
         if lanes is None and most_lanes is not None and self.lanes > most_lanes:
             self._deal = Deal(len(shards), max((number for number in LANE_NUMBERS if number <= most_lanes), default=1))
@@ -195,14 +199,35 @@ class _Facts:
 class _Keys(Sequence[str]):
     """What a bookmark of each shard is bound to: what it is, and where it is a file, its `stamp`.
 
-    Looks at a file once, and when it has to: there may be very many, and far away. It must be of that version whenever it is read later.
+    Looks at a file once, and when it has to: there may be very many, and far away. It must be of that version whenever it is read later, also by other
+    processes of the loader, such as the successor of a worker that was killed.
     """
 
-    def __init__(self, shards: Sequence[Any], *, by_fsspec: bool) -> None:
+    def __init__(self, shards: Sequence[Any], by_fsspec: bool, sent: Any = None) -> None:
         self._shards = shards
         self.by_fsspec = by_fsspec
         self._found: dict[int, Stamp | None] = {}
         self._unknown = secrets.token_hex(4)
+        # A checksum of each stamp, or 0, in memory that the processes share, wherever that is possible.
+        self._nbytes = 8 if isinstance(shards, range) else 8 * len(shards)
+        self._seen = memoryview(bytearray(self._nbytes)).cast("Q")
+        with contextlib.suppress(OSError):
+            fd = create(self._nbytes) if sent is None else sent.detach()
+            try:
+                self._seen = attach(fd, self._nbytes).cast("Q")
+            finally:
+                os.close(fd)
+
+    def __reduce__(self) -> Any:
+        sent = []
+        if get_spawning_popen() is not None:  # any other copy is another dataset
+            with contextlib.suppress(OSError):
+                fd = create(self._nbytes)
+                weakref.finalize(self, os.close, fd)
+                shared = attach(fd, self._nbytes).cast("Q")
+                shared[:] = self._seen
+                self._seen, sent = shared, [DupFd(fd)]
+        return _Keys, (self._shards, self.by_fsspec, *sent)
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -224,20 +249,25 @@ class _Keys(Sequence[str]):
         return list(map(self._name, range(len(self))))
 
     def stamp(self, number: int) -> Stamp | None:
-        """The version of a file, as it was seen first; None if it is no file, or could not be seen."""
+        """The version of a file, as it was seen first; None if it is no file, or cannot be seen now."""
         path = self._path(number)
         if path is not None and number not in self._found:
             shard = self._shards[number]
             try:
-                self._found[number] = shard.stamp if isinstance(shard, Piece) else stamp(path)
+                found = self._found[number] = shard.stamp if isinstance(shard, Piece) else stamp(path)
             except Exception:  # a server may fail in its own way; opening the shard says so, or is tried again
-                self._found[number] = None
+                return None
+            self._seen[number] = self._seen[number] or int(checksum(found), 16)
         return self._found.get(number)
 
     def check(self, number: int) -> None:
-        """Refuse a file on a disk that is of another version now; those elsewhere are compared by what reads them."""
+        """Refuse a file that another process has seen in another version, or a disk has now; those elsewhere are compared by what reads them."""
         path, then = self._path(number), self.stamp(number)
-        if path is not None and then is not None and not is_remote(path):
+        if path is None or then is None:
+            return
+        if self._seen[number] != int(checksum(then), 16):
+            raise ValueError(f"{path} has changed {IN_USE[0]}, by another process of this loader. {IN_USE[1]}")
+        if not is_remote(path):
             check_unchanged(path, then, stamp(path), *IN_USE)
 
     def _path(self, number: int) -> str | None:
