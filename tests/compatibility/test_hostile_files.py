@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 import warnings
 import zlib
 from pathlib import Path
@@ -27,17 +28,18 @@ from fuzz import fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import Cached, Packed, StateError, keep
+from penstock import Cached, Packed, StateError, formats, keep
 from penstock._datasets.cache_record import FOOTER
 from penstock._nodes.encoding import _READ, TAG, decoded
 from penstock._streams.bookmarks import Bookmarks
 from penstock._streams.files import stamp
 from penstock._streams.index_file import write_index
+from penstock._streams.indexing import index_file
 from penstock._streams.tar import sample_offsets
 from penstock.formats import jsonl, tar, tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Point(NamedTuple):
@@ -426,6 +428,46 @@ def test_a_pipe_in_a_cache_folder_is_refused_and_nobody_waits_for_it(tmp_path: P
             Cached(One(), tmp_path)
         (tmp_path / name).unlink()
         (tmp_path / name).write_bytes(sound)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.index", "x.bin", "x.parquet", "x.arrow", "kept", "index"])
+def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_path: Path) -> None:
+    """Seen to fail: a pipe was opened, which waits for a writer, and /dev/zero was read forever."""
+    (tmp_path / "x.jsonl").write_text("1\n")
+    index_file(str(tmp_path / "x.jsonl"), str(tmp_path / "x.jsonl.index"))
+    reads: dict[str, Callable[[Any], Any]] = {
+        "x.jsonl": lambda path: jsonl(path)[0],
+        "x.jsonl.index": lambda _: jsonl(tmp_path / "x.jsonl"),
+        "x.bin": lambda path: tokens(path, 4),
+        "x.parquet": formats.parquet,
+        "x.arrow": formats.arrow,
+        "kept": lambda path: keep(range(9), bool, cache=path),
+    }
+    file = tmp_path / ("x.jsonl" if name == "index" else name)
+    for put in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        file.unlink(missing_ok=True)
+        put(file)
+        if name == "index":
+            assert "is a pipe or a device" in index_file(str(file), f"{file}.index").error
+        else:
+            with pytest.raises(ValueError, match=rf"{name} is a pipe or a device, and only files can be read"):
+                reads[name](str(file))
+
+
+@pytest.mark.parametrize("name", ["x.jsonl.index", "penstock.json"])
+def test_a_file_without_bound_is_not_read_to_its_end(name: str, tmp_path: Path) -> None:
+    """Seen to fail: all of it was read into memory before its size was compared."""
+    (tmp_path / "x.jsonl").write_text("1\n")
+    index_file(str(tmp_path / "x.jsonl"), str(tmp_path / "x.jsonl.index"))
+    Cached(range(9), tmp_path)
+    os.truncate(tmp_path / name, 2**34)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"is damaged"):
+            jsonl(tmp_path / "x.jsonl")[0] if name == "x.jsonl.index" else Cached(range(9), tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_link_in_a_folder_of_bookmarks_leads_no_write_elsewhere(tmp_path: Path) -> None:

@@ -176,6 +176,20 @@ class TestAnIndex:
         ):
             dataset[1]
 
+    @pytest.mark.parametrize("suffix", ["", ".gz"])
+    def test_that_is_written_anew_is_of_another_version(self, tmp_path, suffix):
+        """Seen to fail: whoever opened the file next read the new index, and so the new version, in the middle of an epoch."""
+        path = write(tmp_path / f"x.jsonl{suffix}", [PACK[suffix](b"1\n2\n")])
+        index(path)
+        dataset = jsonl([path, path])
+        assert read(dataset) == [1, 2, 1, 2]
+        write(tmp_path / f"x.jsonl{suffix}", [PACK[suffix](b"3\n4\n")])
+        os.utime(path, (0, 0))
+        index(path)
+        with pytest.raises(ValueError, match=f"{path} has changed since it was indexed"):
+            dataset[1]
+        assert read(jsonl(path)) == [3, 4]
+
     def test_that_is_of_another_kind_is_refused(self, tmp_path):
         path = write(tmp_path / "x.jsonl", [b"1\n"])
         index(path)

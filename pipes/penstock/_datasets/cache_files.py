@@ -229,7 +229,7 @@ def _make(folder: str, identity: dict[str, Any]) -> None:
 def _compare(folder: str, identity: dict[str, Any]) -> None:
     try:
         with open(open_own(os.path.join(folder, _HEAD), os.O_RDONLY), encoding="utf-8") as text:
-            found = json.load(text)
+            found = json.loads(text.read(8 * len(json.dumps(identity, indent=1)) + 2**20))  # what is longer is another one, or has no end
         theirs = {key: found[key] for key in identity}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(folder, f"{_HEAD} cannot be read ({type(error).__name__}: {error})") from error

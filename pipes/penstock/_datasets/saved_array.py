@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock._streams.files import open_file
 from penstock._streams.own_files import write_own
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def saved(path: str, identity: dict[str, Any], compute: Callable[[], Int64s]) ->
 
 def opened(path: str, identity: dict[str, Any]) -> Int64s:
     """The array in the file, as `saved` gives it."""
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_file) as file:
         line = file.readline(2**20)
     try:
         head = json.loads(line.decode())

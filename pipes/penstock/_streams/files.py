@@ -13,6 +13,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast, final
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def bare(path: str) -> str:
 def opened(path: str, version: str = "") -> BinaryIO:
     """The bytes of a file. With a ``version``, which `stamp` has given, an HTTP server is asked for no other; S3 never gives parts of two."""
     if not is_remote(path):
-        return open(path, "rb", buffering=BUFFER)
+        return open(path, "rb", buffering=BUFFER, opener=open_file)
     with _asking(path) as (filesystem, inside):
         # Of these, HTTP's own default drops parts of a block before they are read, and fetches them again.
         words = {"cache_type": "readahead"} if getattr(filesystem, "cache_type", None) == "bytes" else {}
@@ -184,6 +185,21 @@ def opened(path: str, version: str = "") -> BinaryIO:
     if not filesystem.cachable:
         file.penstock_filesystem = filesystem  # an archive is closed when nobody holds its file system any more
     return cast("BinaryIO", file)
+
+
+def open_file(path: str, flags: int) -> int:
+    """The descriptor of a local file, for ``open(opener=…)``.
+
+    Raises:
+        ValueError: It is a pipe, which could be waited for forever, or a device.
+    """
+    fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    try:
+        _stamp_of(path, os.fstat(fd))
+    except ValueError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def decompressed(path: str) -> BinaryIO:
@@ -212,7 +228,7 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
     with opened(path, then.version) as raw:
         try:
             if not is_remote(path):
-                check_unchanged(path, then, _stamp_of(os.fstat(raw.fileno())), *IN_USE)
+                check_unchanged(path, then, _stamp_of(path, os.fstat(raw.fileno())), *IN_USE)
             with _unpacked(io.BufferedReader(_Whole(raw, path, then.size), BUFFER), path) as file:
                 yield file
         except Exception:
@@ -249,10 +265,11 @@ def stamp(path: str) -> Stamp:
 
     Raises:
         FileNotFoundError: There is no such file.
+        ValueError: It is a pipe or a device.
         OSError: The disk does not answer. A server may fail in other ways, too.
     """
     if not is_remote(path):
-        return _stamp_of(os.stat(path))
+        return _stamp_of(path, os.stat(path))
     with _asking(path) as (filesystem, inside):
         said = filesystem.info(inside)
     version = next((str(said[name]) for name in VERSIONS if said.get(name)), address(path))
@@ -302,7 +319,7 @@ class FileRanges:
         """Raise a `ValueError` unless this is still the file that was indexed, and what is open is what stands under its name."""
         check_unchanged(self._path, self._expected, stamp(self._path))
         if self._is_local:
-            check_unchanged(self._path, self._expected, _stamp_of(os.fstat(self._file.fileno())))
+            check_unchanged(self._path, self._expected, _stamp_of(self._path, os.fstat(self._file.fileno())))
 
     def read(self, begin: int, end: int) -> bytes:
         """The bytes from ``begin`` up to ``end``.
@@ -364,7 +381,9 @@ def _explain(path: str, then: Stamp, *words: str) -> None:
     check_unchanged(path, then, now, *words)
 
 
-def _stamp_of(status: os.stat_result) -> Stamp:
+def _stamp_of(path: str, status: os.stat_result) -> Stamp:
+    if not S_ISREG(status.st_mode) and not S_ISDIR(status.st_mode):
+        raise ValueError(f"{path} is a pipe or a device, and only files can be read. Write what comes out of it into a file.")
     return Stamp(status.st_size, status.st_mtime_ns)
 
 

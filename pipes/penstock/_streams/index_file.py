@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock._streams.files import REINDEX, Stamp, bare, opened
+from penstock._streams.files import IN_USE, REINDEX, Stamp, bare, opened
 from penstock._streams.own_files import write_own
 
 FORMAT: Final = 1
@@ -94,11 +94,15 @@ def read_offsets(place: str, header: Header) -> np.ndarray:
     """The offsets of the index at ``place``: int64, shape ``(records + 1,)``.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: It is damaged, or no longer the one with this header.
     """
     with opened(place) as file:
+        if _header(place, file.read(LONGEST_HEADER)) != header:
+            raise ValueError(
+                f"{place} has changed since it was first read: it was written anew, for another version of its file or for another file. {IN_USE[1]}"
+            )
         file.seek(header.begin)
-        data = file.read()
+        data = file.read(8 * (header.records + 1) + 1)  # no more than there should be, and a byte that should not
     if len(data) != 8 * (header.records + 1) or zlib.crc32(data) != header.checksum:
         raise _damaged(place, "its offsets are not those that were written")
     offsets = np.frombuffer(data, "<i8").astype(np.int64, copy=False)

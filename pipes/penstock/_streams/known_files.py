@@ -67,7 +67,7 @@ def known_files(
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
     files = expanded(paths)
-    places = None
+    indices = None
     if words.get("epoch_size") is not None:
         if index is not None:
             raise ValueError(
@@ -77,13 +77,12 @@ def known_files(
         if index is not None:
             raise ValueError("index= and counts= exclude each other, because an index has the counts. Drop one of them.")
     else:
-        places = places_of(files, index)
-        found, missing = _indexed(format, files, places)
+        found, missing = _indexed(format, files, places_of(files, index))
         beside = format.counts_beside(files) if missing and not found and index is None else None
         if missing and beside is None:
             _refuse(format, missing, len(files), index)
-        counts, places = (found, places) if beside is None else (beside, None)
-    opener = Opener(format, None if places is None else dict(zip(files, places, strict=True)))
+        counts, indices = ([found[path][1].records for path in files], found) if beside is None else (beside, None)
+    opener = Opener(format, indices)
     return Shards(files, opener, counts=counts, lanes=lanes, window=window, name=f"{format.kind} file", **words)
 
 
@@ -93,29 +92,30 @@ class Opener:
 
     Args:
         format: How the files are read.
-        places: Where the index of each file is; None: nowhere.
+        indices: Where the index of each file is, and what it said when the dataset was built: one that is written later is of another version of its file. None:
+            there are none.
     """
 
     by_fsspec = True
     """Remote paths are fsspec's."""
 
-    def __init__(self, format: Format, places: dict[str, str] | None) -> None:
+    def __init__(self, format: Format, indices: dict[str, tuple[str, Header]] | None) -> None:
         self._format = format
-        self._places = places
+        self._indices = indices
 
     def __call__(self, path: str, expected: Stamp | None = None) -> Any:
-        if self._places is None:
+        if self._indices is None:
             return self._format.forward(path, expected)
-        header = read_header(self._places[path])
+        place, header = self._indices[path]
         if compression(path):
             check_unchanged(path, header.stamp, stamp(path))
             return self._format.forward(path, header.stamp)
         file = FileRanges(path, header.stamp)
         try:
-            offsets = read_offsets(self._places[path], header)
+            offsets = read_offsets(place, header)
             if offsets[-1] > header.stamp.size:
                 raise ValueError(
-                    f"{self._places[path]} is damaged: its offsets end at {offsets[-1]}, and {path} has {header.stamp.size} bytes. {REINDEX}"
+                    f"{place} is damaged: its offsets end at {offsets[-1]}, and {path} has {header.stamp.size} bytes. {REINDEX}"
                 )
             return IndexedFile(path, file, offsets, self._format.parse)
         except BaseException:
@@ -156,19 +156,19 @@ class IndexedFile:
         self._file.close()
 
 
-def _indexed(format: Format, files: list[str], places: list[str]) -> tuple[list[int], list[str]]:
-    """The counts of the files that have an index, and the other files."""
-    counts, missing = [], []
+def _indexed(format: Format, files: list[str], places: list[str]) -> tuple[dict[str, tuple[str, Header]], list[str]]:
+    """The indices of the files that have one, and the other files."""
+    found, missing = {}, []
     for path, place, header in zip(files, places, looked_at(_header_or_none, places), strict=True):
         if header is None:
             missing.append(path)
         elif header.kind == format.kind:
-            counts.append(header.records)
+            found[path] = place, header
         else:
             raise ValueError(
                 f"{place} is the index of a {header.kind} file, but {path} is to be read as {format.kind}. Read it as what it is."
             )
-    return counts, missing
+    return found, missing
 
 
 def _header_or_none(place: str) -> Header | None:

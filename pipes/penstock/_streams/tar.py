@@ -29,6 +29,8 @@ TOO_LARGE: Final = 2**43
 """Bytes. A file system may refuse to seek that far."""
 LONGEST_EXTENDED: Final = 2**20
 """Bytes of an extended header: a few names. They are read into memory."""
+LARGEST_JSON: Final = 2**26
+"""Bytes of a file with counts beside the tars: more is none."""
 FILES: Final = (b"0", b"\0", b"7")
 EMPTY: Final = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices and folders: no data follows, whatever size they state
 EXTENDED: Final = (b"L", b"K", b"x", b"X", b"g")  # they say more of the member that follows
@@ -281,7 +283,7 @@ def _counts_beside(files: list[str]) -> list[int] | None:
 def _json(path: str) -> Any:
     try:
         with opened(path) as file:
-            return json.load(file)
+            return json.loads(file.read(LARGEST_JSON))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
 

@@ -13,7 +13,7 @@ import torch
 
 from penstock._arguments import whole_number
 from penstock._fetch.array_dataset import RowDataset
-from penstock._streams.files import compression, expanded, is_remote, names_of
+from penstock._streams.files import compression, expanded, is_remote, names_of, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -219,7 +219,7 @@ class _Descriptor:
 def _inspected(path: str, dtype: np.dtype[Any], first: int) -> TokenFile:
     if is_remote(path) or compression(path):
         raise ValueError(f"{path} cannot be read in place, because it is remote or compressed. Download it, and decompress it.")
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_file) as file:
         nbytes = os.fstat(file.fileno()).st_size
         header, length = 0, None
         if path.endswith(".npy") and file.read(6) == b"\x93NUMPY":  # some write raw numbers under this name
