@@ -417,6 +417,17 @@ def test_a_link_in_a_cache_folder_leads_no_write_elsewhere(name: str, dangling: 
     assert dangling or target.read_bytes() == b""
 
 
+@pytest.mark.parametrize("name", ["penstock.index", "penstock.json.new"])
+def test_a_second_name_of_a_file_in_a_cache_folder_leads_no_write_elsewhere(name: str, tmp_path: Path) -> None:
+    """Seen to fail: the file was emptied and written over, under both names."""
+    target, folder = tmp_path / "target", tmp_path / "cache"
+    target.write_text("mine")
+    folder.mkdir()
+    (folder / name).hardlink_to(target)
+    assert Cached(One(), folder)[0] == "loaded"
+    assert target.read_text() == "mine"
+
+
 def test_a_pipe_in_a_cache_folder_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
     """Seen red: opening it waited for a writer, forever."""
     Cached(One(), tmp_path).close()
@@ -480,6 +491,19 @@ def test_a_link_in_a_folder_of_bookmarks_leads_no_write_elsewhere(tmp_path: Path
     with pytest.raises(OSError, match="link"):
         marks.add(1, 0, 5, every_pass=True)
     assert not (tmp_path / "target").exists()
+
+
+def test_a_link_in_place_of_the_folder_of_a_dataset_leads_no_bookmark_elsewhere(tmp_path: Path) -> None:
+    """Seen to fail: a new file was written there."""
+    marks = Bookmarks(tmp_path / "marks", {}, ["k0", "k1"])
+    marks.add(0, 0, 5, every_pass=True)
+    (folder,) = (tmp_path / "marks").iterdir()
+    folder.rename(tmp_path / "other")
+    folder.symlink_to(tmp_path / "empty")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OSError, match="link"):
+        marks.add(1, 0, 5, every_pass=True)
+    assert not list((tmp_path / "empty").iterdir())
 
 
 def test_a_link_in_the_place_of_an_index_or_of_packs_is_replaced(tmp_path: Path) -> None:

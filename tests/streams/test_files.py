@@ -17,6 +17,7 @@ import pytest
 import zstandard
 from braceexpand import braceexpand
 from fsspec import asyn
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from penstock._streams import files as module
@@ -140,10 +141,21 @@ class TestRemote:
         with opened(f"zip://in/3.txt::{here}/z.zip") as file:
             assert file.read() == b"3.txt"
 
+    def test_a_pattern_is_looked_for_anew(self, tmp_path):
+        """Seen to fail: s3fs and others keep their listings, and a file that came later was not there."""
+        fsspec.register_implementation("listed", Listed, clobber=True)
+        for name in ("1", "2"):
+            (tmp_path / name).write_text(name)
+            assert len(expanded(f"listed://{tmp_path}/*")) == int(name)
+        with pytest.raises(
+            FileNotFoundError, match=r"no file fits 'listed://.*\*\.txt'\.$"
+        ):  # the current folder has nothing to do with it
+            expanded(f"listed://{tmp_path}/*.txt")
+
     def test_what_signs_a_url_is_no_part_of_its_name(self):
         """Seen to fail: ? was a pattern, and .gz?… no compression."""
-        url = "https://127.0.0.1:1/a/1.jsonl.gz?X-Signature=%2F*[x]"
-        assert expanded([url]) == [url]
+        url = "https://127.0.0.1:1/a/1.jsonl.gz?X-Signature=%2F*[x]{1..2}"
+        assert expanded([url, url.replace("1.jsonl", "{1,2}.jsonl")]) == [url, url, url.replace("1.jsonl", "2.jsonl")]
         assert compression(url) == compression(f"simplecache::{url}") == ".gz"
         assert compression(f"zip://1.xz::{url}") == ".xz"
         assert kind_of(url) == "jsonl"
@@ -167,6 +179,20 @@ class TestRemote:
             opened("memory://box/1.txt")
         with pytest.raises(ImportError, match="needs the package nosuch:"):
             extra("nosuch.module", "It")
+
+
+class Listed(LocalFileSystem):
+    """Keeps its listings."""
+
+    protocol = "listed"
+    kept = None
+
+    def find(self, path, **words):
+        self.kept = self.kept or super().find(path, **words)
+        return self.kept
+
+    def invalidate_cache(self, path=None):
+        self.kept = None
 
 
 class Counted(AbstractFileSystem):

@@ -195,6 +195,27 @@ class TestWhatIsRefused:
             data[20]
         assert any(re.search(r"row group 1 of .*1\.parquet", note) for note in caught.value.__notes__)
 
+    def test_a_file_that_is_overwritten_while_it_is_read(self, files, tmp_path):
+        """Seen to fail: the error was the reader's, of bytes that it could not make sense of."""
+        pq.write_table(table(4000), tmp_path / "0.parquet", compression="none", data_page_size=1000)
+        data = parquet(tmp_path / "0.parquet")
+        assert data[0]["id"] == 0
+        with open(tmp_path / "0.parquet", "r+b") as file:
+            file.write(b"\xff" * 60_000)
+        with pytest.raises(ValueError, match=r"0\.parquet has changed since it was first looked at"):
+            for index in range(1, 4000):
+                data[index]
+
+    def test_a_damaged_footer_among_others(self, files, tmp_path):
+        """Seen to fail: the error did not say in which file."""
+        content = bytearray((tmp_path / "1.parquet").read_bytes())
+        length = int.from_bytes(content[-8:-4], "little")
+        content[-8 - length : -8] = b"\xff" * length
+        (tmp_path / "1.parquet").write_bytes(content)
+        with pytest.raises(OSError, match="thrift") as caught:
+            parquet(files)
+        assert any(note.endswith("1.parquet") for note in caught.value.__notes__)
+
     @every_way
     def test_a_damaged_page(self, files, tmp_path, way):
         """The error names the row group and the file."""

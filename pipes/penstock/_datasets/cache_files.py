@@ -214,10 +214,13 @@ def _make(folder: str, identity: dict[str, Any]) -> None:
             return
         if os.fstat(fd).st_size:
             raise _damaged(folder, f"{_HEAD} is missing")
-        empty_file = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with open(open_own(index, empty_file), "wb") as empty:
+        new_file = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        for name in (index, f"{head}.new"):  # what another process left, or a link to a file that is not ours
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+        with open(open_own(index, new_file), "wb") as empty:
             empty.truncate(_ENTRY.size * identity["length"])
-        with open(open_own(f"{head}.new", empty_file), "w", encoding="utf-8") as text:
+        with open(open_own(f"{head}.new", new_file), "w", encoding="utf-8") as text:
             json.dump(identity, text, indent=1)
             text.flush()
             os.fsync(text.fileno())

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import StateMismatch
 from penstock._streams.facts import Contradiction, Fact, Facts
-from penstock._streams.own_files import open_own
+from penstock._streams.own_files import open_own, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +40,8 @@ LONGEST: Final = 2**20
 """Bytes of the longest line that is written or read."""
 LARGEST: Final = 2**30
 """Bytes of the largest file that is read: ten million facts."""
+MOST_DAMAGED: Final = 1000
+"""Damaged lines of a file until the rest of it is left for the next time: there may be millions, of a byte each."""
 AT_MOST: Final = 2**63
 PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 """Troubles of a disk that say nothing about the choice of the folder."""
@@ -216,6 +218,8 @@ class Bookmarks:
                             key, fact = self._fact(line)
                         except ValueError:
                             damaged += 1
+                            if damaged == MOST_DAMAGED:
+                                break
                             continue
                         if fact.shard not in self._settled:
                             self._unsettled.setdefault(fact.shard, []).append((key, fact))
@@ -244,6 +248,8 @@ class Bookmarks:
             return
         try:
             os.makedirs(self._folder, exist_ok=True)
+            if os.path.islink(self._folder):
+                raise refusal(self._folder)
             fd = open_own(os.path.join(self._folder, self._file), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 for fact in facts:

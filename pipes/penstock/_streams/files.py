@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import glob
 import hashlib
@@ -128,8 +129,9 @@ def expanded(paths: Paths) -> list[str]:
         if "://" not in text and os.path.exists(text):
             found.append(text)
             continue
-        for one in braces_expanded(text):
-            found += _globbed(one) if re.search(r"[*?[]", bare(one)) else [one]
+        signed = text[len(_unsigned(text)) :]
+        for one in braces_expanded(_unsigned(text)):
+            found += _globbed(one + signed) if re.search(r"[*?[]", bare(one)) else [one + signed]
     return found
 
 
@@ -232,7 +234,7 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
             with _unpacked(io.BufferedReader(_Whole(raw, path, then.size), BUFFER), path) as file:
                 yield file
         except Exception:
-            _explain(path, then, *IN_USE)
+            explain(path, then, *IN_USE)
             raise
         check_unchanged(path, then, stamp(path), *IN_USE)
 
@@ -280,16 +282,20 @@ def stamp(path: str) -> Stamp:
 @contextlib.contextmanager
 def _asking(path: str) -> Iterator[tuple[Any, str]]:
     """The file system of a remote file, and its path there, for one question that no kept listing should answer."""
-    filesystem, inside = extra("fsspec", f"{path!r}").url_to_fs(path)
-    filesystem.invalidate_cache(filesystem._parent(inside))
+    fsspec = extra("fsspec", f"{path!r}")
     try:
+        filesystem, inside = fsspec.url_to_fs(path)
+        filesystem.invalidate_cache(filesystem._parent(inside))
         yield filesystem, inside
     except FileNotFoundError as exc:
         why = exc.__cause__
+        if why is None or "http" not in path:
+            raise
         status = getattr(why, "status", 500)
-        if why is not None and path.startswith(("http://", "https://")) and (status >= 500 or status in (408, 429)):
+        if status >= 500 or status in (408, 429):
             raise why from None  # fsspec calls every trouble of a server a missing file, but these pass
-        raise
+        hint = ". Has what signs the URL expired?" if status in (401, 403) else ""
+        raise FileNotFoundError(errno.ENOENT, f"the server answered {status}{hint}", path) from exc
 
 
 @final
@@ -336,7 +342,7 @@ class FileRanges:
             try:
                 data = self._file.read(end - begin)
             except Exception:
-                _explain(self._path, self._expected)
+                explain(self._path, self._expected)
                 raise
         if len(data) < end - begin:
             self.check()
@@ -372,7 +378,7 @@ def check_unchanged(path: str, then: Stamp, now: Stamp, since: str = "since it w
     raise ValueError(f"{path} has changed {since}: it {what}. {remedy or f'If that is how it should be, {REINDEX} {path}'}")
 
 
-def _explain(path: str, then: Stamp, *words: str) -> None:
+def explain(path: str, then: Stamp, *words: str) -> None:
     """After an error: raise the one of `check_unchanged` if that is why. A server that was asked for a version says in its own way that it has another."""
     try:
         now = stamp(path)
@@ -482,6 +488,7 @@ _LIBRARIES: Final[dict[str, tuple[Any, ...]]] = {
 def _globbed(pattern: str) -> list[str]:
     if is_remote(pattern):
         filesystem, inside = extra("fsspec.core", f"{pattern!r}").url_to_fs(pattern)
+        filesystem.invalidate_cache()  # of listings that were kept
         address = bare(pattern)
         head = address.removesuffix(inside)  # a protocol, and perhaps a host
         paths = [head + path if head != address else filesystem.unstrip_protocol(path) for path in sorted(filesystem.glob(inside))]
@@ -489,7 +496,8 @@ def _globbed(pattern: str) -> list[str]:
     else:
         found = sorted(glob.glob(pattern, recursive=True))
     if not found:
-        raise FileNotFoundError(f"no file fits {pattern!r}, looked for from {os.getcwd()!r}.")
+        where = "" if is_remote(pattern) else f", looked for from {os.getcwd()!r}"
+        raise FileNotFoundError(f"no file fits {pattern!r}{where}.")
     return found
 
 

@@ -56,19 +56,20 @@ def jsonl(
 def line_offsets(file: BinaryIO) -> np.ndarray:
     """Where each line of a file begins that is not blank, and where the file ends: int64, shape ``(lines + 1,)``."""
     found: list[np.ndarray] = []
-    at, unfinished = 0, b""
+    at, begin, begun = 0, 0, b""  # of the line that was not read to its end: where it begins, and a letter if it is not blank so far
     while chunk := file.read(CHUNK):
-        data = unfinished + chunk
+        data, first = begun + chunk, at - len(begun)
+        at += len(chunk)
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
-        if not len(ends):
-            unfinished = data
-            continue
-        found.append(at + _begins(data, ends))
-        at += int(ends[-1]) + 1
-        unfinished = data[int(ends[-1]) + 1 :]
-    if unfinished.strip():
-        found.append(np.array([at]))
-    offsets: np.ndarray = np.concatenate([*found, np.array([at + len(unfinished)])])
+        if len(ends):
+            begins = first + _begins(data, ends)
+            begins[:1][begins[:1] == first] = begin
+            found.append(begins)
+            data, begin = data[int(ends[-1]) + 1 :], first + int(ends[-1]) + 1
+        begun = b"x" if data.strip() else b""
+    if begun:
+        found.append(np.array([begin]))
+    offsets: np.ndarray = np.concatenate([*found, np.array([at])])
     return offsets
 
 

@@ -24,10 +24,10 @@ def open_own(path: str, flags: int) -> int:
     except OSError as error:
         if error.errno not in _REFUSED:
             raise
-        raise _refusal(path) from error
+        raise refusal(path) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise _refusal(path)
+        raise refusal(path)
     return fd
 
 
@@ -54,7 +54,8 @@ def write_own(path: str, *parts: Any, sync: bool = False) -> None:
         raise
 
 
-def _refusal(path: str) -> OSError:
+def refusal(path: str) -> OSError:
+    """The error for what is not penstock's own."""
     return OSError(
         errno.ELOOP, "a link, a pipe or a device lies where penstock keeps a file of its own. Remove it (the folder may be a link)", path
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, final
 
 import numpy as np
 
-from penstock._streams.files import extra, is_remote, opened, stamp
+from penstock._streams.files import IN_USE, explain, extra, is_remote, opened, stamp
 from penstock._streams.shards import Shards
 from penstock._streams.tables import Piece, Pieces, check_columns, chosen_types, files_of, looked_at, names_of
 
@@ -90,6 +90,9 @@ class _Rows:
                     yield from batch.slice(begin, _AT_ONCE).to_pylist()
                 start = max(0, start - len(batch))
             group.check()
+        except Exception:
+            explain(group.path, group.stamp, *IN_USE)
+            raise
         finally:
             file.close(force=True)
 

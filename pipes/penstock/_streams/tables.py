@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final, overload
 
 import numpy as np
 
+from penstock._fetch.error_policy import annotate
 from penstock._streams.files import check_unchanged, expanded, stamp
 
 if TYPE_CHECKING:
@@ -97,11 +98,19 @@ def names_of(columns: Sequence[str] | None) -> list[str] | None:
 
 
 def looked_at(look: Callable[[str], T], paths: Sequence[str]) -> list[T]:
-    """``look(path)`` of every path, in up to 16 threads: most of the time is spent waiting for a disk or a network."""
+    """``look(path)`` of every path, in up to 16 threads: most of the time is spent waiting for a disk or a network. An error has a note that names the path."""
+
+    def named(path: str) -> T:
+        try:
+            return look(path)
+        except Exception as exc:
+            annotate(exc, f"while looking at {path}")
+            raise
+
     if len(paths) < 2:
-        return list(map(look, paths))
+        return list(map(named, paths))
     with ThreadPoolExecutor(min(16, len(paths)), "penstock-streams") as pool:
-        return list(pool.map(look, paths))
+        return list(pool.map(named, paths))
 
 
 def check_columns(of_files: Mapping[str, Mapping[str, Any]]) -> None:

@@ -292,5 +292,6 @@ def _readable(records: Generator[Any], skips: bool, check: Callable[[], None]) -
             if not isinstance(record, Unreadable):
                 yield record
             elif not skips:
+                check()  # if the file has changed, that is why
                 raise record.error
     check()
