@@ -140,7 +140,11 @@ def test_gradients_pass_through():
 
 
 def test_a_value_too_large_for_half_precision_is_infinite():
-    """As in torch. Seen red with NumPy's warning."""
+    """As in torch from 2.7 on. Seen red with NumPy's warning."""
+    try:
+        torch.zeros(1, dtype=torch.half).fill_(1e9)
+    except RuntimeError:
+        pytest.skip("this torch refuses it")
     assert pad(1e9)([np.ones(1, np.float16), np.ones(2, np.float16)]).tolist() == [[1, float("inf")], [1, 1]]
 
 
