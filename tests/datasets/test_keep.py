@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
-from penstock import Loader, Mix, SlidingOrder, keep
+from penstock import Cached, Loader, Mix, Shards, SlidingOrder, keep
 
 WAYS = [
     pytest.param({}, id="inline"),
@@ -87,6 +87,23 @@ def test_of_arrays_is_still_gathered():
 
 
 class TestTheFile:
+    @pytest.mark.parametrize(
+        "cached", [lambda data, path: keep(data, bool, cache=path), lambda data, path: Cached(data, path)], ids=["keep", "Cached"]
+    )
+    def test_is_of_the_files_that_were_looked_at(self, tmp_path, monkeypatch, caplog, cached):
+        """Seen to fail: files of other names, of as many records, got what was kept of these. One of an older version is used, and a line says so."""
+        data = [Shards([f"{name}.txt"], lambda path: iter([1, 2]), counts=[2]) for name in "ab"]
+        cached(data[0], tmp_path / "new")
+        assert len(cached(data[0], tmp_path / "new")) == 2
+        with pytest.raises(ValueError, match="shard_names"):
+            cached(data[1], tmp_path / "new")
+        with monkeypatch.context() as older:
+            older.setattr(Shards, "shard_names", None)
+            cached(data[0], tmp_path / "old")
+        assert not [record for record in caplog.records if record.levelname == "WARNING"]
+        assert len(cached(data[1], tmp_path / "old")) == 2
+        assert "old was written by an older version of penstock, which did not save the names of the shards" in caplog.text
+
     def test_is_read_instead_of_the_samples(self, tmp_path):
         for path in (tmp_path / "kept", str(tmp_path / "kept")):
             data = Squares()

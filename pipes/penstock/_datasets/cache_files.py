@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import mmap
 import os
 import struct
@@ -27,6 +28,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock._datasets.cache_record import FOOTER, is_record, module_of, value_at
+from penstock._fetch.fetch import SHARD_NAMES, said_of
 from penstock._memory.shared_memory import create
 from penstock._streams.own_files import open_own
 
@@ -41,6 +43,7 @@ except ImportError:  # Windows
 else:
     _HAS_LOCKS = hasattr(fcntl, "F_OFD_SETLK")  # Linux
 
+_logger = logging.getLogger("penstock")
 _FORMAT = f"1, {sys.byteorder}-endian"
 _HEAD, _INDEX, _DATA = "penstock.json", "penstock.index", "penstock.data"
 _ENTRY = struct.Struct("=Q")
@@ -233,6 +236,7 @@ def _compare(folder: str, identity: dict[str, Any]) -> None:
     try:
         with open(open_own(os.path.join(folder, _HEAD), os.O_RDONLY), encoding="utf-8") as text:
             found = json.loads(text.read(8 * len(json.dumps(identity, indent=1)) + 2**20))  # what is longer is another one, or has no end
+        identity = as_known_then(identity, found, folder)
         theirs = {key: found[key] for key in identity}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(folder, f"{_HEAD} cannot be read ({type(error).__name__}: {error})") from error
@@ -249,7 +253,20 @@ def identity_of(dataset: Any, fingerprint: Any) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise TypeError(f"fingerprint={fingerprint!r:.80} is not JSON ({error}). Use strings, numbers, lists and dicts.") from error
     name = f"{module_of(type(dataset))}.{type(dataset).__qualname__}"
-    return {"format": _FORMAT, "dataset": name, "length": len(dataset), "fingerprint": fingerprint}
+    names = said_of(dataset, SHARD_NAMES)
+    said = {"format": _FORMAT, "dataset": name, "length": len(dataset), "fingerprint": fingerprint}
+    return said if names is None else {**said, SHARD_NAMES: names}
+
+
+def as_known_then(identity: dict[str, Any], found: dict[str, Any], path: str) -> dict[str, Any]:
+    """``identity`` without the names of the shards, if they were not saved yet when ``found`` was written."""
+    if SHARD_NAMES not in identity or SHARD_NAMES in found:
+        return identity
+    _logger.warning(
+        "%s was written by an older version of penstock, which did not save the names of the shards: make sure that they are the same.",
+        path,
+    )
+    return {key: value for key, value in identity.items() if key != SHARD_NAMES}
 
 
 def _in_words(identity: dict[str, Any]) -> str:

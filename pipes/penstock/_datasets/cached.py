@@ -53,7 +53,8 @@ class Cached(Shown):
         path: A folder for the files. It is created if missing, kept between runs, and shared by all processes of this host that get the same
             path. Only one host may use it at a time. None (Linux only): unnamed memory, shared by this process and those that it starts,
             and freed with the last of them.
-        fingerprint: Any JSON value. Together with the dataset's type and length it identifies the contents of the folder.
+        fingerprint: Any JSON value. Together with the dataset's type and length, and the names of its files if it is `Shards`, it identifies the contents of
+            the folder. Change it when the files are rewritten.
 
     Attributes:
         dataset: The dataset that is cached.

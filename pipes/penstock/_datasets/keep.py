@@ -50,9 +50,9 @@ def keep(
     Args:
         dataset: Map-style.
         predicate: A function of one sample, as the dataset gives it in epoch 0, that returns a bool. Worker processes get it once.
-        cache: A file to keep the result in. It is bound to the dataset's type and length, to its ``settings()`` if it has that method, to its fingerprint
+        cache: A file to keep the result in. It is bound to the dataset's type and length, to the names of its files if it is `Shards`, to its ``settings()`` if it has that method, to its fingerprint
             (``_fingerprint``) if it is one of Hugging Face's, and to the predicate: its name, and the values that a ``functools.partial`` or an object
-            holds. Delete the file when you change what the predicate does.
+            holds. Delete the file when you change what the predicate does, or what the dataset's files hold.
         num_workers: Worker threads or processes that load the samples; 0 loads them in this thread.
         method: ``"process"`` or ``"thread"``.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock._datasets.cache_files import as_known_then
 from penstock._streams.files import open_file
 from penstock._streams.own_files import write_own
 
@@ -46,7 +47,7 @@ def opened(path: str, identity: dict[str, Any]) -> Int64s:
         theirs, count, crc = dict(head["of"]), operator.index(head["count"]), head["crc"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a file of penstock's, or damaged. Delete it, or give another path.") from error
-    ours = json.loads(json.dumps(identity))
+    ours = as_known_then(json.loads(json.dumps(identity)), theirs, path)
     if theirs != ours:
         keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
         changed = "; ".join(f"{key} was {theirs.get(key)!r:.80} and is {ours.get(key)!r:.80}" for key in keys)
