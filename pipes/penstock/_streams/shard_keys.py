@@ -1,0 +1,109 @@
+"""What tells a shard that nobody has counted from any other, and one version of it from another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import weakref
+from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import TYPE_CHECKING, Any, final, overload
+
+from penstock._memory.shared_memory import attach, create
+from penstock._streams.files import IN_USE, address, check_unchanged, checksum, is_remote, stamp
+from penstock._streams.tables import Piece
+
+if TYPE_CHECKING:
+    from penstock._streams.files import Stamp
+
+
+@final
+class ShardKeys(Sequence[str]):
+    """What a bookmark of each shard is bound to: what it is, and where it is a file, its `stamp`.
+
+    Looks at a file once, and when it has to: there may be very many, and far away. It must be of that version whenever it is read later, also by other
+    processes of the loader, such as the successor of a worker that was killed.
+    """
+
+    def __init__(self, shards: Sequence[Any], by_fsspec: bool, sent: Any = None) -> None:
+        self._shards = shards
+        self.by_fsspec = by_fsspec
+        self._found: dict[int, Stamp | None] = {}
+        self._unknown = secrets.token_hex(4)
+        # A checksum of each stamp, or 0, in memory that the processes share, wherever that is possible.
+        self._nbytes = 8 if isinstance(shards, range) else 8 * len(shards)
+        self._seen = memoryview(bytearray(self._nbytes)).cast("Q")
+        with contextlib.suppress(OSError):
+            fd = create(self._nbytes) if sent is None else sent.detach()
+            try:
+                self._seen = attach(fd, self._nbytes).cast("Q")
+            finally:
+                os.close(fd)
+
+    def __reduce__(self) -> Any:
+        sent = []
+        if get_spawning_popen() is not None:  # any other copy is another dataset
+            with contextlib.suppress(OSError):
+                fd = create(self._nbytes)
+                weakref.finalize(self, os.close, fd)
+                shared = attach(fd, self._nbytes).cast("Q")
+                shared[:] = self._seen
+                self._seen, sent = shared, [DupFd(fd)]
+        return ShardKeys, (self._shards, self.by_fsspec, *sent)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+    def __getitem__(self, number: int | slice) -> str | list[str]:
+        if isinstance(number, slice):
+            return [self[one] for one in range(*number.indices(len(self)))]
+        if self._path(number) is None:
+            return self._name(number)
+        # Nobody else can know whether they have read the version that this process could not see.
+        return f"{self._name(number)} {self.stamp(number) or self._unknown}"
+
+    def names(self) -> list[str]:
+        """What each shard is, whatever its version."""
+        return list(map(self._name, range(len(self))))
+
+    def stamp(self, number: int) -> Stamp | None:
+        """The version of a file, as it was seen first; None if it is no file, or cannot be seen now."""
+        path = self._path(number)
+        if path is not None and number not in self._found:
+            shard = self._shards[number]
+            try:
+                found = self._found[number] = shard.stamp if isinstance(shard, Piece) else stamp(path)
+            except Exception:  # a server may fail in its own way; opening the shard says so, or is tried again
+                return None
+            self._seen[number] = self._seen[number] or int(checksum(found), 16)
+        return self._found.get(number)
+
+    def check(self, number: int) -> None:
+        """Refuse a file that another process has seen in another version, or a disk has now; those elsewhere are compared by what reads them."""
+        path, then = self._path(number), self.stamp(number)
+        if path is None or then is None:
+            return
+        if self._seen[number] != int(checksum(then), 16):
+            raise ValueError(f"{path} has changed {IN_USE[0]}, by another process of this loader. {IN_USE[1]}")
+        if not is_remote(path):
+            check_unchanged(path, then, stamp(path), *IN_USE)
+
+    def _path(self, number: int) -> str | None:
+        """The path of a file whose version can be known: what a URL means to an ``open`` of the user, only that knows."""
+        shard = self._shards[number]
+        if isinstance(shard, Piece):
+            return shard.path
+        path = os.fspath(shard) if isinstance(shard, str | os.PathLike) else None
+        return None if path is None or (is_remote(path) and not self.by_fsspec) else path
+
+    def _name(self, number: int) -> str:
+        shard, path = self._shards[number], self._path(number)
+        if path is None:
+            return shard if isinstance(shard, str) else repr(shard)
+        return f"{shard.number} of {address(path)}" if isinstance(shard, Piece) else address(path)
