@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast, final
 
+from penstock._streams.unpacking import LIBRARIES, Unpacked
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -158,10 +160,6 @@ BUFFER: Final = 2**16
 """Bytes of a local file read at once. Python's own 8 KiB take two reads for a sample of 20 KB and its header."""
 
 
-STEP: Final = 2**11
-"""Bytes decompressed at a time. By RFC 8878 four of them may stand for a block of 128 KiB, so this makes 64 MiB at most."""
-
-
 def is_remote(path: str) -> bool:
     """Whether fsspec opens it."""
     return "://" in path
@@ -243,7 +241,8 @@ def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
     suffix = compression(path)
     if not suffix:
         return file
-    return io.BufferedReader(_Unpacked(file, path, suffix), 2**18)
+    module, new, *bound = LIBRARIES[suffix]
+    return io.BufferedReader(Unpacked(file, path, functools.partial(new, extra(module, f"{path!r}")), *bound), 2**18)
 
 
 def compression(path: str) -> str:
@@ -393,9 +392,6 @@ def _stamp_of(path: str, status: os.stat_result) -> Stamp:
     return Stamp(status.st_size, status.st_mtime_ns)
 
 
-NO_BYTES: Final = "{} has no bytes at all, and even compressed data without records has some, so it was cut short or not written yet."
-
-
 class _Whole(io.RawIOBase):
     """A file whose end is an error if it comes before byte ``size``. Closing it leaves the file open."""
 
@@ -424,65 +420,6 @@ class _Whole(io.RawIOBase):
         if not n and self._at < self._size:
             raise OSError(f"{self._path} ended after {self._at} of its {self._size} bytes, so the disk or the server broke off.")
         return n
-
-
-class _Unpacked(io.RawIOBase):
-    """Decompresses all frames of a file, up to its last byte. The libraries' own streams take a frame with a damaged header, or cut short, for the end."""
-
-    def __init__(self, file: BinaryIO, path: str, suffix: str) -> None:
-        module, made, *self._bound = _LIBRARIES[suffix]
-        self._new = functools.partial(made, extra(module, f"{path!r}"))
-        self._file = file
-        self._path = path
-        self._frame: Any = None
-        self._rest = b""  # what was read from behind a frame
-        self._left = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._left:
-            frame, data = self._frame, b""
-            if frame is None or frame.eof or getattr(frame, "needs_input", True):
-                data, self._rest = self._rest or self._file.read(STEP), b""
-                if not data and frame is None:
-                    raise EOFError(NO_BYTES.format(self._path))
-                if not data and not frame.eof:
-                    raise EOFError(f"{self._path} ends in the middle of its compressed data, so it was cut short.")
-                if not data:
-                    return 0
-                if frame is None or frame.eof:
-                    if frame is not None and not (data := data.lstrip(b"\0")):  # zeros may fill up a file
-                        continue
-                    frame = self._frame = self._new()
-            try:
-                self._left = memoryview(frame.decompress(data, *self._bound))
-            except MemoryError:
-                raise
-            except Exception as exc:  # each library has its own
-                raise ValueError(f"{self._path} is damaged, or not compressed as its name says: {exc}.") from exc
-            if frame.eof:
-                self._rest = frame.unused_data
-        view = memoryview(buffer).cast("B")
-        n = min(len(view), len(self._left))
-        view[:n] = self._left[:n]
-        self._left = self._left[n:]
-        return n
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
-
-
-_LIBRARIES: Final[dict[str, tuple[Any, ...]]] = {
-    ".gz": ("zlib", lambda module: module.decompressobj(31)),
-    ".zst": ("zstandard", lambda module: module.ZstdDecompressor().decompressobj()),
-    ".xz": ("lzma", lambda module: module.LZMADecompressor(), 2**18),
-    ".bz2": ("bz2", lambda module: module.BZ2Decompressor(), 2**18),
-}
-"""What decompresses a frame, and where the library has a bound for it, how many bytes at a time."""
 
 
 def _globbed(pattern: str) -> list[str]:

@@ -1,0 +1,81 @@
+"""Compressed files, decompressed as they are read."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEP: Final = 2**11
+"""Bytes decompressed at a time. By RFC 8878 four of them may stand for a block of 128 KiB, so this makes 64 MiB at most."""
+
+NO_BYTES: Final = "{} has no bytes at all, and even compressed data without records has some, so it was cut short or not written yet."
+
+
+@final
+class Unpacked(io.RawIOBase):
+    """Decompresses all frames of a file, up to its last byte. The libraries' own streams take a frame with a damaged header, or cut short, for the end.
+
+    Args:
+        file: Closed with this.
+        path: For messages.
+        new: Makes what decompresses a frame.
+        bound: How many bytes at a time, if that takes one.
+    """
+
+    def __init__(self, file: BinaryIO, path: str, new: Callable[[], Any], *bound: int) -> None:
+        self._new = new
+        self._bound = bound
+        self._file = file
+        self._path = path
+        self._frame: Any = None
+        self._rest = b""  # what was read from behind a frame
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            frame, data = self._frame, b""
+            if frame is None or frame.eof or getattr(frame, "needs_input", True):
+                data, self._rest = self._rest or self._file.read(STEP), b""
+                if not data and frame is None:
+                    raise EOFError(NO_BYTES.format(self._path))
+                if not data and not frame.eof:
+                    raise EOFError(f"{self._path} ends in the middle of its compressed data, so it was cut short.")
+                if not data:
+                    return 0
+                if frame is None or frame.eof:
+                    if frame is not None and not (data := data.lstrip(b"\0")):  # zeros may fill up a file
+                        continue
+                    frame = self._frame = self._new()
+            try:
+                self._left = memoryview(frame.decompress(data, *self._bound))
+            except MemoryError:
+                raise
+            except Exception as exc:  # each library has its own
+                raise ValueError(f"{self._path} is damaged, or not compressed as its name says: {exc}.") from exc
+            if frame.eof:
+                self._rest = frame.unused_data
+        view = memoryview(buffer).cast("B")
+        n = min(len(view), len(self._left))
+        view[:n] = self._left[:n]
+        self._left = self._left[n:]
+        return n
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+LIBRARIES: Final[dict[str, tuple[Any, ...]]] = {
+    ".gz": ("zlib", lambda module: module.decompressobj(31)),
+    ".zst": ("zstandard", lambda module: module.ZstdDecompressor().decompressobj()),
+    ".xz": ("lzma", lambda module: module.LZMADecompressor(), 2**18),
+    ".bz2": ("bz2", lambda module: module.BZ2Decompressor(), 2**18),
+}
+"""What decompresses a frame, and where the library has a bound for it, how many bytes at a time."""
