@@ -440,7 +440,7 @@ class Peer:
 
 
 PEERS = {
-    "penstock": Peer(penstock, "torch-penstock", "penstock"),
+    "penstock": Peer(penstock, "penstock", "torch-penstock"),
     "StatefulDataLoader": Peer(stateful_dataloader, "torchdata", "torchdata"),
     "torchdata.nodes": Peer(nodes, "torchdata", "torchdata"),
     "Grain": Peer(grain, "grain", "grain"),

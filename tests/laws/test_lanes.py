@@ -400,7 +400,7 @@ def rows_of(length, records):
 def test_the_step_that_differs_is_named(step, why, mixed):
     """Seen to fail: what a partial or a closure holds was not compared; both lists of steps were cut off before the one that differed."""
     if mixed:
-        why = why.replace("held", r"held\.a") if "held" in why else "sources was '.*' and is '.*'"
+        why = why.replace("held", r"held\.a") if "held" in why else "orders was '.*' and is '.*'"
 
     def build(k):
         data = Shards(12, forward, epoch_size=40, steps=[Filter(not_of_three), Filter(not_of_three), step(k)], bookmarks=False)
