@@ -126,6 +126,7 @@ class NodeStatistics:
     """What one node of the graph has done.
 
     A node without a thread of its own works only while the node downstream asks it, so most of its time is ``consumer_wait_s``.
+    One that overrides ``next`` has no time of its own: it counts as its source's.
 
     Attributes:
         name: The node's class.

@@ -105,7 +105,6 @@ class Claim:
 
     def __init__(self, files: Files) -> None:
         self.files = files
-        self.taken: list[int] = []
         self._data = files.opened(1, os.O_WRONLY | os.O_APPEND)
 
     def __enter__(self) -> Claim:
@@ -116,10 +115,7 @@ class Claim:
 
     def take(self, place: int, *, wait: bool) -> bool:
         """Claim sample ``place``; False if someone else holds it and ``wait`` is False."""
-        taken = _lock(self._data, place, wait=wait)
-        if taken:
-            self.taken.append(place)
-        return taken
+        return _lock(self._data, place, wait=wait)
 
     def write(self, place: int, record: bytes) -> None:
         """Append ``record`` to the data, then make the index point to it."""

@@ -179,6 +179,8 @@ class Cached(Shown):
         return found
 
     def _claimed(self, claim: Claim, places: list[int]) -> dict[int, Any]:
+        """The samples at those of ``places`` that nobody else holds."""
+        # Apart from the `with`: Ctrl-C at a loop's jump in there could skip the release (python/cpython#130279).
         found = {place: claim.files.read(place) for place in places if claim.take(place, wait=False)}
         missing = [place for place, one in found.items() if one is ABSENT]
         return found | {place: self._stored(claim, place, one) for place, one in zip(missing, self._gathered(missing), strict=True)}

@@ -338,7 +338,7 @@ class FetchTask(_Task):
                 if batch is not None:
                     batch.add(samples)
             else:
-                while True:
+                while True:  # ends by a break: Ctrl-C at the jump of a condition could skip the finally (python/cpython#130279)
                     samples = [load(index) for index in islice(rows, batch.step)]
                     if not samples:
                         break

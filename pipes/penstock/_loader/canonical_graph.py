@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Options(TypedDict, total=False):
-    """For type checkers and editors: the arguments of `FromDataset.from_dataset` that are keywords only, which explains them."""
+    """For type checkers and editors: the keyword-only arguments of `FromDataset.from_dataset`, which explains them."""
 
     prefetch_factor: int | None
     persistent_workers: bool

@@ -184,7 +184,7 @@ class IterableSource(Node[Indices]):
                     item = self._item(self._epoch, self._position)
                     if k % every == first:
                         taken.append(Indices(self._epoch, self._position, item))
-                    self._position += 1
+                    self._position += 1  # last: Ctrl-C at the jump of an `if` could skip what restores the modes (python/cpython#130279)
             except StopIteration:
                 self._check_given()
                 self._end()

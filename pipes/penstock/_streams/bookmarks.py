@@ -159,6 +159,7 @@ class Bookmarks:
         key = self._keys[shard]
         with self._locked():
             read = self._unsettled.pop(shard, [])
+            # By `map`: Ctrl-C at a loop's jump in here could leave the lock held (python/cpython#130279).
             found = list(map(self._facts.add, (fact for about, fact in read if about == key)))
             self._settled.add(shard)
         if read and not found:

@@ -124,6 +124,7 @@ class OpenShards:
             one.close()
 
     def _beyond(self) -> list[_Shard]:
+        """Take out the shards that are to be closed."""
         gone = []
         over = {_IndexedShard: -self._most_indexed, ForwardShard: -self._most_readers, type(None): 0}
         for one in self._shards.values():
