@@ -84,12 +84,16 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
     make = _Stepper if isinstance(first := build(), Node) else _LoaderStepper
     whole = make(first)
     states, items = [whole.state()], []
+    watches = [node.draws for node in whole.root.chain() if isinstance(node, ParallelMapper) and node.draws is not None]
+    looks = [watch.look() for watch in watches]
     for _ in range(steps):
         items.append(plain(whole.step()))
         states.append(whole.state())
     whole.close()
-    draws = [node.draws.said for node in whole.root.chain() if isinstance(node, ParallelMapper) and node.draws is not None]
-    assert not any(draws), next(filter(None, draws))
+    said = next((watch.said for watch in watches if watch.said), None)
+    assert said is None, said
+    # A watch looks only while the loop waits, which it need not do here.
+    why = "".join(f". {words}" for watch, look in zip(watches, looks, strict=True) if (words := watch.words_if_drawn(look)))
     crossed = whole.crossed
     assert crossed >= 2, f"{steps} steps cross {crossed} epoch ends, but at least 2 are needed to test the states there. Use more steps."
     assert whole.filled >= 2, (
@@ -104,7 +108,7 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
             )
             for step in range(stop, steps):
                 item = plain(resumed.step())
-                assert item == items[step], f"resumed after {stop} steps, step {step} gave {item} instead of {items[step]}"
+                assert item == items[step], f"resumed after {stop} steps, step {step} gave {item} instead of {items[step]}{why}"
                 assert resumed.state() == states[step + 1], (
                     f"resumed after {stop} steps, the state after step {step} is {resumed.state()} instead of {states[step + 1]}"
                 )

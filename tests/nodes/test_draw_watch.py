@@ -239,15 +239,16 @@ def test_another_thread_may_draw():
         assert said_by(loaded(Numbers()), 2) == []
 
 
-@pytest.mark.parametrize("as_node", [False, True])
-def test_the_resume_law_says_it(as_node):
-    """It named two numbers that differed, and not why. Seen to fail: the assertion left out."""
+@pytest.mark.parametrize(("as_node", "seen"), [(False, True), (True, True), (True, False)])
+def test_the_resume_law_says_it(as_node, seen):
+    """It named two numbers that differed, and not why. Seen to fail: the assertion left out; a loop that never waits, in which the watch sees nothing."""
 
     def noisy(index):
         return index + random.random()
 
     def build():
         loader = Loader.from_dataset(range(40), batch_size=4, num_workers=2, method="thread", transform=noisy)
+        loader.root.draws.blocked.off = not seen
         return loader.root if as_node else loader
 
     with pytest.raises(AssertionError, match=r"transform .*noisy \(random\) draws from the global random numbers in worker threads"):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from penstock._fetch.task import FetchTask, FunctionTask
+    from penstock._random.draws import Look
 
 
 @final
@@ -40,8 +41,8 @@ class DrawWatch:
 
     def __init__(self, work: FetchTask | FunctionTask) -> None:
         self._work = work
-        self._look = looker()
-        self.blocked = Blocked(self._look)
+        self.look = looker()
+        self.blocked = Blocked(self.look)
         self.place = self.blocked.place()
         self.said: str | None = None
         self._trial: Trial | None = None
@@ -63,7 +64,7 @@ class DrawWatch:
             if self._failed and alone and self.blocked.direct:
                 self._say({self._work.parts_that_may_draw: drawn(*self.blocked.changed)})
                 return
-            self._trial, self._left = Trial(self._look, self.blocked.stamp, alone), _TRIES
+            self._trial, self._left = Trial(self.look, self.blocked.stamp, alone), _TRIES
         self._work.trial = self._trial
 
     def judge(self) -> None:
@@ -78,21 +79,28 @@ class DrawWatch:
             self._failed += 1
             self._end(off=self._failed == _TRIALS)
 
+    def words_if_drawn(self, before: Look) -> str:
+        """What to say if nobody but the workers can have drawn since ``before``, a `look`; empty if nobody has. The watch itself looks only while the loop waits."""
+        found = drawn(before, self.look())
+        return _words({self._work.parts_that_may_draw: found}) if found else ""
+
     def _end(self, *, off: bool) -> None:
         self.blocked.off = off  # first, or the loop, which stops to wait just now, sees another change
         self.blocked.changed = self._trial = None
 
     def _say(self, found: dict[str, set[str]]) -> None:
         self._end(off=True)
-        parts = " and ".join(
-            f"{part} ({', '.join(name for name in GENERATORS if name in generators)})" for part, generators in found.items()
-        )
-        self.said = (
-            f"{parts} {'draw' if len(found) > 1 else 'draws'} from the global random numbers in worker threads. The threads share them with each other and with your loop, so what "
-            f"is drawn depends on timing: another run gives other batches, and so does a resumed one. In the dataset and in transform=, draw from penstock.sample().rng or "
-            f'penstock.sample().torch_generator, which are the sample\'s own; or use method="process", where penstock seeds the global generators for each sample.'
-        )
+        self.said = _words(found)
         warnings.warn(self.said, stacklevel=2)
+
+
+def _words(found: dict[str, set[str]]) -> str:
+    parts = " and ".join(f"{part} ({', '.join(name for name in GENERATORS if name in generators)})" for part, generators in found.items())
+    return (
+        f"{parts} {'draw' if len(found) > 1 else 'draws'} from the global random numbers in worker threads. The threads share them with each other and with your loop, so what "
+        f"is drawn depends on timing: another run gives other batches, and so does a resumed one. In the dataset and in transform=, draw from penstock.sample().rng or "
+        f'penstock.sample().torch_generator, which are the sample\'s own; or use method="process", where penstock seeds the global generators for each sample.'
+    )
 
 
 _TRIES = 16
