@@ -33,10 +33,10 @@ def walked(node: Any) -> tuple[int, float]:
     """The number of groups in an epoch, and the microseconds for each document: the least of three times."""
     took_s = []
     for _ in range(3):
-        node.reset(node.start_of(0))
-        groups, begin = 0, time.perf_counter()
-        while taken := len(node.take(64)):
-            groups += taken
+        groups, place, begin = 0, node.start(0), time.perf_counter()
+        while place is not None:
+            items, behind = node.read(place, 64)
+            groups, place = groups + len(items), behind if len(items) else None
         took_s.append(time.perf_counter() - begin)
     return groups, min(took_s) / N * 1e6
 
@@ -50,9 +50,8 @@ def packs() -> None:
         jumps = []
         for place in range(2, 7):
             at = N // block * place // 8
-            node.reset({"epoch": 0, "block": at, "taken": 0, "position": at})
             begin = time.perf_counter()
-            node.take(1)
+            node.read({"epoch": 0, "block": at, "taken": 0, "position": at}, 1)
             jumps.append(time.perf_counter() - begin)
         print(f"| block {block} | {lengths.sum() / (4096 * groups):.2%} | {us:.1f} | {min(jumps) * 1000:.1f} |")
     begin = time.perf_counter()
@@ -69,8 +68,7 @@ def buckets() -> None:
     for name, alike in (("single batches shuffled", 1), ("runs of 7: not aligned with the ranks", 7), ("runs of 8", 8), ("runs of 64", 64)):
         node = Sharder(Cycler(Grouper(ShuffledOrder(N, 1), Buckets(lengths, BUDGET, max_samples=MOST, same_size_run=alike))), 0, 1)
         _, us = walked(node)
-        node.reset(node.start_of(0))
-        report(name, lengths, [item.values for item in node.take(N)], us)
+        report(name, lengths, [item.values for item in node.read(node.start(0), N)[0]], us)
 
 
 def report(name: str, lengths: np.ndarray, batches: list[np.ndarray], us: float) -> None:

@@ -1076,11 +1076,12 @@ def mix_ours(weights: np.ndarray, items: int, ranks: int, shuffled: bool = True)
     order = penstock.MixOrder({name: kind(n) for name in names}, dict(zip(names, weights, strict=True)), epoch_size=n)
 
     def read(rank: int) -> np.ndarray:
-        node = penstock.Sampler(order)
-        node.reset()
-        if rank:
-            node.take(rank)
-        return np.concatenate([node.take(256, every=ranks).values for _ in range(-(-items // 256))])[:items] // n
+        node, found = penstock.Sampler(order), []
+        place = {**node.start(0), "position": rank}
+        for _ in range(-(-items // 256)):
+            indices, place = node.read(place, 256, ranks)
+            found.append(indices.values)
+        return np.concatenate(found)[:items] // n
 
     return lambda: np.array([read(rank) for rank in range(ranks)])
 

@@ -337,18 +337,6 @@ def test_a_distributed_sampler_that_was_moved_is_said_to_begin_at_0():
         loader(sampler=sampler).close()
 
 
-def test_a_node_that_reads_by_next_is_not_padded_behind_its_back():
-    class Own(penstock.Node):
-        def next(self):
-            return next(self.source)
-
-    node = Own(Cycler(Sampler(SequentialOrder(3))))
-    node.reset()
-    with pytest.raises(penstock.GraphError, match="it must also override at"):
-        node.at(np.arange(2))
-    assert next(node).values == 0
-
-
 def test_a_signal_that_closes_a_loader_in_the_middle_of_next_is_told_so():
     """Its handler may run wherever the main thread is. Seen to fail: a GraphError of a StopIteration, which the graph gives once it is closed."""
 

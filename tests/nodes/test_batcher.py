@@ -12,7 +12,7 @@ def test_what_drop_last_leaves_over_is_passed_with_the_last_batch():
     node = Batcher(Cycler(Sampler(SequentialOrder(5))), 2, drop_last=True)
     next(node), next(node)
     assert node.get_state()["source"]["position"] == 5
-    assert node.remaining() == 0
+    assert node.left(node.get_state()) == 0
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

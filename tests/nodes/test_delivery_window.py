@@ -109,7 +109,8 @@ class Against(RuleBasedStateMachine):
         assert {*range(self.window.base), *(self.window.base + place for place in self.window.ahead)} == settled
         assert self.window.under_way == sum(one.job is not None and not one.delivered for one in self.here.values())
         assert self.window.under_way <= self.most
-        assert not self.window.torn
+        youngest = max(self.here, default=None)
+        assert self.window.place == (self.window.base if youngest is None else youngest + 1)
 
 
 class TestAgainstTwoLists(Against.TestCase):

@@ -18,6 +18,7 @@ from penstock import (
     ShuffledOrder,
     StateError,
 )
+from penstock._nodes.index_node import items_in
 from penstock.testing import assert_resumes_everywhere
 
 N = 64
@@ -105,9 +106,8 @@ class TestAnEpoch:
 class TestTaking:
     def test_refuses_an_index_without_a_length(self):
         node = Grouper(SequentialOrder(5), Packs([1, 2, 3], 8))
-        node.reset()
         with pytest.raises(GraphError, match="index 4, and there are 3 lengths"):
-            node.take(1)
+            node.read(node.start(0), 1)
 
 
 class TestTheState:
@@ -132,9 +132,7 @@ class TestTheState:
     def test_that_counts_wrong_is_refused_before_the_epoch_ends(self, kind, wrong, world_size):
         """A position too high ends the epoch early, or gives every rank all the items. Seen red without the check."""
         one = grouper(kind, count=True)
-        one.reset()
-        one.take(8)
-        state = one.get_state()
+        _, state = one.read(one.start(0), 8)
         assert state["block"]
         node = Sharder(Cycler(one), 0, world_size, tail="drop")
         node.reset({"epoch": 0, "source": {**state, "position": state["position"] + wrong}})
@@ -172,20 +170,20 @@ class TestCounting:
     def test_says_how_many_groups_each_epoch_has(self, kind):
         """Before, during and after it; the number of packs differs from epoch to epoch."""
         node = Cycler(grouper(kind, count=True))
-        lengths = [node.remaining(node.start_of(number)) for number in range(4)]
+        lengths = [node.left(node.start(number)) for number in range(4)]
         assert len(set(lengths)) > 1 or kind == "buckets"
         node.reset()
-        for length in lengths:
-            assert node.remaining() == node.items_per_epoch() == length
+        for number, length in enumerate(lengths):
+            assert node.left(node.get_state()) == items_in(node, number) == length
             next(node)
-            assert (node.remaining(), node.items_per_epoch()) == (length - 1, length)
+            assert (node.left(node.get_state()), items_in(node, number)) == (length - 1, length)
             assert len(epoch(node)) == length - 1
         node.shutdown()
 
     @kinds
     def test_is_not_done_unless_asked_for(self, kind):
         node = grouper(kind)
-        assert node.remaining(node.start_of(0)) is node.items_per_epoch() is None
+        assert node.left(node.start(0)) is items_in(node, 0) is None
 
 
 class TestOverManyBlocks:

@@ -29,12 +29,14 @@ from penstock.testing import Tagged
 def dealt(n, rank, world_size, tail, take=1):
     """One epoch of this rank's values, and their positions, taken ``take`` at a time."""
     node = Sharder(Cycler(Sampler(SequentialOrder(n))), rank, world_size, tail=tail)
-    node.reset()
-    values, positions = [], []
-    while len(block := node.take(take)):
+    place, values, positions = node.start(0), [], []
+    while True:
+        block, place = node.read(place, take)
+        if not len(block):
+            break
         values += block.plain()
         positions += block.positions.tolist()
-    assert next(node) == EndOfEpoch(0)
+    assert node.over(place)[0] == EndOfEpoch(0)
     return values, positions
 
 
@@ -152,7 +154,7 @@ def test_a_group_that_is_made_again_with_other_numbers(monkeypatch, options):
     loaded state was dealt by the old numbers.
     """
     here = [(0, 1)]
-    monkeypatch.setattr("penstock._nodes.sharder.process_group", lambda: here[0])
+    monkeypatch.setattr("penstock._nodes.ranks.process_group", lambda: here[0])
     loaders, running = [rank_of_40(**options) for _ in range(3)], {}
     state, sequence = loaders[0].state_dict(), []
     for living, steps in (([0], 3), ([0, 1], 4), ([2, 0, 1], 4), ([1, 2], 9)):
@@ -189,7 +191,7 @@ def over_and_over(loader):
 def test_a_mesh_of_a_group_that_was_made_again_is_refused(monkeypatch):
     """Seen to fail: nothing was compared, and the mesh still says the old numbers."""
     here = [(2, 4)]
-    monkeypatch.setattr("penstock._nodes.sharder.process_group", lambda: here[0])
+    monkeypatch.setattr("penstock._nodes.ranks.process_group", lambda: here[0])
     mesh = mock.Mock(ndim=1, **{"get_local_rank.return_value": 1, "size.return_value": 2})
     with Loader.from_dataset(Tagged(8), batch_size=1, mesh=mesh) as loader:
         batches = over_and_over(loader)

@@ -106,7 +106,7 @@ def test_one_rank_needs_no_word_and_keeps_its_state(build, split):
         state = state_of(loader)
         assert {*state} == {"epoch", "source"}
         assert {*state["source"]} == {"epoch", "position", "ended", "node" if build in (foreign, foreign_by_hand) else "iterable"}
-        assert loader.root.settings()["split"] == ("own" if split == "own" else "items")
+        assert json.loads(loader.state_dict()["penstock"])["settings"]["split"] == ("own" if split == "own" else "items")
 
 
 @every_way
@@ -115,7 +115,7 @@ def test_split_items_deals_what_every_rank_reads(build):
     for rank in range(2):
         with build(Stream(), rank, split="items", tail="drop") as loader:
             assert [list(loader) for _ in range(2)] == [list(range(rank, N, 2))] * 2
-            assert loader.root.settings()["split"] == "items"
+            assert json.loads(loader.state_dict()["penstock"])["settings"]["split"] == "items"
 
 
 @pytest.mark.parametrize(("build", "tail"), pairwise([canonical, by_hand, foreign, foreign_by_hand], ["pad", "drop", "exact"])[:6])
@@ -124,7 +124,7 @@ def test_split_own_hands_everything_on(build, tail):
     for rank in range(2):
         with build(Own(rank), rank, split="own", tail=tail) as loader:
             assert [list(loader) for _ in range(2)] == [[100 * rank + k for k in range(5 + (rank == 0))]] * 2
-            assert loader.root.settings()["split"] == "own"
+            assert json.loads(loader.state_dict()["penstock"])["settings"]["split"] == "own"
 
 
 def test_an_iterable_that_asks_for_its_rank_by_itself(monkeypatch):
@@ -147,7 +147,7 @@ def test_sources_that_are_indexed_need_no_word():
     for split in (None, "items"):
         with canonical(Tagged(4), 1, split=split) as loader:
             assert list(loader) == [1, 3]
-            assert loader.root.settings()["split"] == "items"
+            assert json.loads(loader.state_dict()["penstock"])["settings"]["split"] == "items"
 
 
 # Iterables that are known to split themselves.

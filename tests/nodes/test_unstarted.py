@@ -39,6 +39,7 @@ from penstock import (
     sample,
 )
 from penstock._memory.devices import can_pin
+from penstock._nodes.index_node import index_of, items_in, left_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +135,7 @@ def test_a_copy_of_a_graph_that_was_never_started_gives_the_same_items(build):
     node = build()
     copies = [pickle.loads(pickle.dumps(node)), copy.deepcopy(node)]
     expected = items(node)
-    assert EndOfEpoch in map(type, expected) or not node.infinite or len(expected) == 9
+    assert EndOfEpoch in map(type, expected) or not index_of(node).facts.infinite or len(expected) == 9
     assert [items(one) for one in copies] == [expected, expected]
 
 
@@ -166,7 +167,7 @@ def test_nothing_exists_before_the_first_reset(build):
 
     before = resources()
     node = build()
-    node.settings(), node.start_of(3), node.remaining(node.start_of(0)), node.statistics()
+    index_of(node).facts, left_at(node, node.start_of(3)), items_in(node, 0), node.statistics()
     node.interrupt()
     assert resources() == before
 

@@ -15,6 +15,7 @@ from penstock._loader.in_step import unseeded_length
 from penstock._memory.devices import can_pin, resolve_device
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.cycler import Cycler
+from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, Node
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.sampler import Sampler
@@ -243,7 +244,7 @@ class FromDataset(DataLoaderWords):
             if _is_buckets(groups):
                 batch_size = None
 
-        tail = tail or ("pad" if groups is None and not source.continues else "drop")
+        tail = tail or ("pad" if groups is None and not index_of(source).facts.continues else "drop")
         node: Node[Any] = Sharder(Cycler(source), rank, world_size, mesh=mesh, split="within" if split == "within" else "items", tail=tail)
         if batch_size is not None:
             node = Batcher(node, batch_size, drop_last)
@@ -290,10 +291,9 @@ def _read(dataset: Any, split: Any, seed: int, seed_global_rngs: bool) -> Node[A
         from penstock._nodes.iterable_source import IterableSource
 
         return IterableSource(dataset, split=split, seed=seed, seed_global_rngs=seed_global_rngs)
-    if split not in (None, dataset.split_word()):
-        raise ValueError(
-            f"split={split!r} is for the source to say, and {type(dataset).__name__} says {dataset.split_word()!r}. Say it there."
-        )
+    said = index_of(dataset).facts.split
+    if split not in (None, said):
+        raise ValueError(f"split={split!r} is for the source to say, and {type(dataset).__name__} says {said!r}. Say it there.")
     return dataset
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed
 
 from penstock._errors import GraphError, StateMismatch
 from penstock._nodes.node import place_of
+from penstock._nodes.reader_node import ReaderNode
 from penstock._nodes.sampler_wrapper import SamplerWrapper
+from penstock._nodes.sharder import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,15 +67,15 @@ check_ranks.__module__ = "penstock"
 
 def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     saved = json.loads(loader.state_dict()["penstock"])
-    rank, world_size = loader.root.ranks()
+    rank, world_size = ranks_of(loader.root)
+    first, facts = loader._positions.first, loader._positions.facts
     # A source that splits itself and keeps its own state is at a different position on each rank, so only its epoch can be compared.
-    state = {"epoch": loader.epoch} if loader.root.rank_bound() else saved["state"]
-    *_, first = loader.root.chain()
-    lengths = {"items in an epoch": first.remaining(first.start_of(0)), "world_size": world_size}
+    state = {"epoch": loader.epoch} if first.rank_bound() else saved["state"]
+    lengths = {"items in an epoch": first.left(first.start(0)), "world_size": world_size}
     plan = _plan(loader, first, saved["state"]) if isinstance(first, SamplerWrapper) else None
     if plan is not None:
         lengths[_PLAN] = plan
-    what = {**loader.root.choices(), **lengths, **saved["settings"], "state": state}
+    what = {**facts.choices, **lengths, **saved["settings"], "state": state}
     return {"rank": rank, "world_size": world_size, "what": dict(_leaves("", what))}
 
 
@@ -82,12 +85,15 @@ def _plan(loader: Loader[Any], first: SamplerWrapper, state: State) -> int | Non
     if place is None:
         return None
     epoch, source = place
-    if source is None or first.remaining(source) == 0:
-        source = first.start_of(epoch + 1)
+    if source is None or first.left(source) == 0:
+        source = first.start(epoch + 1)
     if (said := first.known(source)) is not None:
         return said
     loader._check_open()
-    with loader.root.still():  # a thread of the graph may be about to make the same plan
+    with ExitStack() as stack:  # a thread of the graph may be about to make the same plan
+        for node in loader.root.chain():
+            if isinstance(node, ReaderNode):
+                stack.enter_context(node.still())
         said = first.known(source)
         return first.upcoming(source) if said is None else said
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from penstock._nodes.sampler_traits import length, wrapped
+from penstock._nodes.sharder import ranks_of
 
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -31,7 +32,7 @@ def warn_if_in_step(loader: Any) -> None:
         return
     others = [other for other in list(_started) if other is not loader and other._unseeded == items and other._is_inside]
     # Loaders of other ranks in the same process are meant to be in step.
-    if any(other.root.ranks() == loader.root.ranks() for other in others):
+    if any(ranks_of(other.root) == ranks_of(loader.root) for other in others):
         warnings.warn(
             f"two loaders shuffle {items} items each with the same seed, the default seed=0, so they visit the same positions at the same time, in every run "
             f"(torch.manual_seed does not change that). Give one of them another seed=; or give both seed=0, if that is what you want.",

@@ -28,11 +28,13 @@ from penstock._loader.canonical_graph import FromDataset
 from penstock._loader.cursor import EpochCursor, Jump, PassMark, Stands
 from penstock._loader.dataloader_words import refuse_assignment
 from penstock._loader.in_step import warn_if_in_step
+from penstock._loader.positions import Positions
 from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, as_saved_then, differences, epoch_in, parsed, warn_of_start
 from penstock._nodes.cycler import Cycler
-from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of, place_of
+from penstock._nodes.index_node import index_of
+from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of, origin
 from penstock._nodes.parallel_mapper import ParallelMapper
-from penstock._nodes.sharder import Sharder
+from penstock._nodes.sharder import Sharder, ranks_of
 from penstock._observe.loop_clock import LoopClock
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
@@ -140,19 +142,19 @@ class Loader(FromDataset, Generic[T]):
     ) -> None:
         _check_root(root, misplaced, dataset_words)
         node = root if isinstance(root, Node) else Cycler(root)
-        self.root: Node[T] = node if node.infinite else Cycler(node)
-        *_, self._first = self.root.chain()
+        self.root: Node[T] = node if index_of(node).facts.infinite else Cycler(node)
+        self._positions = positions = Positions(self.root)
         self._sharder = next((node for node in self.root.chain() if isinstance(node, Sharder)), None)
-        if self._first.continues and restart_on_stop_iteration is False:
+        if positions.facts.continues and restart_on_stop_iteration is False:
             raise GraphError(
-                f"restart_on_stop_iteration=False goes back to the end of an epoch, and {type(self._first).__name__} only goes on. Leave it out: a state that is saved "
+                f"restart_on_stop_iteration=False goes back to the end of an epoch, and {type(positions.first).__name__} only goes on. Leave it out: a state that is saved "
                 f"on an epoch's last batch resumes with the empty remainder of that epoch anyway."
             )
-        self._origin = self.root.origin()
+        self._origin = origin(self.root)
         self._reader = object()  # stands for this loader; the graph must not keep the loader itself alive
         self._infinite = infinite
         self._settings: dict[str, Any] | None = None
-        self._cursor = EpochCursor(_Epochs(self.root), infinite=infinite, restart=restart_on_stop_iteration)
+        self._cursor = EpochCursor(positions, infinite=infinite, restart=restart_on_stop_iteration)
         self._commits = CommitLedger()
         self._run = 0  # grows with each iterator started and each state loaded; iterators of earlier runs are dead
         self._given_up = -1  # end_epoch() ended the run before this one
@@ -280,7 +282,7 @@ class Loader(FromDataset, Generic[T]):
         if self._unfinished is None:
             state = self._commits.state_of(self._cursor.state)
         else:  # a signal handler asks in the middle of a `next`, or the last one was interrupted
-            _, _, cursor, commits, _ = self._unfinished
+            _, _, cursor, commits = self._unfinished
             state = cursor["state"] if commits is None else commits[0]
         try:
             return {KEY: json.dumps({"format": FORMAT, "settings": self._settings_at(state), "state": state}, allow_nan=False)}
@@ -314,7 +316,7 @@ class Loader(FromDataset, Generic[T]):
                 "or pass strict=False to start the next epoch under the new ones."
             )
         if changed:
-            inner = self._cursor.epochs.start_of(epoch_in(state["state"]) + 1)
+            inner = self._positions.start_of(epoch_in(state["state"]) + 1)
             warn_of_start(changed, epoch_of(inner))
         else:
             inner = state["state"]
@@ -343,7 +345,9 @@ class Loader(FromDataset, Generic[T]):
         """
         self._check_open()
         self._mend()
-        self.root.refresh()
+        for node in self.root.chain():
+            if isinstance(node, ParallelMapper):
+                node.refresh()
         if self._cursor.stands is not Stands.AWAY:
             self._check_graph()
             self._cursor.lost()  # until the reset is done: an exception may come out of the middle
@@ -379,7 +383,7 @@ class Loader(FromDataset, Generic[T]):
         """The graph as it is now, to be looked at: ``print(loader.graph)``. Starts nothing, loads nothing."""
         from penstock._nodes.graph import Graph
 
-        return Graph(self._title(), self.root)
+        return Graph(self._title(), self.root, self.epoch)
 
     def _repr_html_(self) -> str:
         return self.graph._repr_html_()
@@ -405,8 +409,8 @@ class Loader(FromDataset, Generic[T]):
             else:
                 cursor = unfinished[2]
                 state = cursor["state"]
-                epoch, whole = epoch_of(state), self.root.remaining(self._cursor.epochs.start_of(epoch_of(state), state))
-                left = 0 if cursor["stands"] is Stands.BEHIND_MARK else self.root.remaining(state)
+                epoch, whole = epoch_of(state), self._positions.remaining(self._positions.start_of(epoch_of(state), state))
+                left = 0 if cursor["stands"] is Stands.BEHIND_MARK else self._positions.remaining(state)
             where = f"epoch {epoch}" + ("" if left is None or whole is None else f", batch {whole - left:,} of {whole:,}")
             if self._closed:
                 where = f"closed in {where}"
@@ -469,7 +473,7 @@ class Loader(FromDataset, Generic[T]):
     def _start(self) -> int:
         """Move to where a new iterator starts; returns its run."""
         self._check_open()
-        worker, (rank, world_size) = get_worker_info(), self.root.ranks()
+        worker, (rank, world_size) = get_worker_info(), ranks_of(self.root)
         if (
             worker is not None
             and isinstance(worker.dataset, IterableDataset)
@@ -483,7 +487,7 @@ class Loader(FromDataset, Generic[T]):
         self._owner = os.getpid()
         if not self._run and not self._cursor.pending:
             warn_if_in_step(self)
-        failure = self.root.failure()  # a ClosedError: an interrupted jump had begun to take a reader out of the source
+        failure = self._positions.failure()  # a ClosedError: an interrupted jump had begun to take a reader out of the source
         if _is_of_source(failure) and not isinstance(failure, ClosedError) and not self._cursor.is_told:
             raise SourceError.after(failure)
         move = self._cursor.start()
@@ -535,7 +539,7 @@ class Loader(FromDataset, Generic[T]):
                 raise ValueError(
                     f"epoch {item.epoch} has no batch on this rank, so an infinite loader would spin. Use a larger dataset, or tail='pad'."
                 )
-            if not cursor.over_mark and cursor.state == cursor.epochs.start_of(epoch, cursor.state):
+            if not cursor.over_mark and cursor.state == self._positions.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
             if cursor.mark(self.root.get_state()):
                 raise StopIteration
@@ -543,11 +547,10 @@ class Loader(FromDataset, Generic[T]):
 
     def _raised(self, exc: BaseException) -> None:
         """The graph raised instead. The state must not count an item that was never returned."""
-        failure = self.root.failure()
-        if isinstance(exc, Exception):  # A source that failed may have moved without saying so: its state means nothing.
-            self._cursor.raised(self.root.get_state() if failure is None else self._cursor.state)
-            if failure is not None and not _is_of_source(failure):
-                self._cursor.lost()  # a signal handler raised in the middle of the graph
+        if is_own_error(exc):
+            self._cursor.raised(self.root.get_state())
+        else:
+            self._cursor.lost()  # Ctrl-C or a signal handler, in the middle of the graph
         if isinstance(exc, StopIteration):
             raise GraphError(
                 "StopIteration came out of the graph: a node downstream of the Cycler ended, or a function in one raised it."
@@ -556,28 +559,24 @@ class Loader(FromDataset, Generic[T]):
     def _mend(self) -> None:
         """Undo a `next` that Ctrl-C interrupted: it returned nothing, so nothing may have happened.
 
-        If the graph has moved, it is reset when the next item is asked for, and the items it had taken are loaded again. This may itself be
-        interrupted; the next use of the loader then does it from the beginning.
+        The graph is reset when the next item is asked for, and the items it had taken are loaded again. This may itself be interrupted; the next use of
+        the loader then does it from the beginning.
         """
         if self._unfinished is None:
             return
-        iterator, run, cursor, commits, lost = self._unfinished
+        iterator, run, cursor, commits = self._unfinished
         iterator._run, iterator._ended = run, False
         self._cursor.restore(cursor)
         self._commits.restore(commits)
         put_back_interrupted()
-        moved = True
-        with contextlib.suppress(Exception):
-            moved = lost or run is None or self.root.failure() is not None or self.root.get_state() != self._cursor.graph_state
-        if moved:
-            self._cursor.lost()
+        self._cursor.lost()
         self._unfinished = None
 
     def _lost_if_moved(self) -> None:
         """After an exception: a signal handler may have raised between the graph giving an item and the cursor learning of it."""
         cursor = self._cursor
         with contextlib.suppress(Exception):
-            if self.root.failure() is None and cursor.stands is Stands.HERE and self.root.get_state() != cursor.state:
+            if cursor.stands is Stands.HERE and self.root.get_state() != cursor.state:
                 cursor.lost()
 
     def _pass_mark(self, epoch: int) -> State:
@@ -593,7 +592,7 @@ class Loader(FromDataset, Generic[T]):
     def _jump(self, state: State) -> None:
         """Reset the graph to ``state``. Whatever is in flight is dropped; the workers stay."""
         self._cursor.lost()
-        _claim(self.root, self._reader)
+        _claim(self._origin, self._reader)
         self.root.reset(state)
 
     def _length(self) -> int | None:
@@ -601,18 +600,17 @@ class Loader(FromDataset, Generic[T]):
         if self._infinite:
             return None
         batches = self._batches()
-        return self.root.items_per_epoch() if batches is None else batches
+        return self._positions.claimed(self.epoch) if batches is None else batches
 
     def _batches(self) -> int | None:
         """Batches in the whole current epoch; the number may change from epoch to epoch."""
-        return self.root.remaining(self._cursor.epochs.start_of(self.epoch, self._cursor.state))
+        return self._positions.remaining(self._positions.start_of(self.epoch, self._cursor.state))
 
     def _settings_at(self, state: Any) -> dict[str, Any]:
         """The settings that ``state`` depends on. Stages of a mix that lie ahead of it may change."""
         if self._settings is None:
-            self._settings = json.loads(json.dumps(self.root.settings()))
-        place = place_of(state)
-        return self._settings if place is None else {**self._settings, **self._first.settings_at(*place)}
+            self._settings = json.loads(json.dumps(self._positions.settings()))
+        return {**self._settings, **self._positions.settings_at(state)}
 
     def _check_length(self) -> None:
         items = self._built_for if self._built_for is None else len(self.dataset)
@@ -633,28 +631,6 @@ class Loader(FromDataset, Generic[T]):
             raise ClosedError("this loader was closed; build a new one.")
         if self._owner is not None and os.getpid() != self._owner:
             raise ClosedError(f"this loader was started in process {self._owner}, of which this one is a fork. Build a new loader here.")
-
-
-@final
-class _Epochs:
-    """Answers the cursor's questions about a graph, and names a graph whose answers make no sense."""
-
-    def __init__(self, root: Node[Any]) -> None:
-        self._root = root
-        *_, self._first = root.chain()
-        self._looks_back = root.looks_back
-        self.remaining = root.remaining
-        self.end_of: Any = root.end_of
-
-    def sized(self) -> bool:
-        return self._first.sized()
-
-    def start_of(self, epoch: int, after: State | None = None) -> State:
-        place = place_of(after) if self._looks_back and after else None
-        state = self._root.start_of(epoch) if place is None or place[1] is None else self._root.start_of(epoch, place[1])
-        if not isinstance(state, dict) or epoch_in(state) != epoch:
-            raise GraphError(f"{type(self._root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.")
-        return state
 
 
 @final
@@ -700,8 +676,7 @@ _readers: dict[int, object] = {}
 """Which loader reads a graph, by the id of the graph's first node. Two loaders over branches of one graph would take each other's items."""
 
 
-def _claim(root: Node[Any], reader: object) -> None:
-    origin = root.origin()
+def _claim(origin: object, reader: object) -> None:
     if id(origin) not in _readers:
         weakref.finalize(origin, _readers.pop, id(origin), None).atexit = False
     _readers[id(origin)] = reader
@@ -732,7 +707,7 @@ class _Epoch(Generic[T]):
                         loader._mend()
                     forget_interrupted()
                     noted = self, self._run, loader._cursor.saved(), loader._commits.saved()
-                    loader._unfinished = *noted, False
+                    loader._unfinished = noted
                     clock.moments[clock.at + 1] = now()
                     if self._run != loader._run or self._ended:
                         self._begin(loader)
@@ -764,10 +739,9 @@ class _Epoch(Generic[T]):
                 raise
         except Exception:
             raise
-        except BaseException as exc:
+        except BaseException:
             if inside and noted is not None:
-                # With a context, it came while an error was on its way out: nobody has seen that, so its item is loaded again.
-                loader._unfinished = *noted, exc.__context__ is not None
+                loader._unfinished = noted
                 loader._mend()
             raise
 

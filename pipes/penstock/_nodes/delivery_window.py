@@ -58,7 +58,6 @@ class DeliveryWindow:
         under_way: Number of jobs not yet delivered.
         comes_delivered: Whether the next item was delivered before the state was saved, so that it needs no job.
         unsettled: An entry has failed since the last `settle`.
-        torn: A change was begun and not finished, because an exception (Ctrl-C) interrupted it.
     """
 
     def __init__(self, in_order: bool) -> None:
@@ -67,7 +66,6 @@ class DeliveryWindow:
 
     def restart(self, base: Any, delivered: Iterable[int] = ()) -> None:
         """Start over at the source's state ``base``. The items at the distances ``delivered`` from there have been delivered already."""
-        self.torn = True
         self._entries: deque[Entry] = deque()
         self._pulled = 0  # entries pushed so far
         self._skip = frozenset(delivered)  # those among them that were delivered before the state was saved
@@ -78,12 +76,16 @@ class DeliveryWindow:
         self.base = base
         self.ahead: list[int] = []
         self._count_ahead()
-        self.torn = False
 
     @property
     def is_clear(self) -> bool:
         """Whether the next item may be delivered without an entry: whoever does so sets ``base`` to the state after it."""
         return not (self._entries or self._skip or self._exhausted or self.unsettled)
+
+    @property
+    def place(self) -> Any:
+        """The source's state behind the youngest entry: where the next item comes from."""
+        return self._entries[-1].state if self._entries else self.base
 
     def has_room(self, most: int, prefetch_next_epoch: bool) -> bool:
         """Whether one more item may be pulled.
@@ -111,7 +113,6 @@ class DeliveryWindow:
 
     def push(self, entry: Entry) -> None:
         """Add the item that was just pulled."""
-        self.torn = True
         self._entries.append(entry)
         if entry.job is not None:
             self.under_way += 1
@@ -120,12 +121,10 @@ class DeliveryWindow:
             self.comes_delivered = self._pulled in self._skip
         if self._entries[0].delivered:
             self.settle()  # otherwise the items that a run with a wider window delivered could fill this one
-        self.torn = False
 
     def exhaust(self) -> None:
         """Note that the source has ended."""
         self._exhausted = True
-        self.torn = False
 
     def candidates(self) -> list[Entry]:
         """The entries that may be delivered next; the first one that is ready is. Empty if the source has ended and all is delivered."""
@@ -147,29 +146,27 @@ class DeliveryWindow:
 
     def deliver(self, entry: Entry) -> None:
         """Record that ``entry`` is handed out, and move the state past it."""
-        self.torn = entry.delivered = True
+        entry.delivered = True
         if entry.job is not None:
             self.under_way -= 1
         self.settle()
 
     def fail(self, entry: Entry) -> None:
         """Record that ``entry`` has raised. The state moves past it at the next `settle`; until then, a state loaded again retries the item."""
-        self.torn = entry.delivered = self.unsettled = True
+        entry.delivered = self.unsettled = True
         entry.value = None  # last: if Ctrl-C comes before, the error is raised again. It refers to the graph, so it must not be kept
         if entry.job is not None:
             self.under_way -= 1
             entry.job.forget()
-        self.torn = False
 
     def settle(self) -> None:
         """Drop delivered entries from the front, and update the state."""
-        self.torn = True
         entries = self._entries
         while entries and entries[0].delivered:
             self.base = entries.popleft().state
         if self._skip or not self.in_order:
             self._count_ahead()
-        self.torn = self.unsettled = False
+        self.unsettled = False
 
     def _count_ahead(self) -> None:
         oldest = self._pulled - len(self._entries)

@@ -9,8 +9,8 @@ from typing import Any, Literal, final
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from penstock._errors import GraphError
+from penstock._nodes.ranks import process_group
 from penstock._nodes.sampler_traits import wrapped
-from penstock._nodes.sharder import process_group
 from penstock._random.orders import SequentialOrder, TorchOrder
 
 

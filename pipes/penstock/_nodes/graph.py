@@ -13,6 +13,7 @@ from penstock._arguments import Shown, brief, called, cut, shown_details
 from penstock._fetch.fetch import Fetch
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.grouper import Grouper
+from penstock._nodes.index_node import items_in
 from penstock._nodes.sampler_wrapper import SamplerWrapper
 from penstock._random.grouping import Buckets
 
@@ -53,11 +54,12 @@ class Graph:
     Args:
         title: One line about the loader.
         root: The last node.
+        epoch: The one whose items are counted.
     """
 
-    def __init__(self, title: str, root: Node[Any]) -> None:
+    def __init__(self, title: str, root: Node[Any], epoch: int) -> None:
         self._title = title
-        self._boxes = list(_boxes(root))  # from the source to the root
+        self._boxes = list(_boxes(root, epoch))  # from the source to the root
 
     def __repr__(self) -> str:
         return cut(f"<penstock graph: {' -> '.join(box.name for box in self._boxes)}>", 200)
@@ -76,7 +78,7 @@ class Graph:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def _boxes(root: Node[Any]) -> Iterator[Box]:
+def _boxes(root: Node[Any], epoch: int) -> Iterator[Box]:
     unit = "samples"
     for node in reversed(list(root.chain())):
         if isinstance(node, Batcher) or (isinstance(node, SamplerWrapper) and node.batches):
@@ -85,7 +87,7 @@ def _boxes(root: Node[Any]) -> Iterator[Box]:
             unit = "batches" if isinstance(node.groups, Buckets) else "packs"
         items: int | None = None
         with contextlib.suppress(Exception):  # a user's node, or a graph that does not know its rank
-            items = node.items_per_epoch()
+            items = items_in(node, epoch)
         shown = shown_details(node)
         parts: tuple[tuple[str, Box], ...] = ()
         fetch = vars(node).get("map_fn")

@@ -10,7 +10,8 @@ import numpy as np
 from penstock._errors import ClosedError, GraphError, StateError
 from penstock._fetch.indices import Indices
 from penstock._fetch.packing import Pack
-from penstock._nodes.node import Node, State, fields, is_count
+from penstock._nodes.index_node import Facts, FirstNode
+from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 from penstock._nodes.sampler import Sampler
 from penstock._random.grouping import Buckets, Packs
@@ -26,7 +27,7 @@ _KEYS = ("epoch", "block", "taken", "position")
 
 
 @final
-class Grouper(Node[Indices]):
+class Grouper(FirstNode[Indices]):
     """Walk through ``order`` in groups: one epoch of packs or batches, then ``StopIteration``.
 
     With `Packs` each item is one index, a `Pack`; with `Buckets` it is a batch of indices, which has its members' positions in the order. The order is
@@ -44,110 +45,64 @@ class Grouper(Node[Indices]):
     __module__ = "penstock"
 
     def __init__(self, order: Order, groups: Packs | Buckets) -> None:
-        super().__init__()
         if not isinstance(groups, Packs | Buckets):
             raise GraphError(f"groups must be penstock.Packs or penstock.Buckets, not {type(groups).__name__}.")
         self.order = order
         self.groups = groups
-        self._reader = Sampler(order)
+        self._indices = Sampler(order)
         self._blocks = -(-len(order) // groups.block)
         self._planned: _Block | None = None
-        self._epoch = self._block = self._taken = self._position = 0
         # An epoch is counted by planning it; the next one in a thread, with an order of its own, because an order may keep what it has computed.
         self._counts: dict[int, int] = {}
         self._counter = _Counter(copy.deepcopy(order) if groups.count else order, groups, self._counts)
         self._counted_ahead = PlanSource(self._counter)
+        facts = self._indices.facts
+        super().__init__(Facts(facts.settings | groups.settings(), facts.choices | {"count": groups.count}))
 
     def details(self) -> dict[str, Any]:
         return {"order": self.order, "groups": self.groups}
 
-    def reset(self, initial_state: State | None = None) -> None:
-        super().reset(initial_state)
-        self._counted_ahead.resume()
-        if initial_state is None:
-            initial_state = self.start_of(self._epoch + (self._position > 0))
-        self.check(initial_state)
-        self._epoch, self._block, self._taken, self._position = (initial_state[key] for key in _KEYS)
-        self._reader.reset(self._reader.start_of(self._epoch))
+    def start(self, epoch: int, after: State | None = None) -> State:
+        return {"epoch": epoch, "block": 0, "taken": 0, "position": 0}
 
-    def next(self) -> Indices:
-        items = self.take(1)
-        if not len(items):
-            raise StopIteration
-        item: Indices = items[0]
-        return item
+    def left(self, place: State) -> int | None:
+        if not self.groups.count:
+            return None
+        return max(0, _counted(self.order, self.groups, place["epoch"], self._counts) - int(place["position"]))
 
-    def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[Indices]:
-        if self.groups.count and self._epoch not in self._counts:
-            self._counted_ahead.get(PlanRequest(self._epoch))
-        block, taken, position = self._block, self._taken, self._position
+    def sized(self) -> bool:
+        return self.groups.count  # without counting
+
+    def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Indices], State]:
+        epoch, block, taken, position = (place[key] for key in _KEYS)
+        if self.groups.count and epoch not in self._counts:
+            self._counted_ahead.get(PlanRequest(epoch))
         target, wanted = position + n * every, position + first
         items: list[Indices] = []
         while position < target and block < self._blocks:
-            plan = self._plan(block)
+            plan = self._plan(epoch, block)
             if taken and taken >= len(plan):  # a block of empty sequences has no groups
                 raise StateError(
                     f"a state at group {taken} of block {block} is out of bounds: the block has {len(plan)} groups. It is damaged."
                 )
             end = min(target, position + len(plan) - taken)
             begin = wanted + max(0, -(-(position - wanted) // every)) * every
-            items += [plan.item(place - position + taken, place) for place in range(begin, end, every)]
+            items += [plan.item(at - position + taken, at) for at in range(begin, end, every)]
             block, taken = (block, taken + end - position) if taken + end - position < len(plan) else (block + 1, 0)
             position = end
-        if self.groups.count and (position > self._counts[self._epoch] or (block == self._blocks and position < self._counts[self._epoch])):
+        if self.groups.count and (position > self._counts[epoch] or (block == self._blocks and position < self._counts[epoch])):
             raise StateError(
-                f"a state says that {self._position} groups come before group {self._taken} of block {self._block}, which is not so: epoch {self._epoch} has "
-                f"{self._counts[self._epoch]} groups, and ended at {position}. It is damaged."
+                f"a state says that {place['position']} groups come before group {place['taken']} of block {place['block']}, which is not so: epoch {epoch} has "
+                f"{self._counts[epoch]} groups, and ended at {position}. It is damaged."
             )
-        self._block, self._taken, self._position = block, taken, position
         if self.groups.count and items:
-            self._counted_ahead.order(PlanRequest(self._epoch + 1))
-        return items
+            self._counted_ahead.order(PlanRequest(epoch + 1))
+        return items, dict(zip(_KEYS, (epoch, block, taken, position), strict=True))
 
-    def at(self, positions: Int64s) -> Sequence[Indices]:
+    def peek(self, place: State, positions: Int64s) -> Sequence[Indices]:
         raise GraphError(
             "groups cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'; or, for packs, the dataset penstock.Packed."
         )
-
-    def remaining(self, state: State | None = None) -> int | None:
-        if not self.groups.count:
-            return None
-        epoch, position = (self._epoch, self._position) if state is None else (state["epoch"], state["position"])
-        return max(0, _counted(self.order, self.groups, epoch, self._counts) - position)
-
-    def sized(self) -> bool:
-        return self.groups.count  # without counting
-
-    def items_per_epoch(self) -> int | None:
-        return self.remaining(self.start_of(self._epoch))
-
-    def settings(self) -> dict[str, Any]:
-        return {**self.order.settings(), **self.groups.settings()}
-
-    def settings_at(self, epoch: int, state: Any) -> dict[str, Any]:
-        if state is not None:
-            block, taken = state.get("block"), state.get("taken")
-            # A block that was begun was planned as a whole.
-            state = {"position": (block + (taken > 0)) * self.groups.block if is_count(block) and is_count(taken) else None}
-        return self._reader.settings_at(epoch, state)
-
-    def choices(self) -> dict[str, Any]:
-        return {**self._reader.choices(), "count": self.groups.count}
-
-    def interrupt(self) -> None:
-        self._counted_ahead.interrupt()
-        self._reader.interrupt()
-
-    def shutdown(self) -> None:
-        self._counter.closed = True
-        self._counted_ahead.shutdown()
-        self._reader.shutdown()
-
-    def get_state(self) -> State:
-        return dict(zip(_KEYS, (self._epoch, self._block, self._taken, self._position), strict=True))
-
-    def start_of(self, epoch: int, after: State | None = None) -> State:
-        return {"epoch": epoch, "block": 0, "taken": 0, "position": 0}
 
     def check(self, state: Any) -> None:
         fields(state, epoch=int, block=int, taken=int, position=int)
@@ -159,12 +114,33 @@ class Grouper(Node[Indices]):
                 f"saved with another dataset?"
             )
 
-    def _plan(self, block: int) -> _Block:
+    def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
+        if place is not None:
+            block, taken = place.get("block"), place.get("taken")
+            # A block that was begun was planned as a whole.
+            place = {"position": (block + (taken > 0)) * self.groups.block if is_count(block) and is_count(taken) else None}
+        return self._indices.settings_at(epoch, place)
+
+    def seek(self, place: State) -> State:
+        self._counted_ahead.resume()
+        self._indices.seek(place)
+        return place
+
+    def interrupt(self) -> None:
+        self._counted_ahead.interrupt()
+        self._indices.interrupt()
+
+    def shutdown(self) -> None:
+        self._counter.closed = True
+        self._counted_ahead.shutdown()
+        self._indices.shutdown()
+
+    def _plan(self, epoch: int, block: int) -> _Block:
         planned = self._planned
-        if planned is None or (planned.epoch, planned.block) != (self._epoch, block):
+        if planned is None or (planned.epoch, planned.block) != (epoch, block):
             positions = _positions(block, self.groups.block, len(self.order))
-            indices: Any = self._reader.at(positions)
-            planned = self._planned = _Block(self._epoch, block, positions, indices.values, self.groups)
+            indices: Any = self._indices.peek({"epoch": epoch}, positions)
+            planned = self._planned = _Block(epoch, block, positions, indices.values, self.groups)
         return planned
 
 

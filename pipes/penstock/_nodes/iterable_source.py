@@ -20,12 +20,13 @@ import logging
 import warnings
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.encoding import decoded, encoded
+from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch
 from penstock._nodes.sampler_traits import length
@@ -66,7 +67,7 @@ _used: dict[int, _Used] = {}  # by id, while the iterable lives: two iterables t
 
 
 @final
-class IterableSource(Node[Indices]):
+class IterableSource(FirstNode[Indices]):
     """Read an iterable, or a torchdata node, once per epoch, in the consumer's process. Upstream of a `Sharder`, every rank reads it.
 
     **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch. If it has none, but a state, an epoch begins in the state in which the one
@@ -111,7 +112,6 @@ class IterableSource(Node[Indices]):
         seed: int = 0,
         seed_global_rngs: bool = True,
     ) -> None:
-        super().__init__()
         if split not in (None, "items", "own"):
             raise ValueError(
                 f"split={split!r} is neither 'items' (the Sharder deals) nor 'own' (the iterable splits itself by rank), nor None."
@@ -135,17 +135,97 @@ class IterableSource(Node[Indices]):
         self._resumed = False  # this epoch was resumed from a state of the iterable
         self._said = False
         self._mislead = False  # we have warned that its __len__ is wrong
+        self._stands: State | None = None  # where the iterable is, known by its identity; None: nobody knows
         self._inner: Any = None  # its state after the block read last
-        self._epoch = 0
-        self._position = 0
+        self._epoch = self._position = 0
         self._ended = False
+        super().__init__(Facts({"source": type(iterable).__name__}, {}, split=split))
 
     def details(self) -> dict[str, Any]:
         return {"iterable": self.iterable, "split": self.split}
 
-    def reset(self, initial_state: State | None = None) -> None:
-        state = self._after_this() if initial_state is None else initial_state
-        super().reset(state)
+    def start(self, epoch: int, after: State | None = None) -> State:
+        start: State = {"epoch": epoch, "position": 0, "ended": False, self._reader.KEY: None}
+        if not self.looks_back or after is None:
+            return start
+        if after[self._reader.KEY] is None:  # itself a start
+            after = after.get("after")
+        if after is not None and after["epoch"] < epoch:
+            start["after"] = {key: value for key, value in after.items() if key != "after"}
+        return start
+
+    def left(self, place: State) -> int | None:
+        return 0 if place["ended"] else None
+
+    def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Indices], State]:
+        taken: list[Indices] = []
+        if n == 0 or place["ended"]:
+            return taken, place
+        if place is not self._stands:
+            self._go(place)
+        used = self._checked_reader()
+        self._stands = None
+        with neutral_modes(), self._kept(), self._watch():
+            used.reading = True
+            try:
+                for k in range(n * every):
+                    item = self._item(self._epoch, self._position)
+                    if k % every == first:
+                        taken.append(Indices(self._epoch, self._position, item))
+                    self._position += 1  # last: Ctrl-C at the jump of an `if` could skip what restores the modes (python/cpython#130279)
+            except StopIteration:
+                self._check_given()
+                self._end()
+                self._compare_length()
+            used.gave = used.gave or self._position > 0
+            self._inner = self._state_of(self._reader.state())  # now, so that a state that cannot be saved fails at this block
+            used.left, used.reading = self._inner, False
+        place = {"epoch": self._epoch, "position": self._position, "ended": self._ended, self._reader.KEY: self._inner}
+        self._stands = place
+        return taken, place
+
+    def peek(self, place: State, positions: np.ndarray) -> Sequence[Indices]:
+        raise GraphError(
+            f"{type(self.iterable).__name__} cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'."
+        )
+
+    def check(self, state: Any) -> None:
+        said = {"after": object} if isinstance(state, dict) and "after" in state else {}
+        inner = fields(state, epoch=int, position=int, ended=bool, **{self._reader.KEY: object, **said})[self._reader.KEY]
+        if inner is not None and not isinstance(inner, dict):
+            raise StateError(f"the state of {type(self.iterable).__name__} must be a dict or null, not {inner!r:.80}.")
+        decoded(inner)
+        if said:
+            self.check(state["after"])
+            if not state["after"]["epoch"] < state["epoch"]:
+                raise StateError(f"this state is damaged: epoch {state['after']['epoch']} is not before epoch {state['epoch']}.")
+
+    @property
+    def looks_back(self) -> bool:
+        return self._reader.stateful and not self._reader.told and not self._reader.plain
+
+    def claimed(self, epoch: int) -> int | None:
+        """The ``__len__`` of the iterable, if it has one."""
+        return length(self.iterable)
+
+    def rank_bound(self) -> bool:
+        return self.split == "own" and (self._reader.stateful or self._inner is not None)
+
+    def seek(self, place: State) -> State:
+        if place["position"] or place["ended"] or place[self._reader.KEY] is not None:
+            self._go(place)
+        else:
+            self._stands = None  # at the first read, because going to a start may read what comes before it
+        return place
+
+    def shutdown(self) -> None:
+        self._reader.shutdown()
+
+    # Where an epoch begins.
+
+    def _go(self, state: State) -> None:
+        """Move the iterable to ``state``."""
+        self._stands = None
         follows, self._follows = self._follows, None
         self._epoch, self._position, self._ended = state["epoch"], 0, False
         inner = state[self._reader.KEY]
@@ -163,105 +243,9 @@ class IterableSource(Node[Indices]):
                 inner = self._state_of(self._reader.state())
         self._inner = inner
         self._used.left, self._used.reader = inner, weakref.ref(self)
-        if state["ended"] or self._ended:
+        if state["ended"]:
             self._end()
-
-    def next(self) -> Indices:
-        block = self.take(1)
-        if not block:
-            raise StopIteration
-        return block[0]
-
-    def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[Indices]:
-        taken: list[Indices] = []
-        if n == 0 or self._ended:
-            return taken
-        used = self._checked_reader()
-        with neutral_modes(), self._kept(), self._watch():
-            used.reading = True
-            try:
-                for k in range(n * every):
-                    item = self._item(self._epoch, self._position)
-                    if k % every == first:
-                        taken.append(Indices(self._epoch, self._position, item))
-                    self._position += 1  # last: Ctrl-C at the jump of an `if` could skip what restores the modes (python/cpython#130279)
-            except StopIteration:
-                self._check_given()
-                self._end()
-                self._compare_length()
-            used.gave = used.gave or self._position > 0
-            self._inner = self._state_of(self._reader.state())  # now, so that a state that cannot be saved fails at this block
-            used.left, used.reading = self._inner, False
-        return taken
-
-    def at(self, positions: np.ndarray) -> Sequence[Indices]:
-        raise GraphError(
-            f"{type(self.iterable).__name__} cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'."
-        )
-
-    def remaining(self, state: State | None = None) -> int | None:
-        return 0 if (self._ended if state is None else state["ended"]) else None
-
-    def items_per_epoch(self) -> int | None:
-        """The ``__len__`` of the iterable, if it has one. Only ``len(loader)`` relies on it."""
-        return length(self.iterable)
-
-    def settings(self) -> dict[str, Any]:
-        return {"source": type(self.iterable).__name__}
-
-    def split_word(self) -> Literal["items", "own"] | None:
-        return self.split
-
-    def rank_bound(self) -> bool:
-        return self.split == "own" and (self._reader.stateful or self._inner is not None)
-
-    def get_state(self) -> State:
-        return {
-            "epoch": self._epoch,
-            "position": self._position,
-            "ended": self._ended,
-            self._reader.KEY: self._inner,  # made for each block, and never changed
-        }
-
-    def start_of(self, epoch: int, after: State | None = None) -> State:
-        start: State = {"epoch": epoch, "position": 0, "ended": False, self._reader.KEY: None}
-        if after is not None and after[self._reader.KEY] is None:  # itself a start
-            after = after.get("after")
-        if after is not None and after["epoch"] < epoch:
-            start["after"] = {key: value for key, value in after.items() if key != "after"}
-        return start
-
-    def check(self, state: Any) -> None:
-        said = {"after": object} if isinstance(state, dict) and "after" in state else {}
-        inner = fields(state, epoch=int, position=int, ended=bool, **{self._reader.KEY: object, **said})[self._reader.KEY]
-        if inner is not None and not isinstance(inner, dict):
-            raise StateError(f"the state of {type(self.iterable).__name__} must be a dict or null, not {inner!r:.80}.")
-        decoded(inner)
-        if said:
-            self.check(state["after"])
-            if not state["after"]["epoch"] < state["epoch"]:
-                raise StateError(f"this state is damaged: epoch {state['after']['epoch']} is not before epoch {state['epoch']}.")
-
-    @property
-    def looks_back(self) -> bool:
-        return self._reader.stateful and not self._reader.told and not self._reader.plain
-
-    def origin(self) -> BaseNode[Any]:
-        node, upstream = cast("BaseNode[Any]", self), cast("Any", self.iterable)
-        while isinstance(upstream, BaseNode):
-            if isinstance(upstream, Node):
-                return upstream.origin()
-            node, upstream = upstream, getattr(upstream, "source", None)
-        return node
-
-    def shutdown(self) -> None:
-        self._reader.shutdown()
-
-    # Where an epoch begins.
-
-    def _after_this(self) -> State:
-        begun = self._position or self._ended
-        return self.start_of(self._epoch + 1, self.get_state() if self.looks_back else None) if begun else self.start_of(self._epoch)
+        self._stands = state
 
     def _end(self) -> None:
         self._ended = True
@@ -269,7 +253,7 @@ class IterableSource(Node[Indices]):
         self._follows = None if self._resumed and self._reader.IS_NODE and counts(self._pristine[0]) > 1 else self._epoch + 1
 
     def _compare_length(self) -> None:
-        items = self.items_per_epoch()
+        items = self.claimed(self._epoch)
         if items not in (None, self._position) and not self._mislead:
             self._mislead = True
             warnings.warn(

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
-from penstock._fetch.fetch import Fetch
-from penstock._memory.allocation import afresh
 from penstock._memory.recycler import Recycler
+from penstock._nodes.index_node import index_of
 from penstock._nodes.inline_work import InlineWork
-from penstock._nodes.node import Node, State, is_mark
+from penstock._nodes.node import Node, is_mark
 from penstock._random.orders import checked_seed
 from penstock._workers.meter import now
 
@@ -50,22 +49,18 @@ class Mapper(Node[T]):
     ) -> None:
         super().__init__(source)
         self.map_fn = map_fn
-        self._work = InlineWork(map_fn, self.source.settings().get("seed", 0) if seed is None else checked_seed(seed), seed_global_rngs)
+        self._work = InlineWork(
+            map_fn, index_of(self.source).facts.settings.get("seed", 0) if seed is None else checked_seed(seed), seed_global_rngs
+        )
         self._memory: Recycler | None = None
 
     def details(self) -> dict[str, Any]:
         return {"map_fn": self.map_fn}
 
-    def reset(self, initial_state: State | None = None) -> None:
-        super().reset(initial_state)
-        if self._memory is None:
-            self._memory = Recycler()
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), **(self.map_fn.settings() if isinstance(self.map_fn, Fetch) else {})}
-
     def transform(self, item: Any) -> Any:
-        return self._work(item, afresh if self._memory is None else self._memory.allocate)
+        if self._memory is None:  # not before, so that a graph can be copied until it starts
+            self._memory = Recycler()
+        return self._work(item, self._memory.allocate)
 
     @property
     def in_step(self) -> bool:

@@ -6,9 +6,8 @@ batches. `EndOfEpoch` travels in the stream, through every node, in order. This 
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeGuard, TypeVar, cast, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar, cast, final, runtime_checkable
 
 from penstock._arguments import Shown
 from penstock._errors import GraphError, StateError
@@ -16,10 +15,7 @@ from penstock._fetch.indices import Indices
 from penstock._workers.meter import now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    import numpy as np
+    from collections.abc import Callable, Iterator
 
     from penstock._statistics import NodeStatistics
 
@@ -73,7 +69,8 @@ class Node(Shown, BaseNode[T], Generic[T]):
     """A node of the graph. To write one that changes items, override `transform`; nothing else is needed.
 
     ``transform`` sees values only, never a mark or an address, and the state of such a node is its source's. A node with a state of
-    its own overrides `reset`, `get_state`, `start_of` and `next` together, and nests its source's state under ``"source"``.
+    its own overrides `reset`, `get_state`, `start_of`, `check` and `next` together, and nests its source's state under ``"source"``. It hands on as many
+    items as it gets, or overrides `counted`.
 
     Args:
         source: The upstream node: one of ours, or, upstream of the `Cycler` only, any ``torchdata.nodes.BaseNode``. None for the first
@@ -92,11 +89,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
 
     def __init__(self, source: BaseNode[Any] | None = None) -> None:
         super().__init__()
-        if source is not None and not isinstance(source, BaseNode):
-            raise GraphError(
-                f"a source must be a torchdata.nodes.BaseNode, not {type(source).__name__}; wrap an iterable in penstock.IterableSource."
-            )
-        self._source = source if source is None or isinstance(source, Node) else Node._adapter(source)
+        self._source = None if source is None else as_node(source)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -143,122 +136,21 @@ class Node(Shown, BaseNode[T], Generic[T]):
 
     # Our additions to the contract.
 
-    def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
-        """Advance by ``n * every`` items and return those at ``first``, ``first + every``, …. The node must have been reset.
-
-        Fewer than ``n`` items mean that the epoch ends here. The mark itself is left for `next`. ``n`` may be 0: a source that plans its
-        epoch does so then. For ``n=1`` ``first`` may equal ``every``: the
-        items are passed over, and none is returned.
-        """
-        if type(self).next is not Node.next:
-            if self.infinite:
-                raise GraphError(f"{type(self).__name__} overrides next downstream of a Cycler, so it must also override take.")
-            return take_by_next(self, n, every=every, first=first)
-        block = self.source.take(n, every=every, first=first)
-        if type(self).transform is Node.transform:
-            return cast("Sequence[T]", block)
-        return [self._transformed(item) for item in block]
-
-    def finish(self) -> None:
-        """End the epoch before its last items, which no rank gets: the next epoch begins with them. Asked only of a source that `continues`."""
-        self.source.finish()
-
-    def at(self, positions: np.ndarray) -> Sequence[T]:
-        """The items of the current epoch at ``positions`` (int64, shape ``(n,)``), without moving. Positions past the end wrap around.
-
-        Raises:
-            GraphError: The source cannot be read by position, or this node overrides ``next`` but not ``at``.
-        """
-        if type(self).next is not Node.next and type(self).at is Node.at:
-            raise GraphError(f"{type(self).__name__} overrides next, so for tail='pad' it must also override at.")
-        block = self.source.at(positions)
-        return [self._transformed(item) for item in block] if type(self).transform is not Node.transform else block
-
-    def remaining(self, state: State | None = None) -> int | None:
-        """Items left in the epoch of ``state`` (default: the current state); None if unknown. Pure, starts nothing."""
-        return self.source.remaining(state)
-
-    def sized(self) -> bool:
-        """Whether the number of items in an epoch is known beforehand. Asked of the first node."""
-        return self.remaining(self.start_of(0)) is not None
-
-    def items_per_epoch(self) -> int | None:
-        """Items in a whole epoch at this node; None if unknown."""
-        return self.source.items_per_epoch()
-
-    def settings(self) -> dict[str, Any]:
-        """The settings that must be the same when a state is loaded: names and JSON values."""
-        return self.source.settings() if self._source is not None else {}
-
-    def settings_at(self, epoch: int, state: Any) -> dict[str, Any]:
-        """Entries of `settings` that depend on how far ``state`` is: those of a `StagedOrder`. None is the end of ``epoch``. Takes unchecked states."""
-        return {}
-
-    def choices(self) -> dict[str, Any]:
-        """The arguments that must be equal on every rank, although no state holds them: names and JSON values."""
-        return self.source.choices() if self._source is not None else {}
-
-    def split_word(self) -> Literal["items", "own"] | None:
-        """Who deals the source's items to the ranks: the `Sharder` (``"items"``), or the source itself (``"own"``); None if the user has not said."""
-        return self._source.split_word() if self._source is not None else "items"
-
-    def rank_bound(self) -> bool:
-        """Whether a state of the source is valid on one rank only."""
-        return self._source is not None and self._source.rank_bound()
-
-    def start_of(self, epoch: int, after: State | None = None) -> State | None:
-        """The state before the first item of ``epoch``.
-
-        Args:
-            epoch: From 0.
-            after: Given only to a source that `looks_back`: the state of the first node where the run is now, in this epoch or an earlier one. None: the run
-                left no epoch early.
-        """
+    def start_of(self, epoch: int, after: State | None = None) -> State:
+        """The state before the first item of ``epoch``; see `IndexNode.start`. A node with a state of its own overrides it."""
         return self.source.start_of(epoch) if after is None else self.source.start_of(epoch, after)
 
-    def end_of(self, epoch: int) -> State | None:
-        """The state after the last item of ``epoch``, before its mark."""
-        return self.source.end_of(epoch)
-
     def check(self, state: Any) -> None:
-        """Refuse a state that `reset` cannot load. States come from files. Pure, starts nothing.
+        """Refuse a state that `reset` cannot load. States come from files. Pure, starts nothing. A node with a state of its own overrides it.
 
         Raises:
             StateError: The state is wrong; the message says what, and where.
         """
         self.source.check(state)
 
-    def ranks(self) -> tuple[int, int]:
-        """The rank of this graph and the world size; (0, 1) without a `Sharder`."""
-        return self.source.ranks() if self._source is not None else (0, 1)
-
-    @property
-    def infinite(self) -> bool:
-        """Whether there is a `Cycler` upstream, so that epochs end with a mark and never with ``StopIteration``."""
-        return self._source is not None and self._source.infinite
-
-    @property
-    def continues(self) -> bool:
-        """Whether an epoch begins where the one before it was left, even if that was left early. Asked of the first node."""
-        return self._source is not None and self._source.continues
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether the start of an epoch depends on where the run was before it, so that `start_of` must know. Asked of the first node."""
-        return self.continues if self._source is None else self._source.looks_back
-
-    @property
-    def may_run_ahead(self) -> bool:
-        """Whether the next epoch may be read early. Not if the training loop may change the items that the source will yield."""
-        return self._source is None or self._source.may_run_ahead
-
-    def failure(self) -> BaseException | None:
-        """The error after which the position of a source is unknown, once `next` has raised it; None if there is none. `reset` clears it."""
-        return None if self._source is None else self._source.failure()
-
-    def still(self) -> AbstractContextManager[None]:
-        """Inside of it no thread reads ahead, so that the consumer may use the nodes upstream. Waits for the item that is being read."""
-        return contextlib.nullcontext() if self._source is None else self._source.still()
+    def counted(self, items: int) -> int | None:
+        """How many items it makes of so many of its source. None: nobody knows. A node that hands on fewer, or more, than it gets overrides it."""
+        return items
 
     def interrupt(self) -> None:
         """Make a `next` that waits in another thread raise `ClosedError`. Called before a reset or a shutdown."""
@@ -269,11 +161,6 @@ class Node(Shown, BaseNode[T], Generic[T]):
         """End every thread and process of this node and of the nodes upstream."""
         if self._source is not None:
             self._source.shutdown()
-
-    def refresh(self) -> None:
-        """Give workers that hold a copy of user objects (a dataset) a new copy at the next `reset`. Starts nothing by itself."""
-        if self._source is not None:
-            self._source.refresh()
 
     def statistics(self, elapsed_s: float = 0.0, items: int = 0) -> tuple[NodeStatistics, ...]:
         """What the nodes have done, from the first to this one.
@@ -309,10 +196,6 @@ class Node(Shown, BaseNode[T], Generic[T]):
             work_s=max(0.0, read_s - source_s),
         )
 
-    def origin(self) -> BaseNode[Any]:
-        """The first node of the graph, which may be one of torchdata's."""
-        return self if self._source is None else self._source.origin()
-
     def chain(self) -> Iterator[Node[Any]]:
         """The nodes of the graph, from this one upstream to the first."""
         node: Node[Any] | None = self
@@ -329,17 +212,25 @@ class Node(Shown, BaseNode[T], Generic[T]):
         return value
 
 
-def take_by_next(node: BaseNode[T], n: int, *, every: int, first: int) -> list[T]:
-    """`Node.take` for a finite node that can only be read one item at a time."""
-    taken: list[T] = []
-    for k in range(n * every):
-        try:
-            item = next(node)
-        except StopIteration:
-            break
-        if k % every == first:
-            taken.append(item)
-    return taken
+def as_node(source: Any) -> Node[Any]:
+    """``source``, which may be one of torchdata's nodes."""
+    if not isinstance(source, BaseNode):
+        raise GraphError(
+            f"a source must be a torchdata.nodes.BaseNode, not {type(source).__name__}; wrap an iterable in penstock.IterableSource."
+        )
+    return source if isinstance(source, Node) else Node._adapter(source)
+
+
+def origin(root: Node[Any]) -> BaseNode[Any]:
+    """The first node of a graph, which may be one of torchdata's, and even have one of ours upstream."""
+    *_, first = root.chain()
+    found: Any = first
+    upstream = getattr(first, "iterable", None)
+    while isinstance(upstream, BaseNode):
+        if isinstance(upstream, Node):
+            return origin(upstream)
+        found, upstream = upstream, getattr(upstream, "source", None)
+    return cast("BaseNode[Any]", found)
 
 
 def fields(state: Any, **kinds: type) -> dict[str, Any]:

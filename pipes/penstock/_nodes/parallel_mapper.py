@@ -8,7 +8,8 @@ Why `next` fills the window twice, before it waits and before it returns: jobs s
 while the caller trains.
 
 Ctrl-C may interrupt any line. If it comes before `DeliveryWindow.deliver`, the last step, the caller has not got the item, and the state does
-not say so. If it comes between a pull and the entry for it, the source has moved and the window has not. ``torn`` records that, and `failure` reports it.
+not say so. If it comes between a pull and the entry for it, the source has moved and the window has not: see `ParallelMapper._go_to`. If it comes in the
+middle of a change to the window, nobody can tell: so after an interrupt the `Loader` resets the graph.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler
 from penstock._memory.tree import nbytes
 from penstock._nodes.delivery_window import DeliveryWindow, Entry
+from penstock._nodes.index_node import index_of
 from penstock._nodes.inline_work import InlineWork
 from penstock._nodes.node import EndOfEpoch, Node, State, fields
+from penstock._nodes.sharder import ranks_of
 from penstock._random.orders import checked_seed
 from penstock._workers.inline_pool import InlinePool
 from penstock._workers.meter import Meter, Totals, now, traced
@@ -150,19 +153,20 @@ class ParallelMapper(Node[T]):
             raise ValueError(
                 "on_error handles single samples of a batch, and only Fetch(dataset) loads them one by one. Leave on_error out, and let your function catch its own errors."
             )
-        if not in_order and self.continues:
+        facts = index_of(self.source).facts
+        if not in_order and facts.continues:
             raise GraphError(
                 "in_order=False delivers some items before older ones, and this source begins an epoch at one place, where the one before was left. Use "
                 "in_order=True, or data whose shards are counted."
             )
-        seed = self.source.settings().get("seed", 0) if seed is None else checked_seed(seed)
+        seed = facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
         self.map_fn = map_fn
         self.in_order = in_order
         self.num_workers = num_workers
         self._auto = auto
         self._most_workers = most_workers
         self._timeout = timeout
-        self._prefetch_next_epoch = prefetch_next_epoch and self.may_run_ahead and num_workers > 0
+        self._prefetch_next_epoch = prefetch_next_epoch and facts.may_run_ahead and num_workers > 0
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         self._max_concurrent = max_concurrent if num_workers else 1
         self._per_worker = prefetch_factor or _FEW  # items in progress
@@ -203,6 +207,9 @@ class ParallelMapper(Node[T]):
         self._stale = False
         self._said = False
         self._window = DeliveryWindow(in_order)
+        self._at: State | None = (
+            None  # where the source is, known by its identity; None while it is read, because an exception may come out of it
+        )
         self._measured = Measured()
 
     def details(self) -> dict[str, Any]:
@@ -217,7 +224,7 @@ class ParallelMapper(Node[T]):
             self._check_rank(initial_state)
             delivered, initial_state = initial_state["delivered"], initial_state["source"]
         pool = self._staff()
-        if not self.in_order and not self._said and self.ranks()[1] > 1:
+        if not self.in_order and not self._said and ranks_of(self)[1] > 1:
             self._said = True
             _logger.warning(
                 "in_order=False: each rank's state is its own and loads on that rank only. Save every rank's, or use in_order=True."
@@ -227,7 +234,8 @@ class ParallelMapper(Node[T]):
         pool.discard()
         pool.start()
         self.source.reset(initial_state)
-        self._window.restart(self.source.get_state(), delivered)
+        self._at = self.source.get_state()
+        self._window.restart(self._at, delivered)
 
     def next(self) -> T:
         window = self._window
@@ -266,30 +274,15 @@ class ParallelMapper(Node[T]):
         window.deliver(entry)  # the last step: see the top of this file
         return value
 
-    def take(self, n: int, *, every: int = 1, first: int = 0) -> Any:
-        raise GraphError(
-            "the items of a ParallelMapper cannot be sharded or batched, because they are already processed. Put Sharder and Batcher upstream of it."
-        )
-
     def get_state(self) -> State:
         window = self._window
         if not window.ahead:
             return cast("State", window.base)
-        rank, world_size = self.ranks()
+        rank, world_size = ranks_of(self)
         return {"source": window.base, "delivered": list(window.ahead), "rank": rank, "world_size": world_size}
 
-    def start_of(self, epoch: int, after: State | None = None) -> State | None:
+    def start_of(self, epoch: int, after: State | None = None) -> State:
         return super().start_of(epoch, after)
-
-    def remaining(self, state: State | None = None) -> int | None:
-        state = self.get_state() if state is None else state
-        if "delivered" not in state:
-            return self.source.remaining(state)
-        left = self.source.remaining(state["source"])
-        return None if left is None else left - len(state["delivered"])
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), **(self.map_fn.settings() if isinstance(self.map_fn, Fetch) else {})}
 
     def check(self, state: Any) -> None:
         if not isinstance(state, dict) or "delivered" not in state:
@@ -301,10 +294,10 @@ class ParallelMapper(Node[T]):
             raise StateError(f"'delivered' in a state must be increasing whole numbers from 0 to {_FARTHEST}, not {delivered!r:.80}.")
         self.source.check(state["source"])
 
-    def failure(self) -> BaseException | None:
-        if self._window.torn:
-            return KeyboardInterrupt("in the middle of a change to the window")
-        return None if self._window.holds_error else self.source.failure()
+    @property
+    def holds_error(self) -> bool:
+        """Whether the source has raised, and the consumer has yet to come to that."""
+        return self._window.holds_error
 
     def interrupt(self) -> None:
         if self._pool is not None:
@@ -328,7 +321,7 @@ class ParallelMapper(Node[T]):
     def _items_read(self, items: int) -> int:
         return self._measured.tasks + self._window.under_way
 
-    def counted(self) -> Totals:
+    def totals(self) -> Totals:
         """What all workers have counted so far, and the caller's thread."""
         pool = [] if self._pool is None else self._pool.counted()
         return Totals([*self._measured.ended, *pool, self._inline.meter.counted()])
@@ -353,7 +346,7 @@ class ParallelMapper(Node[T]):
     def _counted(self, elapsed_s: float, items: int) -> NodeStatistics:
         from penstock._statistics import WorkerStatistics
 
-        measured, totals, own = self._measured, self.counted(), super()._counted(elapsed_s, items)
+        measured, totals, own = self._measured, self.totals(), super()._counted(elapsed_s, items)
         workers = WorkerStatistics(self.method) if self._pool is None else self._pool.statistics()
         available_ns = (
             max(1, self.num_workers) * (totals.last - totals.first)
@@ -414,7 +407,6 @@ class ParallelMapper(Node[T]):
     def refresh(self) -> None:
         """Replace the workers at the next `reset`, so that they get the dataset as it is now in this process. Starts nothing by itself."""
         self._stale = True
-        super().refresh()
 
     def _staff(self) -> Pool:
         """The pool of workers, with memory for their results. A new pool after `refresh`."""
@@ -442,7 +434,7 @@ class ParallelMapper(Node[T]):
                 for one in traced:
                     options = {**options, "worker_init_fn": one.in_worker(options["worker_init_fn"])}
                 self._pool = ProcessPool(self._work, self.num_workers, most=self._most_workers, seed=self._seed, **options)
-                self._owners = None if self._lanes is None else LaneOwners(self._lanes, self.ranks()[1], self.num_workers)
+                self._owners = None if self._lanes is None else LaneOwners(self._lanes, ranks_of(self)[1], self.num_workers)
         return self._pool
 
     def _depth(self, workers: int | None = None) -> int:
@@ -479,19 +471,20 @@ class ParallelMapper(Node[T]):
         """Pull items and submit them until ``most`` jobs are under way."""
         window, source, measured = self._window, self.source, self._measured
         while window.under_way < most and window.has_room(most, self._prefetch_next_epoch):
-            window.torn = True  # from the pull until the entry is there
+            self._go_to(window.place)
             item: Any = None
             try:
                 began = now()
-                item = next(source)
+                item = source.next()
                 ended = now()
                 measured.source_ns += ended - began
                 for one in traced:
                     one.read(source, began, ended)
+                place = source.get_state()
                 if isinstance(item, EndOfEpoch):
-                    entry = Entry(item, None, source.get_state())
+                    entry = Entry(item, None, place)
                 else:
-                    entry = Entry(None, None if window.comes_delivered else self._submitted(item), source.get_state())
+                    entry = Entry(None, None if window.comes_delivered else self._submitted(item), place)
             except StopIteration:
                 window.exhaust()
                 return
@@ -500,13 +493,26 @@ class ParallelMapper(Node[T]):
                     raise
                 if item is not None:
                     annotate(exc, f"while handing over {self._work.name(item, IDLE)}")
-                entry = Entry(exc, None, source.get_state())
+                place = source.get_state()
+                entry = Entry(exc, None, place)
+            self._at = place
             window.push(entry)
 
+    def _go_to(self, place: State) -> None:
+        """See that the source is at ``place``. It is not if an exception (Ctrl-C) came between an earlier read and the entry for it: that is read again."""
+        at, self._at = self._at, None
+        if at is not place:
+            self.source.reset(place)
+
     def _done_at_once(self) -> Any:
-        """The next item, made in this thread past the window, or the mark; `_HELD` if it raises, or if there is none: the window knows."""
+        """The next item, made in this thread past the window, or the mark; `_HELD` if it raises, or if there is none: the window knows.
+
+        An interrupt leaves the window as it was, so the next call does all of it again.
+        """
         window, source, measured, words = self._window, self.source, self._measured, self._inline.meter.words
-        window.torn = True
+        if self._at is not window.base:
+            self._go_to(window.base)
+        self._at = None
         try:
             asked = now()
             item = source.next()
@@ -515,44 +521,43 @@ class ParallelMapper(Node[T]):
             for one in traced:
                 one.read(source, asked, began)
         except StopIteration:
+            self._at = window.base
             window.exhaust()
             return _HELD
         except Exception as exc:
             if not is_own_error(exc):
                 raise
-            window.push(Entry(exc, None, source.get_state()))
+            place = source.get_state()
+            self._at = place
+            window.push(Entry(exc, None, place))
             return _HELD
-        state = source.get_state()
+        place = source.get_state()
         if isinstance(item, EndOfEpoch):
-            window.base, window.torn = state, False
+            self._at = window.base = place
             return item
-        value: Any = _HELD
+        words[_SINCE] = began
         try:
-            words[_SINCE] = began
-            value = self._inline(item, self._allocate or afresh)  # what interrupts from here on is not its error
-            ended = words[_LAST] = now()
-            words[_BUSY] += ended - began
-            if not words[_FIRST]:
-                words[_FIRST] = began
-            for one in traced:
-                one.task(item, began, ended)
-            positions = getattr(item, "positions", 0)
-            measured.tasks += 1
-            measured.samples += 1 if isinstance(positions, int) else len(positions)
-            window.base = state  # the last step: see the top of this file
-            window.torn = False
-            return value
+            value = self._inline(item, self._allocate or afresh)
         except BaseException as exc:
-            job = Job(item)
-            if value is not _HELD:
-                job.value, job.done = value, True
-            elif isinstance(exc, Exception) or is_own_error(exc):
-                job.error, job.done = exc, True
-                self._inline.meter.end()
-            window.push(Entry(None, job, state))
-            if job.error is None:
+            if not is_own_error(exc):
                 raise
+            job = Job(item)
+            job.error, job.done = exc, True
+            self._inline.meter.end()
+            self._at = place
+            window.push(Entry(None, job, place))
             return _HELD
+        ended = words[_LAST] = now()
+        words[_BUSY] += ended - began
+        if not words[_FIRST]:
+            words[_FIRST] = began
+        for one in traced:
+            one.task(item, began, ended)
+        positions = getattr(item, "positions", 0)
+        measured.tasks += 1
+        measured.samples += 1 if isinstance(positions, int) else len(positions)
+        self._at = window.base = place  # the last step: see the top of this file
+        return value
 
     def _submitted(self, item: Any) -> Job | SplitJob:
         """Submit ``item``: its rows to the owners of their lanes if it has any, otherwise all of it to anybody.
@@ -625,7 +630,7 @@ class ParallelMapper(Node[T]):
         return value
 
     def _check_rank(self, state: State) -> None:
-        saved, now = (state["rank"], state["world_size"]), self.ranks()
+        saved, now = (state["rank"], state["world_size"]), ranks_of(self)
         if saved != now:
             raise StateMismatch(
                 f"rank {saved[0]} of {saved[1]} saved this state with in_order=False, so it lists the items that rank had delivered; "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock._arguments import seconds, whole_number
 from penstock._errors import ClosedError
+from penstock._nodes.index_node import index_of
 from penstock._nodes.node import Node, State, is_mark
 from penstock._workers.reader_thread import ReaderThread
 
@@ -46,7 +47,7 @@ class ReaderNode(Node[T]):
         super().__init__(source)
         self._depth, self._timeout = whole_number("prefetch_factor", prefetch_factor, 1), seconds("timeout", timeout)
         self._name = name
-        self._prefetch_next_epoch = prefetch_next_epoch and self.may_run_ahead
+        self._prefetch_next_epoch = prefetch_next_epoch and index_of(self.source).facts.may_run_ahead
         self._threaded = threaded
         self._pump: ReaderThread | None = None  # made at the first reset
         self._closed = False
@@ -74,31 +75,25 @@ class ReaderNode(Node[T]):
         item: T = next(self.source) if self._pump is None else self._pump.next()
         return item
 
-    def take(self, n: int, *, every: int = 1, first: int = 0) -> Any:
-        raise TypeError(
-            f"a {type(self).__name__} delivers finished batches, which cannot be sharded or batched. Put Sharder and Batcher upstream of it."
-        )
-
     def get_state(self) -> State:
         return self.source.get_state() if self._pump is None else self._pump.state
 
-    def start_of(self, epoch: int, after: State | None = None) -> State | None:
+    def start_of(self, epoch: int, after: State | None = None) -> State:
         return super().start_of(epoch, after)
 
-    def remaining(self, state: State | None = None) -> int | None:
-        return self.source.remaining(self.get_state() if state is None else state)
-
-    def failure(self) -> BaseException | None:
-        return None if self._pump is not None and self._pump.holds_error else super().failure()
+    @property
+    def holds_error(self) -> bool:
+        """Whether the source has raised, and the consumer has yet to come to that."""
+        return self._pump is not None and self._pump.holds_error
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
+        """Inside of it no thread reads ahead, so that the consumer may use the nodes upstream. Waits for the item that is being read."""
         pump = self._pump
         try:
             if pump is not None:
                 pump.pause()
-            with super().still():
-                yield
+            yield
         finally:
             if pump is not None:
                 pump.resume()

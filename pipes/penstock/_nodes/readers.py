@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 
 from penstock._errors import GraphError
 from penstock._nodes.encoding import TAG, decoded, encoded
+from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, EndOfEpoch, Node
 from penstock._nodes.self_splitting import wrapped
 
@@ -210,7 +211,7 @@ class NodeReader:
 def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:
     """Refuse a torchdata node that reads one of our nodes and cannot handle its items."""
     name = f"{type(node).__module__}.{type(node).__name__}"
-    if ours.infinite:
+    if index_of(ours).facts.infinite:
         raise GraphError(
             f"{name} is downstream of a Cycler and would get EndOfEpoch marks, which it cannot handle. "
             f"Put it upstream of the Cycler, or write a penstock.Node."

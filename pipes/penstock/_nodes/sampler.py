@@ -8,7 +8,8 @@ import numpy as np
 
 from penstock._errors import GraphError, StateError
 from penstock._fetch.indices import Indices
-from penstock._nodes.node import Node, State, fields, is_count
+from penstock._nodes.index_node import Facts, FirstNode
+from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 from penstock._random.order import ContinuingOrder, Order, PlannedOrder, StagedOrder
 
@@ -18,7 +19,7 @@ _NOTHING = Indices(-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @final
-class Sampler(Node[Indices]):
+class Sampler(FirstNode[Indices]):
     """Walk through ``order``: one epoch of single `Indices`, then ``StopIteration``.
 
     The state is how far the epoch went and nothing else, so going to a state costs nothing. ``reset()`` without a state begins the next
@@ -35,7 +36,6 @@ class Sampler(Node[Indices]):
     __module__ = "penstock"
 
     def __init__(self, order: Order) -> None:
-        super().__init__()
         if not isinstance(order, Order):
             raise GraphError(
                 f"an order has __len__, indices and settings, and {type(order).__name__} has not. Wrap a torch sampler in SamplerWrapper."
@@ -43,104 +43,18 @@ class Sampler(Node[Indices]):
         self.order = order
         self._n = len(order)
         self._block: int = getattr(order, "read_ahead", BLOCK)
-        self._continues = isinstance(order, ContinuingOrder)
-        self._epoch = 0
-        self._position = 0
-        self._origin = 0  # what a continuing order calls position 0 of this epoch
-        self._left = 0  # items at the end of this epoch that begin the next one
-        self._ahead = _NOTHING  # indices computed ahead: their first position, and their stride
-        self._ahead_from, self._ahead_every = 0, 1
+        self._ahead: tuple[int, int, int, int, Indices] = (-1, 0, 0, 1, _NOTHING)  # epoch, origin, first position, stride, indices computed
         self._planned = order if isinstance(order, PlannedOrder) else None
         self._plans = PlanSource[Any](_OrderPlanner(order))
+        settings = order.settings()
+        choices = {"all stages": settings} if isinstance(order, StagedOrder) else {}
+        super().__init__(Facts(settings, choices, continues=isinstance(order, ContinuingOrder)))
 
     def details(self) -> dict[str, Any]:
         return {"order": self.order}
 
-    def reset(self, initial_state: State | None = None) -> None:
-        super().reset(initial_state)
-        self._plans.resume()
-        if initial_state is None:
-            initial_state = self.start_of(self._epoch + (self._position > 0), self.get_state())
-        self.check(initial_state)
-        self._epoch = initial_state["epoch"]
-        self._position = initial_state["position"]
-        self._origin = initial_state.get("origin", 0)
-        self._left = initial_state.get("left", 0)
-        self._ahead = _NOTHING  # `take` may have been interrupted between these indices and what it notes of them
-
-    def next(self) -> Indices:
-        if self._position >= self._n:
-            raise StopIteration
-        item: Indices = self.take(1)[0]
-        return item
-
-    def take(self, n: int, *, every: int = 1, first: int = 0) -> Indices:
-        start, end = self._position + first, min(self._position + n * every, self._n)
-        self._position = end
-        # An order computes 500 indices in the time of a few. So if reads continue with the same stride, we compute ahead, twice as far
-        # each time. The state does not include them, because indices are a function of the position.
-        count = max(0, -(-(end - start) // every))
-        place, misfit = divmod(start - self._ahead_from, every)
-        ahead, there = self._ahead, len(self._ahead.positions)
-        if misfit or every != self._ahead_every or not 0 <= place <= there - count or ahead.epoch != self._epoch:
-            reads_on = place == there and every == self._ahead_every
-            more = max(count, min(self._block, 2 * there) if reads_on else 0)
-            ahead = self._ahead = self._indices(np.arange(start, min(start + more * every, self._n), every))
-            self._ahead_from, self._ahead_every, place, there = start, every, 0, len(ahead.positions)
-        if count == there:
-            return ahead
-        return Indices(ahead.epoch, ahead.positions[place : place + count], ahead.values[place : place + count])
-
-    def finish(self) -> None:
-        self._left, self._position = self._n - self._position, self._n
-
-    def at(self, positions: np.ndarray) -> Indices:
-        if self.continues:
-            raise GraphError(
-                f"tail='pad' would show the start of an epoch again, and {type(self.order).__name__} only goes on. Use tail='drop': what it leaves out "
-                f"begins the next epoch."
-            )
-        return self._indices(np.asarray(positions, np.int64))
-
-    def remaining(self, state: State | None = None) -> int:
-        return self._n - (self._position if state is None else int(state["position"]))
-
-    def items_per_epoch(self) -> int:
-        return self._n
-
-    def settings(self) -> dict[str, Any]:
-        return self.order.settings()
-
-    def settings_at(self, epoch: int, state: Any) -> dict[str, Any]:
-        position = self._n if state is None else state.get("position")
-        if not isinstance(self.order, StagedOrder) or not is_count(position):
-            return {}
-        origin = state.get("origin") if self.continues and state is not None else 0
-        return self.order.settings_at(epoch, origin + min(position, self._n)) if is_count(origin) else {}
-
-    def choices(self) -> dict[str, Any]:
-        return {"all stages": self.order.settings()} if isinstance(self.order, StagedOrder) else {}
-
-    @property
-    def continues(self) -> bool:
-        return self._continues
-
-    def interrupt(self) -> None:
-        self._plans.interrupt()
-
-    def shutdown(self) -> None:
-        self._plans.shutdown()
-
-    def get_state(self) -> State:
-        state = {"epoch": self._epoch, "position": self._position}
-        if self.continues:
-            state["origin"] = self._origin
-        if self._left:
-            state["left"] = self._left
-        return state
-
-    def start_of(self, epoch: int, after: State | None = None) -> State:
-        if not self.continues:
+    def start(self, epoch: int, after: State | None = None) -> State:
+        if not self.facts.continues:
             return {"epoch": epoch, "position": 0}
         if after is None or epoch < after["epoch"]:
             origin = epoch * self._n
@@ -151,9 +65,45 @@ class Sampler(Node[Indices]):
             origin = after["origin"] + delivered + (epoch - after["epoch"] - 1) * self._n
         return {"epoch": epoch, "position": 0, "origin": origin}
 
+    def left(self, place: State) -> int:
+        return self._n - int(place["position"])
+
+    def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Indices, State]:
+        epoch, position, origin = place["epoch"], place["position"], place.get("origin", 0)
+        start, end = position + first, min(position + n * every, self._n)
+        behind = {**place, "position": end}
+        # An order computes 500 indices in the time of a few. So if reads continue with the same stride, we compute ahead, twice as far each time. It is
+        # one tuple, assigned at once: an interrupt, or another thread, finds the old one or the new one.
+        count = max(0, -(-(end - start) // every))
+        of_epoch, of_origin, begin, stride, ahead = self._ahead
+        at, misfit = divmod(start - begin, every)
+        there = len(ahead.positions)
+        if misfit or every != stride or not 0 <= at <= there - count or of_epoch != epoch or of_origin != origin:
+            more = max(count, min(self._block, 2 * there) if at == there and every == stride else 0)
+            ahead = self._indices(epoch, origin, np.arange(start, min(start + more * every, self._n), every))
+            self._ahead = epoch, origin, start, every, ahead
+            at, there = 0, len(ahead.positions)
+        if count == there:
+            return ahead, behind
+        return Indices(epoch, ahead.positions[at : at + count], ahead.values[at : at + count]), behind
+
+    def skip(self, place: State) -> State:
+        if not self.facts.continues:
+            return super().skip(place)
+        return {**place, "position": self._n, "left": self._n - place["position"]}
+
+    def peek(self, place: State, positions: np.ndarray) -> Indices:
+        if self.facts.continues:
+            raise GraphError(
+                f"tail='pad' would show the start of an epoch again, and {type(self.order).__name__} only goes on. Use tail='drop': what it leaves out "
+                f"begins the next epoch."
+            )
+        return self._indices(place["epoch"], 0, np.asarray(positions, np.int64))
+
     def check(self, state: Any) -> None:
+        continues = self.facts.continues
         left = {"left": int} if isinstance(state, dict) and "left" in state else {}
-        position = fields(state, epoch=int, position=int, **({"origin": int, **left} if self.continues else {}))["position"]
+        position = fields(state, epoch=int, position=int, **({"origin": int, **left} if continues else {}))["position"]
         if isinstance(self.order, ContinuingOrder):
             most = -(-self._n // self.order.round) * self.order.round  # older states began an epoch at a multiple of the lanes
             if state["origin"] > state["epoch"] * most:
@@ -167,15 +117,32 @@ class Sampler(Node[Indices]):
                 f"a state at position {position} is out of bounds: an epoch has {self._n} items. Was it saved with another dataset?"
             )
 
-    def _indices(self, positions: np.ndarray) -> Indices:
+    def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
+        position = self._n if place is None else place.get("position")
+        if not isinstance(self.order, StagedOrder) or not is_count(position):
+            return {}
+        origin = place.get("origin") if self.facts.continues and place is not None else 0
+        return self.order.settings_at(epoch, origin + min(position, self._n)) if is_count(origin) else {}
+
+    def seek(self, place: State) -> State:
+        self._plans.resume()
+        return place
+
+    def interrupt(self) -> None:
+        self._plans.interrupt()
+
+    def shutdown(self) -> None:
+        self._plans.shutdown()
+
+    def _indices(self, epoch: int, origin: int, positions: np.ndarray) -> Indices:
         planned = self._planned
-        if planned is not None and not planned.keeps(self._epoch):
-            planned.keep(self._epoch, self._plans.get(PlanRequest(self._epoch)))
-            self._plans.order(PlanRequest(self._epoch + 1))
-        if self.continues:
-            return Indices(self._epoch, positions, self.order.indices(self._epoch, self._origin + positions))
+        if planned is not None and not planned.keeps(epoch):
+            planned.keep(epoch, self._plans.get(PlanRequest(epoch)))
+            self._plans.order(PlanRequest(epoch + 1))
+        if self.facts.continues:
+            return Indices(epoch, positions, self.order.indices(epoch, origin + positions))
         within = positions % self._n if positions.size and positions.max() >= self._n else positions
-        return Indices(self._epoch, positions, self.order.indices(self._epoch, within))
+        return Indices(epoch, positions, self.order.indices(epoch, within))
 
 
 @final

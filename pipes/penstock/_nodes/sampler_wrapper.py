@@ -14,8 +14,9 @@ from penstock._fetch.indices import Indices, pack
 from penstock._memory.modes import neutral_modes
 from penstock._nodes.distributed_sampler import refuse_sharded
 from penstock._nodes.epoch_planner import EpochPlanner
+from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.length_book import LengthBook
-from penstock._nodes.node import Node, State, fields
+from penstock._nodes.node import State, fields
 from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._random.orders import checked_seed
 
@@ -31,7 +32,7 @@ _MADE = 64
 
 
 @final
-class SamplerWrapper(Node[Any]):
+class SamplerWrapper(FirstNode[Any]):
     """Read a torch sampler or batch sampler, epoch by epoch: single `Indices` from a sampler, batches of them from a batch sampler.
 
     Before each epoch ``set_epoch(epoch)`` is called on the sampler and on everything it wraps (``.batch_sampler``, ``.sampler``); a
@@ -67,7 +68,6 @@ class SamplerWrapper(Node[Any]):
     __module__ = "penstock"
 
     def __init__(self, sampler: Any, seed: int = 0, plan_ahead: bool = True, batches: bool | None = None) -> None:
-        super().__init__()
         refuse_sharded(sampler)
         if isinstance(sampler, Iterator) or not (hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__")):
             raise GraphError(
@@ -85,85 +85,62 @@ class SamplerWrapper(Node[Any]):
         self._made: tuple[
             tuple[int, int, int, int], ...
         ] = ()  # of the last plans: epoch, first position, the one behind the last, `Plan.said`
-        self._plan: Plan | None = None  # the plan of epoch `_planned`, or the block of it in use
-        self._planned = 0
-        self._epoch = 0
-        self._position = 0
-        self._checksum = 0
+        self._held: tuple[int, Plan] | None = None  # an epoch, and its plan, or the block of it in use
+        self._follows: State | None = None  # the place that was returned last: the plan at hand fits it
+        settings = {"order": f"{type(sampler).__module__}.{type(sampler).__qualname__}", "seed": seed}
+        super().__init__(Facts(settings, {}, may_run_ahead=plan_ahead))
 
     def details(self) -> dict[str, Any]:
         return {"sampler": self.sampler, "batches": self.batches is True, "seed": self.seed}
 
-    def reset(self, initial_state: State | None = None) -> None:
-        super().reset(initial_state)
-        self._plans.resume()
-        if initial_state is None:
-            initial_state = self.start_of(self._epoch + (self._position > 0))
-        self.check(initial_state)
-        self._epoch, self._position, self._checksum = (initial_state[key] for key in ("epoch", "position", "checksum"))
-        # The plan at hand may be from another run, or an earlier block; then request it again, and compare.
-        if self._planned != self._epoch or (self._plan is not None and not self._plan.fits(self._position, self._checksum)):
-            self._plan = None
+    def start(self, epoch: int, after: State | None = None) -> State:
+        return {"epoch": epoch, "position": 0, "checksum": 0}
 
-    def next(self) -> Any:
-        block = self.take(1)
-        if not block:
-            raise StopIteration
-        return block[0]
+    def left(self, place: State) -> int | None:
+        items = self._lengths.items(place["epoch"], self._plan_of(place["epoch"]))
+        return None if items is None else max(items - place["position"], 0)
 
-    def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[Any]:
-        plan = self._plan_at(self._position, self._checksum)
-        start, target = self._position, self._position + n * every
-        position, checksum = start, self._checksum
+    def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Any], State]:
+        epoch, position, checksum = place["epoch"], place["position"], place["checksum"]
+        plan = self._plan_at(epoch, position, checksum, fits=place is self._follows)
+        start, target = position, position + n * every
         parts = []
         while True:
             end = min(target, plan.end)
             checksum = plan.checksum(position, end, checksum)
             passed = max(0, -(-(position - start - first) // every))  # picks that lie in earlier blocks
-            parts.append(self._items(plan, np.arange(start + first + passed * every, end, every)))
+            parts.append(_items(epoch, plan, np.arange(start + first + passed * every, end, every)))
             position = end
             if position == target or not plan.more:
                 break
-            plan = self._plan_at(position, checksum)
-        # Only now, because an error in a later block must not move the state.
-        self._position, self._checksum = position, checksum
-        return parts[0] if len(parts) == 1 else pack([item for part in parts for item in part])
+            plan = self._plan_at(epoch, position, checksum, fits=True)
+        if position != start:
+            place = {"epoch": epoch, "position": position, "checksum": checksum}
+        self._follows = place
+        return parts[0] if len(parts) == 1 else pack([item for part in parts for item in part]), place
 
-    def at(self, positions: np.ndarray) -> Sequence[Any]:
-        plan = self._plan_at(self._position, self._checksum)
+    def peek(self, place: State, positions: np.ndarray) -> Sequence[Any]:
+        plan = self._plan_at(place["epoch"], place["position"], place["checksum"], fits=place is self._follows)
         if plan.is_block:
             raise GraphError(
                 f"{type(self.sampler).__name__} cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact', "
                 f"or give the sampler a __len__ if it has an end."
             )
-        return self._items(plan, np.asarray(positions, np.int64))
-
-    def remaining(self, state: State | None = None) -> int | None:
-        epoch, position = (self._epoch, self._position) if state is None else (state["epoch"], state["position"])
-        items = self._items_of(epoch)
-        return None if items is None else max(items - position, 0)
-
-    def items_per_epoch(self) -> int | None:
-        return self._items_of(self._epoch)
-
-    def settings(self) -> dict[str, Any]:
-        return {"order": f"{type(self.sampler).__module__}.{type(self.sampler).__qualname__}", "seed": self.seed}
-
-    def get_state(self) -> State:
-        return {"epoch": self._epoch, "position": self._position, "checksum": self._checksum}
-
-    def start_of(self, epoch: int, after: State | None = None) -> State:
-        return {"epoch": epoch, "position": 0, "checksum": 0}
+        return _items(place["epoch"], plan, np.asarray(positions, np.int64))
 
     def check(self, state: Any) -> None:
         position = fields(state, epoch=int, position=int, checksum=int)["position"]
-        plan = self._plan if state["epoch"] == self._planned else None
+        plan = self._plan_of(state["epoch"])
         if plan is not None and not plan.more and position > plan.end:
             raise StateError(f"a state at position {position} is out of bounds: epoch {state['epoch']} has {plan.end} items.")
 
-    @property
-    def may_run_ahead(self) -> bool:
-        return self.plan_ahead
+    def seek(self, place: State) -> State:
+        self._plans.resume()
+        # The plan at hand may be from another run, or an earlier block; then request it again, and compare.
+        held = self._plan_of(place["epoch"])
+        if held is None or not held.fits(place["position"], place["checksum"]):
+            self._held = None
+        return place
 
     def known(self, state: State) -> int | None:
         """`Plan.said` of the plan that will be read from ``state`` on, if it was made already. Any thread may ask."""
@@ -172,7 +149,7 @@ class SamplerWrapper(Node[Any]):
         if ready is not None and ready[0] == PlanRequest(**state):
             return ready[1].said
         # Of a sampler that the training loop updates, an earlier plan says nothing: only the one in use does.
-        made = self._made if self.plan_ahead else self._made[-1:] if self._planned == epoch and self._plan is not None else ()
+        made = self._made if self.plan_ahead else self._made[-1:] if self._plan_of(epoch) is not None else ()
         return next((said for known, begin, end, said in reversed(made) if known == epoch and begin <= position < end), None)
 
     def upcoming(self, state: State) -> int | None:
@@ -199,46 +176,56 @@ class SamplerWrapper(Node[Any]):
         self._plans.shutdown()
         self._planner.close()
 
-    def _plan_at(self, position: int, checksum: int) -> Plan:
-        """The plan of this epoch, or the block with the item at ``position``; the samples before it must have that ``checksum``. Orders the next."""
-        plan = self._plan
-        if plan is not None and (position < plan.end or not plan.more):
+    def _plan_of(self, epoch: int) -> Plan | None:
+        held = self._held
+        return held[1] if held is not None and held[0] == epoch else None
+
+    def _plan_at(self, epoch: int, position: int, checksum: int, *, fits: bool) -> Plan:
+        """The plan of ``epoch``, or the block with the item at ``position``; the samples before it must have that ``checksum``. Orders the next.
+
+        Args:
+            epoch: The epoch.
+            position: Where the reader is.
+            checksum: Of the samples before it.
+            fits: They are known to be those of the plan at hand.
+        """
+        plan = self._plan_of(epoch)
+        if plan is not None and (position < plan.end or not plan.more) and (fits or plan.fits(position, checksum)):
             return plan
-        request, ready = PlanRequest(self._epoch, position, checksum), self._ready
+        request, ready = PlanRequest(epoch, position, checksum), self._ready
         self._ready = None
         plan = ready[1] if ready is not None and ready[0] == request else self._plans.get(request)
         if not plan.fits(position, checksum):
             here = position <= plan.end
             came = f"{plan.checksum(plan.begin, position, plan.before)}" if here else f"only {plan.end} items"
             raise StateMismatch(
-                f"{type(self.sampler).__name__} does not give again what it gave in epoch {self._epoch} up to position {position}: the state has "
+                f"{type(self.sampler).__name__} does not give again what it gave in epoch {epoch} up to position {position}: the state has "
                 f"the checksum {checksum}, and now there is {came}. Use the sampler, dataset and seed of the saved run, or begin a new epoch. A sampler that "
                 f"remembers what it gave, by a generator of its own, say, and can be neither pickled nor copied, can only go forward: load the state into a new loader over a new sampler."
             )
-        self._plan, self._planned = plan, self._epoch
-        self._made = (*self._made[1 - _MADE :], (self._epoch, plan.begin, plan.end if plan.more else 2**63, plan.said))
-        self._lengths.compare(self._epoch, plan)
+        self._held = epoch, plan
+        self._made = (*self._made[1 - _MADE :], (epoch, plan.begin, plan.end if plan.more else 2**63, plan.said))
+        self._lengths.compare(epoch, plan)
         if plan.more and not self._logged:
             self._logged = True
             log.warning(
                 f"{type(self.sampler).__name__} has no length, and has not ended after {plan.end} items: it is read in blocks while it is used. "
                 f"How many items an epoch has stays unknown, and a resume reads the indices again from the epoch's start, but no sample."
             )
-        self._plans.order(plan.next_request(self._epoch))
+        self._plans.order(plan.next_request(epoch))
         return plan
 
-    def _items(self, plan: Plan, places: np.ndarray) -> Sequence[Any]:
-        within = places - plan.begin
-        if plan.starts is not None:
-            return [self._batch(plan, plan.starts, *divmod(place, len(plan))) for place in within.tolist()]
-        if within.size and within.max() >= len(plan):
-            within %= len(plan)
-        values = [plan.values[place] for place in within] if isinstance(plan.values, list) else plan.values[within]
-        return Indices(self._epoch, places, values)
 
-    def _batch(self, plan: Plan, starts: np.ndarray, lap: int, place: int) -> Indices:
-        begin, end, samples = (int(starts[k]) for k in (place, place + 1, -1))
-        return Indices(self._epoch, np.arange(begin, end) + (plan.samples + lap * samples), plan.values[begin:end])
+def _items(epoch: int, plan: Plan, places: np.ndarray) -> Sequence[Any]:
+    within = places - plan.begin
+    if plan.starts is not None:
+        return [_batch(epoch, plan, plan.starts, *divmod(place, len(plan))) for place in within.tolist()]
+    if within.size and within.max() >= len(plan):
+        within %= len(plan)
+    values = [plan.values[place] for place in within] if isinstance(plan.values, list) else plan.values[within]
+    return Indices(epoch, places, values)
 
-    def _items_of(self, epoch: int) -> int | None:
-        return self._lengths.items(epoch, self._plan if self._planned == epoch else None)
+
+def _batch(epoch: int, plan: Plan, starts: np.ndarray, lap: int, place: int) -> Indices:
+    begin, end, samples = (int(starts[k]) for k in (place, place + 1, -1))
+    return Indices(epoch, np.arange(begin, end) + (plan.samples + lap * samples), plan.values[begin:end])

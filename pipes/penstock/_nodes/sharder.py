@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 import numpy as np
-import torch.distributed
 
-from penstock._arguments import whole_number
 from penstock._errors import GraphError, StateMismatch
 from penstock._fetch.indices import Indices
-from penstock._nodes.node import Node, State, epoch_of, fields, place_of
+from penstock._nodes.index_node import IndexNode, index_of
+from penstock._nodes.node import as_node, epoch_of, fields, place_of
+from penstock._nodes.ranks import Ranks
 from penstock._nodes.tails import Tail, check_tail, share
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from penstock._nodes.node import BaseNode
+    from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State
 
 
 T = TypeVar("T", covariant=True)
@@ -34,7 +33,7 @@ _WHO_DEALS = (
 
 
 @final
-class Sharder(Node[T]):
+class Sharder(IndexNode[T]):
     """Deal the items of ``source`` to the ranks, round by round.
 
     Its state is the source's state at the end of a round, so it is the same on every rank and loads on any number of ranks. There is one
@@ -75,185 +74,122 @@ class Sharder(Node[T]):
         split: Literal["items", "within"] = "items",
         tail: Tail = "pad",
     ) -> None:
-        super().__init__(source)
         check_tail(tail)
         if split not in ("items", "within"):
             raise ValueError(f"split={split!r} is neither 'items' nor 'within'.")
-        if (rank is None) != (world_size is None):
-            raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together: pass both, or neither to have them looked up.")
-        if mesh is not None and (rank is not None or mesh.ndim != 1):
-            raise ValueError(
-                f"mesh must be one dimension, such as mesh['dp'], and cannot be combined with rank: it has {mesh.ndim} dimensions, rank={rank!r}."
-            )
-        if rank is not None and world_size is not None:
-            rank, world_size = _checked_rank(rank, world_size, "the arguments")
-        self._dealer = self.source.split_word()
-        self._own = self._dealer == "own"
-        if split == "within" and self._own:
+        self._ranks = Ranks(rank, world_size, mesh)
+        node = as_node(source)
+        own = index_of(node).facts.split == "own"
+        if split == "within" and own:
             raise GraphError(
                 "split='within' would split batches that already belong to one rank, because the source has split='own'. Leave it out."
             )
         self.split = split
         self.tail = tail
-        self._given = None if rank is None or world_size is None else (rank, world_size)
-        self._mesh = mesh
-        self._group_of_mesh = None if mesh is None else process_group()
-        self._pinned: tuple[int, int] | None = None
-        self._anew = False  # the next reset looks the rank up again
-        self._opened = False  # whether `_open` has checked this epoch
+        self._split: Literal["items", "within", "own"] = "own" if own else split
+        self._opened = -1  # the epoch that `_open` has checked
         self._said = False
+        super().__init__(node, settings={"split": self._split}, choices={"split": self._split, "tail": tail})
 
     def details(self) -> dict[str, Any]:
         rank, world_size = self.ranks()
-        return {"rank": rank, "world_size": world_size, "split": self._word, "tail": self.tail}
+        return {"rank": rank, "world_size": world_size, "split": self._split, "tail": self.tail}
 
-    def reset(self, initial_state: State | None = None) -> None:
-        self._pinned, self._anew = self.ranks(), False
-        if initial_state is not None:
-            initial_state = self._checked_owner(initial_state)
-        super().reset(initial_state)
-        self._opened = False
-        if self._own:
-            self._say_own(self._pinned[1])
-            return
-        if self.split == "items" and self.tail == "exact" and self._pinned[1] > 1:
-            log.info(
-                "tail='exact' on several ranks: the state of a rank that has no more items says that the epoch is over. Save the state of rank 0."
-            )
+    def counted(self, items: int) -> int:
+        return share(items, *self.ranks(), self.tail) if self._split == "items" else items
 
-    def next(self) -> T:
-        block = self.take(1)
-        if len(block):
-            return block[0]
-        mark: T = next(self.source)
-        self._opened = False
-        return mark
+    def start(self, epoch: int, after: State | None = None) -> State:
+        place = self._upstream.start(epoch, after)
+        return place if after is None else self._owned(place)
 
-    def take(self, n: int, *, every: int = 1, first: int = 0) -> Sequence[T]:
+    def left(self, place: State) -> int | None:
+        return super().left(_inner(place))
+
+    def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[T], State]:
         if every != 1:
             raise GraphError("two Sharders in one graph would split the items twice. Remove one of them.")
-        rank, world_size = self._pinned_ranks
-        if world_size == 1 or self._own:
-            return self.source.take(n)
-        if self._dealer is None:
-            raise GraphError(_WHO_DEALS.format(source=self.source.settings().get("source", "the source"), world_size=world_size))
-        if self.split == "within":
-            return [self._places(batch) for batch in self.source.take(n)]
-        if not self._opened:
-            self._open()
-        left = self.source.remaining()
-        if left is None:
-            return self._dealt_by_reading(n)
-        # Every rank asks for as many rounds as rank 0, whose share is the largest. So the source moves by the same number of items on each rank,
+        source, tail = self._upstream, self.tail
+        rank, world_size = self._ranks.pinned or self.ranks()  # a reader thread asks, too
+        if world_size == 1:
+            return source.read(place, n)
+        if self._split == "own":
+            items, behind = source.read(_inner(place), n)
+            return items, self._owned(behind)
+        if self.facts.split is None:
+            raise GraphError(_WHO_DEALS.format(source=self.facts.settings.get("source", "the source"), world_size=world_size))
+        if self._split == "within":
+            items, behind = source.read(place, n)
+            return [self._places(batch, rank, world_size) for batch in items], behind
+        if epoch_of(place) != self._opened:
+            self._open(place)
+        left = source.left(place)
+        if left is None:  # every rank reads all items of each round
+            items, behind = source.read(place, n * world_size)
+            return items[rank::world_size][: share(len(items), rank, world_size, tail)], behind
+        # Every rank asks for as many rounds as rank 0, whose share is the largest. So the place moves by the same number of items on each rank,
         # and all ranks have the same state. With ``every`` and ``first`` the source computes this rank's items only.
-        block = self.source.take(min(n, share(left, 0, world_size, self.tail)), every=world_size, first=rank)
-        rest = self.source.remaining()
-        if rest and share(rest, rank, world_size, self.tail) == 0:
+        items, behind = source.read(place, min(n, share(left, 0, world_size, tail)), world_size, rank)
+        rest = source.left(behind)
+        if rest and share(rest, rank, world_size, tail) == 0:
             # This rank gets none of the rest: skip it, so that the state after this block says that the epoch is over. With "drop" that is so on
             # every rank; with "exact" only on those that the short round does not reach.
-            if self.continues:
-                self.source.finish()
-            else:
-                self.source.take(1, every=rest, first=rest)
-        if self.tail == "pad" and len(block) < min(n, share(left, rank, world_size, "pad")):
-            block = self._padded(block, left)
-        return block
+            behind = source.skip(behind)
+        if tail == "pad" and len(items) < min(n, share(left, rank, world_size, "pad")):
+            items = self._padded(place, items, left, rank, world_size)
+        return items, behind
 
-    def remaining(self, state: State | None = None) -> int | None:
-        return self._share(self.source.remaining(None if state is None else _inner(state)))
+    def peek(self, place: State, positions: np.ndarray) -> Sequence[T]:
+        return self._upstream.peek(_inner(place), positions)
 
-    def items_per_epoch(self) -> int | None:
-        return self._share(self.source.items_per_epoch())
+    def skip(self, place: State) -> State:
+        return self._owned(self._upstream.skip(_inner(place)))
 
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "split": self._word}
-
-    def get_state(self) -> State:
-        return self._owned(self.source.get_state())
-
-    def start_of(self, epoch: int, after: State | None = None) -> State | None:
-        state = super().start_of(epoch, after)
-        return state if state is None or after is None else self._owned(state)
-
-    def _owned(self, state: State) -> State:
-        """``state``, with whose it is, where that matters."""
-        if not self._own:
-            return state
-        rank, world_size = self.ranks()
-        if world_size == 1 or self._anyones(state):
-            return state
-        return {"source": state, "world_size": world_size, **({"rank": rank} if self.source.rank_bound() else {})}
+    def over(self, place: State) -> tuple[EndOfEpoch, State]:
+        mark, behind = self._upstream.over(_inner(place))
+        return mark, self._owned(behind)
 
     def check(self, state: Any) -> None:
         if isinstance(state, dict) and "world_size" in state:
             state = fields(state, source=dict, world_size=int, **({"rank": int} if "rank" in state else {}))["source"]
-        self.source.check(state)
+        self._upstream.check(state)
 
-    def choices(self) -> dict[str, Any]:
-        return {**super().choices(), "split": self._word, "tail": self.tail}
+    def seek(self, place: State) -> State:
+        _, world_size = self._ranks.pin()
+        self._opened = -1
+        place = self._owned(self._upstream.seek(self._checked_owner(place)))
+        if self._split == "own":
+            self._say_own(world_size)
+        elif self.split == "items" and self.tail == "exact" and world_size > 1:
+            log.info(
+                "tail='exact' on several ranks: the state of a rank that has no more items says that the epoch is over. Save the state of rank 0."
+            )
+        return place
 
     def ranks(self) -> tuple[int, int]:
-        """The rank and the world size: those pinned at the reset, or those that a reset would find now."""
-        if self._pinned is not None and not self._anew:
-            return self._pinned
-        if self._given is not None:
-            return self._given
-        group = process_group()
-        if self._mesh is not None:
-            if self._mesh.get_coordinate() is None:
-                raise ValueError(
-                    f"mesh has the ranks {self._mesh.mesh.tolist()!s:.80}, and this is rank {group and group[0]}, which has no place in it and so no share. Iterate on "
-                    f"the ranks of the mesh only, or make the mesh of all ranks that read data."
-                )
-            return self._mesh.get_local_rank(), self._mesh.size()
-        if group is not None:
-            return group
-        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-            return 0, 1
-        try:
-            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        except ValueError:
-            came = f"RANK={os.environ['RANK']!r} and WORLD_SIZE={os.environ['WORLD_SIZE']!r}"
-            raise ValueError(
-                f"{came} in the environment must be whole numbers. Set both, or neither, or pass rank and world_size."
-            ) from None
-        return _checked_rank(rank, world_size, "the environment")
+        """The rank and the world size: those pinned when a reader was moved here, or those that would be found now."""
+        return self._ranks.now()
 
     def look_up_again(self) -> None:
         """Find rank and world size anew at the next `reset`, because the process group may have been made again. Changes nothing by itself."""
-        self._anew = True
+        self._ranks.forget()
 
     def check_group(self) -> None:
-        """Refuse to hand out what was dealt by other numbers than those of the process group. Asked before each delivery, by the thread that delivers.
+        """See `Ranks.check_group`."""
+        self._ranks.check_group()
 
-        It is not asked when items are taken: what is in flight was taken before the group was made again, and a reader thread could find none in between.
-        Costs 2 us.
+    def _owned(self, place: State) -> State:
+        """``place``, with whose it is, where that matters."""
+        if self._split != "own":
+            return place
+        rank, world_size = self.ranks()
+        if world_size == 1 or self._anyones(place):
+            return place
+        return {"source": place, "world_size": world_size, **({"rank": rank} if self.first.rank_bound() else {})}
 
-        Raises:
-            GraphError: The process group came up, or was made again, with other numbers than this loader, or its ``mesh``, began with.
-        """
-        if self._given is not None:
-            return
-        began, group = self._pinned if self._mesh is None else self._group_of_mesh, process_group()
-        if group is None or began is None or group == began:
-            return
-        remedy = (
-            "pass the same state to loader.load_state_dict on every rank, which takes the new rank"
-            if self._mesh is None
-            else "build another loader, with a mesh of the new group, and load the same state on every rank"
-        )
-        raise GraphError(
-            f"this loader began as rank {began[0]} of {began[1]}, and torch.distributed now says rank {group[0]} of {group[1]}. Call init_process_group before "
-            f"the first batch, or pass rank and world_size. If the process group was made again: {remedy}."
-        )
-
-    @property
-    def _word(self) -> str:
-        return "own" if self._own else self.split
-
-    def _anyones(self, state: State) -> bool:
-        """Whether ``state`` is the start or the end of an epoch, so that any rank may load it."""
-        return state in (self.source.start_of(epoch_of(state)), self.source.end_of(epoch_of(state)))
+    def _anyones(self, place: State) -> bool:
+        """Whether ``place`` is the start or the end of an epoch, so that any rank may load it."""
+        epoch = epoch_of(place)
+        return place == self._upstream.start(epoch) or place == {"epoch": epoch, "source": None}
 
     def _checked_owner(self, state: State) -> State:
         """The source's state. Where an epoch begins, one of another rank loses what that rank's source had come to.
@@ -264,12 +200,13 @@ class Sharder(Node[T]):
         inner = _inner(state)
         rank, world_size = self.ranks()
         saved = state.get("rank", rank), state.get("world_size", 1)
-        owned = "world_size" in state or (self._own and not self._anyones(state))
-        if not owned or (self._own and saved == (rank, world_size)):
+        own = self._split == "own"
+        owned = "world_size" in state or (own and not self._anyones(state))
+        if not owned or (own and saved == (rank, world_size)):
             return inner
         epoch, after = place_of(inner) or (0, None)
-        if after is not None and inner == self.source.start_of(epoch, after):
-            return cast("State", self.source.start_of(epoch))
+        if after is not None and inner == self._upstream.start(epoch, after):
+            return self._upstream.start(epoch)
         whose = f"by rank {saved[0]} of {saved[1]}" if "rank" in state else f"at a world size of {saved[1]}"
         raise StateMismatch(
             f"this state was saved {whose}, and counts the items of a share that the source made itself; this is rank {rank} of {world_size}. "
@@ -277,66 +214,46 @@ class Sharder(Node[T]):
         )
 
     def _say_own(self, world_size: int) -> None:
-        if world_size > 1 and self.source.rank_bound() and not self._said:
+        if world_size > 1 and self.first.rank_bound() and not self._said:
             self._said = True
             log.warning(
                 "split='own', and the source has its own state_dict: each rank's state is its own, and loads only on that rank and at this world size. Save "
                 "the states of all ranks."
             )
 
-    @property
-    def _pinned_ranks(self) -> tuple[int, int]:
-        """What items are dealt by, until the next reset. A reader thread asks, too."""
-        assert self._pinned is not None
-        return self._pinned
-
-    def _share(self, items: int | None) -> int | None:
-        if items is None or self._word != "items":
-            return items
-        return share(items, *self.ranks(), self.tail)
-
-    def _open(self) -> None:
+    def _open(self, place: State) -> None:
         """Check before each epoch that its items can be dealt, so that all ranks fail here, and not a single rank at the end of the epoch."""
-        if self.tail == "exact" and self.continues:
+        if self.tail == "exact" and self.facts.continues:
             raise GraphError(
                 "tail='exact' lets some ranks end an epoch before the others, and this source begins the next one where it was left: the ranks would begin at "
                 "different places. Use tail='drop': what it leaves out begins the next epoch."
             )
-        self.source.take(0)  # makes a sampler plan the epoch, so that it knows its length
+        self._upstream.read(place, 0)  # makes a sampler plan the epoch, so that it knows its length
         if self.tail == "pad":
-            self.source.at(np.arange(0))  # raises if the source cannot be read by position
-            if self.source.items_per_epoch() is None:
+            self._upstream.peek(place, np.arange(0))  # raises if the source cannot be read by position
+            if self._upstream.left(place) is None:
                 raise GraphError("tail='pad' needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'.")
-        self._opened = True
+        self._opened = epoch_of(place)
 
-    def _padded(self, block: Sequence[T], left: int) -> Sequence[T]:
-        """``block`` plus one item from the epoch's start, because the short last round has none for this rank.
+    def _padded(self, place: State, items: Sequence[T], left: int, rank: int, world_size: int) -> Sequence[T]:
+        """``items`` plus one from the epoch's start, because the short last round has none for this rank.
 
         The last round has ``left % world_size`` items, so the first rank without one gets item 0 of the epoch, the next rank item 1, and so on.
-        ``at`` wraps around at the end of the epoch, which makes these positions ``total``, ``total + 1``, ….
+        ``peek`` wraps around at the end of the epoch, which makes these positions ``total``, ``total + 1``, ….
         """
-        rank, world_size = self._pinned_ranks
-        total = self.source.items_per_epoch()
+        total = self._upstream.left(self._upstream.start(epoch_of(place)))
         assert total is not None
-        missing = total + rank - left % world_size
-        more = self.source.at(np.array([missing]))
-        if isinstance(block, Indices) and isinstance(more, Indices):
-            values = [*block.plain(), *more.plain()]
+        more = self._upstream.peek(place, np.array([total + rank - left % world_size]))
+        if isinstance(items, Indices) and isinstance(more, Indices):
+            values = [*items.plain(), *more.plain()]
             return Indices(
-                block.epoch,
-                np.append(block.positions, more.positions),
-                np.array(values) if isinstance(block.values, np.ndarray) else values,
+                items.epoch,
+                np.append(items.positions, more.positions),
+                np.array(values) if isinstance(items.values, np.ndarray) else values,
             )
-        return [*block, *more]
+        return [*items, *more]
 
-    def _dealt_by_reading(self, n: int) -> Sequence[T]:
-        """This rank's part of the next ``n`` rounds, for a source that does not know its length: every rank reads all items of each round."""
-        rank, world_size = self._pinned_ranks
-        block = self.source.take(n * world_size)
-        return block[rank::world_size][: share(len(block), rank, world_size, self.tail)]
-
-    def _places(self, batch: Any) -> Any:
-        rank, world_size = self._pinned_ranks
+    def _places(self, batch: Any, rank: int, world_size: int) -> Any:
         if isinstance(batch, Indices) and not batch.is_batch:
             raise GraphError(
                 "split='within' splits each batch, but the source yields single items. Pass a batch_sampler, or put the Batcher upstream of the Sharder."
@@ -349,20 +266,12 @@ class Sharder(Node[T]):
 
 
 def _inner(state: State) -> State:
-    """The source's part of a state."""
+    """The source's part of a place."""
     inner: State = state["source"] if "world_size" in state else state
     return inner
 
 
-def process_group() -> tuple[int, int] | None:
-    """The rank and the world size that ``torch.distributed`` says; None if there is no process group."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return None
-
-
-def _checked_rank(rank: int, world_size: int, where: str) -> tuple[int, int]:
-    rank, world_size = whole_number("rank", rank, 0), whole_number("world_size", world_size, 1)
-    if rank >= world_size:
-        raise ValueError(f"rank={rank} and world_size={world_size} from {where} do not fit: the rank must be below the world size.")
-    return rank, world_size
+def ranks_of(root: Node[Any]) -> tuple[int, int]:
+    """The rank and the world size of a graph; (0, 1) without a `Sharder`."""
+    sharder = next((node for node in root.chain() if isinstance(node, Sharder)), None)
+    return (0, 1) if sharder is None else sharder.ranks()

@@ -120,9 +120,9 @@ class LoopClock:
             steps=steps.durations(),
             to_device=next((node.converted() for node in root.chain() if hasattr(node, "converted")), Durations()),
         )
-        mapper = next((node for node in root.chain() if hasattr(node, "counted")), None)
+        mapper = next((node for node in root.chain() if hasattr(node, "totals")), None)
         if mapper is not None:
-            totals = mapper.counted()
+            totals = mapper.totals()
             stages: dict[str, Any] = totals.stages
             found = dataclasses.replace(
                 found,

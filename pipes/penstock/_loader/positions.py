@@ -1,0 +1,72 @@
+"""Positions: where a graph can stand. Pure: asks the index level, and starts nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from penstock._errors import GraphError
+from penstock._fetch.fetch import Fetch
+from penstock._loader.state_dict import epoch_in
+from penstock._nodes.cycler import Cycler
+from penstock._nodes.index_node import IndexNode, items_in, left_at
+from penstock._nodes.node import place_of
+
+if TYPE_CHECKING:
+    from penstock._nodes.node import Node, State
+
+
+@final
+class Positions:
+    """Answers questions about the graph of ``root``, and names a graph whose answers make no sense.
+
+    Attributes:
+        facts: Of the last node of the index level.
+        first: Where the items come from.
+    """
+
+    def __init__(self, root: Node[Any]) -> None:
+        self._root = root
+        self._nodes = list(root.chain())
+        index = next(node for node in self._nodes if isinstance(node, IndexNode))  # an infinite graph has one: the Cycler
+        self.facts = index.facts
+        self.first = index.first
+
+    def remaining(self, state: State) -> int | None:
+        """Items still to come in the epoch of ``state``; None if unknown."""
+        return left_at(self._root, state)
+
+    def start_of(self, epoch: int, after: State | None = None) -> State:
+        """The state in which ``epoch`` has not begun. It may depend on ``after``, where the run is now."""
+        place = place_of(after) if after is not None and self.first.looks_back else None
+        state = self._root.start_of(epoch) if place is None or place[1] is None else self._root.start_of(epoch, place[1])
+        if not isinstance(state, dict) or epoch_in(state) != epoch:
+            raise GraphError(f"{type(self._root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.")
+        return state
+
+    def end_of(self, epoch: int) -> State:
+        """The state in which only the mark of ``epoch`` is left."""
+        return {"epoch": epoch, "source": None}
+
+    def sized(self) -> bool:
+        """Whether the source knows how many items an epoch has."""
+        return self.first.sized()
+
+    def claimed(self, epoch: int) -> int | None:
+        """Items in ``epoch``, as far as anybody says so."""
+        return items_in(self._root, epoch)
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same when a state is loaded."""
+        fetches = [fetch for node in self._nodes if isinstance(fetch := getattr(node, "map_fn", None), Fetch)]
+        return {name: value for settings in (self.facts.settings, *(one.settings() for one in fetches)) for name, value in settings.items()}
+
+    def settings_at(self, state: Any) -> dict[str, Any]:
+        """Those that depend on how far a state is, which is not checked yet."""
+        place = place_of(state)
+        return {} if place is None else self.first.settings_at(*place)
+
+    def failure(self) -> BaseException | None:
+        """The error after which the source is not read again before a reset, once it was raised to the consumer; None if there is none."""
+        if any(getattr(node, "holds_error", False) for node in self._nodes):
+            return None
+        return next((node.failure for node in self._nodes if isinstance(node, Cycler)), None)

@@ -1,0 +1,121 @@
+"""Ranks: which share of a sequence is this process's. Given, or looked up until a reader begins."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, final
+
+import torch.distributed
+
+from penstock._arguments import whole_number
+from penstock._errors import GraphError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@final
+class Ranks:
+    """The rank and the world size of a `Sharder`.
+
+    Args:
+        rank: From 0. None: look both up in ``mesh``, else in ``torch.distributed``, else in the environment variables ``RANK`` and ``WORLD_SIZE``, else
+            rank 0 of 1.
+        world_size: At least 1.
+        mesh: One dimension of a ``DeviceMesh``.
+
+    Attributes:
+        pinned: What items are dealt by until the next `pin`; None before the first one.
+
+    Raises:
+        ValueError: They make no sense.
+    """
+
+    def __init__(self, rank: int | None, world_size: int | None, mesh: DeviceMesh | None) -> None:
+        if (rank is None) != (world_size is None):
+            raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together: pass both, or neither to have them looked up.")
+        if mesh is not None and (rank is not None or mesh.ndim != 1):
+            raise ValueError(
+                f"mesh must be one dimension, such as mesh['dp'], and cannot be combined with rank: it has {mesh.ndim} dimensions, rank={rank!r}."
+            )
+        if rank is not None and world_size is not None:
+            rank, world_size = _checked(rank, world_size, "the arguments")
+        self._given = None if rank is None or world_size is None else (rank, world_size)
+        self._mesh = mesh
+        self._group_of_mesh = None if mesh is None else process_group()
+        self.pinned: tuple[int, int] | None = None
+        self._anew = False  # the next `pin` looks them up again
+
+    def pin(self) -> tuple[int, int]:
+        """From now on they may not change."""
+        self.pinned, self._anew = self.now(), False
+        return self.pinned
+
+    def forget(self) -> None:
+        """Have the next `pin` look them up again, because the process group may have been made again. Changes nothing by itself."""
+        self._anew = True
+
+    def now(self) -> tuple[int, int]:
+        """Those that are pinned, or those that `pin` would find now."""
+        if self.pinned is not None and not self._anew:
+            return self.pinned
+        if self._given is not None:
+            return self._given
+        group = process_group()
+        if self._mesh is not None:
+            if self._mesh.get_coordinate() is None:
+                raise ValueError(
+                    f"mesh has the ranks {self._mesh.mesh.tolist()!s:.80}, and this is rank {group and group[0]}, which has no place in it and so no share. Iterate on "
+                    f"the ranks of the mesh only, or make the mesh of all ranks that read data."
+                )
+            return self._mesh.get_local_rank(), self._mesh.size()
+        if group is not None:
+            return group
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            return 0, 1
+        try:
+            rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        except ValueError:
+            came = f"RANK={os.environ['RANK']!r} and WORLD_SIZE={os.environ['WORLD_SIZE']!r}"
+            raise ValueError(
+                f"{came} in the environment must be whole numbers. Set both, or neither, or pass rank and world_size."
+            ) from None
+        return _checked(rank, world_size, "the environment")
+
+    def check_group(self) -> None:
+        """Refuse to hand out what was dealt by other numbers than those of the process group. Asked before each delivery, by the thread that delivers.
+
+        It is not asked when items are read: what is in flight was read before the group was made again, and a reader thread could find none in between.
+        Costs 2 us.
+
+        Raises:
+            GraphError: The process group came up, or was made again, with other numbers than this loader, or its ``mesh``, began with.
+        """
+        if self._given is not None:
+            return
+        began, group = self.pinned if self._mesh is None else self._group_of_mesh, process_group()
+        if group is None or began is None or group == began:
+            return
+        remedy = (
+            "pass the same state to loader.load_state_dict on every rank, which takes the new rank"
+            if self._mesh is None
+            else "build another loader, with a mesh of the new group, and load the same state on every rank"
+        )
+        raise GraphError(
+            f"this loader began as rank {began[0]} of {began[1]}, and torch.distributed now says rank {group[0]} of {group[1]}. Call init_process_group before "
+            f"the first batch, or pass rank and world_size. If the process group was made again: {remedy}."
+        )
+
+
+def process_group() -> tuple[int, int] | None:
+    """The rank and the world size that ``torch.distributed`` says; None if there is no process group."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return None
+
+
+def _checked(rank: int, world_size: int, where: str) -> tuple[int, int]:
+    rank, world_size = whole_number("rank", rank, 0), whole_number("world_size", world_size, 1)
+    if rank >= world_size:
+        raise ValueError(f"rank={rank} and world_size={world_size} from {where} do not fit: the rank must be below the world size.")
+    return rank, world_size
