@@ -50,7 +50,7 @@ ONLY_IN = {  # module: the rooms and files that may import it
         "front _workers testing _memory.recycler _memory.slots _datasets.cache_files _datasets.randomness_check _streams.bookmarks _streams.open_shards _streams.shard_keys _streams.steps _streams.indexing _streams.tables _streams.lanes _streams.retrying _streams.progress _command.compare _observe.trace",
     ),
     "torchdata": "_nodes.node",
-    "torch.distributed": "_nodes.sharder _loader.check_ranks _loader.canonical_graph _loader.loader",
+    "torch.distributed": "_nodes.ranks _nodes.sharder _loader.check_ranks _loader.canonical_graph _loader.loader",
     "accelerate": "integrations.accelerate",
     "lightning": "integrations.lightning",
     "pytorch_lightning": "integrations.lightning",

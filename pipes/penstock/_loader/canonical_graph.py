@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
-from torch.utils.data import IterableDataset, default_collate, default_convert
+from torch.utils.data import default_collate, default_convert
 
-from penstock._fetch.array_dataset import ArrayDataset
+from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.fetch import Fetch, Items
 from penstock._loader.dataloader_words import DataLoaderWords, say_once
 from penstock._loader.in_step import unseeded_length
+from penstock._loader.together import check_groups, check_order, check_together, is_buckets
 from penstock._memory.devices import can_pin, resolve_device
 from penstock._nodes.batcher import Batcher
 from penstock._nodes.cycler import Cycler
@@ -21,7 +21,7 @@ from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.sampler import Sampler
 from penstock._nodes.sharder import Sharder
 from penstock._random.order import ContinuingOrder, brought_order
-from penstock._random.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder, order_of
+from penstock._random.orders import order_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -184,7 +184,7 @@ class FromDataset(DataLoaderWords):
             say_once(f"pin_memory_device={pin_memory_device!r} means nothing here: memory is pinned for the accelerator that there is.")
         words = {
             "dataset": dataset,
-            "batch_size": None if batch_sampler is not None or _is_buckets(groups) else batch_size,
+            "batch_size": None if batch_sampler is not None or is_buckets(groups) else batch_size,
             "num_workers": num_workers,
             "collate_fn": collate_fn or (default_collate if batch_size is not None else default_convert),
             "pin_memory": pin_memory,
@@ -193,21 +193,35 @@ class FromDataset(DataLoaderWords):
         unseeded = seed is None and generator is None and order is None
         seed = generator.initial_seed() % 2**63 if generator is not None else seed or 0
         on_device = device is not None and resolve_device(device).type != "cpu"
-        if isinstance(dataset, ArrayDataset) and num_workers:
-            raise ValueError(
-                f"num_workers={num_workers!r}: a {type(dataset).__name__} dataset lies in memory and needs no workers. Leave it out."
-            )
-        _check_together(dataset, batch_size, shuffle, sampler, batch_sampler, order, drop_last, tail, split, infinite)
+        facts = DatasetFacts(type(dataset).__name__, "forward", None, False) if isinstance(dataset, BaseNode) else DatasetFacts.of(dataset)
+        if facts.in_memory and num_workers:
+            raise ValueError(f"num_workers={num_workers!r}: a {facts.name} dataset lies in memory and needs no workers. Leave it out.")
+        check_together(
+            facts,
+            batch_size=batch_size,
+            orders={
+                "shuffle=True": shuffle,
+                "sampler": sampler is not None,
+                "batch_sampler": batch_sampler is not None,
+                "order": order is not None,
+            },
+            batch_sampler=batch_sampler is not None,
+            drop_last=drop_last,
+            tail=tail,
+            split=split,
+            infinite=infinite,
+            brings_order=given is not None and brought_order(dataset, shuffle=False, seed=0) is not None,
+        )
         map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn, transform)
         if groups is not None:
-            _check_groups(groups, dataset, batch_size, given, drop_last, tail)
+            check_groups(groups, facts, batch_size, sampler=given is not None, drop_last=drop_last, tail=tail)
             from penstock._fetch.packing import PackView
             from penstock._random.grouping import Packs
 
             if isinstance(groups, Packs):
                 map_fn = Fetch(PackView(dataset, groups.capacity, groups.pad, transform), collate_fn)
         made_for = None  # the length of the dataset
-        if isinstance(dataset, IterableDataset | BaseNode):
+        if facts.read == "forward":
             source, map_fn = _read(dataset, split, seed, bool(seed_global_rngs)), _collate_only(collate_fn, batch_size, transform)
             if seed_global_rngs is True and collate_fn is None and transform is None:
                 seed_global_rngs = False  # in the batches nothing of the user's runs; restoring the generators would take 80 us
@@ -228,9 +242,9 @@ class FromDataset(DataLoaderWords):
                     batch_size = None
         else:
             if order is None:
-                made_for, order = _length(dataset), order_of(dataset, shuffle=shuffle, seed=seed)
+                made_for, order = facts.samples(), order_of(dataset, shuffle=shuffle, seed=seed)
             else:
-                order = _checked_order(order, dataset)
+                check_order(order, facts)
             if groups is not None and isinstance(order, ContinuingOrder):
                 raise ValueError(
                     f"groups needs the length of each sample, and {type(dataset).__name__} is a stream without end. Leave groups out; pack with the step penstock.Pack."
@@ -241,7 +255,7 @@ class FromDataset(DataLoaderWords):
                 from penstock._nodes.grouper import Grouper
 
                 source = Grouper(order, groups)
-            if _is_buckets(groups):
+            if is_buckets(groups):
                 batch_size = None
 
         tail = tail or ("pad" if groups is None and not index_of(source).facts.continues else "drop")
@@ -279,7 +293,7 @@ class FromDataset(DataLoaderWords):
         loader._words = words
         loader._built_for = made_for
         if unseeded:
-            loader._unseeded = unseeded_length(len(dataset) if shuffle else None, given)
+            loader._unseeded = unseeded_length(facts.length if shuffle else None, given)
         return loader
 
 
@@ -304,143 +318,3 @@ def _collate_only(
         return Fetch(Items(), collate_fn, transform)
     fetch = Fetch(None, collate_fn)
     return fetch.convert if batch_size is None else fetch.collate
-
-
-def _checked_order(order: Order, dataset: Any) -> Order:
-    """``order``, unless it visits places that ``dataset`` does not have, or leaves some out in silence."""
-    try:
-        items = len(dataset)
-    except (TypeError, NotImplementedError):
-        return order
-    if isinstance(order, WeightedOrder) and order.weights != items:
-        raise ValueError(
-            f"WeightedOrder has {order.weights} weights, and {type(dataset).__name__} has {items} samples: there must be one weight for each sample, 0 "
-            f"for one that is never drawn."
-        )
-    if isinstance(order, SequentialOrder | ShuffledOrder | TorchOrder) and len(order) > items:
-        raise ValueError(
-            f"{type(order).__name__} visits {len(order)} places, and {type(dataset).__name__} has {items} samples. Make it of len(dataset)."
-        )
-    return order
-
-
-def _length(dataset: Any) -> int:
-    try:
-        n = len(dataset)
-    except (TypeError, NotImplementedError) as exc:
-        raise TypeError(
-            f"{type(dataset).__name__} has no length, which its order is made of. Give it a __len__, or pass a sampler; "
-            f"a dataset that can only be iterated should be a torch.utils.data.IterableDataset."
-        ) from exc
-    return n
-
-
-def _check_together(
-    dataset: Any,
-    batch_size: Any,
-    shuffle: bool,
-    sampler: Any,
-    batch_sampler: Any,
-    order: Any,
-    drop_last: bool,
-    tail: str | None,
-    split: str | None,
-    infinite: bool,
-) -> None:
-    """Refuse what makes no sense together, as `DataLoader` does."""
-    if split not in (None, "items", "own", "within"):
-        raise ValueError(f"split={split!r} is neither 'items' nor 'own' nor 'within'.")
-    orders = [
-        name
-        for name, given in (
-            ("shuffle=True", shuffle),
-            ("sampler", sampler is not None),
-            ("batch_sampler", batch_sampler is not None),
-            ("order", order is not None),
-        )
-        if given
-    ]
-    if isinstance(dataset, IterableDataset | BaseNode):
-        if orders:
-            raise ValueError(
-                f"{orders[0]} needs a dataset that is read by index, and {type(dataset).__name__} is read from its beginning. Leave {orders[0]} out."
-            )
-    elif split == "own":
-        raise ValueError(
-            f"split='own' is for data that splits itself by rank as it is read, and {type(dataset).__name__} is read by index. Leave split out."
-        )
-    elif not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__getitems__"):
-        if isinstance(dataset, Iterator):
-            raise TypeError(
-                f"{type(dataset).__name__} can be read only once, and a loader reads it once an epoch. Put what makes it into the __iter__ of a "
-                f"torch.utils.data.IterableDataset, or give a list of it: list(...)."
-            )
-        iterable = hasattr(dataset, "__iter__")
-        raise TypeError(
-            f"a dataset has __getitem__ (and __len__), or is an IterableDataset, and {type(dataset).__name__} is neither. "
-            + ("Wrap it: Loader.from_dataset(IterableSource(data), ...)." if iterable else "Give it a __getitem__ and a __len__.")
-        )
-    if sampler is not None or batch_sampler is not None:
-        _check_replaceable(dataset)
-    if len(orders) > 1:
-        raise ValueError(f"{' and '.join(orders)} exclude each other: each decides the order. Keep one of them.")
-    if batch_sampler is not None and (batch_size != 1 or drop_last):
-        raise ValueError(
-            f"batch_sampler and batch_size={batch_size}, drop_last={drop_last} exclude each other: a batch sampler already makes the batches. Drop one of them."
-        )
-    if batch_size is None and drop_last:
-        raise ValueError("drop_last=True needs batches, and batch_size=None makes none. Drop one of them.")
-    if drop_last and tail == "exact":
-        raise ValueError("drop_last=True leaves samples out, and tail='exact' promises all of them. Drop one of them.")
-    if infinite and tail == "exact":
-        raise ValueError("tail='exact' lets ranks run out, and infinite=True never does. Use tail='pad' or tail='drop'.")
-    if split == "within" and batch_sampler is None:
-        raise ValueError(
-            "split='within' deals the places of a batch sampler's batches, and there is no batch_sampler. Give one, or leave split out."
-        )
-
-
-def _is_buckets(groups: Packs | Buckets | None) -> TypeGuard[Buckets]:
-    if groups is None:
-        return False
-    from penstock._random.grouping import Buckets
-
-    return isinstance(groups, Buckets)
-
-
-def _check_groups(groups: Any, dataset: Any, batch_size: Any, sampler: Any, drop_last: bool, tail: str | None) -> None:
-    """Refuse what makes no sense with ``groups``."""
-    from penstock._random.grouping import Buckets, Packs
-
-    if not isinstance(groups, Packs | Buckets):
-        raise TypeError(f"groups={groups!r:.80} must be penstock.Packs(…) or penstock.Buckets(…).")
-    if isinstance(dataset, IterableDataset | BaseNode):
-        raise ValueError(
-            f"groups needs a dataset that is read by index, and {type(dataset).__name__} is read from its beginning. Leave groups out."
-        )
-    if sampler is not None:
-        raise ValueError(
-            "a sampler and groups exclude each other, because groups are made of an order. Use shuffle or order= instead of the sampler."
-        )
-    if len(groups.lengths) != _length(dataset):
-        raise ValueError(
-            f"there are {len(groups.lengths)} lengths, and {type(dataset).__name__} has {len(dataset)} samples. Give one length for each index of the dataset."
-        )
-    if isinstance(groups, Buckets) and (batch_size != 1 or drop_last):
-        raise ValueError(
-            f"Buckets and batch_size={batch_size}, drop_last={drop_last} exclude each other: each bucket is a batch. Drop one of them."
-        )
-    if tail == "pad":
-        raise ValueError(
-            "tail='pad' repeats the start of an epoch, and groups cannot be read by position. Use tail='drop' or tail='exact'"
-            + ("; or pack with the dataset penstock.Packed, which has a length." if isinstance(groups, Packs) else ".")
-        )
-
-
-def _check_replaceable(dataset: Any) -> None:
-    """Refuse a sampler for a dataset that brings its order: a `DistributedSampler` over a `Mix` would silently drop the weights."""
-    if brought_order(dataset, shuffle=False, seed=0) is not None:
-        raise ValueError(
-            f"{type(dataset).__name__} brings its own order, and a sampler would replace it. Leave the sampler out, because the loader deals the samples to the "
-            f"ranks itself; or pass another order as order=."
-        )
