@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock import StateError
-from penstock._loader.cursor import EpochCursor, Jump, Move, PassMark, Stands, Stay
+from penstock._loader.cursor import EpochCursor, Jump, Move, PassMark, GraphPosition, Stay
 
 N = 3
 
@@ -162,9 +162,9 @@ def test_restart_on_stop_iteration_overrides_what_was_seen(restart: bool, events
 
 def test_a_state_behind_an_end_that_is_kept_unseen() -> None:
     made = cursor("start", ("deliver", N), "mark", restart=False)
-    assert (made.state, made.remaining, made.stands) == (at(0, N), 0, Stands.BEHIND_MARK)
+    assert (made.state, made.remaining, made.stands) == (at(0, N), 0, GraphPosition.BEHIND_MARK)
     made.arrived(made.start())
-    assert (made.state, made.remaining, made.stands) == (at(1, 0), N, Stands.HERE)
+    assert (made.state, made.remaining, made.stands) == (at(1, 0), N, GraphPosition.HERE)
 
 
 def test_where_the_length_is_unknown_a_loaded_state_wins() -> None:

@@ -258,7 +258,7 @@ class FromDataset(DataLoaderWords):
             if is_buckets(groups):
                 batch_size = None
 
-        tail = tail or ("pad" if groups is None and not index_of(source).facts.continues else "drop")
+        tail = tail or ("pad" if groups is None and not index_of(source).facts.carries_over_epochs else "drop")
         node: Node[Any] = Sharder(Cycler(source), rank, world_size, mesh=mesh, split="within" if split == "within" else "items", tail=tail)
         if batch_size is not None:
             node = Batcher(node, batch_size, drop_last)
@@ -305,7 +305,7 @@ def _read(dataset: Any, split: Any, seed: int, seed_global_rngs: bool) -> Node[A
         from penstock._nodes.iterable_source import IterableSource
 
         return IterableSource(dataset, split=split, seed=seed, seed_global_rngs=seed_global_rngs)
-    said = index_of(dataset).facts.split
+    said = index_of(dataset).facts.sharded_by
     if split not in (None, said):
         raise ValueError(f"split={split!r} is for the source to say, and {type(dataset).__name__} says {said!r}. Say it there.")
     return dataset

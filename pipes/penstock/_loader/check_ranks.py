@@ -70,12 +70,12 @@ def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     rank, world_size = ranks_of(loader.root)
     first, facts = loader._positions.first, loader._positions.facts
     # A source that splits itself and keeps its own state is at a different position on each rank, so only its epoch can be compared.
-    state = {"epoch": loader.epoch} if first.rank_bound() else saved["state"]
+    state = {"epoch": loader.epoch} if first.state_is_per_rank() else saved["state"]
     lengths = {"items in an epoch": first.left(first.start(0)), "world_size": world_size}
     plan = _plan(loader, first, saved["state"]) if isinstance(first, SamplerWrapper) else None
     if plan is not None:
         lengths[_PLAN] = plan
-    what = {**facts.choices, **lengths, **saved["settings"], "state": state}
+    what = {**facts.rank_settings, **lengths, **saved["settings"], "state": state}
     return {"rank": rank, "world_size": world_size, "what": dict(_leaves("", what))}
 
 

@@ -63,7 +63,7 @@ class Jump(NamedTuple):
 Move = Stay | PassMark | Jump
 
 
-class Stands(Enum):
+class GraphPosition(Enum):
     """Where the graph is, relative to the cursor's state."""
 
     AWAY = "anywhere: only a jump leads to the state"
@@ -97,7 +97,7 @@ class EpochCursor:
         self._infinite = infinite
         self._restart = restart
         self.state = epochs.start_of(0)
-        self.stands = Stands.AWAY
+        self.stands = GraphPosition.AWAY
         self.fresh = True
         self.pending = False
         self.over_mark = False
@@ -121,7 +121,7 @@ class EpochCursor:
     @property
     def remaining(self) -> int | None:
         """Items still to come in the epoch."""
-        return 0 if self.stands is Stands.BEHIND_MARK else self.epochs.remaining(self.here)
+        return 0 if self.stands is GraphPosition.BEHIND_MARK else self.epochs.remaining(self.here)
 
     # What happened.
 
@@ -135,7 +135,7 @@ class EpochCursor:
         epoch = epoch_of(state)
         if self._restart is False and epoch and self._at_start(state):
             state = self.epochs.end_of(epoch - 1)  # restart=False: the end of the epoch before is to be seen again
-        self._stand(state, Stands.AWAY)
+        self._stand(state, GraphPosition.AWAY)
         self.pending, self.begun, self._offset = True, not self._at_start(state), 0
 
     def delivered(self, state: State) -> None:
@@ -155,9 +155,9 @@ class EpochCursor:
         """A mark was read, and the graph's state is now ``behind`` it. Returns whether the loop's epoch ends here."""
         ends = not (self._infinite or self.over_mark)
         if ends and self._restart is False:
-            self.stands, self.fresh = Stands.BEHIND_MARK, True
+            self.stands, self.fresh = GraphPosition.BEHIND_MARK, True
         else:
-            self._stand(behind, Stands.HERE)
+            self._stand(behind, GraphPosition.HERE)
         return ends
 
     def end_epoch(self) -> bool:
@@ -165,19 +165,19 @@ class EpochCursor:
         if not self.begun:
             return False
         before = self.stands
-        at_end = before is Stands.HERE and self._complete
+        at_end = before is GraphPosition.HERE and self._complete
         self._stand(
             self._start(epoch_of(self.state) + 1),
-            Stands.HERE if before is Stands.BEHIND_MARK else Stands.BEFORE_MARK if at_end else Stands.AWAY,
+            GraphPosition.HERE if before is GraphPosition.BEHIND_MARK else GraphPosition.BEFORE_MARK if at_end else GraphPosition.AWAY,
         )
         return True
 
     def lost(self) -> None:
         """Nobody knows where the graph is; the state still holds."""
-        if self.stands is Stands.BEHIND_MARK:
+        if self.stands is GraphPosition.BEHIND_MARK:
             self._again = True
         else:
-            self.stands = Stands.AWAY
+            self.stands = GraphPosition.AWAY
 
     def saved(self) -> dict[str, Any]:
         """Everything the cursor knows, for `restore`."""
@@ -189,13 +189,13 @@ class EpochCursor:
 
     def graph_was_reset(self) -> None:
         """The graph was reset to `graph_state`, and the run continues."""
-        if self.stands is not Stands.BEHIND_MARK:
-            self.stands = Stands.HERE
+        if self.stands is not GraphPosition.BEHIND_MARK:
+            self.stands = GraphPosition.HERE
 
     @property
     def graph_state(self) -> State:
         """Where the graph should be in the middle of a run."""
-        return self._start(epoch_of(self.state) + 1) if self.stands is Stands.BEHIND_MARK else self.state
+        return self._start(epoch_of(self.state) + 1) if self.stands is GraphPosition.BEHIND_MARK else self.state
 
     # Where the next iterator starts.
 
@@ -220,15 +220,15 @@ class EpochCursor:
         resumed, requested = self.pending, self._requested
         if isinstance(move, Jump):
             begun = not self._at_start(move.state)
-            self._stand(move.state, Stands.HERE)
+            self._stand(move.state, GraphPosition.HERE)
             self.over_mark, self.begun = move.over_mark, begun
             if resumed and requested is not None and move.over_mark:
                 self._offset = epoch_of(move.state) - requested
         elif isinstance(move, PassMark):
             assert state is not None
-            self._stand(state, Stands.HERE)
-        elif self.stands is Stands.BEHIND_MARK:
-            self._stand(self._start(epoch_of(self.state) + 1), Stands.HERE)
+            self._stand(state, GraphPosition.HERE)
+        elif self.stands is GraphPosition.BEHIND_MARK:
+            self._stand(self._start(epoch_of(self.state) + 1), GraphPosition.HERE)
         self._resumed, self._requested = resumed, None
 
     def _from_loaded(self, requested: int | None) -> Move:
@@ -249,13 +249,13 @@ class EpochCursor:
         )
 
     def _from_stream(self, requested: int | None) -> Move:
-        epoch, finished = epoch_of(self.state), self.stands is Stands.BEHIND_MARK
-        if self.stands is Stands.AWAY or (self._again and not finished):
+        epoch, finished = epoch_of(self.state), self.stands is GraphPosition.BEHIND_MARK
+        if self.stands is GraphPosition.AWAY or (self._again and not finished):
             if requested is None and (self.fresh or self._infinite):
                 return Jump(self.state)
             return Jump(self._start(epoch + 1 if requested is None else requested))
         if self.fresh and not finished and requested in (None, epoch):
-            return PassMark(epoch - 1) if self.stands is Stands.BEFORE_MARK else Stay()
+            return PassMark(epoch - 1) if self.stands is GraphPosition.BEFORE_MARK else Stay()
         if finished and requested in (None, epoch + 1):
             return Jump(self._start(epoch + 1)) if self._again else Stay()
         if not self.fresh and self._complete and requested in (None, epoch + 1):
@@ -289,7 +289,7 @@ class EpochCursor:
         """Whether the state has completed the epoch before ``requested``."""
         return requested == epoch_of(self.state) + 1 and self._complete
 
-    def _stand(self, state: State, stands: Stands) -> None:
+    def _stand(self, state: State, stands: GraphPosition) -> None:
         """Move to ``state`` with every flag cleared; callers set those that differ."""
         self.state, self.stands = state, stands
         self.fresh = True

@@ -25,7 +25,7 @@ from penstock._arguments import LONGEST_LINE, LONGEST_S, cut, seconds, whole_num
 from penstock._errors import ClosedError, GraphError, SourceError, StateError, StateMismatch, hide_internal_frames, is_own_error
 from penstock._fetch.indices import Indices
 from penstock._loader.canonical_graph import FromDataset
-from penstock._loader.cursor import EpochCursor, Jump, PassMark, Stands
+from penstock._loader.cursor import EpochCursor, Jump, PassMark, GraphPosition
 from penstock._loader.dataloader_words import refuse_assignment
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.positions import Positions
@@ -145,7 +145,7 @@ class Loader(FromDataset, Generic[T]):
         self.root: Node[T] = node if index_of(node).facts.infinite else Cycler(node)
         self._positions = positions = Positions(self.root)
         self._sharder = next((node for node in self.root.chain() if isinstance(node, Sharder)), None)
-        if positions.facts.continues and restart_on_stop_iteration is False:
+        if positions.facts.carries_over_epochs and restart_on_stop_iteration is False:
             raise GraphError(
                 f"restart_on_stop_iteration=False goes back to the end of an epoch, and {type(positions.first).__name__} only goes on. Leave it out: a state that is saved "
                 f"on an epoch's last batch resumes with the empty remainder of that epoch anyway."
@@ -348,7 +348,7 @@ class Loader(FromDataset, Generic[T]):
         for node in self.root.chain():
             if isinstance(node, ParallelMapper):
                 node.refresh()
-        if self._cursor.stands is not Stands.AWAY:
+        if self._cursor.stands is not GraphPosition.AWAY:
             self._check_graph()
             self._cursor.lost()  # until the reset is done: an exception may come out of the middle
             self.root.reset(self._cursor.graph_state)
@@ -410,7 +410,7 @@ class Loader(FromDataset, Generic[T]):
                 cursor = unfinished[2]
                 state = cursor["state"]
                 epoch, whole = epoch_of(state), self._positions.remaining(self._positions.start_of(epoch_of(state), state))
-                left = 0 if cursor["stands"] is Stands.BEHIND_MARK else self._positions.remaining(state)
+                left = 0 if cursor["stands"] is GraphPosition.BEHIND_MARK else self._positions.remaining(state)
             where = f"epoch {epoch}" + ("" if left is None or whole is None else f", batch {whole - left:,} of {whole:,}")
             if self._closed:
                 where = f"closed in {where}"
@@ -507,7 +507,7 @@ class Loader(FromDataset, Generic[T]):
             self._check_open()
         self._check_graph()
         cursor = self._cursor
-        if cursor.stands is Stands.AWAY:  # an interrupt left the graph somewhere else
+        if cursor.stands is GraphPosition.AWAY:  # an interrupt left the graph somewhere else
             self._jump(cursor.state)
             cursor.graph_was_reset()
         if self._sharder is not None:
@@ -576,7 +576,7 @@ class Loader(FromDataset, Generic[T]):
         """After an exception: a signal handler may have raised between the graph giving an item and the cursor learning of it."""
         cursor = self._cursor
         with contextlib.suppress(Exception):
-            if cursor.stands is Stands.HERE and self.root.get_state() != cursor.state:
+            if cursor.stands is GraphPosition.HERE and self.root.get_state() != cursor.state:
                 cursor.lost()
 
     def _pass_mark(self, epoch: int) -> State:

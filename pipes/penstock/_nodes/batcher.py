@@ -33,10 +33,12 @@ class Batcher(IndexNode[Any]):
     def __init__(self, source: BaseNode[Any], batch_size: int, drop_last: bool = False) -> None:
         self.batch_size = whole_number("batch_size", batch_size, 1)
         self.drop_last = drop_last
-        super().__init__(source, settings={"batches_of": "samples"}, choices={"batch_size": self.batch_size, "drop_last": drop_last})
-        if drop_last and self.facts.choices.get("tail") == "exact":
+        super().__init__(source, settings={"batches_of": "samples"}, rank_settings={"batch_size": self.batch_size, "drop_last": drop_last})
+        if drop_last and self.facts.rank_settings.get("tail") == "exact":
             raise ValueError("drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two.")
-        self._leaves = drop_last and self.facts.continues  # what fills no batch is left to the next epoch, so it must not be read first
+        self._leaves = (
+            drop_last and self.facts.carries_over_epochs
+        )  # what fills no batch is left to the next epoch, so it must not be read first
 
     def details(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size, "drop_last": self.drop_last}
@@ -45,7 +47,7 @@ class Batcher(IndexNode[Any]):
         return batches(items, self.batch_size, self.drop_last)
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Any], State]:
-        source, size, taken = self._upstream, self.batch_size, []
+        source, size, taken = self.upstream, self.batch_size, []
         if self._leaves and n:
             place = self._without_rest(place)
         for k in range(n * every):
@@ -66,5 +68,5 @@ class Batcher(IndexNode[Any]):
 
     def _without_rest(self, place: State) -> State:
         """``place``, behind the items that fill no batch, so that the state after the last batch says that the epoch is over."""
-        left = self._upstream.left(place)
-        return place if left is None or not 0 < left < self.batch_size else self._upstream.skip(place)
+        left = self.upstream.left(place)
+        return place if left is None or not 0 < left < self.batch_size else self.upstream.skip(place)

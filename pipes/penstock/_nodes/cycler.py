@@ -45,10 +45,10 @@ class Cycler(IndexNode[T]):
         return self._failure
 
     def start(self, epoch: int, after: State | None = None) -> State:
-        return {"epoch": epoch, "source": self._upstream.start(epoch, after)}
+        return {"epoch": epoch, "source": self.upstream.start(epoch, after)}
 
     def left(self, place: State) -> int | None:
-        return 0 if place["source"] is None else self._upstream.left(place["source"])
+        return 0 if place["source"] is None else self.upstream.left(place["source"])
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[T], State]:
         inner = place["source"]
@@ -57,7 +57,7 @@ class Cycler(IndexNode[T]):
         if self._failure is not None:
             raise SourceError.after(self._failure)
         try:
-            items, inner = self._upstream.read(inner, n, every, first)
+            items, inner = self.upstream.read(inner, n, every, first)
         except SourceError:
             raise
         except BaseException as error:
@@ -72,11 +72,11 @@ class Cycler(IndexNode[T]):
         if inner is None:
             if not len(positions):
                 return []
-            inner = self._upstream.start(place["epoch"])
-        return self._upstream.peek(inner, positions)
+            inner = self.upstream.start(place["epoch"])
+        return self.upstream.peek(inner, positions)
 
     def skip(self, place: State) -> State:
-        return place if place["source"] is None else {"epoch": place["epoch"], "source": self._upstream.skip(place["source"])}
+        return place if place["source"] is None else {"epoch": place["epoch"], "source": self.upstream.skip(place["source"])}
 
     def over(self, place: State) -> tuple[EndOfEpoch, State]:
         epoch = place["epoch"]
@@ -99,12 +99,12 @@ class Cycler(IndexNode[T]):
     def check(self, state: Any) -> None:
         inner = fields(state, epoch=int, source=object)["source"]
         if inner is None:
-            if self.facts.continues:
+            if self.facts.carries_over_epochs:
                 raise StateError(
                     "this state does not say where its epoch ended, and this source goes on from there: it is of another graph, or damaged."
                 )
             return
-        self._upstream.check(inner)
+        self.upstream.check(inner)
         while isinstance(inner, dict):  # nodes with a state of their own nest their source's
             if inner.get("epoch", state["epoch"]) != state["epoch"]:
                 raise StateError(f"this state is damaged: it is of epoch {state['epoch']}, but its source is in epoch {inner['epoch']}.")

@@ -57,7 +57,7 @@ class Grouper(FirstNode[Indices]):
         self._counter = _Counter(copy.deepcopy(order) if groups.count else order, groups, self._counts)
         self._counted_ahead = PlanSource(self._counter)
         facts = self._indices.facts
-        super().__init__(Facts(facts.settings | groups.settings(), facts.choices | {"count": groups.count}))
+        super().__init__(Facts(facts.settings | groups.settings(), facts.rank_settings | {"count": groups.count}))
 
     def details(self) -> dict[str, Any]:
         return {"order": self.order, "groups": self.groups}

@@ -12,7 +12,7 @@ To write a node of the index level, override `start`, `left`, `read` and `check`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 from penstock._errors import GraphError, StateError
@@ -33,18 +33,18 @@ class Facts:
 
     Attributes:
         settings: What must be the same when a state is loaded: names and JSON values.
-        choices: What must be the same on every rank, although no state holds it: names and JSON values.
+        rank_settings: What must be the same on every rank, although no state holds it: names and JSON values.
         infinite: There is a `Cycler`, so that epochs end with a mark and never with ``StopIteration``.
-        continues: An epoch begins where the one before it was left, even if that was left early.
-        split: Who deals the items to the ranks: the `Sharder` (``"items"``), or the source itself (``"own"``); None if the user has not said.
+        carries_over_epochs: An epoch begins where the one before it was left, even if that was left early.
+        sharded_by: Who deals the items to the ranks: the `Sharder` (``"items"``), or the source itself (``"own"``); None if the user has not said.
         may_run_ahead: The next epoch may be read early. Not if the training loop may change the items that the source will yield.
     """
 
     settings: dict[str, Any]
-    choices: dict[str, Any]
+    rank_settings: dict[str, Any] = field(default_factory=dict)
     infinite: bool = False
-    continues: bool = False
-    split: Literal["items", "own"] | None = "items"
+    carries_over_epochs: bool = False
+    sharded_by: Literal["items", "own"] | None = "items"
     may_run_ahead: bool = True
 
 
@@ -54,12 +54,12 @@ class IndexNode(Node[T]):
     Args:
         source: The upstream node.
         settings: What this node adds to the settings of its source.
-        choices: What it adds to the choices.
+        rank_settings: What it adds to those that must be the same on every rank.
         changed: Other `Facts` in which it differs from its source.
     """
 
     facts: Facts
-    _upstream: IndexNode[Any]  # the source, as this node reads it
+    upstream: IndexNode[Any]  # the source, as this node reads it
     _place: State | None = None  # after the item that `next` returned last; None before the first `reset`
 
     def __init__(
@@ -67,19 +67,21 @@ class IndexNode(Node[T]):
         source: BaseNode[Any] | None,
         *,
         settings: dict[str, Any] | None = None,
-        choices: dict[str, Any] | None = None,
+        rank_settings: dict[str, Any] | None = None,
         **changed: Any,
     ) -> None:
         super().__init__(source)
         if self._source is not None:
-            self._upstream = index_of(self._source)
-            facts = self._upstream.facts
-            self.facts = replace(facts, settings=facts.settings | (settings or {}), choices=facts.choices | (choices or {}), **changed)
+            self.upstream = index_of(self._source)
+            facts = self.upstream.facts
+            self.facts = replace(
+                facts, settings=facts.settings | (settings or {}), rank_settings=facts.rank_settings | (rank_settings or {}), **changed
+            )
 
     @property
     def first(self) -> FirstNode[Any]:
         """Where the items come from."""
-        return self._upstream.first
+        return self.upstream.first
 
     def start(self, epoch: int, after: State | None = None) -> State:
         """The place before the first item of ``epoch``.
@@ -89,11 +91,11 @@ class IndexNode(Node[T]):
             after: Given only to a source that `looks_back`: the place of the first node where the run is now, in this epoch or an earlier one. None: the run
                 left no epoch early.
         """
-        return self._upstream.start(epoch, after)
+        return self.upstream.start(epoch, after)
 
     def left(self, place: State) -> int | None:
         """Items from ``place`` to the end of its epoch; None if unknown. Starts nothing; any thread may ask."""
-        left = self._upstream.left(place)
+        left = self.upstream.left(place)
         return None if left is None else self.counted(left)
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[T], State]:
@@ -101,7 +103,7 @@ class IndexNode(Node[T]):
 
         Fewer than ``n`` items mean that the epoch ends there. ``n`` may be 0: a source that plans its epoch does so then.
         """
-        return self._upstream.read(place, n, every, first)
+        return self.upstream.read(place, n, every, first)
 
     def peek(self, place: State, positions: np.ndarray) -> Sequence[T]:
         """The items of the epoch of ``place`` at ``positions`` (int64, shape ``(n,)``). Positions past the end wrap around.
@@ -109,26 +111,26 @@ class IndexNode(Node[T]):
         Raises:
             GraphError: It cannot be read by position.
         """
-        return self._upstream.peek(place, positions)
+        return self.upstream.peek(place, positions)
 
     def skip(self, place: State) -> State:
         """The place at the end of the epoch of ``place``. No rank gets the items between, of which `left` knows the number."""
-        return self._upstream.skip(place)
+        return self.upstream.skip(place)
 
     def over(self, place: State) -> tuple[EndOfEpoch, State]:
         """The mark at ``place``, where no item is left, and the place behind the mark. ``StopIteration`` of a finite graph."""
-        return self._upstream.over(place)
+        return self.upstream.over(place)
 
     def check(self, state: Any) -> None:
-        self._upstream.check(state)
+        self.upstream.check(state)
 
     def seek(self, place: State) -> State:
         """A reader was moved to ``place``: what can only be read forward goes there now. Returns where the reader is to read on."""
-        return self._upstream.seek(place)
+        return self.upstream.seek(place)
 
     def restart(self, place: State | None) -> State:
         """Where a `reset` without a state leads, of a reader at ``place``, or of one that was never reset."""
-        return self._upstream.restart(place)
+        return self.upstream.restart(place)
 
     # The torchdata contract: a reader of this node, who keeps the place.
 
@@ -168,7 +170,7 @@ class FirstNode(IndexNode[T]):
     @property
     def looks_back(self) -> bool:
         """Whether the start of an epoch depends on where the run was before it, so that `start` must know."""
-        return self.facts.continues
+        return self.facts.carries_over_epochs
 
     def sized(self) -> bool:
         """Whether the number of items in an epoch is known beforehand."""
@@ -182,7 +184,7 @@ class FirstNode(IndexNode[T]):
         """Entries of the settings that depend on how far ``place`` is: those of a `StagedOrder`. None is the end of ``epoch``. Takes unchecked places."""
         return {}
 
-    def rank_bound(self) -> bool:
+    def state_is_per_rank(self) -> bool:
         """Whether a place is valid on one rank only."""
         return False
 
@@ -212,11 +214,11 @@ class _Transformed(IndexNode[Any]):
         self._node = node
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Any], State]:
-        items, place = self._upstream.read(place, n, every, first)
+        items, place = self.upstream.read(place, n, every, first)
         return [self._node._transformed(item) for item in items], place
 
     def peek(self, place: State, positions: np.ndarray) -> Sequence[Any]:
-        return [self._node._transformed(item) for item in self._upstream.peek(place, positions)]
+        return [self._node._transformed(item) for item in self.upstream.peek(place, positions)]
 
 
 @final
@@ -225,7 +227,7 @@ class _Positioned(FirstNode[Any]):
 
     def __init__(self, node: Node[Any]) -> None:
         self._below = None if node._source is None else index_of(node._source)
-        super().__init__(Facts({}, {}) if self._below is None else self._below.facts)
+        super().__init__(Facts({}) if self._below is None else self._below.facts)
         self._node = node
         self._stands: State | None = None  # the place where the node is, known by its identity
         self._mark: tuple[State, EndOfEpoch, State] | None = None  # read, and not asked for yet: the place before it, and behind it

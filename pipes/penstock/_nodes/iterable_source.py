@@ -139,7 +139,7 @@ class IterableSource(FirstNode[Indices]):
         self._inner: Any = None  # its state after the block read last
         self._epoch = self._position = 0
         self._ended = False
-        super().__init__(Facts({"source": type(iterable).__name__}, {}, split=split))
+        super().__init__(Facts({"source": type(iterable).__name__}, sharded_by=split))
 
     def details(self) -> dict[str, Any]:
         return {"iterable": self.iterable, "split": self.split}
@@ -208,7 +208,7 @@ class IterableSource(FirstNode[Indices]):
         """The ``__len__`` of the iterable, if it has one."""
         return length(self.iterable)
 
-    def rank_bound(self) -> bool:
+    def state_is_per_rank(self) -> bool:
         return self.split == "own" and (self._reader.stateful or self._inner is not None)
 
     def seek(self, place: State) -> State:

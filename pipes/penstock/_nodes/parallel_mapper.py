@@ -154,7 +154,7 @@ class ParallelMapper(Node[T]):
                 "on_error handles single samples of a batch, and only Fetch(dataset) loads them one by one. Leave on_error out, and let your function catch its own errors."
             )
         facts = index_of(self.source).facts
-        if not in_order and facts.continues:
+        if not in_order and facts.carries_over_epochs:
             raise GraphError(
                 "in_order=False delivers some items before older ones, and this source begins an epoch at one place, where the one before was left. Use "
                 "in_order=True, or data whose shards are counted."

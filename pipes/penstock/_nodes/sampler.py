@@ -48,13 +48,13 @@ class Sampler(FirstNode[Indices]):
         self._plans = PlanSource[Any](_OrderPlanner(order))
         settings = order.settings()
         choices = {"all stages": settings} if isinstance(order, StagedOrder) else {}
-        super().__init__(Facts(settings, choices, continues=isinstance(order, ContinuingOrder)))
+        super().__init__(Facts(settings, choices, carries_over_epochs=isinstance(order, ContinuingOrder)))
 
     def details(self) -> dict[str, Any]:
         return {"order": self.order}
 
     def start(self, epoch: int, after: State | None = None) -> State:
-        if not self.facts.continues:
+        if not self.facts.carries_over_epochs:
             return {"epoch": epoch, "position": 0}
         if after is None or epoch < after["epoch"]:
             origin = epoch * self._n
@@ -88,12 +88,12 @@ class Sampler(FirstNode[Indices]):
         return Indices(epoch, ahead.positions[at : at + count], ahead.values[at : at + count]), behind
 
     def skip(self, place: State) -> State:
-        if not self.facts.continues:
+        if not self.facts.carries_over_epochs:
             return super().skip(place)
         return {**place, "position": self._n, "left": self._n - place["position"]}
 
     def peek(self, place: State, positions: np.ndarray) -> Indices:
-        if self.facts.continues:
+        if self.facts.carries_over_epochs:
             raise GraphError(
                 f"tail='pad' would show the start of an epoch again, and {type(self.order).__name__} only goes on. Use tail='drop': what it leaves out "
                 f"begins the next epoch."
@@ -101,7 +101,7 @@ class Sampler(FirstNode[Indices]):
         return self._indices(place["epoch"], 0, np.asarray(positions, np.int64))
 
     def check(self, state: Any) -> None:
-        continues = self.facts.continues
+        continues = self.facts.carries_over_epochs
         left = {"left": int} if isinstance(state, dict) and "left" in state else {}
         position = fields(state, epoch=int, position=int, **({"origin": int, **left} if continues else {}))["position"]
         if isinstance(self.order, ContinuingOrder):
@@ -121,7 +121,7 @@ class Sampler(FirstNode[Indices]):
         position = self._n if place is None else place.get("position")
         if not isinstance(self.order, StagedOrder) or not is_count(position):
             return {}
-        origin = place.get("origin") if self.facts.continues and place is not None else 0
+        origin = place.get("origin") if self.facts.carries_over_epochs and place is not None else 0
         return self.order.settings_at(epoch, origin + min(position, self._n)) if is_count(origin) else {}
 
     def seek(self, place: State) -> State:
@@ -139,7 +139,7 @@ class Sampler(FirstNode[Indices]):
         if planned is not None and not planned.keeps(epoch):
             planned.keep(epoch, self._plans.get(PlanRequest(epoch)))
             self._plans.order(PlanRequest(epoch + 1))
-        if self.facts.continues:
+        if self.facts.carries_over_epochs:
             return Indices(epoch, positions, self.order.indices(epoch, origin + positions))
         within = positions % self._n if positions.size and positions.max() >= self._n else positions
         return Indices(epoch, positions, self.order.indices(epoch, within))

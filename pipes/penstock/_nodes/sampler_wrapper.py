@@ -88,7 +88,7 @@ class SamplerWrapper(FirstNode[Any]):
         self._held: tuple[int, Plan] | None = None  # an epoch, and its plan, or the block of it in use
         self._follows: State | None = None  # the place that was returned last: the plan at hand fits it
         settings = {"order": f"{type(sampler).__module__}.{type(sampler).__qualname__}", "seed": seed}
-        super().__init__(Facts(settings, {}, may_run_ahead=plan_ahead))
+        super().__init__(Facts(settings, may_run_ahead=plan_ahead))
 
     def details(self) -> dict[str, Any]:
         return {"sampler": self.sampler, "batches": self.batches is True, "seed": self.seed}

@@ -58,7 +58,7 @@ class Sharder(IndexNode[T]):
         ValueError: On construction or at the first item, on all ranks alike: numbers that make no sense.
         GraphError: On construction: ``split="within"`` over a source that splits itself. At the first item, on all ranks alike:
             ``tail="pad"`` over a source that cannot be read by position or does not know its length; several ranks, and a source
-            that does not say who deals; ``tail="exact"`` over a source that `continues`.
+            that does not say who deals; ``tail="exact"`` over a source that carries over epochs.
         StateMismatch: At the first item: the source splits itself, and the state belongs to another rank or world size.
     """
 
@@ -79,7 +79,7 @@ class Sharder(IndexNode[T]):
             raise ValueError(f"split={split!r} is neither 'items' nor 'within'.")
         self._ranks = Ranks(rank, world_size, mesh)
         node = as_node(source)
-        own = index_of(node).facts.split == "own"
+        own = index_of(node).facts.sharded_by == "own"
         if split == "within" and own:
             raise GraphError(
                 "split='within' would split batches that already belong to one rank, because the source has split='own'. Leave it out."
@@ -89,7 +89,7 @@ class Sharder(IndexNode[T]):
         self._split: Literal["items", "within", "own"] = "own" if own else split
         self._opened = -1  # the epoch that `_open` has checked
         self._said = False
-        super().__init__(node, settings={"split": self._split}, choices={"split": self._split, "tail": tail})
+        super().__init__(node, settings={"split": self._split}, rank_settings={"split": self._split, "tail": tail})
 
     def details(self) -> dict[str, Any]:
         rank, world_size = self.ranks()
@@ -99,7 +99,7 @@ class Sharder(IndexNode[T]):
         return share(items, *self.ranks(), self.tail) if self._split == "items" else items
 
     def start(self, epoch: int, after: State | None = None) -> State:
-        place = self._upstream.start(epoch, after)
+        place = self.upstream.start(epoch, after)
         return place if after is None else self._owned(place)
 
     def left(self, place: State) -> int | None:
@@ -108,14 +108,14 @@ class Sharder(IndexNode[T]):
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[T], State]:
         if every != 1:
             raise GraphError("two Sharders in one graph would split the items twice. Remove one of them.")
-        source, tail = self._upstream, self.tail
+        source, tail = self.upstream, self.tail
         rank, world_size = self._ranks.pinned or self.ranks()  # a reader thread asks, too
         if world_size == 1:
             return source.read(place, n)
         if self._split == "own":
             items, behind = source.read(_inner(place), n)
             return items, self._owned(behind)
-        if self.facts.split is None:
+        if self.facts.sharded_by is None:
             raise GraphError(_WHO_DEALS.format(source=self.facts.settings.get("source", "the source"), world_size=world_size))
         if self._split == "within":
             items, behind = source.read(place, n)
@@ -139,24 +139,24 @@ class Sharder(IndexNode[T]):
         return items, behind
 
     def peek(self, place: State, positions: np.ndarray) -> Sequence[T]:
-        return self._upstream.peek(_inner(place), positions)
+        return self.upstream.peek(_inner(place), positions)
 
     def skip(self, place: State) -> State:
-        return self._owned(self._upstream.skip(_inner(place)))
+        return self._owned(self.upstream.skip(_inner(place)))
 
     def over(self, place: State) -> tuple[EndOfEpoch, State]:
-        mark, behind = self._upstream.over(_inner(place))
+        mark, behind = self.upstream.over(_inner(place))
         return mark, self._owned(behind)
 
     def check(self, state: Any) -> None:
         if isinstance(state, dict) and "world_size" in state:
             state = fields(state, source=dict, world_size=int, **({"rank": int} if "rank" in state else {}))["source"]
-        self._upstream.check(state)
+        self.upstream.check(state)
 
     def seek(self, place: State) -> State:
         _, world_size = self._ranks.pin()
         self._opened = -1
-        place = self._owned(self._upstream.seek(self._checked_owner(place)))
+        place = self._owned(self.upstream.seek(self._checked_owner(place)))
         if self._split == "own":
             self._say_own(world_size)
         elif self.split == "items" and self.tail == "exact" and world_size > 1:
@@ -184,12 +184,12 @@ class Sharder(IndexNode[T]):
         rank, world_size = self.ranks()
         if world_size == 1 or self._anyones(place):
             return place
-        return {"source": place, "world_size": world_size, **({"rank": rank} if self.first.rank_bound() else {})}
+        return {"source": place, "world_size": world_size, **({"rank": rank} if self.first.state_is_per_rank() else {})}
 
     def _anyones(self, place: State) -> bool:
         """Whether ``place`` is the start or the end of an epoch, so that any rank may load it."""
         epoch = epoch_of(place)
-        return place == self._upstream.start(epoch) or place == {"epoch": epoch, "source": None}
+        return place == self.upstream.start(epoch) or place == {"epoch": epoch, "source": None}
 
     def _checked_owner(self, state: State) -> State:
         """The source's state. Where an epoch begins, one of another rank loses what that rank's source had come to.
@@ -205,8 +205,8 @@ class Sharder(IndexNode[T]):
         if not owned or (own and saved == (rank, world_size)):
             return inner
         epoch, after = place_of(inner) or (0, None)
-        if after is not None and inner == self._upstream.start(epoch, after):
-            return self._upstream.start(epoch)
+        if after is not None and inner == self.upstream.start(epoch, after):
+            return self.upstream.start(epoch)
         whose = f"by rank {saved[0]} of {saved[1]}" if "rank" in state else f"at a world size of {saved[1]}"
         raise StateMismatch(
             f"this state was saved {whose}, and counts the items of a share that the source made itself; this is rank {rank} of {world_size}. "
@@ -214,7 +214,7 @@ class Sharder(IndexNode[T]):
         )
 
     def _say_own(self, world_size: int) -> None:
-        if world_size > 1 and self.first.rank_bound() and not self._said:
+        if world_size > 1 and self.first.state_is_per_rank() and not self._said:
             self._said = True
             log.warning(
                 "split='own', and the source has its own state_dict: each rank's state is its own, and loads only on that rank and at this world size. Save "
@@ -223,15 +223,15 @@ class Sharder(IndexNode[T]):
 
     def _open(self, place: State) -> None:
         """Check before each epoch that its items can be dealt, so that all ranks fail here, and not a single rank at the end of the epoch."""
-        if self.tail == "exact" and self.facts.continues:
+        if self.tail == "exact" and self.facts.carries_over_epochs:
             raise GraphError(
                 "tail='exact' lets some ranks end an epoch before the others, and this source begins the next one where it was left: the ranks would begin at "
                 "different places. Use tail='drop': what it leaves out begins the next epoch."
             )
-        self._upstream.read(place, 0)  # makes a sampler plan the epoch, so that it knows its length
+        self.upstream.read(place, 0)  # makes a sampler plan the epoch, so that it knows its length
         if self.tail == "pad":
-            self._upstream.peek(place, np.arange(0))  # raises if the source cannot be read by position
-            if self._upstream.left(place) is None:
+            self.upstream.peek(place, np.arange(0))  # raises if the source cannot be read by position
+            if self.upstream.left(place) is None:
                 raise GraphError("tail='pad' needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'.")
         self._opened = epoch_of(place)
 
@@ -241,9 +241,9 @@ class Sharder(IndexNode[T]):
         The last round has ``left % world_size`` items, so the first rank without one gets item 0 of the epoch, the next rank item 1, and so on.
         ``peek`` wraps around at the end of the epoch, which makes these positions ``total``, ``total + 1``, ….
         """
-        total = self._upstream.left(self._upstream.start(epoch_of(place)))
+        total = self.upstream.left(self.upstream.start(epoch_of(place)))
         assert total is not None
-        more = self._upstream.peek(place, np.array([total + rank - left % world_size]))
+        more = self.upstream.peek(place, np.array([total + rank - left % world_size]))
         if isinstance(items, Indices) and isinstance(more, Indices):
             values = [*items.plain(), *more.plain()]
             return Indices(

@@ -71,7 +71,7 @@ class Tag:
 
 @final
 class RunCursor:
-    """Points to the record that the steps of a run are working on. Stands in for a `SampleCursor` meanwhile.
+    """Points to the record that the steps of a run are working on. GraphPosition in for a `SampleCursor` meanwhile.
 
     Attributes:
         facts: See `PassFacts`.

@@ -310,7 +310,7 @@ _END = object()
 
 
 class _Failed(NamedTuple):
-    """Stands for a record that could not be read."""
+    """GraphPosition for a record that could not be read."""
 
     error: Exception
 
