@@ -14,7 +14,7 @@ import torchdata.nodes
 from torch.utils.data import IterableDataset
 
 from penstock import Batcher, Cycler, GraphError, IterableSource, Loader, Mapper, Prefetcher, SourceError
-from penstock._nodes import iterable_source
+from penstock._random.global_rng import global_rngs_kept
 
 N = 6
 
@@ -38,7 +38,7 @@ def seeded(seed=7):
 
 @pytest.fixture(autouse=True)
 def _generators_kept():
-    with iterable_source.global_rngs_kept():
+    with global_rngs_kept():
         yield
 
 

@@ -25,7 +25,7 @@ from penstock._arguments import LONGEST_LINE, LONGEST_S, cut, seconds, whole_num
 from penstock._errors import ClosedError, GraphError, SourceError, StateError, StateMismatch, hide_internal_frames, is_own_error
 from penstock._fetch.indices import Indices
 from penstock._loader.canonical_graph import FromDataset
-from penstock._loader.cursor import EpochCursor, Jump, PassMark, GraphPosition
+from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMark
 from penstock._loader.dataloader_words import refuse_assignment
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.positions import Positions

@@ -24,20 +24,16 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices
-from penstock._memory.modes import neutral_modes
 from penstock._nodes.encoding import decoded, encoded
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch
 from penstock._nodes.sampler_traits import length
 from penstock._nodes.self_splitting import splits_itself
-from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
-from penstock._random.orders import checked_seed
-from penstock._random.splitmix import GAMMA, mixed
-from penstock._workers.reader_thread import reads_ahead
+from penstock._nodes.stream_rng import START, StreamRng
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
 
@@ -126,9 +122,7 @@ class IterableSource(FirstNode[Indices]):
         self.split = split
         self.seed_global_rngs = seed_global_rngs
         self._reader: Reader = NodeReader(iterable) if isinstance(iterable, BaseNode) else IterableReader(iterable)
-        self._key = mixed(checked_seed(seed) + 5 * GAMMA)  # not the samples' key: a map_fn with the same seed must draw other numbers
-        self._seeds = False  # whether this call seeds the global generators
-        self._watched = not seed_global_rngs
+        self._rng = StreamRng(type(iterable).__name__, seed, seed_global_rngs)
         self._pristine: list[Any] = []  # its state before anything was read, once known
         self._used = _Used(None, None)
         self._follows: int | None = 0  # the epoch that its next pass is by itself; None if unknown
@@ -165,7 +159,7 @@ class IterableSource(FirstNode[Indices]):
             self._go(place)
         used = self._checked_reader()
         self._stands = None
-        with neutral_modes(), self._kept(), self._watch():
+        with self._rng.kept(), self._rng.watched():
             used.reading = True
             try:
                 for k in range(n * every):
@@ -229,9 +223,9 @@ class IterableSource(FirstNode[Indices]):
         follows, self._follows = self._follows, None
         self._epoch, self._position, self._ended = state["epoch"], 0, False
         inner = state[self._reader.KEY]
-        with neutral_modes(), self._kept():
+        with self._rng.kept():
             if not self._pristine:
-                self._seed(0, ~0)
+                self._rng.seed(0, START)
                 if self._take_pristine():
                     follows = None
             self._resumed = inner is not None and self._resume(state)
@@ -289,7 +283,7 @@ class IterableSource(FirstNode[Indices]):
         return self._used
 
     def _resume(self, state: State) -> bool:
-        self._seed(state["epoch"], ~0)
+        self._rng.seed(state["epoch"], START)
         return self._reader.resume(state["epoch"], decoded(state[self._reader.KEY]), state["ended"])
 
     def _take_pristine(self) -> bool:
@@ -369,7 +363,7 @@ class IterableSource(FirstNode[Indices]):
                 return  # its state is back at the first one, so all epochs begin alike
 
     def _start(self, epoch: int, state: Any = None) -> None:
-        self._seed(epoch, ~0)
+        self._rng.seed(epoch, START)
         self._reader.start(epoch, decoded(state))
 
     def _read_to_its_end(self, epoch: int, position: int) -> None:
@@ -402,38 +396,10 @@ class IterableSource(FirstNode[Indices]):
                 ) from None
             self._position += 1
 
-    # Random numbers.
-
     def _item(self, epoch: int, position: int) -> Any:
         # A sampler in a node may draw its order when the pass starts, or only at the first item, so both get the same seed.
-        self._seed(epoch, ~0 if position == 0 and self._reader.IS_NODE else position)
+        self._rng.seed(epoch, START if position == 0 and self._reader.IS_NODE else position)
         return self._reader.next()
-
-    def _seed(self, epoch: int, position: int) -> None:
-        if self._seeds:
-            seed_globals(self._key, epoch, position)
-
-    def _kept(self) -> contextlib.AbstractContextManager[None]:
-        """Restore the caller's generators afterwards. In a reader thread, do not seed at all, because the consumer draws at the same time."""
-        self._seeds = self.seed_global_rngs and not reads_ahead()
-        return global_rngs_kept() if self._seeds else contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _watch(self) -> Iterator[None]:
-        """Log it if the first block draws from generators that cannot be seeded. The consumer waits for this block, so no other code draws."""
-        if self._watched or self._seeds:
-            yield
-            return
-        self._watched = True
-        watch = GlobalRngSnapshot()
-        before = watch.look()
-        yield
-        if before is not None and watch.look() != before:
-            log.warning(
-                "%s draws from the global random numbers and is read in a background thread, where seeding them would disturb your own draws. So its draws "
-                "depend on timing. Give it its own generator, or leave out the Prefetcher, PinMemory or ToDevice downstream.",
-                type(self.iterable).__name__,
-            )
 
     def _state_of(self, state: Any) -> Any:
         return encoded(state, f"the state_dict of {type(self.iterable).__name__}: state")

@@ -1,0 +1,68 @@
+"""The random numbers of an iterable that is read in the consumer's process: seeded for each item, and the caller's own left as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, final
+
+from penstock._memory.modes import neutral_modes
+from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
+from penstock._random.orders import checked_seed
+from penstock._random.splitmix import GAMMA, mixed
+from penstock._workers.reader_thread import reads_ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+log = logging.getLogger("penstock")
+
+START = ~0
+"""The position whose key seeds ``set_epoch`` and ``iter``."""
+
+
+@final
+class StreamRng:
+    """Seeds the global generators while an iterable is read. In a reader thread it does not, because the consumer draws from them at the same time.
+
+    Args:
+        name: Of the iterable.
+        seed: From 0 to 2**63 - 1.
+        enabled: False leaves the generators alone.
+    """
+
+    def __init__(self, name: str, seed: int, enabled: bool) -> None:
+        self._name = name
+        self._key = mixed(checked_seed(seed) + 5 * GAMMA)  # not the samples' key: a map_fn with the same seed must draw other numbers
+        self._enabled = enabled
+        self._seeds = False  # whether this read does
+        self._watched = not enabled
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Inside of it `seed` works, and torch's modes are those of nobody. Afterwards the caller's generators are as they were."""
+        self._seeds = self._enabled and not reads_ahead()
+        with neutral_modes(), global_rngs_kept() if self._seeds else contextlib.nullcontext():
+            yield
+
+    def seed(self, epoch: int, position: int) -> None:
+        """Seed what is drawn for the item at ``position``, or at the `START` of a pass."""
+        if self._seeds:
+            seed_globals(self._key, epoch, position)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Log it if the first block draws from generators that cannot be seeded. The consumer waits for this block, so no other code draws."""
+        if self._watched or self._seeds:
+            yield
+            return
+        self._watched = True
+        watch = GlobalRngSnapshot()
+        before = watch.look()
+        yield
+        if before is not None and watch.look() != before:
+            log.warning(
+                "%s draws from the global random numbers and is read in a background thread, where seeding them would disturb your own draws. So its draws "
+                "depend on timing. Give it its own generator, or leave out the Prefetcher, PinMemory or ToDevice downstream.",
+                self._name,
+            )
