@@ -163,26 +163,17 @@ class NodeStatistics:
 
     def since(self, earlier: NodeStatistics, elapsed_s: float) -> NodeStatistics:
         """What the node has done in the ``elapsed_s`` after ``earlier``. `failures` and `pinned` stay what they are now."""
-        items, work_s = self.items - earlier.items, self.work_s - earlier.work_s
-        workers = self.workers
+        items, workers = self.items - earlier.items, self.workers
+        work_s = self.work_s - earlier.work_s
         if workers is not None and earlier.workers is not None:
-            before, available_s = earlier.workers, max(1, workers.workers) * elapsed_s
-            workers = dataclasses.replace(
-                workers,
-                busy_share=min(1.0, work_s / available_s) if available_s else 0.0,
-                wait_s=workers.wait_s - before.wait_s,
-                tasks=workers.tasks - before.tasks,
-                restarts=workers.restarts - before.restarts,
-            )
+            available_s = max(1, workers.workers) * elapsed_s
+            share = min(1.0, work_s / available_s) if available_s else 0.0
+            workers = dataclasses.replace(workers, busy_share=share, **_less(workers, earlier.workers, "wait_s", "tasks", "restarts"))
         return dataclasses.replace(
             self,
-            items=items,
+            **_less(self, earlier, "items", "source_wait_s", "consumer_wait_s", "work_s", "errors"),
             items_per_s=items / elapsed_s if elapsed_s else 0.0,
-            source_wait_s=self.source_wait_s - earlier.source_wait_s,
-            consumer_wait_s=max(0.0, self.consumer_wait_s - earlier.consumer_wait_s),
-            work_s=work_s,
             ready_mean=max(0.0, self.ready_mean * self.items - earlier.ready_mean * earlier.items) / items if items else 0.0,
-            errors=self.errors - earlier.errors,
             workers=workers,
         )
 
@@ -226,8 +217,8 @@ class LoaderStatistics:
     samples: int = 0
     epochs: int = 0
     elapsed_s: float = 0.0
-    samples_per_s: float = 0.0
-    stall_share: float = 0.0
+    samples_per_s: float = field(init=False, default=0.0)
+    stall_share: float = field(init=False, default=0.0)
     first_wait_s: float = 0.0
     waits: Durations = Durations()
     boundary_waits: Durations = Durations()
@@ -241,29 +232,25 @@ class LoaderStatistics:
     load_cpu_share: float | None = None
     lock_wait_share: float | None = None
 
+    def __post_init__(self) -> None:
+        wait_s = self.waits.total_s + self.boundary_waits.total_s
+        stall_share = wait_s / (wait_s + self.steps.total_s) if wait_s else 0.0
+        in_loop_s = self.elapsed_s - self.first_wait_s
+        samples = self.samples * (1 - 1 / self.batches) if self.first_wait_s and self.batches else self.samples
+        object.__setattr__(self, "stall_share", stall_share)
+        object.__setattr__(self, "samples_per_s", samples / in_loop_s if in_loop_s else 0.0)
+
     def since(self, earlier: LoaderStatistics) -> LoaderStatistics:
         """What the same loader has done after ``earlier``, such as in the last minute.
 
         ``load_cpu_share`` and ``lock_wait_share`` are sampled too rarely for that: they stay those of the whole time.
         """
-        measured: dict[str, Any] = {
-            one.name: value.since(getattr(earlier, one.name))
-            for one in dataclasses.fields(self)
-            if isinstance(value := getattr(self, one.name), Durations)
-        }
-        elapsed_s, samples = self.elapsed_s - earlier.elapsed_s, self.samples - earlier.samples
-        wait_s, step_s = measured["waits"].total_s + measured["boundary_waits"].total_s, measured["steps"].total_s
+        elapsed_s = self.elapsed_s - earlier.elapsed_s
+        durations = [one.name for one in dataclasses.fields(self) if isinstance(one.default, Durations)]
         return dataclasses.replace(
             self,
-            **measured,
+            **_less(self, earlier, *durations, "batches", "samples", "epochs", "elapsed_s", "first_wait_s"),
             nodes=tuple(node.since(before, elapsed_s) for node, before in zip(self.nodes, earlier.nodes, strict=True)),
-            batches=self.batches - earlier.batches,
-            samples=samples,
-            epochs=self.epochs - earlier.epochs,
-            elapsed_s=elapsed_s,
-            samples_per_s=samples / elapsed_s if elapsed_s else 0.0,
-            stall_share=wait_s / (wait_s + step_s) if wait_s else 0.0,
-            first_wait_s=self.first_wait_s - earlier.first_wait_s,
         )
 
 
@@ -327,6 +314,12 @@ class ReaderStatistics:
     read_s: float = 0.0
     convert: Durations = Durations()
     ready_mean: float = 0.0
+
+
+def _less(later: Any, earlier: Any, *names: str) -> dict[str, Any]:
+    """What was counted of these fields in between."""
+    pairs = ((name, getattr(later, name), getattr(earlier, name)) for name in names)
+    return {name: one.since(before) if isinstance(one, Durations) else max(0, one - before) for name, one, before in pairs}
 
 
 def _percentile(counts: Sequence[int], rank: float) -> float:

@@ -46,8 +46,9 @@ def test_the_shares_are_those_of_the_statistics(texts_of: Any) -> None:
     mapper = NodeStatistics("ParallelMapper", consumer_wait_s=1.5, ready_mean=3.0, depth=8, workers=WorkerStatistics("process", workers=2))
     statistics = LoaderStatistics(
         nodes=(NodeStatistics("Sampler"), mapper),
-        samples_per_s=1234.0,
-        stall_share=0.4,
+        batches=10,
+        samples=12_340,
+        elapsed_s=10.0,
         first_wait_s=1.0,
         waits=Durations(10, 3.0, 0.1, 0.2, 1.0),
         boundary_waits=Durations(2, 1.0, 0.5, 0.5, 0.6),
@@ -56,7 +57,7 @@ def test_the_shares_are_those_of_the_statistics(texts_of: Any) -> None:
         collate=Durations(10, 1.0, 0.1, 0.1, 0.1),
     )
     texts = texts_of(statistics)
-    assert "1,234 samples/s, stall 40%" in texts
+    assert "1,234 samples/s, stall 44%" in texts
     shares = [text for text in texts if "%" in text and ":" in text]
     assert shares == [
         "training steps: 5 s, 50%",

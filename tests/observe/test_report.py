@@ -261,6 +261,6 @@ def test_an_index_with_a_line_break_stays_on_its_line() -> None:
 def test_only_a_dataset_is_told_to_have_getitems() -> None:
     """Seen to fail: the advice to write Fetch.__getitems__ for an iterable."""
     node = NodeStatistics("ParallelMapper", workers=WorkerStatistics("inline", wait_s=1.0))
-    tiny = LoaderStatistics((node,), 10, 10, stall_share=0.9, steps=Durations(9, 0.1, 0.01, 0.01, 0.01))
+    tiny = LoaderStatistics((node,), 10, 10, waits=Durations(9, 0.9, 0.1, 0.1, 0.1), steps=Durations(9, 0.1, 0.01, 0.01, 0.01))
     assert "larger batches, or Mine.__getitems__." in report(tiny, Names("Mine.__getitem__", "transform", "collate", "source"))
     assert report(tiny, Names("decode", "transform", "collate", "source")).splitlines()[0].endswith("speed up: larger batches.")

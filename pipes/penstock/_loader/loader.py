@@ -38,7 +38,7 @@ from penstock._nodes.sharder import Sharder, ranks_of
 from penstock._observe.loop_clock import LoopClock
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
-from penstock._workers.meter import now, traced
+from penstock._workers.meter import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -450,18 +450,6 @@ class Loader(FromDataset, Generic[T]):
         It is logged as ``INFO``, or as a warning if the log takes no less.
         """
         self._clock.report_every(seconds("every_s", every_s) or 0.0)
-        self._reported = self.statistics()
-
-    def _log_report(self) -> None:
-        try:
-            from penstock._observe.report import Names, report
-
-            before, self._reported = self._reported, self.statistics()
-            verdict = report(self._reported.since(before), Names.of(self.root)).partition("\n")[0]
-        except Exception:  # of a user's object; the batch that the loop waits for is there
-            log.warning("no report could be made", exc_info=True)
-        else:
-            log.log(logging.INFO if log.isEnabledFor(logging.INFO) else logging.WARNING, "%s", verdict)
 
     # What an iterator asks of its loader.
 
@@ -514,7 +502,7 @@ class Loader(FromDataset, Generic[T]):
             self._sharder.check_group()
         while True:
             try:
-                item: T | EndOfEpoch = self._clock.read()
+                item: T | EndOfEpoch = self.root.next()
             except BaseException as exc:
                 if isinstance(exc, Exception):
                     self._check_open()  # closed in the middle, the graph may raise anything
@@ -708,29 +696,21 @@ class _Epoch(Generic[T]):
                     forget_interrupted()
                     noted = self, self._run, loader._cursor.saved(), loader._commits.saved()
                     loader._unfinished = noted
-                    clock.moments[clock.at + 1] = now()
+                    clock.asked = now()
                     if self._run != loader._run or self._ended:
                         self._begin(loader)
                     try:
                         item = loader._advance()
-                    except StopIteration:
+                    except StopIteration as exc:
                         self._ended = True
-                        clock.end(loader)
+                        clock.end(loader, exc)
                         raise
-                    at, moment = clock.at, now()
-                    if at <= clock.until and moment <= clock.look_ns:
-                        clock.moments[at + 2], clock.at = moment, at + 2
-                    else:
-                        clock.give(moment, loader)
-                        if clock.due:
-                            clock.due = False
-                            loader._log_report()
+                    clock.got(loader)
                 loader._unfinished = None
                 return item
             except Exception as exc:
                 if inside and not isinstance(exc, StopIteration):
-                    for one in traced:
-                        one.ended(loader, clock.moments[clock.at + 1], type(exc).__name__)
+                    clock.end(loader, exc)
                     loader._lost_if_moved()
                     put_back_interrupted()
                 hide_internal_frames(exc)

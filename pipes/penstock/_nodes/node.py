@@ -196,6 +196,10 @@ class Node(Shown, BaseNode[T], Generic[T]):
             work_s=max(0.0, read_s - source_s),
         )
 
+    def _stages(self) -> dict[str, Any]:
+        """What the node knows of the `LoaderStatistics`, by the names there."""
+        return {}
+
     def chain(self) -> Iterator[Node[Any]]:
         """The nodes of the graph, from this one upstream to the first."""
         node: Node[Any] | None = self

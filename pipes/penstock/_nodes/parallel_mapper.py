@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from penstock._nodes.draw_watch import DrawWatch
     from penstock._nodes.lane_owners import LaneOwners
     from penstock._nodes.node import BaseNode
-    from penstock._statistics import Durations, NodeStatistics
+    from penstock._statistics import NodeStatistics
     from penstock._workers.blocked import Blocked
     from penstock._workers.pool import StartMethod
 
@@ -321,33 +321,26 @@ class ParallelMapper(Node[T]):
     def _items_read(self, items: int) -> int:
         return self._measured.tasks + self._window.under_way
 
-    def totals(self) -> Totals:
+    def _totals(self) -> Totals:
         """What all workers have counted so far, and the caller's thread."""
         pool = [] if self._pool is None else self._pool.counted()
         return Totals([*self._measured.ended, *pool, self._inline.meter.counted()])
 
-    @property
-    def method(self) -> Literal["inline", "thread", "process"]:
-        """Where the work is done."""
-        return self._method if self.num_workers else "inline"
-
-    @property
-    def samples(self) -> int:
-        """Samples in the items that were delivered."""
-        return self._measured.samples
-
-    def unpacked(self) -> Durations:
-        """How long it took to rebuild each item that came from a worker process."""
-        from penstock._statistics import Durations
-
-        pool: Any = self._pool
-        return Durations() if pool is None or self.method != "process" else pool.unpacked()
+    def _stages(self) -> dict[str, Any]:
+        totals, pool, in_threads = self._totals(), cast("Any", self._pool), self.num_workers and self._method == "thread"
+        return {
+            "samples": self._measured.samples,
+            **totals.stages,
+            **({"transfer": pool.unpacked()} if hasattr(pool, "unpacked") else {}),
+            "load_cpu_share": min(1.0, totals.cpu_ns / totals.wall_ns) if totals.wall_ns else None,
+            "lock_wait_share": totals.waits / totals.looks if totals.looks and in_threads else None,
+        }
 
     def _counted(self, elapsed_s: float, items: int) -> NodeStatistics:
         from penstock._statistics import WorkerStatistics
 
-        measured, totals, own = self._measured, self.totals(), super()._counted(elapsed_s, items)
-        workers = WorkerStatistics(self.method) if self._pool is None else self._pool.statistics()
+        measured, totals, own = self._measured, self._totals(), super()._counted(elapsed_s, items)
+        workers = WorkerStatistics(self._method if self.num_workers else "inline") if self._pool is None else self._pool.statistics()
         available_ns = (
             max(1, self.num_workers) * (totals.last - totals.first)
             if self._auto is None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock._nodes.node import BaseNode
-    from penstock._statistics import Durations, NodeStatistics
+    from penstock._statistics import NodeStatistics
 
 
 T = TypeVar("T", covariant=True)
@@ -121,11 +121,8 @@ class ReaderNode(Node[T]):
     def _items_read(self, items: int) -> int:
         return items + (0 if self._pump is None else self._pump.statistics().ready)
 
-    def converted(self) -> Durations:
-        """How long the thread has worked on each item."""
-        from penstock._statistics import Durations
-
-        return Durations() if self._pump is None else self._pump.statistics().convert
+    def _stages(self) -> dict[str, Any]:
+        return {} if self._pump is None else {"to_device": self._pump.statistics().convert}
 
     def _counted(self, elapsed_s: float, items: int) -> NodeStatistics:
         own = super()._counted(elapsed_s, items)

@@ -28,7 +28,6 @@ import numpy as np
 
 from penstock._arguments import brief
 from penstock._fetch.indices import Indices
-from penstock._observe.loop_clock import LoopClock
 from penstock._workers.meter import Listener, now, traced
 
 if TYPE_CHECKING:
@@ -100,8 +99,6 @@ class _Recorder(Listener):
     def begin(self) -> None:
         """Listen."""
         traced.append(self)
-        for clock in list(LoopClock.clocks):
-            clock.look_ns = 0
 
     def end(self) -> None:
         """Listen no more, and take in what worker processes have written."""
