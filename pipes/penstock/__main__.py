@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 _BENCH = """\
@@ -70,8 +69,6 @@ def _parser() -> argparse.ArgumentParser:
         help="with --compare: how many threads and processes (default: as given, or one for each CPU)",
     )
     bench.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="if the factory returns a dataset (default: 32)")
-    bench.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    bench.add_argument("pipes", nargs="?", help=argparse.SUPPRESS)
     state = commands.add_parser(
         "state",
         help="explain a saved state in words",
@@ -95,10 +92,6 @@ def _bench(chosen: argparse.Namespace) -> int:
     from penstock._command import bench, compare
     from penstock._command.target import TargetError
 
-    if chosen.child:
-        questions, answers = map(int, chosen.pipes.split(","))
-        compare.answer_questions(json.loads(chosen.target), questions, answers)
-        return 0
     step_s = chosen.step_ms / 1e3
     try:
         if chosen.compare:

@@ -18,11 +18,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import penstock
 from penstock.__main__ import main
-from penstock._command.bench import Loop, Measured, Reader, rows_of, text_of, verdict
+from penstock._command.bench import Measured, Reader, rows_of, text_of, verdict
 from penstock._command.compare import Candidate, recommended
 from penstock._command.compare import text_of as comparison
 from penstock._command.memory import memory_of_processes
 from penstock._command.target import TargetError, with_workers
+from penstock._statistics import Durations, LoaderStatistics
 
 names = map("bench_target_{}".format, itertools.count())
 
@@ -106,13 +107,15 @@ def test_waits_steps_and_boundaries_are_told_apart() -> None:
     assert reader.first_s >= 0.03
     loop = reader.run(0.3, 0.004)
     reader.close()
-    assert loop.rows == 5 * len(loop.waits)
-    assert min(loop.steps) >= 0.004
-    assert min(loop.waits) >= 0.002
-    assert loop.boundaries
-    assert all(loop.waits[number] >= 0.032 for number in loop.boundaries)
-    assert np.diff(loop.boundaries).tolist() == [4] * (len(loop.boundaries) - 1)
-    assert loop.stall == pytest.approx(sum(loop.waits) / (sum(loop.waits) + sum(loop.steps)))
+    assert loop.samples == 5 * loop.batches
+    assert loop.steps.total_s >= 0.004 * loop.steps.count
+    assert loop.waits.total_s >= 0.002 * loop.waits.count
+    assert loop.epochs == loop.boundary_waits.count >= 2
+    assert loop.boundary_waits.total_s >= 0.032 * loop.epochs
+    assert loop.waits.count + loop.boundary_waits.count == loop.steps.count == loop.batches - 1
+    assert 3 * (loop.epochs - 1) <= loop.waits.count <= 3 * (loop.epochs + 1)
+    waited_s = loop.waits.total_s + loop.boundary_waits.total_s
+    assert loop.stall_share == pytest.approx(waited_s / (waited_s + loop.steps.total_s))
 
 
 @pytest.mark.parametrize(
@@ -137,11 +140,14 @@ def test_samples_of_a_batch_are_counted(batch: Any, rows: int) -> None:
     assert rows_of(batch) == rows
 
 
+def loop_of(wait: float, step: float) -> LoaderStatistics:
+    waits, steps = (Durations(10, 10 * one, one, one, one) for one in (wait, step))
+    return LoaderStatistics(batches=11, samples=88, elapsed_s=10 * (wait + step) + 0.1, first_wait_s=0.1, waits=waits, steps=steps)
+
+
 def measured(wait: float, step: float, *, report: str = "") -> Measured:
-    loop = Loop([wait] * 10, [step] * 10, [4, 8], 80)
-    return Measured(
-        "X", 0.1, 0.2, Loop([wait + step] * 10, [0.0] * 10, [], 80), loop if step else None, step, (10**9, 3), 10**8, False, report
-    )
+    stepped = loop_of(wait, step) if step else None
+    return Measured("X", 0.1, 0.2, loop_of(wait + step, 0.0), stepped, step, (10**9, 3), 10**8, False, report)
 
 
 def test_headspace_is_how_much_faster_the_loop_would_be_without_waits() -> None:

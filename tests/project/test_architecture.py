@@ -38,7 +38,7 @@ MAY_IMPORT = {  # room: those it may import from
     "_streams": "_arguments _errors _statistics _random _memory _workers _fetch",
     "": "_observe _errors _statistics _random _fetch _nodes _loader _datasets _streams formats testing",  # the front door itself, penstock/__init__.py
     "formats": "_streams",  # the front door of that room
-    "_command": "_arguments _errors _statistics _fetch _nodes _loader",
+    "_command": "_arguments _errors _statistics _fetch _nodes _observe _loader",
     "__main__": "_command _streams",
     "testing": "_random _fetch _nodes _loader",
     "integrations": "front",

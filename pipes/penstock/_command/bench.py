@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
@@ -15,50 +14,15 @@ from torch.utils.data import DataLoader
 from penstock._command.memory import memory_of_processes
 from penstock._command.target import TargetError, as_loader, built
 from penstock._loader.loader import Loader
+from penstock._observe.loop_clock import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock._statistics import LoaderStatistics
+
 _WARM_SHARE: Final = 0.2
 """Of the time of a measurement, at its beginning, that does not count: until the queues are as full as they stay."""
-
-
-@final
-@dataclass(slots=True)
-class Loop:
-    """What a loop over a loader saw, batch by batch.
-
-    Attributes:
-        waits: Seconds that it waited for each batch.
-        steps: Seconds that it then worked on it.
-        boundaries: Which of the batches were the first of an epoch.
-        rows: Samples in all of them.
-    """
-
-    waits: list[float] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)
-    boundaries: list[int] = field(default_factory=list)
-    rows: int = 0
-
-    @property
-    def elapsed_s(self) -> float:
-        """Of the whole loop."""
-        return sum(self.waits) + sum(self.steps)
-
-    @property
-    def batches_per_s(self) -> float:
-        """Batches delivered in a second."""
-        return len(self.waits) / max(self.elapsed_s, 1e-9)
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples delivered in a second."""
-        return self.rows / max(self.elapsed_s, 1e-9)
-
-    @property
-    def stall(self) -> float:
-        """The share of the time that the loop waited."""
-        return sum(self.waits) / max(self.elapsed_s, 1e-9)
 
 
 @final
@@ -78,13 +42,11 @@ class Reader:
         start = time.perf_counter()
         self._batches: Iterator[Any] | None = iter(loader)
         self.reads_once = self._batches is loader
-        try:
-            self.first: Any = next(self._batches)
-        except StopIteration:
-            raise TargetError(f"the {type(loader).__name__} yields nothing: its first epoch has no batch.") from None
+        if next(self._batches, _END) is _END:
+            raise TargetError(f"the {type(loader).__name__} yields nothing: its first epoch has no batch.")
         self.first_s = time.perf_counter() - start
 
-    def run(self, seconds: float, step_s: float = 0.0) -> Loop:
+    def run(self, seconds: float, step_s: float = 0.0) -> LoaderStatistics:
         """Read for so many seconds, of which the first part does not count, and take ``step_s`` for each batch.
 
         What can be read only once is read from where it stands, for less time if it ends.
@@ -95,42 +57,33 @@ class Reader:
         if not self.reads_once:
             self._loop(seconds * _WARM_SHARE, step_s)
         loop = self._loop(seconds * (1 - _WARM_SHARE), step_s)
-        if not loop.waits:
+        if loop.batches < 2:
             raise TargetError(
                 "it can be read only once, and ended before anything was measured. Name a function that returns a new one with more batches."
             )
         return loop
 
-    def _loop(self, seconds: float, step_s: float) -> Loop:
-        loop = Loop()
-        end = time.perf_counter() + seconds
-        while self._batches is not None:
-            begin = time.perf_counter()
+    def _loop(self, seconds: float, step_s: float) -> LoaderStatistics:
+        clock, rows, batches, end = LoopClock(), 0, 0, time.perf_counter() + seconds
+        while self._batches is not None and (batches < 2 or time.perf_counter() < end):
+            clock.asked = time.perf_counter_ns()
             batch = next(self._batches, _END)
             if batch is _END:
-                batch = self._next_epoch()
+                self._batches = None if self.reads_once else iter(self._loader)
+                batch = next(self._batches or iter(()), _END)
                 if batch is _END:
                     break
-                loop.boundaries.append(len(loop.waits))
-            came = time.perf_counter()
+                clock.mark()
+            clock.got(self._loader)
             if step_s:
                 time.sleep(step_s)
-            loop.rows += rows_of(batch) if self._in_batches else 1
-            del batch
-            done = time.perf_counter()
-            loop.waits.append(came - begin)
-            loop.steps.append(done - came)
-            if done >= end:
-                break
-        return loop
-
-    def _next_epoch(self) -> Any:
-        self._batches = None if self.reads_once else iter(self._loader)
-        return _END if self._batches is None else next(self._batches, _END)
+            batches += 1
+            rows += rows_of(batch) if self._in_batches else 1
+        return replace(clock.statistics(), samples=rows)
 
     def close(self) -> None:
         """End what the loader has started."""
-        self._batches = self.first = None
+        self._batches = None
         if isinstance(self._loader, Loader):
             self._loader.close()
         self._loader = None
@@ -160,8 +113,8 @@ class Measured:
     name: str
     build_s: float
     first_s: float
-    free: Loop
-    stepped: Loop | None
+    free: LoaderStatistics
+    stepped: LoaderStatistics | None
     step_s: float
     memory: tuple[int, int] | None
     memory_before: int
@@ -224,31 +177,29 @@ def rows_of(batch: Any) -> int:
 def text_of(found: Measured) -> str:
     """The measurement as a table to be read."""
     free = found.free
-    batch = free.rows / max(1, len(free.waits))
     lines = [
         found.name,
         "",
         f"built in          {time_of(found.build_s)}",
         f"first batch       {time_of(found.first_s)} after it was asked for",
-        f"throughput        {free.samples_per_s:,.0f} samples/s, {free.batches_per_s:,.1f} batches/s of {batch:,.0f} ({len(free.waits):,} batches measured)",
+        f"throughput        {free.samples_per_s:,.0f} samples/s, {1 / _each_s(free):,.1f} batches/s of {free.samples / free.batches:,.0f} ({free.batches:,} batches measured)",
+        f"epoch boundary    {_boundary(found)}",
     ]
-    lines += [f"epoch boundary    {_boundary(found)}"]
     if found.memory is not None:
         size, processes = found.memory
         lines.append(
             f"memory            {size / 1e6:,.0f} MB in {processes} process{'es' * (processes > 1)}, {found.memory_before / 1e6:,.0f} MB of it before the loader was built"
         )
     if found.stepped is not None:
-        waits = np.asarray(found.stepped.waits)
-        slow, slower = np.quantile(waits, [0.5, 0.95])
-        step = sum(found.stepped.steps) / len(found.stepped.steps)
+        loop, waits, step = found.stepped, found.stepped.waits, found.stepped.steps.mean_s
+        faster = 1 / (1 - loop.stall_share)
         lines += [
             "",
             f"with a training step of {time_of(found.step_s)}",
-            f"stall             {found.stepped.stall:.0%} of the time the loop waits for data",
-            f"waits             {time_of(float(slow))} median, {time_of(float(slower))} 95th percentile, {time_of(float(waits.max()))} longest",
-            f"speed             {found.stepped.batches_per_s:,.1f} steps/s; if data were free, {1 / step:,.1f}",
-            f"headspace         {1 / (step * found.stepped.batches_per_s):.2f} x: so much faster the loop would run if data were free",
+            f"stall             {loop.stall_share:.0%} of the time the loop waits for data",
+            f"waits             {time_of(waits.p50_s)} median, {time_of(waits.p95_s)} 95th percentile, {time_of(waits.max_s)} longest",
+            f"speed             {1 / (step * faster):,.1f} steps/s; if data were free, {1 / step:,.1f}",
+            f"headspace         {faster:.2f} x: so much faster the loop would run if data were free",
         ]
     return "\n".join([*lines, "", verdict(found)])
 
@@ -257,24 +208,27 @@ def verdict(found: Measured) -> str:
     """What limits the loop, in a sentence or, for a loader of ours, a few."""
     if found.report:
         return found.report
-    keeps_up = f"It keeps up with training steps of {time_of(1 / found.free.batches_per_s)} or longer."
+    keeps_up = f"It keeps up with training steps of {time_of(_each_s(found.free))} or longer."
     if found.stepped is None:
         return f"{keeps_up} Say how long yours are, to see what is lost: --step-ms"
-    if found.stepped.stall >= 0.05:
-        return f"data: the training step waits {found.stepped.stall:.0%} of the time. {keeps_up}"
-    return f"training step: it waits for data only {found.stepped.stall:.1%} of the time, so a faster loader would not help."
+    if found.stepped.stall_share >= 0.05:
+        return f"data: the training step waits {found.stepped.stall_share:.0%} of the time. {keeps_up}"
+    return f"training step: it waits for data only {found.stepped.stall_share:.1%} of the time, so a faster loader would not help."
 
 
 def _boundary(found: Measured) -> str:
-    loop = found.stepped if found.stepped is not None and found.stepped.boundaries else found.free
-    if not loop.boundaries:
+    loop = found.stepped if found.stepped is not None and found.stepped.epochs else found.free
+    if not loop.epochs:
         return (
             "not seen, because it can be read only once" if found.reads_once else "not seen: no epoch ended. Measure for longer: --seconds"
         )
-    borders = set(loop.boundaries)
-    others = median([wait for number, wait in enumerate(loop.waits) if number not in borders] or [0.0])
-    there = median(loop.waits[number] for number in loop.boundaries)
-    return f"{time_of(there)} wait for the first batch of an epoch; {time_of(others)} for any other ({len(borders)} seen)"
+    first, others = loop.boundary_waits, loop.waits
+    return f"{time_of(first.p50_s)} wait for the first batch of an epoch; {time_of(others.p50_s)} for any other ({first.count} seen)"
+
+
+def _each_s(loop: LoaderStatistics) -> float:
+    """Seconds for a batch."""
+    return (loop.elapsed_s - loop.first_wait_s) / max(1, loop.batches - 1)
 
 
 def time_of(seconds: float) -> str:

@@ -1,20 +1,18 @@
 """``python -m penstock bench --compare``: the same data inline, in threads and in processes, and as it was given, each in a process of its own.
 
-The candidates are all alive at once and take turns of a few seconds, so what else the machine does in the meantime falls on all of them. The
-parent talks to each through two pipes, one line of JSON at a time; what the user's code prints goes to stderr.
+The candidates are all alive at once and take turns of a few seconds, so what else the machine does in the meantime falls on all of them.
+What the user's code prints goes to stderr.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
 import traceback
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from statistics import median
-from typing import IO, TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from torch.utils.data import DataLoader
 
@@ -24,7 +22,8 @@ from penstock._command.target import TargetError, built, with_workers
 from penstock._loader.loader import Loader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
 
 ROUNDS: Final = 5
 _ALIKE: Final = 0.95
@@ -70,42 +69,27 @@ def compare(target: str, seconds: float, step_s: float, num_workers: int | None,
     Raises:
         TargetError: There is nothing to compare.
     """
-    with _Child(target, "given", 0, batch_size) as given:
-        hello = given.ask({})
-        if "error" in hello:
-            raise TargetError(hello["error"])
-        workers = num_workers or hello["num_workers"] or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0])
-        ours = [("inline", 0), ("thread", workers), ("process", workers)]
-        children = [*([given] if hello["measured"] else []), *(_Child(target, method, n, batch_size) for method, n in ours)]
-        try:
-            return _measured(children, {given: hello}, seconds, step_s)
-        finally:
-            for child in children:
-                child.close()
-
-
-def _measured(children: list[_Child], said: dict[_Child, Any], seconds: float, step_s: float) -> list[Candidate]:
-    found: dict[_Child, Candidate] = {}
-    for child in children:  # one after another, so that each start has the machine to itself
-        hello = said.get(child) or child.ask({})
-        found[child] = Candidate(
-            child.method, hello.get("num_workers", child.num_workers), hello.get("name", child.name), hello.get("error", "")
-        )
-    for number in range(-1, ROUNDS):
-        for child in children if number % 2 else reversed(children):
-            one = found[child]
-            if one.error:
-                continue
-            answer = child.ask({"seconds": seconds / ROUNDS, "step_s": step_s, "first": number < 0})
-            if "error" in answer:
-                one.error = answer["error"]
-            elif number < 0:
-                one.first_s = answer["first_s"]
-            else:
-                one.rates.append(answer["rate"])
-                one.stalls.append(answer["stall"])
-                one.memory = max(one.memory, answer["memory"])
-    return list(found.values())
+    with contextlib.ExitStack() as ends:
+        given, *ours = (ends.enter_context(_Child(method)) for method in ("given", "inline", "thread", "process"))
+        said = given.ask(_described, target, batch_size)
+        if said is None:
+            raise TargetError(given.found.error)
+        measured, given.found.num_workers, given.found.name = said
+        workers = num_workers or given.found.num_workers or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0])
+        for child, kind in zip(ours, ("no workers", f"{workers} threads", f"{workers} processes"), strict=True):
+            child.found.num_workers, child.found.name = workers * (child is not ours[0]), f"penstock, {kind}"
+        children = [given, *ours] if measured else ours
+        for child in children:  # one after another, so that each start has the machine to itself
+            found = child.found
+            found.first_s = child.ask(_first, target, found.method, found.num_workers, batch_size) or 0.0
+        for number in range(ROUNDS):
+            for child in children if number % 2 else reversed(children):
+                if (turn := child.ask(_turn, seconds / ROUNDS, step_s)) is not None:
+                    rate, stall, memory = turn
+                    child.found.rates.append(rate)
+                    child.found.stalls.append(stall)
+                    child.found.memory = max(child.found.memory, memory)
+        return [child.found for child in children]
 
 
 def text_of(candidates: list[Candidate], step_s: float) -> str:
@@ -151,114 +135,85 @@ def _advice(candidates: list[Candidate], step_s: float) -> Iterator[str]:
 
 @final
 class _Child:
-    """A process that measures one candidate when it is asked to."""
+    """A process that measures one candidate, as it is asked to.
 
-    def __init__(self, target: str, method: str, num_workers: int, batch_size: int) -> None:
-        self.method = method
-        self.num_workers = num_workers
-        kind = {"thread": f"{num_workers} threads", "process": f"{num_workers} processes"}.get(method, "no workers")
-        self.name = f"penstock, {kind}"
-        questions, self._questions = os.pipe()
-        self._answers, answers = os.pipe()
-        words = {"target": target, "method": method, "num_workers": num_workers, "batch_size": batch_size}
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "penstock", "bench", "--child", json.dumps(words), f"{questions},{answers}"],
-                pass_fds=(questions, answers),
-                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else subprocess.DEVNULL,
-            )
-        finally:
-            os.close(questions)
-            os.close(answers)
-        self._out: IO[str] = os.fdopen(self._questions, "w")
-        self._in: IO[str] = os.fdopen(self._answers)
+    Attributes:
+        found: What came of it so far.
+    """
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Send a question and wait for the answer."""
+    def __init__(self, method: str) -> None:
+        self.found = Candidate(method, 0, method)
+        context = get_context("spawn")
+        self._questions, questions = context.Pipe()
+        self._process = context.Process(target=_answer, args=(questions,))
+        self._process.start()
+        questions.close()
+        self.ask(os.getpid)  # once it has started, it is in nobody's way
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``function`` returns there; None after an error, which `found` then has."""
+        if self.found.error:
+            return None
         try:
-            self._out.write(json.dumps(question) + "\n")
-            self._out.flush()
-            line = self._in.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            return {"error": f"its process ended with exit code {self._process.wait()}"}
-        answer: dict[str, Any] = json.loads(line)
+            self._questions.send((function, arguments))
+            answer, self.found.error = self._questions.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            answer, self.found.error = None, f"its process ended with exit code {self._process.exitcode}"
         return answer
-
-    def close(self) -> None:
-        """End the process."""
-        for pipe in (self._out, self._in):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def __enter__(self) -> _Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._questions.close()
+        self._process.join(20)
+        self._process.kill()
+        self._process.join()
 
 
-def _has_fileno(stream: Any) -> bool:
-    try:
-        return isinstance(stream.fileno(), int)
-    except (OSError, AttributeError, ValueError):
-        return False
+# What a child does.
+
+_readers: list[Reader] = []
 
 
-def answer_questions(words: dict[str, Any], questions: int, answers: int) -> None:
-    """What a child does: build its candidate, then measure when asked, until the pipe is closed."""
-    reader: Reader | None = None
-    with os.fdopen(questions) as asked, os.fdopen(answers, "w") as out:
-        try:
-            for line in asked:
-                try:
-                    question = json.loads(line)
-                    if not question:
-                        loader, answer = _built(words)
-                    elif question["first"]:
-                        reader = Reader(loader)
-                        answer = {"first_s": reader.first_s}
-                    else:
-                        assert reader is not None
-                        answer = _turn(reader, question["seconds"], question["step_s"])
-                except TargetError as exc:
-                    answer = {"error": str(exc)}
-                except Exception as exc:
-                    traceback.print_exc()
-                    answer = {"error": f"{type(exc).__name__}: {str(exc).splitlines()[0] if str(exc) else ''}"[:200]}
-                out.write(json.dumps(answer) + "\n")
-                out.flush()
-        except BrokenPipeError:
-            pass
-        finally:
-            if reader is not None:
-                reader.close()
+def _answer(questions: Connection) -> None:
+    """Call what is asked for until the pipe is closed."""
+    os.dup2(2, 1)
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            function, arguments = questions.recv()
+            value, error = None, ""
+            try:
+                value = function(*arguments)
+            except TargetError as exc:
+                error = str(exc)
+            except Exception as exc:
+                traceback.print_exc()
+                error = f"{type(exc).__name__}: {str(exc).partition(chr(10))[0]}"[:200]
+            questions.send((value, error))
+    for reader in _readers:
+        reader.close()
 
 
-def _built(words: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    given = built(words["target"])
-    if words["method"] == "given":
-        num_workers = _workers_of(given) if isinstance(given, Loader) else getattr(given, "num_workers", 0)
-        with_workers(given, 0, "thread", words["batch_size"]).close()  # refuses what cannot be compared
-        measured = isinstance(given, DataLoader)  # a loader of ours is one of the others
-        name = f"{type(given).__name__} as given, {f'{num_workers} processes' if num_workers else 'no workers'}"
-        return given, {"measured": measured, "num_workers": num_workers, "name": name}
-    method = "thread" if words["method"] == "inline" else words["method"]
-    return with_workers(given, words["num_workers"], method, words["batch_size"]), {}
+def _described(target: str, batch_size: int) -> tuple[bool, int, str]:
+    """Whether what was given is measured, how many workers it has, and its name."""
+    given = built(target)
+    # 0 also for a loader that looks for their number itself, and has not begun.
+    nodes = [node for node in given.root.chain() if not getattr(node, "auto", False)] if isinstance(given, Loader) else [given]
+    num_workers = max(getattr(node, "num_workers", 0) for node in nodes)
+    with_workers(given, 0, "thread", batch_size).close()  # refuses what cannot be compared
+    name = f"{type(given).__name__} as given, {f'{num_workers} processes' if num_workers else 'no workers'}"
+    return isinstance(given, DataLoader), num_workers, name  # a loader of ours is one of the others
 
 
-def _workers_of(loader: Loader[Any]) -> int:
-    """0 also if it looks for their number itself, and has not begun."""
-    return max((getattr(node, "num_workers", 0) for node in loader.root.chain() if not getattr(node, "auto", False)), default=0)
+def _first(target: str, method: str, num_workers: int, batch_size: int) -> float:
+    given = built(target)
+    kind = "process" if method == "process" else "thread"
+    _readers.append(Reader(given if method == "given" else with_workers(given, num_workers, kind, batch_size)))
+    return _readers[0].first_s
 
 
-def _turn(reader: Reader, seconds: float, step_s: float) -> dict[str, Any]:
-    loop = reader.run(seconds, step_s)
-    memory = memory_of_processes()
-    return {"rate": loop.samples_per_s, "stall": loop.stall, "memory": 0 if memory is None else memory[0]}
+def _turn(seconds: float, step_s: float) -> tuple[float, float, int]:
+    loop, memory = _readers[0].run(seconds, step_s), memory_of_processes()
+    return loop.samples_per_s, loop.stall_share, 0 if memory is None else memory[0]
