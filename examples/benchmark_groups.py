@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock import Buckets, Cycler, Grouper, Packed, Packs, Sharder, ShuffledOrder
+from penstock import Buckets, Cycler, Grouper, Packs, Sharder, ShuffledOrder
 
 N = int(sys.argv[1]) if len(sys.argv) > 1 else 200_000
 RANKS, BUDGET, MOST = 8, 200.0, 64
@@ -54,10 +54,7 @@ def packs() -> None:
             node.read({"epoch": 0, "block": at, "taken": 0, "position": at}, 1)
             jumps.append(time.perf_counter() - begin)
         print(f"| block {block} | {lengths.sum() / (4096 * groups):.2%} | {us:.1f} | {min(jumps) * 1000:.1f} |")
-    begin = time.perf_counter()
-    packed = Packed(range(N), lengths, 4096)
-    built = (time.perf_counter() - begin) / N * 1e6
-    print(f"| `Packed`, once for all epochs | {lengths.sum() / (4096 * len(packed)):.2%} | {built:.1f} | 0 |\n")
+    print()
 
 
 def buckets() -> None:

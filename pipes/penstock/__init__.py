@@ -15,7 +15,7 @@ Each package is one room. A room imports only from the rooms listed below it::
     testing        the laws, as tests that users run on their own graphs
     formats        data in files of common formats: the public door of _streams
     integrations   one file per trainer
-    _datasets      our own datasets: Cached and Resident are read once, Packed packs, Mix mixes several
+    _datasets      our own datasets: Cached and Resident are read once, Mix mixes several
     _loader        the roof: Loader, where an iterator starts, the saved state, the graph of from_dataset
     _observe       how long everything takes, seen from the loop: statistics, the report, a trace, pictures
     _nodes         the node contract, and one file per node
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from penstock._datasets.cached import Cached
     from penstock._datasets.keep import keep
     from penstock._datasets.mix import Mix
-    from penstock._datasets.packed import Packed
     from penstock._datasets.resident import Resident
     from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, SourceError, StateError, StateMismatch, WorkerDied
     from penstock._fetch.error_policy import SKIP, OnError
@@ -118,7 +117,6 @@ __all__ = [
     "OnError",
     "Order",
     "Pack",
-    "Packed",
     "Packs",
     "pad",
     "ParallelMapper",
@@ -158,7 +156,6 @@ _HOMES = {
     "_datasets.cached": ("Cached",),
     "_datasets.keep": ("keep",),
     "_datasets.mix": ("Mix",),
-    "_datasets.packed": ("Packed",),
     "_datasets.resident": ("Resident",),
     "_errors": ("ClosedError", "GraphError", "PenstockError", "SampleError", "SourceError", "StateError", "StateMismatch", "WorkerDied"),
     "_fetch.error_policy": ("OnError", "SKIP"),

@@ -28,7 +28,7 @@ from fuzz import fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import Cached, Packed, StateError, formats, keep
+from penstock import Cached, StateError, formats, keep
 from penstock._datasets.cache_record import FOOTER
 from penstock._nodes.encoding import _READ, TAG, decoded
 from penstock._streams.bookmarks import Bookmarks
@@ -232,24 +232,15 @@ def test_any_bytes_with_a_right_checksum_give_a_value_or_a_value_error(
 @pytest.mark.slow
 @fuzzed(20)
 @given(st.lists(st.integers(-2, 9) | st.sampled_from([-(2**63), 2**40, 2**62, 2**63 - 1, 2 << 40]), max_size=9), junk, st.booleans())
-def test_whatever_a_file_of_packs_or_kept_samples_holds(tmp_path_factory: Any, held: list[int], other: Any, hostile_head: bool) -> None:
-    """Seen red: an IndexError where there are no packs, and samples of negative length."""
-    path, data = tmp_path_factory.getbasetemp() / "hostile.packs", np.array(held, "<i8").tobytes()
-
-    def build(kind: str) -> Any:
-        if kind == "keep":
-            return keep([*range(4)], math.isfinite, cache=path)
-        packs = Packed([[1], [2, 2], [3], [4] * 9], [1, 2, 1, 9], 4, cache=path)
-        return [packs[k] for k in range(min(len(packs), 4))]
-
-    for kind in ("keep", "packs"):
-        path.unlink(missing_ok=True)
-        build(kind)
-        head = json.loads(path.read_bytes().partition(b"\n")[0])
-        head |= {"count": other, "crc": other} if hostile_head else {"count": len(held), "crc": zlib.crc32(data)}
-        path.write_bytes(json.dumps(head).encode() + b"\n" + data)
-        with nothing_imported(), refused_by_name(path):
-            [*build(kind)]
+def test_whatever_a_file_of_kept_samples_holds(tmp_path_factory: Any, held: list[int], other: Any, hostile_head: bool) -> None:
+    path, data = tmp_path_factory.getbasetemp() / "hostile.kept", np.array(held, "<i8").tobytes()
+    path.unlink(missing_ok=True)
+    keep([*range(4)], math.isfinite, cache=path)
+    head = json.loads(path.read_bytes().partition(b"\n")[0])
+    head |= {"count": other, "crc": other} if hostile_head else {"count": len(held), "crc": zlib.crc32(data)}
+    path.write_bytes(json.dumps(head).encode() + b"\n" + data)
+    with nothing_imported(), refused_by_name(path):
+        [*keep([*range(4)], math.isfinite, cache=path)]
 
 
 # Indexes, bookmarks and what lies beside files.
@@ -506,13 +497,13 @@ def test_a_link_in_place_of_the_folder_of_a_dataset_leads_no_bookmark_elsewhere(
     assert not list((tmp_path / "empty").iterdir())
 
 
-def test_a_link_in_the_place_of_an_index_or_of_packs_is_replaced(tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_an_index_or_of_kept_samples_is_replaced(tmp_path: Path) -> None:
     """It is a file's name that is replaced, so this held before there was a test."""
-    for name in ("x.index", "packs"):
+    for name in ("x.index", "kept"):
         (tmp_path / name).symlink_to(tmp_path / "target")
     write_index(str(tmp_path / "x.index"), "tar", stamp(__file__), np.array([0]))
-    Packed([[1]], [1], 4, cache=tmp_path / "packs")
-    assert sorted(path.name for path in tmp_path.iterdir() if not path.is_symlink()) == ["packs", "x.index"]
+    keep([1], math.isfinite, cache=tmp_path / "kept")
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.is_symlink()) == ["kept", "x.index"]
 
 
 # For long.

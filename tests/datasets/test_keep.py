@@ -163,6 +163,31 @@ class TestTheFile:
         with pytest.raises(ValueError, match="is not a file of penstock's, or damaged"):
             keep(range(5), all_of_them, cache=path)
 
+    @pytest.mark.parametrize(
+        ("damage", "said"),
+        [
+            (lambda data: data[:-8], r"has \d+ bytes, not \d+: it is damaged"),
+            (lambda data: data + b"12345678", r"has \d+ bytes, not \d+: it is damaged"),
+            (lambda data: data[:-3] + b"abc", "its checksum is wrong"),
+            (lambda data: b"", "is not a file of penstock's"),
+            (lambda data: b"hello\n", "is not a file of penstock's"),
+            (lambda data: b"[1]\n", "is not a file of penstock's"),
+            (lambda data: b"\xff\xfe", "is not a file of penstock's"),
+        ],
+    )
+    def test_damaged_is_refused(self, damage, said, tmp_path):
+        path = tmp_path / "kept"
+        keep(range(5), all_of_them, cache=path)
+        path.write_bytes(damage(path.read_bytes()))
+        with pytest.raises(ValueError, match=said):
+            keep(range(5), all_of_them, cache=path)
+
+    def test_is_not_left_half_written(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("no room")))
+        with pytest.raises(OSError, match="no room"):
+            keep(range(5), all_of_them, cache=tmp_path / "kept")
+        assert list(tmp_path.iterdir()) == []
+
 
 def test_what_makes_no_sense_is_refused():
     class Stream(IterableDataset):

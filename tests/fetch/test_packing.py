@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 import penstock
 from penstock import Loader, Packs
-from penstock._fetch.packing import Pack, PackView
+from penstock._fetch.packing import PackIndex, PackView
 from penstock._random.sample_rng import numpy_generator
 
 WAYS = [
@@ -25,7 +25,7 @@ LENGTHS = [3, 12, 0, 5, 7, 2, 9, 1, 4]
 def pack(*members):
     """Of (index, whole, start, length)."""
     indices, wholes, starts, lengths = map(list, zip(*members, strict=True))
-    return Pack(indices, None, wholes, starts, lengths)
+    return PackIndex(indices, None, wholes, starts, lengths)
 
 
 class Sequences(Dataset):
@@ -122,16 +122,16 @@ class TestWhatIsRefused:
         [
             (lambda i: [0] * 4, r"lengths\[0\] is 3, but the field 'tokens' of sequence 0 has 4 places"),
             (lambda i: {"x": [0] * 3, "label": [7]}, r"the field 'label' of sequence 0 has 1 places. Correct the lengths; or, .* drop it"),
-            (lambda i: {"x": [0] * 3, "id": 7}, r"the field 'id' of a packed sequence must be an array, .* but 7 came"),
-            (lambda i: ["a", "b", "c"], "the field 'tokens' of a packed sequence must be an array, .* but array"),
-            (lambda i: np.arange(3).astype("datetime64[s]"), "the field 'tokens' of a packed sequence must be an array"),
-            (lambda i: "abc", "the field 'tokens' of a packed sequence must be an array, .* but 'abc' came"),
+            (lambda i: {"x": [0] * 3, "id": 7}, r"the field 'id' of a sequence to pack must be an array, .* but 7 came"),
+            (lambda i: ["a", "b", "c"], "the field 'tokens' of a sequence to pack must be an array, .* but array"),
+            (lambda i: np.arange(3).astype("datetime64[s]"), "the field 'tokens' of a sequence to pack must be an array"),
+            (lambda i: "abc", "the field 'tokens' of a sequence to pack must be an array, .* but 'abc' came"),
             (lambda i: [[1], [1, 2], [3]], "inhomogeneous|must be an array"),
             (lambda i: {"x": [0] * 3, "segment_ids": [0] * 3}, "the field 'segment_ids', which packing makes itself"),
             (lambda i: {}, "a sequence has no fields"),
             (
                 lambda i: np.zeros(3, [np.int64, np.int32][i == 7]) if i != 7 else np.zeros(1, np.int32),
-                "the field 'tokens' is int32 .* here, and int64",
+                "the field 'tokens' is ndarray of int32, .* here, and ndarray of int64",
             ),
             (lambda i: {"a" if i == 0 else "b": [0] * LENGTHS[i]}, r"has the fields \['b'\], and those before it in the pack have \['a'\]"),
         ],
@@ -278,7 +278,7 @@ class TestWhatFromDatasetRefuses:
             ({"groups": Packs([1, 2], 10)}, ValueError, "there are 2 lengths, and Sequences has 9 samples"),
             ({"sampler": [0, 1]}, ValueError, "a sampler and groups exclude each other"),
             ({"batch_sampler": [[0, 1]]}, ValueError, "a sampler and groups exclude each other"),
-            ({"tail": "pad"}, ValueError, "tail='pad' repeats the start of an epoch, .* penstock.Packed"),
+            ({"tail": "pad"}, ValueError, "tail='pad' repeats the start of an epoch"),
             ({"groups": penstock.Buckets(LENGTHS, 20), "batch_size": 4}, ValueError, "Buckets and batch_size=4, drop_last=False exclude"),
             ({"groups": penstock.Buckets(LENGTHS, 20), "drop_last": True}, ValueError, "Buckets and batch_size=1, drop_last=True exclude"),
             ({"groups": penstock.Buckets(LENGTHS, 20), "batch_size": None}, ValueError, "Buckets and batch_size=None"),

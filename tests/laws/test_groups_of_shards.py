@@ -1,4 +1,4 @@
-"""Packs, buckets, Packed and keep over data in shards: all of it once, and resumed anywhere."""
+"""Packs, buckets and keep over data in shards: all of it once, and resumed anywhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pairwise import pairwise
 
-from penstock import Buckets, Loader, Packed, Packs, Shards, keep
+from penstock import Buckets, Loader, Packs, Shards, keep
 from penstock.testing import assert_resumes_everywhere
 
 COUNTS = [40, 0, 25, 60, 35]
@@ -61,9 +61,9 @@ def test_each_resumes_everywhere(kind, workers, open):
 
 
 @pytest.mark.parametrize("open", [indexed, Forward()])
-def test_packed_and_keep_take_shards(open):
-    packed = Packed(shards(open), LENGTHS, 30, block=32, pad=-1)
-    with Loader.from_dataset(packed, 4, shuffle=True) as loader:
+def test_packs_and_keep_take_shards(open):
+    packs = Packs(LENGTHS, 30, block=32, pad=-1)
+    with Loader.from_dataset(shards(open), 4, groups=packs, shuffle=True) as loader:
         assert tokens_in(loader) == EVERY
     kept = keep(shards(open), is_even)
     assert list(kept.indices) == list(range(0, N, 2))

@@ -86,7 +86,6 @@ def public() -> dict[str, Any]:
         "MixOrder": penstock.MixOrder({f"source {k}": SequentialOrder(5) for k in range(100)}, {f"source {k}": 1 for k in range(100)}),
         "Node": Node(source),
         "Pack": penstock.Pack(8),
-        "Packed": penstock.Packed([{"x": np.arange(3)}] * 2, [3, 3], 4),
         "Packs": penstock.Packs([1, 2, 3], 4),
         "ParallelMapper": ParallelMapper(source, Fetch(dataset), 2),
         "Prefetcher": penstock.Prefetcher(source),

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import ClosedError, Filter, GraphError, Pack, Shuffle
+from penstock._fetch.packing import PackIndex, PackView
 from penstock._random.permutation import SLID, philox_words
 from penstock._random.sliding_order import SlidingPermutation
 from penstock._streams import steps
@@ -199,11 +200,11 @@ def test_no_sequence_waits_forever() -> None:
 
 
 def test_rows_are_what_packs_make() -> None:
-    """The same fields, types and padding as `Packs` and `Packed` give."""
+    """The same fields, types and padding as `Packs` give."""
     for make in (list, np.array, torch.tensor):
         documents = [make([number] * 3) for number in range(4)]
         (row,) = run(documents, Pack(14, pad=9))
-        expected = penstock.Packed(documents, [3] * 4, 14, pad=9)[0]
+        expected = PackView(documents, 14, 9)[PackIndex([0, 1, 2, 3], None, [3] * 4, [0] * 4, [3] * 4)]
         assert row.keys() == expected.keys()
         for name, value in expected.items():
             assert type(row[name]) is type(value)

@@ -261,7 +261,6 @@ KINDS: dict[str, Callable[..., Loader[Any]]] = {
     "packs of shards": own(
         lambda: Shards(4, sequence_list, counts=COUNTS), shuffle=True, batch_size=2, groups=Packs([3] * sum(COUNTS), 8, block=8, pad=-1)
     ),
-    "packed once": own(lambda: penstock.Packed(SEQUENCES, LENGTHS, 12, block=8, pad=-1), shuffle=True, batch_size=2),
     "buckets": own(
         Tagged(N),
         shuffle=True,

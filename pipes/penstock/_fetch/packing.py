@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -11,7 +13,7 @@ import torch
 
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.fetch import View, has_getitems
-from penstock._fetch.padding import check_fits
+from penstock._fetch.padding import check_fits, checked_pad
 from penstock._fetch.sample import current
 
 if TYPE_CHECKING:
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 
 
 @final
-class Pack(NamedTuple):
-    """What a pack is made of; as an index, it stands for the pack. One entry for each member.
+class PackIndex(NamedTuple):
+    """What a pack is made of; as an index of a `PackView` it stands for the pack. One entry for each member.
 
     Attributes:
         indices: Which sequence of the dataset.
@@ -43,7 +45,7 @@ class Pack(NamedTuple):
 
 @final
 class PackView(View):
-    """A dataset of sequences, seen as one of packs; its indices are `Pack`.
+    """A dataset of sequences, seen as one of packs; its indices are `PackIndex`.
 
     Args:
         dataset: Of sequences: 1-D arrays, tensors or lists of numbers, or dicts of them. More dimensions may follow the first.
@@ -60,30 +62,27 @@ class PackView(View):
     ) -> None:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be a function of one sample, and {transform!r:.80} cannot be called.")
-        for value in pad.values() if isinstance(pad, Mapping) else [pad]:
-            if not isinstance(value, int | float | np.number):
-                raise ValueError(f"pad={pad!r:.80} must be a number, or a dict of a number for each field.")
         self.dataset = dataset
         self.capacity = capacity
-        self.pad = dict(pad) if isinstance(pad, Mapping) else pad
+        self.pad = checked_pad("pad", pad)
         self.transform = transform
         self._has_getitems = has_getitems(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, pack: Pack) -> dict[str, Any]:
+    def __getitem__(self, pack: PackIndex) -> dict[str, Any]:
         """The sample of ``pack``."""
         return self._packed(pack, None)
 
     @property
-    def __getitems__(self) -> Callable[[list[Pack]], list[dict[str, Any]]]:
+    def __getitems__(self) -> Callable[[list[PackIndex]], list[dict[str, Any]]]:
         """The samples of a list of packs; present only if the dataset has a ``__getitems__`` worth calling."""
         if not self._has_getitems:
             raise AttributeError("__getitems__")
         return self._gather
 
-    def _gather(self, packs: list[Pack]) -> list[dict[str, Any]]:
+    def _gather(self, packs: list[PackIndex]) -> list[dict[str, Any]]:
         wanted = [index for pack in packs for index in pack.indices]
         fetched = self.dataset.__getitems__(wanted)
         if type(fetched) not in (list, tuple) or len(fetched) != len(wanted):
@@ -94,111 +93,146 @@ class PackView(View):
         loaded = iter(fetched)
         return [self._packed(pack, list(islice(loaded, len(pack.indices)))) for pack in packs]
 
-    def _packed(self, pack: Pack, loaded: Sequence[Any] | None) -> dict[str, Any]:
+    def _packed(self, pack: PackIndex, loaded: Sequence[Any] | None) -> dict[str, Any]:
         """The sample of ``pack``; ``loaded`` are its sequences, if they are there already."""
-        rows = _Rows(self.capacity, self.pad)
+        rows, pieces = Rows(self.capacity, self.pad, "pack", "transform"), []
         loading = current.get()
         try:
-            for member, index in enumerate(pack.indices):
+            for member, (index, whole, start, length) in enumerate(zip(pack.indices, *pack[2:], strict=True)):
                 if loading is not None and pack.positions is not None:
                     loading.enter_member(pack.positions[member], index)
                 try:
                     sequence = self.dataset[index] if loaded is None else loaded[member]
                     if self.transform is not None:
                         sequence = self.transform(sequence)
-                    rows.add(sequence, index, *(numbers[member] for numbers in pack[2:]))
+                    fields = rows.fields(sequence, index, whole)
                 except Exception as exc:
                     annotate(exc, f"in a pack, at dataset index {index}")
                     raise
+                if length:
+                    pieces.append({name: value[start : start + length] for name, value in fields.items()})
         finally:
             if loading is not None and pack.positions is not None:
                 loading.restart()
-        return rows.finish()
-
-
-class _Rows:
-    """The fields of one pack in the making."""
-
-    def __init__(self, capacity: int, pad: Any) -> None:
-        self._capacity = capacity
-        self._pad = pad
-        self._fields: dict[str, Any] | None = None  # None: only empty members so far
-        self._names: set[str] | None = None
-        self._at = 0
-        self._lengths: list[int] = []
-
-    def add(self, sequence: Any, index: int, whole: int, start: int, length: int) -> None:
-        """Lay ``sequence[start : start + length]`` behind the others."""
-        fields = sequence if isinstance(sequence, Mapping) else {"tokens": sequence}
-        values = {name: _checked(name, value, whole, index) for name, value in fields.items()}
-        self._check_names(values)
-        if not length:
-            return
-        if self._fields is None:
-            self._fields = {name: self._empty(name, value) for name, value in values.items()}
-        end = self._at + length
-        for name, value in values.items():
-            into = self._fields[name]
-            if value.dtype != into.dtype or value.shape[1:] != into.shape[1:] or type(value) is not type(into):
-                was, came = (f"{one.dtype} of shape (…, {', '.join(map(str, one.shape[1:]))})" for one in (into, value))
-                raise ValueError(
-                    f"the field {name!r} is {came} here, and {was} in the sequences before it in the pack. Convert it in transform."
-                )
-            into[self._at : end] = value[start : start + length]
-        self._lengths.append(length)
-        self._at = end
-
-    def finish(self) -> dict[str, Any]:
-        if self._fields is None:
+        if not pieces:
             raise ValueError(
                 "all sequences of this pack are empty, so nothing says what its padding is of. Leave empty sequences out of the dataset."
             )
-        position_ids, segment_ids = np.zeros((2, self._capacity), np.int64)
-        starts = np.cumsum(self._lengths) - self._lengths
-        position_ids[: self._at] = np.arange(self._at) - np.repeat(starts, self._lengths)
-        segment_ids[: self._at] = np.repeat(np.arange(1, len(starts) + 1), self._lengths)
-        numbers: list[Any] = [position_ids, segment_ids]
-        if any(isinstance(value, torch.Tensor) for value in self._fields.values()):
-            numbers = [torch.from_numpy(array) for array in numbers]
-        return {**self._fields, "position_ids": numbers[0], "segment_ids": numbers[1]}
+        return rows.row(pieces)
 
-    def _check_names(self, values: dict[str, Any]) -> None:
-        if self._names is None:
-            self._names = set(values)
-            wrong = sorted(self._names & {"position_ids", "segment_ids"})
-            if wrong or not values:
-                raise ValueError(
-                    f"a sequence has the field {wrong[0]!r}, which packing makes itself. Drop it in transform."
-                    if wrong
-                    else "a sequence has no fields."
+
+@final
+class Rows:
+    """Lays sequences, or pieces of them, one after another into rows of one length. All must have the same fields, of the same types.
+
+    Args:
+        capacity: Length of a row.
+        pad: See `PackView`.
+        within: What the sequences are compared in, for messages.
+        where: Where to change them, for messages.
+        hint: Said to whoever has no sequences.
+    """
+
+    def __init__(self, capacity: int, pad: float | dict[str, float], within: str, where: str, hint: str = "") -> None:
+        self._capacity = capacity
+        self._pad = pad
+        self._within = within
+        self._where = where
+        self._hint = hint
+        self._first: dict[str, Any] = {}  # an empty piece of each field: what the others must be like
+
+    def fields(self, sequence: Any, index: int = 0, whole: int | None = None) -> dict[str, Any]:
+        """The fields of a sequence, as arrays or tensors of one length; of the length ``whole``, if sequence ``index`` is known to have it."""
+        given = sequence if isinstance(sequence, Mapping) else {"tokens": sequence}
+        fields = {name: self._array(name, value) for name, value in given.items()}
+        if not fields:
+            raise ValueError("a sequence has no fields.")
+        if self._first and fields.keys() != self._first.keys():
+            raise ValueError(
+                f"a sequence has the fields {sorted(fields)}, and those before it in the {self._within} have {sorted(self._first)}."
+            )
+        lengths = {len(value) for value in fields.values()}
+        if whole is not None and lengths != {whole}:
+            name = next(name for name, value in fields.items() if len(value) != whole)
+            raise ValueError(
+                f"lengths[{index}] is {whole}, but the field {name!r} of sequence {index} has {len(fields[name])} places. Correct the lengths; or, if the field "
+                f"does not go along the sequence, drop it in {self._where}."
+            )
+        if len(lengths) != 1:
+            said = ", ".join(f"{name!r} {len(value)}" for name, value in fields.items())
+            raise ValueError(
+                f"the fields of a sequence must have the same length, but they have: {said}. Drop what does not go along the sequence in {self._where}."
+            )
+        if lengths == {0}:
+            return fields  # an empty list says nothing of its numbers
+        if not self._first:
+            self._begin(fields)
+        for name, value in fields.items():
+            first = self._first[name]
+            if value.dtype != first.dtype or value.shape[1:] != first.shape[1:] or type(value) is not type(first):
+                was, came = (
+                    f"{type(one).__name__} of {one.dtype}, shape (…, {', '.join(map(str, one.shape[1:]))})" for one in (first, value)
                 )
-            if isinstance(self._pad, dict) and (unknown := sorted(self._pad.keys() - self._names)):
-                raise ValueError(f"pad has a value for {unknown[0]!r}, but the sequences have the fields {sorted(self._names)}.")
-        elif values.keys() != self._names:
-            raise ValueError(f"a sequence has the fields {sorted(values)}, and those before it in the pack have {sorted(self._names)}.")
+                raise ValueError(
+                    f"the field {name!r} is {came} here, and {was} in the sequences before it in the {self._within}. Convert it in {self._where}."
+                )
+        return fields
 
-    def _empty(self, name: str, value: Any) -> Any:
-        pad = self._pad.get(name, 0) if isinstance(self._pad, dict) else self._pad
-        shape = (self._capacity, *value.shape[1:])
-        check_fits(pad, value.dtype, f"the field {name!r}")
-        return torch.full(shape, pad, dtype=value.dtype) if isinstance(value, torch.Tensor) else np.full(shape, pad, value.dtype)
+    def row(self, pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """One row, of pieces that are not empty."""
+        position_ids, segment_ids = np.zeros((2, self._capacity), np.int64)
+        places, total = _places(self._capacity), 0
+        for number, piece in enumerate(pieces, 1):
+            length = len(next(iter(piece.values())))
+            begin, total = total, total + length
+            position_ids[begin:total] = places[:length]
+            segment_ids[begin:total] = number
+        row: dict[str, Any] = {}
+        for name, first in self._first.items():
+            values, pad = [piece[name] for piece in pieces], pad_of(self._pad, name)
+            shape = (self._capacity, *first.shape[1:])
+            if isinstance(first, torch.Tensor):
+                row[name] = torch.full(shape, pad, dtype=first.dtype)
+                row[name][:total] = torch.cat(values)
+            else:
+                row[name] = np.full(shape, pad, first.dtype)
+                np.concatenate(values, out=row[name][:total])
+        numbers: list[Any] = [position_ids, segment_ids]
+        if any(isinstance(first, torch.Tensor) for first in self._first.values()):
+            numbers = [torch.from_numpy(array) for array in numbers]
+        return {**row, "position_ids": numbers[0], "segment_ids": numbers[1]}
+
+    def _begin(self, fields: dict[str, Any]) -> None:
+        if wrong := sorted(fields.keys() & {"position_ids", "segment_ids"}):
+            raise ValueError(f"a sequence has the field {wrong[0]!r}, which packing makes itself. Drop it in {self._where}.")
+        if isinstance(self._pad, dict) and (unknown := sorted(self._pad.keys() - fields.keys())):
+            raise ValueError(f"pad has a value for {unknown[0]!r}, but the sequences have the fields {sorted(fields)}.")
+        for name, value in fields.items():
+            check_fits(pad_of(self._pad, name), value.dtype, f"the field {name!r}")
+        self._first = {name: value[:0] for name, value in fields.items()}
+
+    def _array(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            try:
+                value = (
+                    np.frombuffer(array("q", value), np.int64) if value and type(value[0]) is int else np.asarray(value)
+                )  # half the time
+            except (TypeError, OverflowError):
+                value = np.asarray(value)
+        numbers = isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
+        if not numbers or not value.ndim:
+            raise ValueError(
+                f"the field {name!r} of a sequence to pack must be an array, a tensor or a list of numbers, one for each place, but {value!r:.80} came. "
+                f"Drop it in {self._where}{self._hint}."
+            )
+        return value
 
 
-def _is_numbers(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or value.dtype.kind in "biufc"
+@lru_cache(4)
+def _places(capacity: int) -> np.ndarray:
+    return np.arange(capacity)
 
 
-def _checked(name: str, value: Any, whole: int, index: int) -> Any:
-    """``value`` as an array or a tensor of the length ``whole``."""
-    if isinstance(value, list):
-        value = np.asarray(value) if value else np.empty(0, np.int64)
-    if not isinstance(value, np.ndarray | torch.Tensor) or not value.ndim or not _is_numbers(value):
-        raise ValueError(
-            f"the field {name!r} of a packed sequence must be an array, a tensor or a list of numbers, one for each place, but {value!r:.80} came. Drop it in transform."
-        )
-    if len(value) != whole:
-        raise ValueError(
-            f"lengths[{index}] is {whole}, but the field {name!r} of sequence {index} has {len(value)} places. Correct the lengths; or, if the field does not "
-            f"go along the sequence, drop it in transform."
-        )
-    return value
+def pad_of(pad: float | dict[str, float], name: str) -> float:
+    """What a field is padded with."""
+    return pad.get(name, 0) if isinstance(pad, dict) else pad

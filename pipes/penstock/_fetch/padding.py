@@ -24,12 +24,7 @@ class Padded:
     """See `pad`."""
 
     def __init__(self, value: float | Mapping[str, float], to_multiple_of: int, lengths: bool) -> None:
-        for number in value.values() if isinstance(value, Mapping) else [value]:
-            if not isinstance(number, int | float | np.number):
-                raise ValueError(
-                    f"value={value!r:.80} must be a number, or a dict of a number for each field to pad. As a collate_fn, write collate_fn=penstock.pad(0)."
-                )
-        self.value = dict(value) if isinstance(value, Mapping) else value
+        self.value = checked_pad("value", value, " As a collate_fn, write collate_fn=penstock.pad(0).")
         self.to_multiple_of = whole_number("to_multiple_of", to_multiple_of, 1)
         self.lengths = lengths
 
@@ -173,6 +168,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _padding(value: float, dtype: torch.dtype) -> Any:
     """``value`` as a NumPy number, converted by torch, which does not warn of infinity."""
     return torch.full((), value, dtype=dtype, device="cpu").numpy()[()]
+
+
+def checked_pad(name: str, value: float | Mapping[str, float], remedy: str = "") -> float | dict[str, float]:
+    """``value``, if it is a number to pad with, or one for each field."""
+    for number in value.values() if isinstance(value, Mapping) else [value]:
+        if not isinstance(number, int | float | np.number):
+            raise ValueError(f"{name}={value!r:.80} must be a number, or a dict of a number for each field.{remedy}")
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def check_fits(value: float, dtype: Any, what: str) -> None:

@@ -112,8 +112,7 @@ def check_groups(groups: Any, facts: DatasetFacts, batch_size: Any, *, sampler: 
         )
     if tail == "pad":
         raise ValueError(
-            "tail='pad' repeats the start of an epoch, and groups cannot be read by position. Use tail='drop' or tail='exact'"
-            + ("; or pack with the dataset penstock.Packed, which has a length." if isinstance(groups, Packs) else ".")
+            "tail='pad' repeats the start of an epoch, and groups cannot be read by position. Use tail='drop' or tail='exact'."
         )
 
 

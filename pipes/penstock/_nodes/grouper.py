@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock._errors import ClosedError, GraphError, StateError
 from penstock._fetch.indices import Indices
-from penstock._fetch.packing import Pack
+from penstock._fetch.packing import PackIndex
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
@@ -30,7 +30,7 @@ _KEYS = ("epoch", "block", "taken", "position")
 class Grouper(FirstNode[Indices]):
     """Walk through ``order`` in groups: one epoch of packs or batches, then ``StopIteration``.
 
-    With `Packs` each item is one index, a `Pack`; with `Buckets` it is a batch of indices, which has its members' positions in the order. The order is
+    With `Packs` each item is one index, a `PackIndex`; with `Buckets` it is a batch of indices, which has its members' positions in the order. The order is
     cut into blocks; the groups of a block depend on nothing else. So the state is a block, the number of its groups that were taken, and the number of
     groups in the epoch so far, and going to a state plans one block. The groups are dealt to the ranks whole; an epoch cannot be padded.
 
@@ -100,9 +100,7 @@ class Grouper(FirstNode[Indices]):
         return items, dict(zip(_KEYS, (epoch, block, taken, position), strict=True))
 
     def peek(self, place: State, positions: Int64s) -> Sequence[Indices]:
-        raise GraphError(
-            "groups cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'; or, for packs, the dataset penstock.Packed."
-        )
+        raise GraphError("groups cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'.")
 
     def check(self, state: Any) -> None:
         fields(state, epoch=int, block=int, taken=int, position=int)
@@ -169,7 +167,7 @@ class _Block:
         if self._packs is None:
             indices, positions = self._batches
             return Indices(self.epoch, positions[begin:end], indices[begin:end])
-        return Indices(self.epoch, position, Pack(*(column[begin:end] for column in self._packs)))
+        return Indices(self.epoch, position, PackIndex(*(column[begin:end] for column in self._packs)))
 
 
 @final

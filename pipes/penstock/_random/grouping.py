@@ -55,7 +55,7 @@ class Packs(Shown):
     ``tokens``, or dicts of them. Empty ones are left out.
 
     The packs are made block by block, by best-fit decreasing: they fill 99.6 % at a block of 1024, for documents of 645 tokens on average and packs of
-    4096. They differ from epoch to epoch as the order does. An epoch has no length unless you ask for it by ``count``; `Packed` has one.
+    4096. They differ from epoch to epoch as the order does. An epoch has no length unless you ask for it by ``count``.
 
     Args:
         lengths: Of every sequence of the dataset, by index: whole numbers, shape ``(n,)``. They must be true.

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
 from penstock._arguments import Shown, whole_number
-from penstock._fetch.padding import check_fits
+from penstock._fetch.packing import Rows
+from penstock._fetch.padding import checked_pad
 from penstock._streams.run_cursor import running
 from penstock._streams.step_identity import named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from penstock._streams.run_cursor import Tag
 
+_HINT: Final = "; records that are no sequences need length="
 _Size = tuple[int, int]
 """The length of a piece, and when it came: sorts by length, then by age."""
 
@@ -62,9 +59,6 @@ class Pack(Shown):
     ) -> None:
         if not callable(length):
             raise TypeError(f"length must be a function of one record, and {length!r:.80} cannot be called.")
-        for value in pad.values() if isinstance(pad, Mapping) else [pad]:
-            if not isinstance(value, int | float | np.number):
-                raise ValueError(f"pad={pad!r:.80} must be a number, or a dict of a number for each field.")
         whole = length is not len
         if oversize not in (None, "split", "truncate", "error"):
             raise ValueError(f"oversize={oversize!r} must be 'split', 'truncate' or 'error'.")
@@ -72,7 +66,7 @@ class Pack(Shown):
             raise ValueError(f"oversize={oversize!r} cuts sequences, but with length= records stay whole. Leave one of them out.")
         self.capacity = whole_number("capacity", capacity, 1, 2**40)
         self.length = length
-        self.pad = dict(pad) if isinstance(pad, Mapping) else pad
+        self.pad = checked_pad("pad", pad)
         self.oversize = oversize or ("error" if whole else "split")
         self.window = whole_number("window", window, 1)
 
@@ -80,7 +74,7 @@ class Pack(Shown):
         """The rows."""
         run = running()
         waiting = _Waiting(self.capacity)
-        rows = _Rows(self.capacity, self.pad) if self.length is len else None
+        rows = Rows(self.capacity, self.pad, "shard", "a step before", _HINT) if self.length is len else None
         number = 0
 
         def row(*, last: bool) -> Any:
@@ -89,7 +83,8 @@ class Pack(Shown):
             if run is not None:
                 run.at, run.place = pieces[0].tag, number  # type: ignore[assignment]  # within a run each has one
             number += 1
-            return [piece.value for piece in pieces] if rows is None else rows.row(pieces)
+            values = [piece.value for piece in pieces]
+            return values if rows is None else rows.row(values)
 
         for record in records:
             tag = None if run is None else run.at
@@ -205,92 +200,3 @@ class _Waiting:
                     best, found = both, [high, low]
                 low += 1
         return found
-
-
-@final
-class _Rows:
-    """Makes rows of the fields of sequences, which must be of one kind all over a shard."""
-
-    def __init__(self, capacity: int, pad: Any) -> None:
-        self._capacity = capacity
-        self._pad = pad
-        self._first: dict[str, Any] = {}  # an empty piece of each field: what the others must be like
-
-    def fields(self, record: Any) -> dict[str, Any]:
-        """The fields of a sequence, as arrays or tensors."""
-        given = record if isinstance(record, Mapping) else {"tokens": record}
-        fields = {name: _array(name, value) for name, value in given.items()}
-        if self._first and fields.keys() != self._first.keys():
-            raise ValueError(f"a sequence has the fields {sorted(fields)}, and those before it in the shard have {sorted(self._first)}.")
-        if len({len(value) for value in fields.values()}) != 1:
-            lengths = ", ".join(f"{name!r} {len(value)}" for name, value in fields.items())
-            raise ValueError(
-                f"the fields of a sequence must have the same length, but they have: {lengths}. Drop what does not go along the sequence in a step before."
-                if fields
-                else "a sequence has no fields."
-            )
-        if not len(next(iter(fields.values()))):
-            return fields  # an empty list says nothing of its numbers
-        if not self._first:
-            self._begin(fields)
-        for name, value in fields.items():
-            first = self._first[name]
-            if value.dtype != first.dtype or value.shape[1:] != first.shape[1:] or type(value) is not type(first):
-                was, came = (
-                    f"{type(one).__name__} of {one.dtype}, shape (…, {', '.join(map(str, one.shape[1:]))})" for one in (first, value)
-                )
-                raise ValueError(
-                    f"the field {name!r} is {came} here, and {was} in the sequences before it in the shard. Convert it in a step before."
-                )
-        return fields
-
-    def row(self, pieces: list[_Piece]) -> dict[str, Any]:
-        """One row."""
-        position_ids, segment_ids = np.zeros((2, self._capacity), np.int64)
-        total = 0
-        for number, piece in enumerate(pieces, 1):
-            begin, total = total, total + piece.length
-            position_ids[begin:total] = self._places[: piece.length]
-            segment_ids[begin:total] = number
-        row: dict[str, Any] = {}
-        for name, first in self._first.items():
-            values, pad = [piece.value[name] for piece in pieces], self._pad_of(name)
-            shape = (self._capacity, *first.shape[1:])
-            if isinstance(first, torch.Tensor):
-                row[name] = torch.full(shape, pad, dtype=first.dtype)
-                row[name][:total] = torch.cat(values)
-            else:
-                row[name] = np.full(shape, pad, first.dtype)
-                np.concatenate(values, out=row[name][:total])
-        numbers: list[Any] = [position_ids, segment_ids]
-        if any(isinstance(first, torch.Tensor) for first in self._first.values()):
-            numbers = [torch.from_numpy(array) for array in numbers]
-        return {**row, "position_ids": numbers[0], "segment_ids": numbers[1]}
-
-    def _begin(self, fields: dict[str, Any]) -> None:
-        if wrong := sorted(fields.keys() & {"position_ids", "segment_ids"}):
-            raise ValueError(f"a sequence has the field {wrong[0]!r}, which packing makes itself. Drop it in a step before.")
-        if isinstance(self._pad, dict) and (unknown := sorted(self._pad.keys() - fields.keys())):
-            raise ValueError(f"pad has a value for {unknown[0]!r}, but the sequences have the fields {sorted(fields)}.")
-        for name, value in fields.items():
-            check_fits(self._pad_of(name), value.dtype, f"the field {name!r}")
-        self._first = {name: value[:0] for name, value in fields.items()}
-        self._places = np.arange(self._capacity)
-
-    def _pad_of(self, name: str) -> Any:
-        return self._pad.get(name, 0) if isinstance(self._pad, dict) else self._pad
-
-
-def _array(name: str, value: Any) -> Any:
-    if isinstance(value, list):
-        try:
-            value = np.frombuffer(array("q", value), np.int64) if value and type(value[0]) is int else np.asarray(value)  # half the time
-        except (TypeError, OverflowError):
-            value = np.asarray(value)
-    numbers = isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
-    if not numbers or not value.ndim:
-        raise ValueError(
-            f"the field {name!r} of a sequence to pack must be an array, a tensor or a list of numbers, one for each place, but {value!r:.80} came. Drop it in a "
-            f"step before; records that are no sequences need length=."
-        )
-    return value
