@@ -6,6 +6,7 @@ Anything with an ``__index__`` is a whole number, NumPy's and torch's integers i
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import operator
 from typing import Any, Final
@@ -53,6 +54,11 @@ def seconds(name: str, value: Any) -> float | None:
     if not number >= 0:
         raise ValueError(f"{name}={value!r:.200} must be a number of seconds, 0 or more; 0 waits forever.")
     return None if number >= LONGEST_S else number or None
+
+
+def checksum(data: Any) -> str:
+    """A hash of bytes, or of anything that has them, in 16 digits."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 LONGEST_LINE: Final = 200

@@ -17,7 +17,7 @@ LENGTHS = [4, 9, 2, 5]
 
 def plan(groups, indices=INDICES):
     planned = groups.plan(indices)
-    return [part.tolist() for part in np.split(planned.offsets, planned.splits[1:-1])]
+    return [part.tolist() for part in np.split(planned.members, planned.splits[1:-1])]
 
 
 @pytest.mark.parametrize(

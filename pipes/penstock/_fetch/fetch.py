@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import operator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset, default_convert
 
-from penstock._arguments import Shown
+from penstock._arguments import Shown, checksum
 from penstock._fetch.array_dataset import gathered, is_arrays
 from penstock._fetch.collate import BatchBuilder, Collator
 from penstock._fetch.padding import Padded
@@ -216,13 +215,9 @@ def said_of(dataset: Any, name: str) -> str | None:
             indices = dataset.indices
             some = (indices[k] for k in range(0, len(indices), max(1, len(indices) // _LOOKED_AT)))
             found.append(
-                _checksum(str([operator.index(one) if hasattr(one, "__index__") else isinstance(one, str) and one for one in some]))
+                checksum(str([operator.index(one) if hasattr(one, "__index__") else isinstance(one, str) and one for one in some]).encode())
             )
-    return _checksum(" ".join(found)) if len(found) > 1 else found[0] if found else None
-
-
-def _checksum(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return checksum(" ".join(found).encode()) if len(found) > 1 else found[0] if found else None
 
 
 def has_getitems(dataset: Any) -> bool:

@@ -19,7 +19,7 @@ from penstock._random.grouping import Buckets, Packs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock._random.grouping import BlockPlan
+    from penstock._random.groups import Groups
     from penstock._random.order import Order
     from penstock._random.permutation import Int64s
 
@@ -151,7 +151,7 @@ class _Block:
         self.block = block
         plan = _planned(groups, indices)
         self._splits = plan.splits.tolist()
-        chosen, at = indices[plan.offsets], positions[plan.offsets]
+        chosen, at = indices[plan.members], positions[plan.members]
         self._batches = chosen, at
         self._packs: list[list[int]] | None = None
         if plan.pieces is not None:
@@ -199,7 +199,7 @@ def _counted(order: Order, groups: Packs | Buckets, epoch: int, counts: dict[int
     return count
 
 
-def _planned(groups: Packs | Buckets, indices: Int64s) -> BlockPlan:
+def _planned(groups: Packs | Buckets, indices: Int64s) -> Groups:
     if len(indices) and int(indices.max()) >= len(groups.lengths):
         raise GraphError(
             f"the order has index {int(indices.max())}, and there are {len(groups.lengths)} lengths. Give one length for each index of the dataset."

@@ -6,13 +6,12 @@ A block is a stretch of an order. All ranks plan the same blocks, so they agree 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 
-from penstock._arguments import Shown, whole_number
-from penstock._random.groups import Pieces, bucketed, packed, pieces_of
+from penstock._arguments import Shown, checksum, whole_number
+from penstock._random.groups import Groups, Pieces, bucketed, packed, pieces_of
 from penstock._random.permutation import GROUPED, philox_words
 
 if TYPE_CHECKING:
@@ -24,25 +23,6 @@ if TYPE_CHECKING:
 
 Oversize = Literal["split", "truncate", "error"]
 Lengths = np.ndarray[tuple[int], np.dtype[Any]]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class BlockPlan:
-    """The groups of one block.
-
-    Attributes:
-        splits: Group g has the members ``splits[g]`` to ``splits[g + 1]``: shape ``(groups + 1,)``.
-        offsets: Which item of the block each member is, group by group: shape ``(members,)``.
-        pieces: Where each member starts in its item, and how long it is, if members may be parts of items.
-    """
-
-    splits: Int64s
-    offsets: Int64s
-    pieces: Pieces | None
-
-    def __len__(self) -> int:
-        return len(self.splits) - 1
 
 
 @final
@@ -84,19 +64,21 @@ class Packs(Shown):
         self.lengths: Lengths = checked_lengths(lengths, whole=True)
         self.capacity: int = whole_number("capacity", capacity, 1)
         self.block: int = whole_number("block", block, 1, 2**24 + 1)
-        self.oversize = checked_oversize(oversize)
+        if oversize not in ("split", "truncate", "error"):
+            raise ValueError(f"oversize={oversize!r:.80} is none of 'split', 'truncate', 'error'.")
+        self.oversize: Oversize = oversize
         self.pad: float | Mapping[str, float] = pad
         self.count: bool = count
         if oversize == "error":
             pieces_of(self.lengths, self.capacity, "error")
         self.groups_per_item = max(1, -(-int(self.lengths.max(initial=0)) // self.capacity)) if oversize == "split" else 1  # at most
-        self._checksum = checksum(self.lengths)
+        self._checksum = _checksum(self.lengths)
 
-    def plan(self, indices: Int64s) -> BlockPlan:
+    def plan(self, indices: Int64s) -> Groups:
         """The packs of a block that holds these ``indices`` of the dataset."""
         pieces = pieces_of(self.lengths[indices], self.capacity, self.oversize)
         groups = packed(pieces.lengths, self.capacity)
-        return BlockPlan(groups.splits, pieces.items[groups.members], Pieces(*(field[groups.members] for field in pieces)))
+        return Groups(pieces.items[groups.members], groups.splits, Pieces(*(field[groups.members] for field in pieces)))
 
     def details(self) -> dict[str, Any]:
         return {"lengths": len(self.lengths), "capacity": self.capacity, "oversize": self.oversize}
@@ -156,16 +138,14 @@ class Buckets(Shown):
             raise ValueError(
                 f"lengths[{longest}] is {self.lengths[longest]}, and a batch may have max_padded_size={max_padded_size}. Raise that, or leave that sample out."
             )
-        self._checksum = checksum(self.lengths)
+        self._checksum = _checksum(self.lengths)
 
-    def plan(self, indices: Int64s) -> BlockPlan:
+    def plan(self, indices: Int64s) -> Groups:
         """The batches of a block that holds these ``indices`` of the dataset. Keyed by the indices: another order shuffles them otherwise."""
         seed = int.from_bytes(hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=8).digest(), "little") >> 1
         words = philox_words(seed, 0, GROUPED, len(indices))
-        groups = bucketed(
-            self.lengths[indices], self.max_padded_size, min(self.max_samples or self.block, self.block), self.same_size_run, words
-        )
-        return BlockPlan(groups.splits, groups.members, None)
+        most = min(self.max_samples or self.block, self.block)
+        return bucketed(self.lengths[indices], self.max_padded_size, most, self.same_size_run, words)
 
     def details(self) -> dict[str, Any]:
         return {"lengths": len(self.lengths), "max_padded_size": self.max_padded_size, "max_samples": self.max_samples}
@@ -174,13 +154,6 @@ class Buckets(Shown):
         """What a saved state must agree on."""
         words = {"budget": self.max_padded_size, "most": self.max_samples, "alike": self.same_size_run, "block": self.block}
         return {"groups": "buckets", **words, "lengths": self._checksum}
-
-
-def checked_oversize(oversize: Any) -> Oversize:
-    if oversize not in ("split", "truncate", "error"):
-        raise ValueError(f"oversize={oversize!r:.80} is none of 'split', 'truncate', 'error'.")
-    word: Oversize = oversize
-    return word
 
 
 def checked_lengths(lengths: npt.ArrayLike, *, whole: bool) -> Lengths:
@@ -202,6 +175,6 @@ def checked_lengths(lengths: npt.ArrayLike, *, whole: bool) -> Lengths:
     return given.astype(np.float64 if given.dtype.kind == "f" and not whole else np.int64, copy=False)
 
 
-def checksum(lengths: Lengths) -> str:
+def _checksum(lengths: Lengths) -> str:
     """A hash of the lengths: 1 s for 10^8 of them."""
-    return hashlib.blake2b(np.ascontiguousarray(lengths, lengths.dtype.newbyteorder("<")).data, digest_size=8).hexdigest()
+    return checksum(np.ascontiguousarray(lengths, lengths.dtype.newbyteorder("<")).data)

@@ -6,6 +6,7 @@ A block is a stretch of an order, say 1024 or 8192 items. All ranks plan the sam
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 import numpy as np
@@ -30,20 +31,22 @@ class Pieces(NamedTuple):
 
 
 @final
-class Groups(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Groups:
     """Groups of a block.
 
     Attributes:
-        members: The pieces or items of the first group, then those of the second, …: shape ``(members,)``.
+        members: The items of the first group, then those of the second, …: shape ``(members,)``.
         splits: Group g is ``members[splits[g] : splits[g + 1]]``: shape ``(groups + 1,)``.
+        pieces: Of which item each member is, where it starts in it, and how long it is, if members may be parts of items.
     """
 
     members: Int64s
     splits: Int64s
+    pieces: Pieces | None = None
 
-    def lists(self) -> list[list[int]]:
-        """The groups as lists."""
-        return [part.tolist() for part in np.split(self.members, self.splits[1:-1])] if len(self.splits) > 1 else []
+    def __len__(self) -> int:
+        return len(self.splits) - 1
 
 
 def pieces_of(lengths: Int64s, capacity: int, oversize: Literal["split", "truncate", "error"]) -> Pieces:
@@ -95,21 +98,14 @@ def bucketed(lengths: Int64s, budget: float, most: int, alike: int, words: UInt6
     long batch. The number of batches is a multiple of ``alike``, unless there are too few items for another batch each.
 
     Args:
-        lengths: Of the items, shape ``(n,)``.
+        lengths: Of the items, shape ``(n,)``; none is beyond the budget.
         budget: Bound of the padded size: the longest length of a batch times its number of items.
         most: Items in a batch, at most.
         alike: Batches in a run.
         words: Random, at least one for each run; they decide the order of the runs.
-
-    Raises:
-        ValueError: An item alone is beyond the budget.
     """
     by_length = np.argsort(lengths, kind="stable")
     ordered = lengths[by_length]
-    if len(ordered) and ordered[-1] > budget:
-        raise ValueError(
-            f"item {int(by_length[-1])} has the length {ordered[-1]}, but the budget of a batch is {budget}. Raise the budget, or leave it out."
-        )
     ends = _cut(ordered, 0, budget, most)
     needed = -(-len(ends) // alike) * alike
     if len(ends) < needed <= len(ordered):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from penstock._arguments import Shown, whole_number
+from penstock._arguments import checksum, whole_number
 from penstock._random.mix_order import MixOrder
 from penstock._random.order import ContinuingOrder
-from penstock._random.orders import LONGEST, SequentialOrder, checked_seed
+from penstock._random.orders import LONGEST, PlainOrder, SequentialOrder, checked_seed
+from penstock._random.permutation import by_group
 from penstock._random.splitmix import GAMMA, mixed
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _BITS: Final = 56
 
 
 @final
-class LaneMixOrder(Shown):
+class LaneMixOrder(PlainOrder):
     """Mix orders by weight, some of which never end. Like a `LaneOrder`, its item k is item ``k div lanes`` of lane ``k mod lanes``.
 
     Each lane is a `MixOrder` with a seed of its own, so its shares are exact by themselves: of a lane's items at the end of each block, every source has
@@ -74,25 +74,17 @@ class LaneMixOrder(Shown):
         self.read_ahead = 2**16  # one call to the mix of each lane costs 0.3 ms, so it had better be for many items
         said = [(name, order.settings()) for name, order in zip(self.names, self._orders, strict=True)]
         held = {name: settings.pop("held") for name, settings in said if "held" in settings}  # to be named where it differs
-        checksum = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
-        self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "orders": checksum}
+        of_sources = checksum(json.dumps(said, sort_keys=True).encode())
+        self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "orders": of_sources}
         if held:
             self._said["held"] = held
-
-    def __len__(self) -> int:
-        return self._n
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `ContinuingOrder`: ``positions`` count from the beginning of training."""
         out = np.empty(len(positions), np.int64)
-        lanes = positions % self.lanes
-        by_lane = np.argsort(lanes, kind="stable")
-        ends = np.cumsum(np.bincount(lanes, minlength=self.lanes)).tolist()
-        for lane, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-            if begin < end:
-                chosen = by_lane[begin:end]
-                found = self._mix(lane).indices(0, positions[chosen] // self.lanes)
-                out[chosen] = self._placed(lane, found >> _BITS, found & ((1 << _BITS) - 1))
+        for lane, chosen in by_group(positions % self.lanes):
+            found = self._mix(lane).indices(0, positions[chosen] // self.lanes)
+            out[chosen] = self._placed(lane, found >> _BITS, found & ((1 << _BITS) - 1))
         return out
 
     def details(self) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from penstock._arguments import Shown, whole_number
-from penstock._random.orders import LONGEST, SequentialOrder, ShuffledOrder
-from penstock._random.shard_order import LANE_NUMBERS
+from penstock._arguments import whole_number
+from penstock._random.orders import LONGEST, PlainOrder, SequentialOrder, ShuffledOrder
+from penstock._random.shard_order import usual_lanes
 
 if TYPE_CHECKING:
     from penstock._random.permutation import Int64s
@@ -37,8 +37,7 @@ class Deal:
 
     def __init__(self, shards: int, lanes: int | None = None, *, shuffle: bool = False, seed: int = 0) -> None:
         self.shards = whole_number("shards", shards, 1)
-        default = max((number for number in LANE_NUMBERS if 4 * number <= shards), default=1)
-        self.lanes = default if lanes is None else whole_number("lanes", lanes, 1, MOST_LANES + 1)
+        self.lanes = usual_lanes(shards) if lanes is None else whole_number("lanes", lanes, 1, MOST_LANES + 1)
         if self.lanes > shards:
             raise ValueError(
                 f"lanes={lanes} is more than the {shards} shards, and each lane reads whole shards. Use at most {shards}, or cut the data into more shards."
@@ -76,7 +75,7 @@ _PASSES = 4
 
 
 @final
-class LaneOrder(Shown):
+class LaneOrder(PlainOrder):
     """The order of data whose shards have unknown lengths: item k since the beginning of training is item ``k div lanes`` of lane ``k mod lanes``.
 
     Each lane yields every lanes-th item, so the position alone says how far every lane is, on any number of ranks. An epoch is a number of items, and
@@ -95,16 +94,9 @@ class LaneOrder(Shown):
         self._n = whole_number("epoch_size", epoch_size, 1, LONGEST + 1)
         self._said = {"order": "lanes", "length": self._n, "lanes": self.lanes, **(settings or {})}
 
-    def __len__(self) -> int:
-        return self._n
-
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """The positions since the beginning of training, which are the items' numbers."""
         return positions.copy()
 
     def details(self) -> dict[str, Any]:
         return {"lanes": self.lanes, "epoch_size": self._n}
-
-    def settings(self) -> dict[str, Any]:
-        """See `Order.settings`."""
-        return dict(self._said)

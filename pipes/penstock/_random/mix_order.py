@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 
-from penstock._arguments import Shown, whole_number
+from penstock._arguments import checksum, whole_number
 from penstock._random.mix_layout import Blocks, laid_out
 from penstock._random.mix_stages import stages_of
-from penstock._random.orders import LONGEST, check_positions, checked_seed
-from penstock._random.permutation import MIXED, Int64s, philox_words
+from penstock._random.orders import LONGEST, PlainOrder, check_positions, checked_seed
+from penstock._random.permutation import MIXED, Int64s, by_group, philox_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _AT_ONCE = 2**16
 
 
 @final
-class MixOrder(Shown):
+class MixOrder(PlainOrder):
     """Mix several orders by weight: an endless sequence, cut into epochs of ``epoch_size`` items.
 
     Each source is endless too: one pass over its order after another. A new epoch continues every source where the last one left it.
@@ -89,9 +89,6 @@ class MixOrder(Shown):
         said = [[name, size, order.settings()] for name, size, order in zip(self.names, sized, self._orders, strict=True)]
         self._said = {"order": "mix", "length": self._n, "seed": self._seed, "run": self.run, "sources": _checksum(said)}
         self._said_stages: dict[int, str] = {}
-
-    def __len__(self) -> int:
-        return self._n
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
@@ -159,13 +156,9 @@ class MixOrder(Shown):
         numbers *= self.run
         numbers += within
         out = np.empty(len(at), np.int64)
-        by_source = np.argsort(sources, kind="stable")
-        ends = np.cumsum(np.bincount(sources, minlength=len(self.names)))
-        for source, (begin, end) in enumerate(zip(np.append(0, ends[:-1]), ends, strict=True)):
-            if begin < end:
-                chosen = by_source[begin:end]
-                base = self.run * (self._counts[number][source] + counts[source])
-                out[chosen] = self._offsets[source] + self._of_source(source, base, numbers[chosen])
+        for source, chosen in by_group(sources):
+            base = self.run * (self._counts[number][source] + counts[source])
+            out[chosen] = self._offsets[source] + self._of_source(source, base, numbers[chosen])
         return out
 
     def _of_source(self, source: int, base: int, numbers: Int64s) -> Int64s:
@@ -250,7 +243,7 @@ class MixOrder(Shown):
 
 
 def _checksum(said: Any) -> str:
-    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return checksum(json.dumps(said, sort_keys=True).encode())
 
 
 def source_seed(seed: int, name: str) -> int:

@@ -7,7 +7,6 @@ without computing what stands before them. So a checkpoint is a position, and re
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from typing import Any, Final, final
 
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock._arguments import Shown, whole_number
+from penstock._arguments import Shown, checksum, whole_number
 from penstock._random.order import Order, brought_order
 from penstock._random.permutation import SORTED, WEIGHTED, FeistelPermutation, Int64s, SortedPermutation, philox_words, splitmix64_stream
 
@@ -32,8 +31,26 @@ def order_of(dataset: Any, *, shuffle: bool, seed: int) -> Order:
     return ShuffledOrder(len(dataset), seed) if shuffle else SequentialOrder(len(dataset))
 
 
+class PlainOrder(Shown):
+    """What orders share: their length, and what they say of themselves, which is in ``_said``."""
+
+    _n: int
+    _said: dict[str, Any]
+
+    def __len__(self) -> int:
+        return self._n
+
+    def settings(self) -> dict[str, Any]:
+        """See `Order.settings`."""
+        return dict(self._said)
+
+    def say(self, **more: Any) -> None:
+        """What the order is about has settings, too."""
+        self._said |= more
+
+
 @final
-class SequentialOrder(Shown):
+class SequentialOrder(PlainOrder):
     """0, 1, 2, … in every epoch.
 
     Args:
@@ -44,9 +61,7 @@ class SequentialOrder(Shown):
 
     def __init__(self, n: int) -> None:
         self._n = checked_length(n)
-
-    def __len__(self) -> int:
-        return self._n
+        self._said = {"order": "sequential", "length": self._n}
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """The positions themselves."""
@@ -56,13 +71,9 @@ class SequentialOrder(Shown):
     def details(self) -> dict[str, Any]:
         return {"n": self._n}
 
-    def settings(self) -> dict[str, Any]:
-        """See `Order.settings`."""
-        return {"order": "sequential", "length": self._n}
-
 
 @final
-class ShuffledOrder(Shown):
+class ShuffledOrder(PlainOrder):
     """A permutation of 0 … n-1 in every epoch, computed index by index in O(1) time and memory.
 
     A generalised Feistel network over the pairs ``(left, right)`` of ``[0, a) x [0, b)``, with ``a = ceil(sqrt(n))`` and
@@ -86,10 +97,8 @@ class ShuffledOrder(Shown):
     def __init__(self, n: int, seed: int = 0) -> None:
         self._n = checked_length(n)
         self._seed = checked_seed(seed)
+        self._said = {"order": "shuffled", "length": self._n, "seed": self._seed}
         self._keyed = self._under(0)
-
-    def __len__(self) -> int:
-        return self._n
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
@@ -102,16 +111,12 @@ class ShuffledOrder(Shown):
     def details(self) -> dict[str, Any]:
         return {"n": self._n, "seed": self._seed}
 
-    def settings(self) -> dict[str, Any]:
-        """See `Order.settings`."""
-        return {"order": "shuffled", "length": self._n, "seed": self._seed}
-
     def _under(self, epoch: int) -> SortedPermutation | FeistelPermutation:
         return SortedPermutation(epoch, self._seed, self._n) if self._n <= SORTED else FeistelPermutation(epoch, self._seed, self._n)
 
 
 @final
-class TorchOrder(Shown):
+class TorchOrder(PlainOrder):
     """Bit for bit the shuffle of ``torch.utils.data.DistributedSampler(seed=seed)`` after ``set_epoch(epoch)``.
 
     For users who must match an old run. It is ``torch.randperm``, so it takes O(n) time and memory in each epoch by nature: 40 s
@@ -128,6 +133,7 @@ class TorchOrder(Shown):
     def __init__(self, n: int, seed: int = 0) -> None:
         self._n = checked_length(n)
         self._seed = checked_seed(seed, least=-(2**63))
+        self._said = {"order": "torch", "length": self._n, "seed": self._seed}
         self._kept: tuple[int, Permutation] | None = None
         if n > 10**7:
             warnings.warn(
@@ -135,9 +141,6 @@ class TorchOrder(Shown):
                 f"{12 * n / 2**20:.0f} MiB on every rank. Unless an old run must be matched, use ShuffledOrder, which costs neither.",
                 stacklevel=2,
             )
-
-    def __len__(self) -> int:
-        return self._n
 
     def plan(self, epoch: int) -> Permutation:
         """The permutation of ``epoch``, shape ``(n,)``. Pure: any thread may make it, with a generator of its own."""
@@ -165,13 +168,9 @@ class TorchOrder(Shown):
     def details(self) -> dict[str, Any]:
         return {"n": self._n, "seed": self._seed}
 
-    def settings(self) -> dict[str, Any]:
-        """See `Order.settings`."""
-        return {"order": "torch", "length": self._n, "seed": self._seed}
-
 
 @final
-class WeightedOrder(Shown):
+class WeightedOrder(PlainOrder):
     """Draws with replacement: every position holds index i with probability ``weights[i] / sum(weights)``, on its own.
 
     Position p of an epoch is the p-th word of a SplitMix64 stream, which can be read anywhere because its state is a counter; two keys from Philox under
@@ -189,7 +188,7 @@ class WeightedOrder(Shown):
         self._n = checked_length(num_samples, "num_samples")
         self._seed = checked_seed(seed)
         checked = _weights(weights)
-        self._checksum = hashlib.blake2b(checked.astype("<f8").tobytes(), digest_size=8).hexdigest()
+        self._said = {"order": "weighted", "length": self._n, "seed": self._seed, "weights": checksum(checked.astype("<f8").tobytes())}
         # Scaled first, because a sum of finite weights need not be finite. The last bound is the total.
         self._bounds = np.cumsum(checked / checked.max())
 
@@ -197,9 +196,6 @@ class WeightedOrder(Shown):
     def weights(self) -> int:
         """How many there are."""
         return len(self._bounds)
-
-    def __len__(self) -> int:
-        return self._n
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
@@ -212,10 +208,6 @@ class WeightedOrder(Shown):
 
     def details(self) -> dict[str, Any]:
         return {"weights": self.weights, "num_samples": self._n, "seed": self._seed}
-
-    def settings(self) -> dict[str, Any]:
-        """See `Order.settings`."""
-        return {"order": "weighted", "length": self._n, "seed": self._seed, "weights": self._checksum}
 
 
 def checked_length(n: int, name: str = "n") -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from math import isqrt
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock._random.splitmix import GAMMA, LAST_SHIFT, STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -94,6 +97,16 @@ def philox_words(seed: int, epoch: int, purpose: int, n: int) -> UInt64s:
     """``n`` random words for (seed, epoch), shape ``(n,)``; the counter's highest word keeps the purposes apart."""
     philox = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, purpose], np.uint64))
     return philox.random_raw(n).astype(np.uint64, copy=False)
+
+
+def by_group(group_of: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
+    """Each group that has members, and the places of its members, in ascending order. Groups are numbers below 2**16."""
+    places = np.argsort(group_of.astype(np.uint16), kind="stable")
+    end = 0
+    for group, n in enumerate(np.bincount(group_of).tolist()):
+        if n:
+            begin, end = end, end + n
+            yield group, places[begin:end]
 
 
 def splitmix64_stream(counter: UInt64s, key: np.uint64, other_key: np.uint64) -> UInt64s:

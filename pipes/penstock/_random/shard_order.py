@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, Final, final
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock._arguments import Shown, whole_number
-from penstock._random.orders import LONGEST, SequentialOrder, ShuffledOrder, check_positions, checked_seed
-from penstock._random.permutation import LANES, Int64s, philox_words
+from penstock._arguments import checksum, whole_number
+from penstock._random.orders import LONGEST, PlainOrder, SequentialOrder, ShuffledOrder, check_positions, checked_seed
+from penstock._random.permutation import LANES, Int64s, by_group, philox_words
 from penstock._random.sliding_order import SlidingPermutation, checked_window
 
 LANE_NUMBERS: Final = (1, 2, 4, 8, 24, 48, 96)
 """The defaults. 12 is not among them, because eight ranks would read every lane twice."""
 
 
+def usual_lanes(shards: int, most: int | None = None) -> int:
+    """The default: the largest that leaves at least 4 shards to each lane, and is no more than ``most``."""
+    return max((number for number in LANE_NUMBERS if 4 * number <= shards and (most is None or number <= most)), default=1)
+
+
 @final
-class ShardOrder(Shown):
+class ShardOrder(PlainOrder):
     """A new order of the shards in every epoch; their records are read front to back, in several lanes that take turns.
 
     The records of all shards, in the epoch's order, are cut into ``lanes`` pieces of equal length (within 1), through the middle of a shard if need be.
@@ -46,8 +50,7 @@ class ShardOrder(Shown):
         self._counts = _checked_counts(counts)
         self._n = int(self._counts.sum())
         self._starts = np.cumsum(self._counts) - self._counts
-        default = max((number for number in LANE_NUMBERS if 4 * number <= len(self._counts)), default=1)
-        self.lanes = default if lanes is None else whole_number("lanes", lanes, 1, 2**16 + 1)
+        self.lanes = usual_lanes(len(self._counts)) if lanes is None else whole_number("lanes", lanes, 1, 2**16 + 1)
         self._window = checked_window(window)
         self._seed = checked_seed(seed)
         if self._window and not shuffle:
@@ -57,14 +60,11 @@ class ShardOrder(Shown):
         self._said = {
             "order": "shards" if shuffle else "shards in order",
             "length": self._n,
-            "counts": hashlib.blake2b(self._counts.astype("<i8").tobytes(), digest_size=8).hexdigest(),
+            "counts": checksum(self._counts.astype("<i8").tobytes()),
             "lanes": self.lanes,
             "window": self._window,
             "seed": self._seed,
         }
-
-    def __len__(self) -> int:
-        return self._n
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
@@ -78,10 +78,6 @@ class ShardOrder(Shown):
 
     def details(self) -> dict[str, Any]:
         return {"shards": len(self._counts), "records": self._n, "lanes": self.lanes, "window": self._window, "seed": self._seed}
-
-    def settings(self) -> dict[str, Any]:
-        """See `Order.settings`."""
-        return dict(self._said)
 
 
 class _Epoch:
@@ -103,12 +99,8 @@ class _Epoch:
         """The places of ``positions`` in the concatenation."""
         item, lane = np.divmod(positions, self._lanes)
         if self._keys is not None:
-            by_lane = np.argsort(lane.astype(np.uint16), kind="stable")
-            ends = np.cumsum(np.bincount(lane, minlength=self._lanes)).tolist()
-            for one, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-                if begin < end:
-                    chosen = by_lane[begin:end]
-                    item[chosen] = self._within(one)(item[chosen])
+            for one, chosen in by_group(lane):
+                item[chosen] = self._within(one)(item[chosen])
         return lane * self._length + np.minimum(lane, self._longer) + item
 
     def _within(self, lane: int) -> SlidingPermutation:

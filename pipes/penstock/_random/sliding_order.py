@@ -7,8 +7,8 @@ from typing import Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
-from penstock._arguments import Shown, whole_number
-from penstock._random.orders import check_positions, checked_length, checked_seed
+from penstock._arguments import whole_number
+from penstock._random.orders import PlainOrder, check_positions, checked_length, checked_seed
 from penstock._random.permutation import SLID, Int64s, philox_words, splitmix64_stream
 
 LARGEST: Final = 2**30
@@ -67,7 +67,7 @@ class SlidingPermutation:
 
 
 @final
-class SlidingOrder(Shown):
+class SlidingOrder(PlainOrder):
     """A shuffle within a window, for data that is read fastest in its stored order.
 
     A permutation in every epoch, with random access in O(window) time and memory. Most items move by up to half the window, and none by the whole of it. A
@@ -85,10 +85,8 @@ class SlidingOrder(Shown):
         self._n = checked_length(n)
         self._window = checked_window(window)
         self._seed = checked_seed(seed)
+        self._said = {"order": "sliding", "length": self._n, "window": self._window, "seed": self._seed}
         self._keyed = self._under(0)
-
-    def __len__(self) -> int:
-        return self._n
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
@@ -100,10 +98,6 @@ class SlidingOrder(Shown):
 
     def details(self) -> dict[str, Any]:
         return {"n": self._n, "window": self._window, "seed": self._seed}
-
-    def settings(self) -> dict[str, Any]:
-        """See `Order.settings`."""
-        return {"order": "sliding", "length": self._n, "window": self._window, "seed": self._seed}
 
     def _under(self, epoch: int) -> SlidingPermutation:
         return SlidingPermutation(epoch, self._n, self._window, philox_words(self._seed, epoch, SLID, 2))

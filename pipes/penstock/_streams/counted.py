@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from penstock._random.shard_order import LANE_NUMBERS, ShardOrder
+from penstock._random.shard_order import ShardOrder, usual_lanes
 from penstock._streams.open_shards import OpenShards
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock._random.order import Order
-    from penstock._random.permutation import Int64s
 
 
 @final
@@ -38,9 +37,7 @@ class Counted:
         name: str,
         settings: dict[str, Any] | None,
     ) -> None:
-        order = ShardOrder(counts, lanes, window)
-        if lanes is None and most_lanes is not None and order.lanes > most_lanes:
-            order = ShardOrder(counts, max((number for number in LANE_NUMBERS if number <= most_lanes), default=1), window)
+        order = ShardOrder(counts, usual_lanes(len(shards), most_lanes) if lanes is None else lanes, window)
         self.counts = np.asarray(counts).astype(np.int64)
         if len(self.counts) != len(shards):
             raise ValueError(f"there are {len(self.counts)} counts for {len(shards)} shards. Each shard needs its count.")
@@ -87,27 +84,10 @@ class Counted:
             order = ShardOrder(self.counts, self.lanes, self._window, seed)
         else:
             order = ShardOrder(self.counts, self._lanes_unshuffled, shuffle=False)
-        return order if self._settings is None else _WithSettings(order, self._settings)
+        if self._settings is not None:
+            order.say(data=self._settings)
+        return order
 
     def close(self) -> None:
         """See `Shards.close`."""
         self._open.close()
-
-
-class _WithSettings:
-    """An order over data that has settings of its own."""
-
-    def __init__(self, order: Order, settings: dict[str, Any]) -> None:
-        self._order = order
-        self._said = {**order.settings(), "data": settings}
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def indices(self, epoch: int, positions: Int64s) -> Int64s:
-        """See `Order.indices`."""
-        return self._order.indices(epoch, positions)
-
-    def settings(self) -> dict[str, Any]:
-        """See `Order.settings`."""
-        return dict(self._said)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import math
 import operator
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 import torch
+
+from penstock._arguments import checksum
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -257,7 +258,3 @@ def _is_library_file(file: str | None) -> bool:
 
 def text_of(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=lambda out: "")
-
-
-def checksum(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()

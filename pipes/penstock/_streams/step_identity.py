@@ -6,7 +6,8 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock._streams.plain_values import PlainValues, checksum, named_only, text_of
+from penstock._arguments import checksum
+from penstock._streams.plain_values import PlainValues, named_only, text_of
 from penstock._streams.plain_values import named as named
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._fetch.error_policy import mark_of_stream
 from penstock._random.lane_order import Deal, LaneOrder
-from penstock._random.shard_order import LANE_NUMBERS
+from penstock._random.shard_order import usual_lanes
 from penstock._streams.bookmarks import Bookmarks, default_folder
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
@@ -66,9 +66,7 @@ class Uncounted:
         self._name = name
         self._settings = settings
         self._keys = ShardKeys(shards, getattr(open, "by_fsspec", False))
-        self._deal = Deal(len(shards), lanes)
-        if lanes is None and most_lanes is not None and self.lanes > most_lanes:
-            self._deal = Deal(len(shards), max((number for number in LANE_NUMBERS if number <= most_lanes), default=1))
+        self._deal = Deal(len(shards), usual_lanes(len(shards), most_lanes) if lanes is None else lanes)
         self._length = len(LaneOrder(self._deal.lanes, epoch_size))
         self._ordered = False
         self._code = ""  # what bookmarks are bound to; found once, so that it is the same in all workers, whatever the steps hold by then
