@@ -54,6 +54,16 @@ def _code(handler: object) -> object:
     return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
 
 
+_asked: set[tuple[str, ...]] = set()
+
+
+def first_time(*what: str) -> bool:
+    """Whether nobody in this process has asked so before: for what is logged once."""
+    new = what not in _asked
+    _asked.add(what)
+    return new
+
+
 class PenstockError(Exception):
     """Base class of every exception type that penstock defines."""
 

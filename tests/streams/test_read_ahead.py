@@ -9,7 +9,7 @@ import pytest
 
 from penstock import Filter, Shards, Shuffle, sample
 from penstock._streams.retrying import steadily
-from penstock._streams.steps import run_steps
+from penstock._streams.steps import ShardRun
 
 SHARDS, RECORDS, LANES, WINDOW = 8, 160, 2, 64
 
@@ -75,7 +75,7 @@ def test_the_items_are_those_of_shards_run_one_by_one(steps):
     for lane in range(LANES):
         deals = [divmod(number, SHARDS) for number in range(lane, 3 * SHARDS, LANES)]
         runs = (
-            run_steps(Source()((shard + pass_) % SHARDS), steps, seed=3, pass_=pass_, shard=(shard + pass_) % SHARDS)
+            ShardRun(Source()((shard + pass_) % SHARDS), steps, seed=3, pass_=pass_, shard=(shard + pass_) % SHARDS)
             for pass_, shard in deals
         )
         lanes.append(list(itertools.chain.from_iterable(runs)))

@@ -27,13 +27,13 @@ from penstock import ClosedError, Filter, GraphError, Pack, Shuffle
 from penstock._fetch.packing import PackIndex, PackView
 from penstock._random.permutation import SLID, philox_words
 from penstock._random.sliding_order import SlidingPermutation
-from penstock._streams import steps
 from penstock._streams.run_cursor import PassFacts
-from penstock._streams.steps import code_hash, run_steps, step_settings, step_values
+from penstock._streams.step_identity import code_hash, step_settings, step_values
+from penstock._streams.steps import ShardRun
 
 
 def run(records, *steps, seed=1, pass_=0, shard=3):
-    return run_steps(records, steps, seed=seed, pass_=pass_, shard=shard)
+    return ShardRun(records, steps, seed=seed, pass_=pass_, shard=shard)
 
 
 def twice(records):
@@ -387,7 +387,7 @@ def test_a_step_must_not_draw_from_the_global_generators(draw) -> None:
 @pytest.mark.parametrize("draw", DRAWS)
 def test_what_reads_may_draw_from_the_global_generators(draw, caplog, monkeypatch) -> None:
     """A client of a network does, for its pauses. Seen to fail: taken for a draw of the steps."""
-    monkeypatch.setattr(steps, "_warned", False)
+    monkeypatch.setattr("penstock._errors._asked", set())
     np.random.seed(0)
     for _ in range(2):
         outputs = run((record for record in range(30) if draw() < 2), Filter(is_odd), Shuffle(4))
@@ -690,7 +690,7 @@ held = [functools.partial(of({{"b", "a", Unit.CM}}), k=Config()), Step(Sizes((1.
 steps = [Filter(long), of({cell}), Step(Config()), Shuffle(8), functools.partial(of(2), k={partial}), lambda x: filter(re.compile("{pattern}").match, x),
          Filter(frozenset({{"x", "y", "z", {member}}}).__contains__), Pack(8, length=lambda r: {length})]
 def told():
-    from penstock._streams.steps import code_hash, step_values
+    from penstock._streams.step_identity import code_hash, step_values
     print(json.dumps([code_hash(steps), step_values(steps), step_values(held)]), flush=True)
 if __name__ == "__main__":
     import multiprocessing, sys

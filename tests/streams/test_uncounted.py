@@ -21,6 +21,7 @@ import datasets
 from penstock import Filter, Loader, Shards, Shuffle, StateMismatch, formats
 from penstock.__main__ import main
 from penstock._streams import shard_keys
+from penstock._streams.indexing import index_files
 
 FILES, RECORDS = 6, 11
 
@@ -394,3 +395,11 @@ def test_an_open_that_can_begin_anywhere_is_asked_for_the_record_after_a_fault(t
         assert [batch.tolist() for batch in loader] == [list(range(9)), list(range(10, 19))]
     assert asked == [(0, 0), (1, 0), (1, 5)]
     data.close()
+
+
+def test_pieces_of_an_indexed_file(tmp_path):
+    """Seen to fail: an AttributeError, because a record of a run had no epoch, and an index asks for it to compare the file once in each."""
+    (tmp_path / "a.jsonl").write_text("".join(f"{k}\n" for k in range(50)))
+    assert index_files([str(tmp_path / "a.jsonl")], None, 1, io.StringIO(), io.StringIO()) == 0
+    pieces = Shards.of(formats.jsonl(tmp_path / "a.jsonl"), 10, epoch_size=50, lanes=1, bookmarks=False)
+    assert [one.item() for one in Loader.from_dataset(pieces, None)] == list(range(50))

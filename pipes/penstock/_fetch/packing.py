@@ -14,7 +14,7 @@ import torch
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.fetch import View, has_getitems
 from penstock._fetch.padding import check_fits, checked_pad
-from penstock._fetch.sample import current
+from penstock._fetch.sample import SampleCursor, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,10 +96,10 @@ class PackView(View):
     def _packed(self, pack: PackIndex, loaded: Sequence[Any] | None) -> dict[str, Any]:
         """The sample of ``pack``; ``loaded`` are its sequences, if they are there already."""
         rows, pieces = Rows(self.capacity, self.pad, "pack", "transform"), []
-        loading = current.get()
+        loading = current.get() if pack.positions is not None else None
         try:
             for member, (index, whole, start, length) in enumerate(zip(pack.indices, *pack[2:], strict=True)):
-                if loading is not None and pack.positions is not None:
+                if isinstance(loading, SampleCursor) and pack.positions is not None:
                     loading.enter_member(pack.positions[member], index)
                 try:
                     sequence = self.dataset[index] if loaded is None else loaded[member]
@@ -112,7 +112,7 @@ class PackView(View):
                 if length:
                     pieces.append({name: value[start : start + length] for name, value in fields.items()})
         finally:
-            if loading is not None and pack.positions is not None:
+            if isinstance(loading, SampleCursor):
                 loading.restart()
         if not pieces:
             raise ValueError(

@@ -68,39 +68,25 @@ class RowIn:
         return self._last - length_hint(self._rows)
 
 
-@final
-class SampleCursor:
-    """Points to the sample being loaded, row by row. It builds a `Sample` only on request, because few datasets ask.
+class Cursor:
+    """Points to what is being loaded. It builds a `Sample` only on request, because few datasets ask.
 
-    Args:
-        seed: The loader's seed.
-        epoch: The epoch of the batch.
-        positions: The position of each row; a list or an array.
-        indices: The dataset index of each row.
-        cell: Holds the row being loaded; `IDLE` counts as the first.
+    Attributes:
+        epoch: The epoch of the sample, or the pass over the shards.
     """
 
-    __slots__ = ("_cell", "_indices", "_made", "_made_for", "_positions", "_source", "epoch", "reseed", "seed")
+    __slots__ = ("_source", "epoch")
 
-    def __init__(
-        self, seed: int, epoch: int, positions: Sequence[int] | np.ndarray, indices: Sequence[Any], cell: Sequence[int] | RowIn
-    ) -> None:
-        self.seed = seed
-        self.epoch = epoch
-        self._positions = positions
-        self._indices = indices
-        self._cell = cell
-        self._made: Sample | None = None
-        self._made_for = 0
-        self._source: str | None = None
-        self.reseed: Callable[[int, int], None] | None = None  # seeds the global generators for (epoch, position), if they are to be
+    epoch: int
+    _source: str | None
 
     def sample(self) -> Sample:
-        """The sample being loaded; the same object until the next row."""
-        row = max(0, self._cell[0])
-        if self._made is None or self._made_for != row:
-            self._made, self._made_for = Sample(self.seed, self.epoch, int(self._positions[row]), self._indices[row], self._source), row
-        return self._made
+        """The sample being loaded; the same object until the next one."""
+        raise NotImplementedError
+
+    def made(self) -> Sample | None:
+        """The same, if it was built."""
+        raise NotImplementedError
 
     def enter_source(self, name: str) -> str | None:
         """The sample now loads from the source ``name``. Returns what to pass to `leave_source`."""
@@ -111,8 +97,45 @@ class SampleCursor:
     def leave_source(self, outer: str | None) -> None:
         """The sample has left the source it entered."""
         self._source = outer
-        if self._made is not None:
-            self._made.source = outer
+        if (sample := self.made()) is not None:
+            sample.source = outer
+
+
+@final
+class SampleCursor(Cursor):
+    """Points to the sample being loaded, row by row.
+
+    Args:
+        seed: The loader's seed.
+        epoch: The epoch of the batch.
+        positions: The position of each row; a list or an array.
+        indices: The dataset index of each row.
+        cell: Holds the row being loaded; `IDLE` counts as the first.
+    """
+
+    __slots__ = ("_cell", "_indices", "_made", "_made_for", "_positions", "reseed", "seed")
+
+    def __init__(
+        self, seed: int, epoch: int, positions: Sequence[int] | np.ndarray, indices: Sequence[Any], cell: Sequence[int] | RowIn
+    ) -> None:
+        self.epoch = epoch
+        self._source = None
+        self.seed = seed
+        self._positions = positions
+        self._indices = indices
+        self._cell = cell
+        self._made: Sample | None = None
+        self._made_for = 0
+        self.reseed: Callable[[int, int], None] | None = None  # seeds the global generators for (epoch, position), if they are to be
+
+    def sample(self) -> Sample:
+        row = max(0, self._cell[0])
+        if self._made is None or self._made_for != row:
+            self._made, self._made_for = Sample(self.seed, self.epoch, int(self._positions[row]), self._indices[row], self._source), row
+        return self._made
+
+    def made(self) -> Sample | None:
+        return self._made
 
     def enter_member(self, position: int, index: Any) -> None:
         """Until `restart`, the sample being loaded is that of ``index``, at its own ``position``: a part of what the row is made of."""
@@ -125,7 +148,7 @@ class SampleCursor:
         self._made = None
 
 
-current: ContextVar[SampleCursor | None] = ContextVar("penstock_sample", default=None)
+current: ContextVar[Cursor | None] = ContextVar("penstock_sample", default=None)
 
 
 def sample() -> Sample:

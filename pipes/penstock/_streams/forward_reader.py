@@ -7,11 +7,11 @@ again from the beginning: right, only slower.
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from penstock._fetch.error_policy import annotate
+from penstock._streams.retrying import close
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -172,9 +172,7 @@ class ForwardReader:
 
     def _end(self) -> None:
         for opened in (self._iterator, self._records):
-            if (close := getattr(opened, "close", None)) is not None:
-                with contextlib.suppress(Exception):
-                    close()
+            close(opened, Exception)
         self._iterator, self._records = iter(()), ()
 
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from penstock._errors import first_time
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.sample import current
 from penstock._streams.forward_reader import ForwardShard, differs
+from penstock._streams.retrying import close
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -199,17 +201,13 @@ class _IndexedShard:
 
     def close(self) -> None:
         """Close what was opened, if it can be closed."""
-        if callable(close := getattr(self._opened, "close", None)):
-            with contextlib.suppress(Exception):
-                close()
+        close(self._opened, Exception)
 
 
 def _say_if_read_by_all(label: str) -> None:
     """In the first of several worker processes, once: each of them reads every shard, because each batch has records of all lanes."""
-    global _said
     info = get_worker_info()
-    if info is not None and info.num_workers > 1 and info.id == 0 and not _said:
-        _said = True
+    if info is not None and info.num_workers > 1 and info.id == 0 and first_time("read by all"):
         log.warning(
             "%s can only be read forward, so each of the %d worker processes reads all shards from front to back. Write an index (python -m penstock index, for files that "
             'are not compressed), or use method="thread", in which workers share what was read, or one worker. Where reading costs more than transform= does, '
@@ -217,9 +215,6 @@ def _say_if_read_by_all(label: str) -> None:
             label,
             info.num_workers,
         )
-
-
-_said = False
 
 
 def most_files() -> int:

@@ -78,10 +78,10 @@ def steadily(
         try:
             with contextlib.ExitStack() as stack:
                 opened = open(shard, start=number) if seeks else open(shard)
-                stack.callback(_close, opened)
+                stack.callback(close, opened, Exception)
                 records = iter(opened)
                 if records is not opened:
-                    stack.callback(_close, records)
+                    stack.callback(close, records, Exception)
                 doing = ""
                 if not seeks and (found := sum(1 for _ in itertools.islice(records, number))) < number:
                     raise OSError(
@@ -117,7 +117,8 @@ def may_pass(exc: Exception) -> bool:
     return any((kind.__module__.partition(".")[0], kind.__name__) in NETWORK for kind in type(exc).__mro__)
 
 
-def _close(opened: Any) -> None:
-    if callable(close := getattr(opened, "close", None)):
-        with contextlib.suppress(Exception):
-            close()
+def close(opened: Any, suppress: type[Exception] | None = None) -> None:
+    """Call the ``close`` of what was opened, if it has one."""
+    if callable(its := getattr(opened, "close", None)):
+        with contextlib.suppress(*([suppress] if suppress else [])):
+            its()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
-from penstock._fetch.sample import Sample, current
+from penstock._fetch.sample import Cursor, Sample, current
 from penstock._random.permutation import SLID, philox_words
 from penstock._random.sample_rng import epoch_word
 from penstock._random.splitmix import GAMMA, mixed
@@ -70,8 +70,8 @@ class Tag:
 
 
 @final
-class RunCursor:
-    """Points to the record that the steps of a run are working on. GraphPosition in for a `SampleCursor` meanwhile.
+class RunCursor(Cursor):
+    """Points to the record that the steps of a run are working on.
 
     Attributes:
         facts: See `PassFacts`.
@@ -85,7 +85,7 @@ class RunCursor:
         watched: Whether to watch the reading.
     """
 
-    __slots__ = ("_source", "at", "exhausted", "facts", "listed", "place", "reading_drew", "records", "shuffles", "watched")
+    __slots__ = ("at", "exhausted", "facts", "listed", "place", "reading_drew", "records", "shuffles", "watched")
 
     def __init__(self, facts: PassFacts, listed: frozenset[int]) -> None:
         self.facts = facts
@@ -96,26 +96,16 @@ class RunCursor:
         self.watched = self.reading_drew = False
         self.listed = listed
         self.shuffles = 0
-        self._source: str | None = None
+        self.epoch, self._source = facts.pass_, None
 
     def sample(self) -> Sample:
-        """The record, as a sample."""
         tag = self.at
         if tag.made is None:
             tag.made = RecordSample(self.facts, tag.number, self._source)
         return tag.made
 
-    def enter_source(self, name: str) -> str | None:
-        """See `SampleCursor.enter_source`."""
-        outer = self._source
-        self.leave_source(name if outer is None else f"{outer}/{name}")
-        return outer
-
-    def leave_source(self, outer: str | None) -> None:
-        """See `SampleCursor.leave_source`."""
-        self._source = outer
-        if self.at.made is not None:
-            self.at.made.source = outer
+    def made(self) -> Sample | None:
+        return self.at.made
 
     def shuffle_keys(self) -> UInt64s:
         """Two random words for the next `Shuffle`."""
@@ -125,5 +115,5 @@ class RunCursor:
 
 def running() -> RunCursor | None:
     """The cursor of the run that this code is part of; None outside of one."""
-    cursor: Any = current.get()
-    return cursor if type(cursor) is RunCursor else None
+    cursor = current.get()
+    return cursor if isinstance(cursor, RunCursor) else None

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock._arguments import checksum
+from penstock._errors import first_time
 from penstock._streams.plain_values import PlainValues, named_only, text_of
 from penstock._streams.plain_values import named as named
 
@@ -43,9 +44,7 @@ def step_values(steps: Sequence[Any]) -> dict[str, dict[str, Any]]:
         values = PlainValues()
         if holds := {name: _short(value) for name, value in values.held(step).items()}:
             found[f"steps[{place}] {named_only(step)}"] = holds
-        missing = named_only(step), *values.left_out
-        if values.left_out and missing not in _said:
-            _said.add(missing)
+        if values.left_out and first_time(named_only(step), *values.left_out):
             _logger.warning(
                 "steps[%d], %s, holds %s, which no saved state can compare: with another one, a state would load without a word. Give the step (or the object) a "
                 "settings() that returns what matters, as JSON, or a version.",
@@ -64,8 +63,6 @@ def code_hash(steps: Sequence[Any]) -> str:
     return _digest(PlainValues(code=True).of([step_settings(steps), *steps]))
 
 
-_said: set[tuple[str, ...]] = set()
-"""Steps, and what they hold that is not plain: said once in a process."""
 _LONGEST: Final = 200
 """Characters of a value in a state."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 import numpy as np
 
 from penstock._arguments import Shown
-from penstock._errors import ClosedError, GraphError
+from penstock._errors import ClosedError, GraphError, first_time
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.sample import current
 from penstock._random.draws import trying
@@ -27,11 +27,9 @@ from penstock._random.global_rng import GlobalRngSnapshot
 from penstock._random.permutation import splitmix64_stream
 from penstock._random.sliding_order import checked_window
 from penstock._streams.pack_step import Pack as Pack
+from penstock._streams.retrying import close
 from penstock._streams.run_cursor import PassFacts, RunCursor, Tag, running
-from penstock._streams.step_identity import code_hash as code_hash
 from penstock._streams.step_identity import named
-from penstock._streams.step_identity import step_settings as step_settings
-from penstock._streams.step_identity import step_values as step_values
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -150,20 +148,16 @@ _BLOCK_BITS = 10
 _BLOCK = 1 << _BLOCK_BITS
 
 
-def run_steps(records: Iterable[Any], steps: Sequence[Step], *, seed: int, pass_: int, shard: int) -> ShardRun:
-    """Run ``steps`` over the records of one shard. Nothing is read before the first ``next``.
-
-    While a step works, ``penstock.sample()`` is the record that it has taken last: ``index`` is the record's number, and its random numbers are keyed by
-    (seed, pass, shard, number). They travel with the record through `Filter`, `Shuffle` and `Pack`.
-    """
-    return ShardRun(records, steps, seed, pass_, shard)
-
-
 @final
 class ShardRun(Iterator[Any]):
-    """The outputs of one shard, in order; see `run_steps`. For one thread at a time. Ends what it began, at its end, after an error, and by `close`."""
+    """The outputs of ``steps`` over the records of one shard, in order. Nothing is read before the first ``next``. For one thread at a time.
 
-    def __init__(self, records: Iterable[Any], steps: Sequence[Step], seed: int, pass_: int, shard: int) -> None:
+    While a step works, ``penstock.sample()`` is the record that it has taken last: ``index`` is the record's number, and its random numbers are keyed by
+    (seed, pass, shard, number). They travel with the record through `Filter`, `Shuffle` and `Pack`. It ends what it began, at its end, after an error,
+    and by `close`.
+    """
+
+    def __init__(self, records: Iterable[Any], steps: Sequence[Step], *, seed: int, pass_: int, shard: int) -> None:
         self._records = records
         self._iterator = iter(records)
         self._steps = list(steps)
@@ -201,7 +195,7 @@ class ShardRun(Iterator[Any]):
             return False
         if waiting < self._room:
             number = cursor.records + waiting
-            token, at = current.set(cursor), cursor.at  # type: ignore[arg-type]  # it stands in for one
+            token, at = current.set(cursor), cursor.at
             try:
                 cursor.at = tag = Tag(number) if number else at
                 record = next(self._iterator, _END)
@@ -232,7 +226,7 @@ class ShardRun(Iterator[Any]):
             if self._ended:
                 raise StopIteration
             raise ClosedError(f"the run over shard {self._shard} is closed, or has failed. Start another one.")
-        token = current.set(self._cursor)  # type: ignore[arg-type]  # it stands in for one
+        token = current.set(self._cursor)
         # At outputs 0, 1, 2, 4, 8, …, because a look costs 1 to 2 us; and at each one in a trial.
         before = None if self._given & (self._given - 1) and trying.get() is None else _looked()
         self._cursor.watched, self._cursor.reading_drew = before is not None, False
@@ -269,8 +263,8 @@ class ShardRun(Iterator[Any]):
         self._records, self._iterator = (), iter(())
         self._ahead.clear()
         with contextlib.ExitStack() as stack:
-            stack.callback(_close, records)
-            stack.callback(_close, iterator)
+            stack.callback(close, records)
+            stack.callback(close, iterator)
             for stage in stages:
                 stack.callback(stage.close)
 
@@ -284,10 +278,8 @@ class ShardRun(Iterator[Any]):
                 f"process has done, so on other ranks, with other workers and after a resume the outputs would be others. Draw from penstock.sample().rng or "
                 f"penstock.sample().torch_generator, which are the record's own; or, if no output depends on it, from a random.Random() of your own."
             )
-        global _warned
         self._cursor.facts.used = True
-        if not _warned:  # a network that waits for a random time before it tries again draws, too, and does no harm
-            _warned = True
+        if first_time("reading drew"):  # a network that waits for a random time before it tries again draws, too, and does no harm
             _logger.warning(
                 "reading shard %d drew from the global random numbers (random, numpy.random or torch). If the records depend on it, they are others after a resume: draw "
                 "from penstock.sample().rng or penstock.sample().torch_generator.",
@@ -316,8 +308,6 @@ class _Failed(NamedTuple):
 
 
 _logger = logging.getLogger("penstock")
-_warned = False
-"""In this process; once is enough."""
 _watch = GlobalRngSnapshot()
 
 
@@ -389,7 +379,7 @@ def _guarded(step: Step, place: int, items: Any, cursor: RunCursor, counts: bool
                 number += 1
             yield item
     finally:
-        _close(outputs)
+        close(outputs)
 
 
 def _opened(step: Step, place: int, items: Any) -> Iterator[Any]:
@@ -427,9 +417,3 @@ def _frames(traceback: TracebackType | None) -> int:
 
 def _name(step: Step, place: int) -> str:
     return f"steps[{place}], {getattr(step, '__qualname__', type(step).__qualname__)},"
-
-
-def _close(opened: Any) -> None:
-    close = getattr(opened, "close", None)
-    if callable(close):
-        close()

@@ -16,7 +16,8 @@ from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import has_start, most_files
 from penstock._streams.retrying import steadily
 from penstock._streams.shard_keys import ShardKeys
-from penstock._streams.steps import code_hash, run_steps, step_settings, step_values
+from penstock._streams.step_identity import code_hash, step_settings, step_values
+from penstock._streams.steps import ShardRun
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock._random.order import Order
     from penstock._streams.retrying import Closing
-    from penstock._streams.steps import ShardRun, Step
+    from penstock._streams.steps import Step
 
 log = logging.getLogger("penstock")
 
@@ -133,7 +134,7 @@ class Uncounted:
         open = functools.partial(self._open, expected=seen) if self._keys.by_fsspec and seen is not None else self._open
         records = steadily(open, self._shards[shard], self._label(shard), retries=self._retries, seeks=self._seeks, closing=closing)
         readable = _readable(records, self._skips, functools.partial(self._keys.check, shard))
-        return run_steps(readable, self._steps, seed=self._deal.seed, pass_=pass_, shard=shard)
+        return ShardRun(readable, self._steps, seed=self._deal.seed, pass_=pass_, shard=shard)
 
     def _label(self, shard: int) -> str:
         return f"{self._name} {self._shards[shard]}"
