@@ -84,7 +84,17 @@ class _Task:
     def __call__(self, task: Any, cell: MutableSequence[int], allocate: Allocate = afresh, *, inline: bool = False) -> Any:
         token = current.set(None)
         try:
-            return self._done(task, cell, allocate, inline, self.meter if inline else measuring.get())
+            meter = self.meter if inline else measuring.get()
+            if meter is None or self.trial is not None:
+                return self._done(task, cell, allocate, inline, None)
+            if meter.plain:
+                meter.plain -= 1
+                return self._done(task, cell, allocate, inline, None)
+            meter.measure()
+            try:
+                return self._done(task, cell, allocate, inline, meter)
+            finally:
+                _note(meter, task.indices if isinstance(task, Part | Loaded) else task, keyed=self.dataset is not None)
         except BaseException as exc:
             annotate(exc, f"while loading {self.name(task, cell[0])}")
             raise
@@ -101,6 +111,7 @@ class _Task:
             return self(task, [IDLE], allocate, inline=True)
 
     def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
+        """Do the task, and count what it takes in the ``meter``."""
         raise NotImplementedError
 
     @property
@@ -160,15 +171,7 @@ class FunctionTask(_Task):
             value = task if indices is None else indices.plain()
             if self.trial is not None:
                 return self.trial.watched(self.function, self.parts_that_may_draw)(value)
-            if meter is None or meter.plain:
-                if meter is not None:
-                    meter.plain -= 1
-                return self.function(value)
-            meter.measure()
-            try:
-                return meter.timed(self.function, meter.load, cell)(value)
-            finally:
-                _note(meter, task, keyed=False)
+            return (self.function if meter is None else meter.timed(self.function, meter.load, cell))(value)
 
     @property
     def parts_that_may_draw(self) -> str:
@@ -224,15 +227,7 @@ class FetchTask(_Task):
             fetch, task = Fetch(fetch.dataset, _samples, fetch.transform), task.indices
         if self.trial is not None:
             return self._fetched(watched(fetch, self.trial), task, cell, allocate, inline)
-        if meter is None or meter.plain:
-            if meter is not None:
-                meter.plain -= 1
-            return self._fetched(fetch, task, cell, allocate, inline)
-        meter.measure()
-        try:
-            return self._fetched(MeasuredFetch(fetch, meter, cell), task, cell, allocate, inline)
-        finally:
-            _note(meter, task, keyed=self.dataset is not None)
+        return self._fetched(fetch if meter is None else MeasuredFetch(fetch, meter, cell), task, cell, allocate, inline)
 
     # A batch that several workers load in parts.
 
@@ -433,13 +428,9 @@ _WATCHED = 8
 
 def _note(meter: Meter, task: Any, *, keyed: bool) -> None:
     """End the measuring of a batch, and give the slowest sample its name: its index, if it has one, or its position."""
-    indices = task.indices if isinstance(task, Loaded) else task
-    if not isinstance(indices, Indices):
-        meter.measured(1)
-        return
-    meter.measured(len(indices) if indices.is_batch else 1)
-    if meter.slowest_row is not None:
-        one = indices[max(0, meter.slowest_row)] if indices.is_batch else indices
+    meter.measured(len(task) if isinstance(task, Indices) and task.is_batch else 1)
+    if isinstance(task, Indices) and meter.slowest_row is not None:
+        one = task[max(0, meter.slowest_row)] if task.is_batch else task
         meter.name_slowest(one.values if keyed and isinstance(one.values, int | str) else one.positions)
 
 
