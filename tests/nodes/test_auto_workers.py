@@ -178,7 +178,7 @@ def test_it_adds_workers_for_samples_that_wait_and_says_why(caplog: pytest.LogCa
 
 
 class Clock:
-    """GraphPosition for the time, the pool and the waits of a made-up run."""
+    """Stands for the time, the pool and the waits of a made-up run."""
 
     size, all_ready = 1, True
 

@@ -255,7 +255,7 @@ def test_padding_an_endless_sampler_is_refused(blocks):
 
 
 class Halts:
-    """GraphPosition still in its second block."""
+    """Stands still in its second block."""
 
     def __init__(self, says):
         self.says = says

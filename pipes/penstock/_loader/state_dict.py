@@ -148,7 +148,7 @@ def as_saved_then(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
 
 
 class _NotThere:
-    """GraphPosition for a setting that only the other state has, and equals none."""
+    """Stands for a setting that only the other state has, and equals none."""
 
     def __repr__(self) -> str:
         return "not there"

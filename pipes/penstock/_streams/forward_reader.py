@@ -21,7 +21,7 @@ NEAR: Final = 64
 
 
 class Unreadable(NamedTuple):
-    """GraphPosition in an iterable of records for one that cannot be read. Whoever asks for it gets the error, and the next record is not affected."""
+    """Stands in an iterable of records for one that cannot be read. Whoever asks for it gets the error, and the next record is not affected."""
 
     error: Exception
 

@@ -302,7 +302,7 @@ _END = object()
 
 
 class _Failed(NamedTuple):
-    """GraphPosition for a record that could not be read."""
+    """Stands for a record that could not be read."""
 
     error: Exception
 
