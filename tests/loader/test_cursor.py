@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock import StateError
-from penstock._loader.cursor import EpochCursor, Jump, Move, PassMark, GraphPosition, Stay
+from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, Move, PassMark, Stay
 
 N = 3
 
