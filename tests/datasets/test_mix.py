@@ -309,10 +309,10 @@ class TestState:
         """Ranks must agree on the stages that lie ahead, too."""
         one, other = (Loader.from_dataset(mix(weights=[(0, WEIGHTS), (start, {"b": 1})])) for start in (4000, 5000))
         assert one.state_dict() == other.state_dict()
-        assert one._positions.facts.rank_settings != other._positions.facts.rank_settings
+        assert one._reader.positions.facts.rank_settings != other._reader.positions.facts.rank_settings
         assert (
-            one._positions.facts.rank_settings
-            == Loader.from_dataset(mix(weights=[(0, WEIGHTS), (4000, {"b": 1})]))._positions.facts.rank_settings
+            one._reader.positions.facts.rank_settings
+            == Loader.from_dataset(mix(weights=[(0, WEIGHTS), (4000, {"b": 1})]))._reader.positions.facts.rank_settings
         )
 
     def test_of_other_sources_is_refused(self):

@@ -397,7 +397,7 @@ def ranks_that_disagree_are_told_so():
 
     with loader(order=Broken()) as batches:
         if mine:
-            batches._positions.settings = lambda: 1 / 0
+            batches._reader.positions.settings = lambda: 1 / 0
         on_every_rank(lambda: check_ranks(batches), f"{mismatch}rank {last} failed with ZeroDivisionError")
 
 

@@ -506,6 +506,6 @@ def test_an_interrupted_jump_out_of_a_reading_source_is_made_again() -> None:
         gate.inside.wait()
         with pytest.raises(KeyboardInterrupt):
             next(iter(loader))
-        while loader._positions.failure() is None:
+        while loader._reader.positions.failure() is None:
             pass
         assert list(loader) == [1000 + i for i in range(N)]

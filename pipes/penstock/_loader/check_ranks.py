@@ -68,7 +68,7 @@ check_ranks.__module__ = "penstock"
 def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
     saved = json.loads(loader.state_dict()["penstock"])
     rank, world_size = ranks_of(loader.root)
-    first, facts = loader._positions.first, loader._positions.facts
+    first, facts = loader._reader.positions.first, loader._reader.positions.facts
     # A source that splits itself and keeps its own state is at a different position on each rank, so only its epoch can be compared.
     state = {"epoch": loader.epoch} if first.state_is_per_rank() else saved["state"]
     lengths = {"items in an epoch": first.left(first.start(0)), "world_size": world_size}
@@ -89,7 +89,7 @@ def _plan(loader: Loader[Any], first: SamplerWrapper, state: State) -> int | Non
         source = first.start(epoch + 1)
     if (said := first.known(source)) is not None:
         return said
-    loader._check_open()
+    loader._reader.check_open()
     with ExitStack() as stack:  # a thread of the graph may be about to make the same plan
         for node in loader.root.chain():
             if isinstance(node, ReaderNode):

@@ -7,34 +7,31 @@ where a new iterator starts. It decides at the iterator's first ``next`` and no 
 `EpochCursor`, which is pure, decides where a loader stands. This file handles what can go wrong: an exception may leave ``next`` at any line
 (Ctrl-C, a signal handler that raises, the user's own code), and the user's loop may catch it and go on. So each ``next`` first notes what
 it may have to undo (`Loader._unfinished`). An interrupted ``next`` has returned nothing, so it must leave no trace: the next call
-restores what was noted, and resets the graph if it has moved.
+restores what was noted, and resets the graph. What reads the graph stands in `graph_reader.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import weakref
-from typing import IO, TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeGuard, TypeVar, final, overload
+from typing import IO, TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, final, overload
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock._arguments import LONGEST_LINE, LONGEST_S, cut, seconds, whole_number
-from penstock._errors import ClosedError, GraphError, SourceError, StateError, StateMismatch, hide_internal_frames, is_own_error
-from penstock._fetch.indices import Indices
+from penstock._arguments import LONGEST_S, seconds, whole_number
+from penstock._errors import GraphError, StateError, StateMismatch, hide_internal_frames
 from penstock._loader.canonical_graph import FromDataset
-from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMark
 from penstock._loader.dataloader_words import refuse_assignment
+from penstock._loader.graph_reader import GraphReader
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.positions import Positions
-from penstock._loader.state_dict import FORMAT, KEY, CommitLedger, as_saved_then, differences, epoch_in, parsed, warn_of_start
+from penstock._loader.state_dict import FORMAT, KEY, as_saved_then, differences, epoch_in, parsed, warn_of_start
+from penstock._loader.title import title
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.index_node import index_of
-from penstock._nodes.node import BaseNode, EndOfEpoch, Node, State, epoch_of, origin
-from penstock._nodes.parallel_mapper import ParallelMapper
-from penstock._nodes.sharder import Sharder, ranks_of
+from penstock._nodes.node import BaseNode, Node, epoch_of
+from penstock._nodes.sharder import ranks_of
 from penstock._observe.loop_clock import LoopClock
 from penstock._random.global_rng import forget_interrupted, put_back_interrupted
 from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
@@ -47,7 +44,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from penstock._fetch.indices import Indices
     from penstock._loader.canonical_graph import Options
+    from penstock._loader.cursor import EpochCursor
     from penstock._nodes.graph import Graph
     from penstock._statistics import LoaderStatistics
     from penstock._workers.pool import StartMethod
@@ -56,11 +55,6 @@ if TYPE_CHECKING:
 T = TypeVar("T", covariant=True)
 U = TypeVar("U")
 log = logging.getLogger("penstock")
-
-_EMPTY = (
-    "epoch %d has no batch on this rank, so the loop over it ended at once. If you did not expect that: is the dataset or its sampler empty, does "
-    "drop_last=True or tail='drop' leave nothing, or is this an iterable that can be read only once?"
-)
 
 
 @final
@@ -143,28 +137,22 @@ class Loader(FromDataset, Generic[T]):
         _check_root(root, misplaced, dataset_words)
         node = root if isinstance(root, Node) else Cycler(root)
         self.root: Node[T] = node if index_of(node).facts.infinite else Cycler(node)
-        self._positions = positions = Positions(self.root)
-        self._sharder = next((node for node in self.root.chain() if isinstance(node, Sharder)), None)
+        positions = Positions(self.root)
         if positions.facts.carries_over_epochs and restart_on_stop_iteration is False:
             raise GraphError(
                 f"restart_on_stop_iteration=False goes back to the end of an epoch, and {type(positions.first).__name__} only goes on. Leave it out: a state that is saved "
                 f"on an epoch's last batch resumes with the empty remainder of that epoch anyway."
             )
-        self._origin = origin(self.root)
-        self._reader = object()  # stands for this loader; the graph must not keep the loader itself alive
+        self._clock = LoopClock(self.root)
+        self._reader = GraphReader(self.root, positions, self._clock, infinite=infinite, restart=restart_on_stop_iteration)
         self._infinite = infinite
         self._settings: dict[str, Any] | None = None
-        self._cursor = EpochCursor(positions, infinite=infinite, restart=restart_on_stop_iteration)
-        self._commits = CommitLedger()
         self._run = 0  # grows with each iterator started and each state loaded; iterators of earlier runs are dead
         self._given_up = -1  # end_epoch() ended the run before this one
         self._turn = OneThread()
         self._unfinished: Any = None  # how things stood before the `next` that is running, or that was interrupted
         self._unseeded: int | None = None  # how many items the default seed shuffles
         self._built_for: int | None = None  # len(dataset) when the default order was made
-        self._clock = LoopClock(self.root)
-        self._closed = False
-        self._owner: int | None = None  # the process in which it was started
 
     # Iterating.
 
@@ -190,7 +178,7 @@ class Loader(FromDataset, Generic[T]):
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._owner is not None or self._closed:
+        if self._reader.owner is not None or self._reader.closed:
             raise TypeError(
                 "a Loader that was started or closed cannot be copied or pickled, because it has workers. Build another one, and give its load_state_dict "
                 "what this one's state_dict returned."
@@ -211,7 +199,7 @@ class Loader(FromDataset, Generic[T]):
         If the stream already stands at the start of ``epoch``, as it does after the epoch before, nothing in flight is dropped. A loaded state
         inside ``epoch`` continues there; one that has completed it gives its empty remainder.
         """
-        self._cursor.request(_checked_epoch(epoch))
+        self._reader.cursor.request(_checked_epoch(epoch))
 
     @property
     def sampler(self) -> EpochView:
@@ -220,7 +208,7 @@ class Loader(FromDataset, Generic[T]):
             raise AttributeError(
                 "this loader has no sampler: it has no length, so no trainer can count its epochs. Call loader.set_epoch(epoch)."
             )
-        return EpochView(self._cursor)
+        return EpochView(self._reader.cursor)
 
     @sampler.setter
     def sampler(self, value: Any) -> NoReturn:
@@ -243,22 +231,22 @@ class Loader(FromDataset, Generic[T]):
 
         After the last batch it says that the loop saw the epoch's end: a state saved from then on resumes at the next epoch. Idempotent.
         """
-        self._check_open()
+        self._reader.check_open()
         self._mend()
-        if self._cursor.end_epoch():
+        if self._reader.cursor.end_epoch():
             self._run += 1
             self._given_up = self._run
-        self._commits.forget(self._cursor.state)
+        self._reader.commits.forget(self._reader.cursor.state)
 
     @property
     def epoch(self) -> int:
         """The epoch of the batch delivered last; once its end was seen, and after a load or a jump, the epoch of the next batch."""
-        return epoch_of(self._cursor.here)
+        return epoch_of(self._reader.cursor.here)
 
     @property
     def remaining(self) -> int | None:
         """Batches still to come in this epoch, after the one delivered last; None if unknown."""
-        return self._cursor.remaining
+        return self._reader.cursor.remaining
 
     @property
     def position(self) -> int | None:
@@ -280,7 +268,7 @@ class Loader(FromDataset, Generic[T]):
         The same on every rank, under 1 KB, and never changed afterwards. Starts nothing, waits for nothing.
         """
         if self._unfinished is None:
-            state = self._commits.state_of(self._cursor.state)
+            state = self._reader.commits.state_of(self._reader.cursor.state)
         else:  # a signal handler asks in the middle of a `next`, or the last one was interrupted
             _, _, cursor, commits = self._unfinished
             state = cursor["state"] if commits is None else commits[0]
@@ -306,7 +294,7 @@ class Loader(FromDataset, Generic[T]):
             StateMismatch: It was saved under other settings; each is named, with both values. The loader stays as it was.
             ClosedError: After `close`.
         """
-        self._check_open()
+        self._reader.check_open()
         self._mend()
         state = parsed(state_dict)
         changed = differences(state["settings"], as_saved_then(self._settings_at(state["state"]), state["settings"]))
@@ -316,15 +304,12 @@ class Loader(FromDataset, Generic[T]):
                 "or pass strict=False to start the next epoch under the new ones."
             )
         if changed:
-            inner = self._positions.start_of(epoch_in(state["state"]) + 1)
+            inner = self._reader.positions.start_of(epoch_in(state["state"]) + 1)
             warn_of_start(changed, epoch_of(inner))
         else:
             inner = state["state"]
             self.root.check(inner)
-        if self._sharder is not None:
-            self._sharder.look_up_again()
-        self._cursor.load(inner)
-        self._commits.forget(inner)
+        self._reader.load(inner)
         self._run += 1
 
     def commit(self, n: int = 1) -> None:
@@ -333,7 +318,7 @@ class Loader(FromDataset, Generic[T]):
         Args:
             n: How many more of the delivered batches were trained on, oldest first; 0 only switches this mode on.
         """
-        self._commits.commit(n, self._cursor.state)
+        self._reader.commits.commit(n, self._reader.cursor.state)
 
     # Life.
 
@@ -343,16 +328,9 @@ class Loader(FromDataset, Generic[T]):
         Worker processes end, and new ones start with the next batch. Batches loaded ahead are loaded again. The position in the
         epoch, the state and the running iterator stay as they are. The length of the dataset must stay the same.
         """
-        self._check_open()
+        self._reader.check_open()
         self._mend()
-        for node in self.root.chain():
-            if isinstance(node, ParallelMapper):
-                node.refresh()
-        if self._cursor.stands is not GraphPosition.AWAY:
-            self._check_graph()
-            self._cursor.lost()  # until the reset is done: an exception may come out of the middle
-            self.root.reset(self._cursor.graph_state)
-            self._cursor.graph_was_reset()
+        self._reader.refresh()
 
     def close(self, timeout: float = PATIENCE_S) -> None:
         """End the workers and release everything they held, within ``timeout`` seconds. `state_dict` still works. Idempotent.
@@ -361,9 +339,9 @@ class Loader(FromDataset, Generic[T]):
         left ends with the next call, or with the loader.
         """
         patience = seconds("timeout", timeout) or (0.0 if timeout == 0 else LONGEST_S)
-        self._closed = True
+        self._reader.closed = True
         self._run += 1
-        if self._owner is not None and os.getpid() != self._owner:
+        if self._reader.owner is not None and os.getpid() != self._reader.owner:
             return  # a fork: the workers belong to another process
         closing_within(patience, self.root.shutdown)
 
@@ -376,53 +354,17 @@ class Loader(FromDataset, Generic[T]):
     # What it is.
 
     def __repr__(self) -> str:
-        return f"<penstock.{self._title()}>"
+        return f"<penstock.{title(self)}>"
 
     @property
     def graph(self) -> Graph:
         """The graph as it is now, to be looked at: ``print(loader.graph)``. Starts nothing, loads nothing."""
         from penstock._nodes.graph import Graph
 
-        return Graph(self._title(), self.root, self.epoch)
+        return Graph(title(self), self.root, self.epoch)
 
     def _repr_html_(self) -> str:
         return self.graph._repr_html_()
-
-    def _title(self) -> str:
-        return cut(f"Loader of {self._what()}: {self._where()}", LONGEST_LINE - len("<penstock.>"))
-
-    def _what(self) -> str:
-        try:
-            *_, first = nodes = list(self.root.chain())
-            words = self._words
-            workers = next((node.workers for node in nodes if isinstance(node, ParallelMapper)), "no workers")
-            return f"{cut(type(words['dataset'] if words else first).__name__, 60)}, {workers}"
-        except Exception:  # of a user's node, or of a loader that was not built to its end
-            return "a graph"
-
-    def _where(self) -> str:
-        """Where it stands. May be asked by a signal handler in the middle of a ``next``, or by another thread."""
-        try:
-            unfinished = self._unfinished
-            if unfinished is None:
-                cursor, epoch, left, whole = vars(self._cursor), self.epoch, self.remaining, self._batches()
-            else:
-                cursor = unfinished[2]
-                state = cursor["state"]
-                epoch, whole = epoch_of(state), self._positions.remaining(self._positions.start_of(epoch_of(state), state))
-                left = 0 if cursor["stands"] is GraphPosition.BEHIND_MARK else self._positions.remaining(state)
-            where = f"epoch {epoch}" + ("" if left is None or whole is None else f", batch {whole - left:,} of {whole:,}")
-            if self._closed:
-                where = f"closed in {where}"
-            elif cursor["pending"]:
-                where = f"resumes in {where}"
-            elif self._owner is None:
-                where = "not started" + ("" if whole is None else f", {whole:,} batches an epoch")
-            elif self._owner != os.getpid():
-                where = "started in another process"
-            return f"{where}{', infinite' * self._infinite}"
-        except Exception:
-            return "nobody knows where"
 
     def statistics(self) -> LoaderStatistics:
         """Where the time went so far, as a frozen object. May be called at any time, also after `close`; not part of the state."""
@@ -432,7 +374,7 @@ class Loader(FromDataset, Generic[T]):
         """Draw `statistics` into a picture, such as ``"loader.png"``: where the time went, how long the waits were, how full the queues. Needs matplotlib."""
         from penstock._observe.picture import draw
 
-        draw(self.statistics(), self._title(), file)
+        draw(self.statistics(), title(self), file)
 
     def report(self) -> str:
         """What holds the loop up, and what to do about it, in a few lines.
@@ -456,11 +398,11 @@ class Loader(FromDataset, Generic[T]):
     @property
     def _is_inside(self) -> bool:
         """Whether the loader is in the middle of an epoch."""
-        return not self._closed and self._cursor.begun and self.remaining != 0
+        return not self._reader.closed and self._reader.cursor.begun and self.remaining != 0
 
     def _start(self) -> int:
         """Move to where a new iterator starts; returns its run."""
-        self._check_open()
+        self._reader.check_open()
         worker, (rank, world_size) = get_worker_info(), ranks_of(self.root)
         if (
             worker is not None
@@ -472,77 +414,11 @@ class Loader(FromDataset, Generic[T]):
                 f"place: iterate over it directly, and give it the workers."
             )
         self._check_length()
-        self._owner = os.getpid()
-        if not self._run and not self._cursor.pending:
+        if not self._run and not self._reader.cursor.pending:
             warn_if_in_step(self)
-        failure = self._positions.failure()  # a ClosedError: an interrupted jump had begun to take a reader out of the source
-        if _is_of_source(failure) and not isinstance(failure, ClosedError) and not self._cursor.is_told:
-            raise SourceError.after(failure)
-        move = self._cursor.start()
-        state = None
-        if isinstance(move, Jump):
-            self._jump(move.state)
-        elif isinstance(move, PassMark):
-            state = self._pass_mark(move.epoch)
-        self._cursor.arrived(move, state)
+        self._reader.start()
         self._run += 1
-        self._commits.forget(self._cursor.state)
         return self._run
-
-    def _advance(self) -> T:
-        """The next item of this epoch; ``StopIteration`` at its end."""
-        if self._closed or self._owner != os.getpid():
-            self._check_open()
-        self._check_graph()
-        cursor = self._cursor
-        if cursor.stands is GraphPosition.AWAY:  # an interrupt left the graph somewhere else
-            self._jump(cursor.state)
-            cursor.graph_was_reset()
-        if self._sharder is not None:
-            self._sharder.check_group()
-        while True:
-            try:
-                item: T | EndOfEpoch = self.root.next()
-            except BaseException as exc:
-                if isinstance(exc, Exception):
-                    self._check_open()  # closed in the middle, the graph may raise anything
-                self._raised(exc)
-                raise
-            if self._closed:  # by a signal handler or by another thread; the graph's state then does not count this item
-                self._check_open()
-            epoch = epoch_of(cursor.state)
-            if not isinstance(item, EndOfEpoch):
-                state = self.root.get_state()
-                if epoch_of(state) != epoch:
-                    raise GraphError(
-                        f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream of the Cycler lost it. "
-                        f"A node of your own must hand on marks; penstock.Node does."
-                    )
-                cursor.delivered(state)
-                self._commits.delivered(state)
-                return item.plain() if isinstance(item, Indices) else item
-            if item.epoch != epoch:
-                raise GraphError(f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the mark before it.")
-            if self._infinite and cursor.fresh and not cursor.over_mark:
-                raise ValueError(
-                    f"epoch {item.epoch} has no batch on this rank, so an infinite loader would spin. Use a larger dataset, or tail='pad'."
-                )
-            if not cursor.over_mark and cursor.state == self._positions.start_of(epoch, cursor.state):
-                log.warning(_EMPTY, epoch)
-            if cursor.mark(self.root.get_state()):
-                raise StopIteration
-            self._clock.mark()
-
-    def _raised(self, exc: BaseException) -> None:
-        """The graph raised instead. The state must not count an item that was never returned."""
-        if is_own_error(exc):
-            self._cursor.raised(self.root.get_state())
-        else:
-            self._cursor.lost()  # Ctrl-C or a signal handler, in the middle of the graph
-        if isinstance(exc, StopIteration):
-            raise GraphError(
-                "StopIteration came out of the graph: a node downstream of the Cycler ended, or a function in one raised it."
-            ) from exc
 
     def _mend(self) -> None:
         """Undo a `next` that Ctrl-C interrupted: it returned nothing, so nothing may have happened.
@@ -554,51 +430,28 @@ class Loader(FromDataset, Generic[T]):
             return
         iterator, run, cursor, commits = self._unfinished
         iterator._run, iterator._ended = run, False
-        self._cursor.restore(cursor)
-        self._commits.restore(commits)
+        self._reader.cursor.restore(cursor)
+        self._reader.commits.restore(commits)
         put_back_interrupted()
-        self._cursor.lost()
+        self._reader.cursor.lost()
         self._unfinished = None
-
-    def _lost_if_moved(self) -> None:
-        """After an exception: a signal handler may have raised between the graph giving an item and the cursor learning of it."""
-        cursor = self._cursor
-        with contextlib.suppress(Exception):
-            if cursor.stands is GraphPosition.HERE and self.root.get_state() != cursor.state:
-                cursor.lost()
-
-    def _pass_mark(self, epoch: int) -> State:
-        """Read the mark that ends ``epoch``; returns the graph's state after it."""
-        self._check_graph()
-        item = self.root.next()
-        if item != EndOfEpoch(epoch):
-            raise GraphError(
-                f"EndOfEpoch({epoch}) was due, but something else came: a node downstream of the Cycler lost the mark, or len() is wrong."
-            )
-        return self.root.get_state()
-
-    def _jump(self, state: State) -> None:
-        """Reset the graph to ``state``. Whatever is in flight is dropped; the workers stay."""
-        self._cursor.lost()
-        _claim(self._origin, self._reader)
-        self.root.reset(state)
 
     def _length(self) -> int | None:
         """Batches in a whole epoch; for a stream, what its ``__len__`` claims."""
         if self._infinite:
             return None
         batches = self._batches()
-        return self._positions.claimed(self.epoch) if batches is None else batches
+        return self._reader.positions.claimed(self.epoch) if batches is None else batches
 
     def _batches(self) -> int | None:
         """Batches in the whole current epoch; the number may change from epoch to epoch."""
-        return self._positions.remaining(self._positions.start_of(self.epoch, self._cursor.state))
+        return self._reader.positions.remaining(self._reader.positions.start_of(self.epoch, self._reader.cursor.state))
 
     def _settings_at(self, state: Any) -> dict[str, Any]:
         """The settings that ``state`` depends on. Stages of a mix that lie ahead of it may change."""
         if self._settings is None:
-            self._settings = json.loads(json.dumps(self._positions.settings()))
-        return {**self._settings, **self._positions.settings_at(state)}
+            self._settings = json.loads(json.dumps(self._reader.positions.settings()))
+        return {**self._settings, **self._reader.positions.settings_at(state)}
 
     def _check_length(self) -> None:
         items = self._built_for if self._built_for is None else len(self.dataset)
@@ -607,18 +460,6 @@ class Loader(FromDataset, Generic[T]):
                 f"{type(self.dataset).__name__} had {self._built_for} samples when this loader was built, and has {items} now, but the order of an "
                 f"epoch was made for {self._built_for}. Build another loader once the dataset is complete, or before each epoch in which it has changed."
             )
-
-    def _check_graph(self) -> None:
-        if _readers.get(id(self._origin)) is not self._reader:
-            raise GraphError(
-                "another Loader has begun to read this graph, so this one no longer knows where it stands. Build a graph for each Loader."
-            )
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this loader was closed; build a new one.")
-        if self._owner is not None and os.getpid() != self._owner:
-            raise ClosedError(f"this loader was started in process {self._owner}, of which this one is a fork. Build a new loader here.")
 
 
 @final
@@ -652,22 +493,8 @@ def _check_root(root: Any, misplaced: tuple[Any, ...], dataset_words: dict[str, 
     )
 
 
-def _is_of_source(failure: BaseException | None) -> TypeGuard[Exception]:
-    return isinstance(failure, Exception) and is_own_error(failure)
-
-
 def _checked_epoch(epoch: int) -> int:
     return whole_number("epoch", epoch, 0, 2**62)
-
-
-_readers: dict[int, object] = {}
-"""Which loader reads a graph, by the id of the graph's first node. Two loaders over branches of one graph would take each other's items."""
-
-
-def _claim(origin: object, reader: object) -> None:
-    if id(origin) not in _readers:
-        weakref.finalize(origin, _readers.pop, id(origin), None).atexit = False
-    _readers[id(origin)] = reader
 
 
 class _Epoch(Generic[T]):
@@ -684,7 +511,7 @@ class _Epoch(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        loader, clock = self._loader, self._loader._clock
+        loader, reader, clock = self._loader, self._loader._reader, self._loader._clock
         inside = False  # a second thread is refused, and must not touch what the first one is doing
         noted: Any = None
         try:
@@ -694,13 +521,13 @@ class _Epoch(Generic[T]):
                     if loader._unfinished is not None:
                         loader._mend()
                     forget_interrupted()
-                    noted = self, self._run, loader._cursor.saved(), loader._commits.saved()
+                    noted = self, self._run, reader.cursor.saved(), reader.commits.saved()
                     loader._unfinished = noted
                     clock.asked = now()
                     if self._run != loader._run or self._ended:
                         self._begin(loader)
                     try:
-                        item = loader._advance()
+                        item = reader.advance()
                     except StopIteration as exc:
                         self._ended = True
                         clock.end(loader, exc)
@@ -711,7 +538,7 @@ class _Epoch(Generic[T]):
             except Exception as exc:
                 if inside and not isinstance(exc, StopIteration):
                     clock.end(loader, exc)
-                    loader._lost_if_moved()
+                    reader.lost_if_moved()
                     put_back_interrupted()
                 hide_internal_frames(exc)
                 if inside:
@@ -736,7 +563,7 @@ class _Epoch(Generic[T]):
             self._ended = True
             raise StopIteration
         else:
-            loader._check_open()
+            loader._reader.check_open()
             raise RuntimeError(
                 "this iterator has ended, because a newer one of the same loader was started, or a state was loaded. Iterate over the newer one."
             )

@@ -134,7 +134,7 @@ class LightningCallback(Callback):
             # Lightning has just set its own epoch number. It differs from the loader's after a run that max_steps ended in mid-epoch,
             # and for a short loader that was restarted within an epoch. The loader's number is the one in the checkpoint.
             for loader in self._loaders:
-                loader._cursor.request(None)
+                loader._reader.cursor.request(None)
         starts, self._starts = self._starts, []
         loop = trainer.fit_loop
         if (
