@@ -159,7 +159,7 @@ class Bench:
 
     def resident(self) -> dict[str, float]:
         """Rows gathered on the device."""
-        rows = penstock.Resident(Images(4096), self.device, num_workers=self.options.workers, progress=False)
+        rows = penstock.Resident(Images(4096), self.device, num_workers=self.options.workers)
         at = torch.randint(0, len(rows), (BATCH_SIZE,), device=self.device)
         bare = self.timer.seconds(lambda: rows.fields.index_select(0, at), 50)
         nbytes = rows.fields[0].nbytes * BATCH_SIZE

@@ -209,9 +209,7 @@ class TestAsADataset:
         with Loader.from_dataset(Mix({"a": Aware("a", 4), "b": Named("b", 4)}, {"a": 1, "b": 0.001}, epoch_size=4), batch_size=4) as loader:
             assert [batch.tolist() for _ in range(3) for batch in loader] == [[0] * 4, [1] * 4, [2] * 4]
 
-    @pytest.mark.parametrize(
-        "held", [penstock.Cached, lambda dataset: penstock.Resident(dataset, progress=False)], ids=["Cached", "Resident"]
-    )
+    @pytest.mark.parametrize("held", [penstock.Cached, lambda dataset: penstock.Resident(dataset)], ids=["Cached", "Resident"])
     def test_is_still_one_when_it_is_cached_or_resident(self, held):
         """And what has no order still takes a sampler."""
         kept = held(mix())
@@ -230,15 +228,6 @@ class TestReport:
         }
         assert report["b"].passes == pytest.approx(120 / 990)
         assert mix().report(10**6)["c"].items == pytest.approx(10**5)
-
-    def test_may_be_bounded(self):
-        assert len(mix(max_passes=8.5)) == 1340
-        with pytest.raises(ValueError, match="max_passes=8: epoch 0 would repeat the source 'a' 8.4 times. Lower its weight"):
-            mix(max_passes=8)
-        with pytest.raises(ValueError, match="max_passes=9: epoch 3 would repeat the source 'a' 12 times"):
-            mix(max_passes=9, weights=[(0, WEIGHTS), (1800, {"a": 1})])
-        with pytest.raises(ValueError, match="max_passes=11.5: epoch 4 would repeat the source 'a' 12 times"):
-            mix(max_passes=11.5, weights=[(0, WEIGHTS), (1900, {"a": 1})])
 
 
 class TestState:

@@ -34,7 +34,7 @@ class Samples(Dataset):
 
 
 def resident(dataset: object = None, **options: object) -> Resident:
-    return Resident(Samples() if dataset is None else dataset, progress=False, **options)
+    return Resident(Samples() if dataset is None else dataset, **options)
 
 
 def loader(dataset: object, **options: object) -> Loader:

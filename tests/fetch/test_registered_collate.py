@@ -177,7 +177,7 @@ def test_tensor_datasets_are_collated_by_it_too(dataset, what, registry):
 
 def test_resident_data_stay_gathered(registry):
     """The samples were collated when they were loaded."""
-    resident = Resident(TensorDataset(torch.arange(6)), progress=False)
+    resident = Resident(TensorDataset(torch.arange(6)))
     registry[torch.Tensor] = named
     with Loader.from_dataset(resident, batch_size=3) as loader:
         assert [batch[0].tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]

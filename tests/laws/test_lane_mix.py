@@ -118,8 +118,6 @@ def test_what_cannot_be_mixed_is_refused():
         mix(lanes=3)
     with pytest.raises(ValueError, match="cannot be a source of another mix"):
         Mix({"inner": mix(), "c": OfC()}, {"inner": 1, "c": 1}, epoch_size=40)
-    with pytest.raises(ValueError, match="max_passes=1 needs sources whose lengths are known"):
-        Mix({"a": Shards(12, of_a, epoch_size=1)}, {"a": 1}, epoch_size=10, max_passes=1)
     with pytest.raises(ValueError, match="run=2"):
         Mix({"a": Shards(12, of_a, epoch_size=1)}, {"a": 1}, epoch_size=10, run=2)
     report = mix().report(1000)

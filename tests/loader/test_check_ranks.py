@@ -171,7 +171,7 @@ def test_which_samples_a_subset_has_is_compared(caplog):
         part, _ = random_split(range(100), [30, 70], torch.Generator().manual_seed(seed))
         return Loader.from_dataset(inside(part), batch_size=5)
 
-    for inside in (lambda subset: subset, lambda subset: ConcatDataset([range(3), subset]), by_a_tensor, partial(Resident, progress=False)):
+    for inside in (lambda subset: subset, lambda subset: ConcatDataset([range(3), subset]), by_a_tensor, partial(Resident)):
         whats = [_fingerprint(build(seed, inside))["what"] for seed in (1, 1, 2)]
         assert whats[0] == whats[1]
         assert {name for name in whats[0] if whats[0][name] != whats[2][name]} == {"subset_indices"}

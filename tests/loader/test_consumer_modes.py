@@ -88,7 +88,7 @@ def test_batches_are_the_same_in_any_mode(dataset, how):
 @by_how
 def test_a_batch_that_came_in_inference_mode_can_be_trained_on(how):
     """Seen to fail: "Inference tensors cannot be saved for backward"; of threads, in the first batch, which the consumer puts together."""
-    for make in (Samples, rows, Stream, lambda: Resident(rows(), progress=False)):
+    for make in (Samples, rows, Stream, lambda: Resident(rows())):
         weight = torch.zeros((), requires_grad=True)
         made = make()
         options = {} if isinstance(made, Resident) else HOW[how]
@@ -161,14 +161,14 @@ def test_resident_data_loaded_in_inference_mode_can_be_trained_on():
     """Seen to fail: a row of them was an inference tensor."""
     dataset = rows()
     with torch.inference_mode(), torch.device("meta"):
-        resident = Resident(dataset, progress=False)
+        resident = Resident(dataset)
     weight = torch.ones(3, requires_grad=True)
     (resident[2][0] * weight).sum().backward()
     assert weight.grad.tolist() == [2, 2, 2]
 
 
 def test_augment_is_in_no_mode_of_the_consumers():
-    resident = Resident(rows(), augment=lambda batch, rng: [*batch, seen(), rng.uniform().dtype], progress=False)
+    resident = Resident(rows(), augment=lambda batch, rng: [*batch, seen(), rng.uniform().dtype])
     with Loader.from_dataset(resident, batch_size=BATCH) as loader:
         expected = [plain(batch) for batch in loader]
         with every_mode():

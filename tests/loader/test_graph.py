@@ -89,7 +89,7 @@ def public() -> dict[str, Any]:
         "Packs": penstock.Packs([1, 2, 3], 4),
         "ParallelMapper": ParallelMapper(source, Fetch(dataset), 2),
         "Prefetcher": penstock.Prefetcher(source),
-        "Resident": penstock.Resident(dataset, progress=False),
+        "Resident": penstock.Resident(dataset),
         "Sample": penstock.Sample(7, 0, 10**6, 3),
         "Sampler": source,
         "SamplerWrapper": penstock.SamplerWrapper([1, 2]),

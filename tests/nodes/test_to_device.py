@@ -451,7 +451,7 @@ def test_resident_on_the_device_is_the_ordinary_loader(device):
         def __getitem__(self, index: int) -> dict:
             return {"image": np.full((4, 4), index, np.float32), "label": index}
 
-    resident = Resident(Plain(100), device(), progress=False)
+    resident = Resident(Plain(100), device())
     ordinary = Loader.from_dataset(Plain(100), batch_size=8, shuffle=True, seed=0)
     with Loader.from_dataset(resident, batch_size=8, shuffle=True, seed=0) as loader:
         for _ in range(2):
@@ -465,7 +465,7 @@ def test_resident_on_the_device_is_the_ordinary_loader(device):
 @pytest.mark.gpu
 @gpu
 def test_an_index_that_is_out_of_bounds_does_not_end_the_device():
-    resident = Resident(torch.utils.data.TensorDataset(torch.arange(20)), accelerator(), progress=False)
+    resident = Resident(torch.utils.data.TensorDataset(torch.arange(20)), accelerator())
     with Loader.from_dataset(resident, batch_size=2, sampler=[-1, 3, 4, 20]) as loader:
         batches = iter(loader)
         assert next(batches)[0].tolist() == [19, 3]
@@ -489,7 +489,7 @@ def test_what_is_on_the_device_already_is_waited_for_too():
         sums = [(batch["there"].sum() / 1000, batch["here"][0]) for batch in islice(node, 5)]
     assert [(there.item(), here.item()) for there, here in sums] == [(k, k) for k in (0, 2, 4, 6, 8)]
     node.shutdown()
-    resident = Resident(torch.utils.data.TensorDataset(torch.arange(20)), accelerator(), progress=False)
+    resident = Resident(torch.utils.data.TensorDataset(torch.arange(20)), accelerator())
     for way in ({"device": accelerator()}, {"pin_memory": True}):
         with Loader.from_dataset(resident, batch_size=5, **way) as loader:
             assert [batch[0].tolist() for batch in loader] == [[*range(k, k + 5)] for k in (0, 5, 10, 15)]

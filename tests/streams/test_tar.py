@@ -294,7 +294,7 @@ class TestCounts:
     "read_all",
     [
         lambda dataset: keep(Subset(dataset, range(3)), lambda sample: "x" in sample),
-        lambda dataset: Resident(dataset, transform=len, progress=False),
+        lambda dataset: Resident(dataset, transform=len),
     ],
     ids=["keep", "Resident"],
 )

@@ -15,12 +15,11 @@ from torch.utils.data import IterableDataset
 from penstock._arguments import Shown
 from penstock._datasets.cache_files import ABSENT, Claim, Files, for_child, identity_of, in_folder, in_memory
 from penstock._datasets.cache_record import NotCacheable, record_of, value_at
+from penstock._datasets.one_pass import one_pass
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._errors import ClosedError
 from penstock._fetch.fetch import Fetch, epoch_aware
-from penstock._loader.loader import Loader
 from penstock._random.order import ContinuingOrder, brought_order
-from penstock._streams.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,13 +131,9 @@ class Cached(Shown):
             Exception: See `__getitem__`. What was cached before stays.
         """
         missing = np.flatnonzero(np.asarray(self._opened().entries) == 0)
-        loader: Loader[Any] = Loader.from_dataset(
-            _Filling(self, missing), _AT_ONCE, num_workers=num_workers, method=method, rank=0, world_size=1, prefetch_next_epoch=False
-        )
         what = f"caching {self._identity['dataset']}"
-        with loader, Progress(what, len(missing), "samples") as progress:
-            for done, _ in enumerate(loader, 1):
-                progress.at(min(done * _AT_ONCE, len(missing)))
+        for _ in one_pass(_Filling(self, missing), _AT_ONCE, what, num_workers=num_workers, method=method):
+            pass
 
     def close(self) -> None:
         """Release files and memory in this process. Idempotent; garbage collection does the same."""

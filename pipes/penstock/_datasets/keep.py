@@ -17,11 +17,10 @@ from torch.utils.data import IterableDataset, Subset
 
 from penstock._datasets.cache_files import identity_of
 from penstock._datasets.mix import Mix
+from penstock._datasets.one_pass import one_pass
 from penstock._datasets.saved_array import saved
 from penstock._fetch.fetch import epoch_aware
-from penstock._loader.loader import Loader
 from penstock._random.orders import SequentialOrder
-from penstock._streams.progress import Progress
 from penstock._streams.shards import close_shards
 
 if TYPE_CHECKING:
@@ -96,28 +95,12 @@ def _check(dataset: Any, predicate: Any) -> None:
 
 
 def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: Any) -> Int64s:
-    loader: Loader[Int64s] = Loader.from_dataset(
-        dataset,
-        _BATCH_SIZE,
-        order=SequentialOrder(len(dataset)),
-        transform=_Judge(predicate, name),
-        collate_fn=_mask,
-        num_workers=num_workers,
-        method=method,
-        rank=0,
-        world_size=1,
-        prefetch_next_epoch=False,
-    )
-    masks, done = [np.zeros(0, bool)], 0
+    order, judge = SequentialOrder(len(dataset)), _Judge(predicate, name)
+    words = {"order": order, "transform": judge, "collate_fn": _mask, "num_workers": num_workers, "method": method}
     try:
-        with loader, Progress(f"asking {name}", len(dataset), "samples") as progress:
-            for mask in loader:
-                masks.append(mask)
-                done += len(mask)
-                progress.at(done)
+        return np.flatnonzero(np.concatenate([np.zeros(0, bool), *one_pass(dataset, _BATCH_SIZE, f"asking {name}", **words)]))
     finally:
         close_shards(dataset)
-    return np.flatnonzero(np.concatenate(masks))
 
 
 @final

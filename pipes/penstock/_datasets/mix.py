@@ -57,10 +57,9 @@ class Mix(Shown, ConcatDataset[Any]):
             been shown. Later epochs have the same length. Excludes ``epoch_size``.
         run: How many items in a row come from the same source; ``run=batch_size * world_size`` fills each batch from one source.
         tag: Add the name of the source to each sample, which must be a dict, under this key.
-        max_passes: Refuse weights that repeat a source more often than this within an epoch.
 
     Raises:
-        ValueError: A weight is negative, not finite or of no source; all are 0; a source is empty or never drawn from; ``max_passes`` is exceeded.
+        ValueError: A weight is negative, not finite or of no source; all are 0; a source is empty or never drawn from.
         TypeError: A source cannot be read by index.
     """
 
@@ -75,7 +74,6 @@ class Mix(Shown, ConcatDataset[Any]):
         stop: Literal["first", "all"] | None = None,
         run: int = 1,
         tag: str | None = None,
-        max_passes: float | None = None,
     ) -> None:
         _check_sources(datasets)
         self.names = sorted(datasets)
@@ -94,12 +92,6 @@ class Mix(Shown, ConcatDataset[Any]):
         order = self._order(shuffle=False, seed=0, read=False)
         if isinstance(order, LaneMixOrder):
             self.forward_lanes = order.lanes  # tells the loader to leave each lane to one worker
-        if max_passes is not None:
-            if isinstance(order, LaneMixOrder):
-                raise ValueError(
-                    f"max_passes={max_passes} needs sources whose lengths are known, and {min(self._streams)!r} is a stream. Leave it out."
-                )
-            _check_passes(order, max_passes)
 
     def details(self) -> dict[str, Any]:
         return {"sources": self.names, "samples": None if self._streams else super().__len__()}
@@ -134,7 +126,9 @@ class Mix(Shown, ConcatDataset[Any]):
     def report(self, items: int | None = None) -> dict[str, Share]:
         """What the first ``items`` items of training (default: one epoch) take from each source, by name."""
         order = self._order(shuffle=False, seed=0, read=False)
-        return _shares(order, 0, len(order) if items is None else whole_number("items", items, 0))
+        expected = order.expected(0, len(order) if items is None else whole_number("items", items, 0))
+        lengths: Any = [float("nan")] * len(expected) if isinstance(order, LaneMixOrder) else order.lengths
+        return {name: Share(float(n), float(n / length)) for (name, n), length in zip(expected.items(), lengths, strict=True)}
 
     def _order(self, *, shuffle: bool, seed: int, read: bool) -> MixOrder | LaneMixOrder:
         """See `order`. Without ``read`` the streams are not asked for theirs, because that decides which one they have."""
@@ -195,22 +189,3 @@ def _is_stream(dataset: Any) -> bool:
             "a mix with streams cannot be a source of another mix. Put all of the sources into one, with the products of their weights."
         )
     return isinstance(dataset, Shards) and dataset.counts is None
-
-
-def _shares(order: MixOrder | LaneMixOrder, begin: int, end: int) -> dict[str, Share]:
-    expected = order.expected(begin, end)
-    if isinstance(order, LaneMixOrder):
-        return {name: Share(float(items), float("nan")) for name, items in expected.items()}
-    return {name: Share(float(items), float(items / length)) for (name, items), length in zip(expected.items(), order.lengths, strict=True)}
-
-
-def _check_passes(order: MixOrder, most: float) -> None:
-    """Look at the epochs in which a stage starts, and the ones after them: every other epoch takes what the one before took."""
-    n = len(order)
-    epochs = sorted({0} | {start * order.run // n + more for start in (stage.start for stage in order.stages) for more in (0, 1)})
-    for epoch in epochs:
-        for name, share in _shares(order, epoch * n, (epoch + 1) * n).items():
-            if share.passes > most:
-                raise ValueError(
-                    f"max_passes={most}: epoch {epoch} would repeat the source {name!r} {share.passes:.3g} times. Lower its weight or epoch_size, or allow more."
-                )

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 
+from penstock._datasets.one_pass import one_pass
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._fetch.array_dataset import ArrayDataset
 from penstock._fetch.fetch import SHARD_NAMES, SUBSET_INDICES, epoch_aware, said_of
-from penstock._loader.loader import Loader
 from penstock._memory.devices import device_module, resolve_device
 from penstock._memory.modes import in_neutral_modes
 from penstock._memory.tree import leaves, mapped
 from penstock._random.order import brought_order
-from penstock._streams.progress import Progress
 from penstock._streams.shards import close_shards
 
 if TYPE_CHECKING:
@@ -41,14 +40,14 @@ class Resident(ArrayDataset):
     dataset itself, so a run may switch between the two. Each rank holds the whole dataset.
 
     Args:
-        dataset: Map-style, with a fixed length. Its samples hold tensors, arrays and numbers, all of one shape. It is read once, now.
+        dataset: Map-style, with a fixed length. Its samples hold tensors, arrays and numbers, all of one shape. It is read once, now (a terminal shows how far that is, else the
+            log does each ten seconds).
         device: Where to hold it; default: the CPU.
         transform: Applied to each sample once, as it is loaded; it must not be random.
         augment: Called for each batch, on the device, with the batch and the `BatchRng` of its samples.
         num_workers: Workers that load the dataset; they end when it is loaded.
         method: ``"process"`` or ``"thread"``.
         max_bytes: Refuse a dataset larger than this; default: 90 % of the free memory of the device.
-        progress: Show progress on stderr (a bar on a terminal, else a line each ten seconds), and time and size at the end.
 
     Attributes:
         fields: The tensors, with the structure of a batch; the first dimension counts the samples.
@@ -71,7 +70,6 @@ class Resident(ArrayDataset):
         num_workers: int = 0,
         method: Literal["thread", "process"] = "process",
         max_bytes: int | None = None,
-        progress: bool = True,
     ) -> None:
         where = resolve_device("cpu" if device is None else device)
         if epoch_aware(dataset):
@@ -80,7 +78,7 @@ class Resident(ArrayDataset):
             )
         start = time.perf_counter()
         try:
-            fields = _loaded(_Transformed(dataset, transform), where, max_bytes, num_workers, method, progress)
+            fields = _loaded(_Transformed(dataset, transform), where, max_bytes, num_workers, method)
         finally:
             close_shards(dataset)
         super().__init__(fields, len(dataset), augment)
@@ -88,10 +86,7 @@ class Resident(ArrayDataset):
         self.shard_names, self.subset_indices = said_of(dataset, SHARD_NAMES), said_of(dataset, SUBSET_INDICES)
         self.nbytes = sum(field.nbytes for field in leaves(fields))
         took_s = time.perf_counter() - start
-        message = f"{len(self)} samples of {type(dataset).__name__} ({_size(self.nbytes)}) are resident on {where} after {took_s:.1f} s"
-        _logger.info(message)
-        if progress:
-            _say(message)
+        _logger.info(f"{len(self)} samples of {type(dataset).__name__} ({_size(self.nbytes)}) are resident on {where} after {took_s:.1f} s")
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
         """The order that the dataset brings; see `OrderedDataset`."""
@@ -114,26 +109,16 @@ class _Transformed:
 
 
 @in_neutral_modes
-def _loaded(dataset: _Transformed, device: torch.device, max_bytes: int | None, num_workers: int, method: Any, progress: bool) -> Any:
+def _loaded(dataset: _Transformed, device: torch.device, max_bytes: int | None, num_workers: int, method: Any) -> Any:
     fields, done = None, 0
-    # rank=0, world_size=1: every rank loads all of it.
-    loader: Loader[Any] = Loader.from_dataset(
-        dataset, batch_size=_BATCH_SIZE, num_workers=num_workers, method=method, prefetch_next_epoch=False, rank=0, world_size=1
-    )
-    watched = {"say": _say} if progress else {"bar": False}
-    with loader, Progress(f"loading {type(dataset.dataset).__name__}", len(dataset), "samples", **watched) as shown:
-        batches = iter(loader)
+    batches = one_pass(dataset, _BATCH_SIZE, f"loading {type(dataset.dataset).__name__}", num_workers=num_workers, method=method)
+    with contextlib.closing(batches):
         while (batch := _next(batches, done)) is not None:
             if fields is None:
                 _check(dataset, batch, device, max_bytes)
                 fields = mapped(batch, lambda field: field.new_empty((len(dataset), *field.shape[1:]), device=device))
             done += _put(fields, batch, done)
-            shown.at(done)
     return fields
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _next(batches: Any, done: int) -> Any:

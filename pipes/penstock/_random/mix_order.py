@@ -118,14 +118,6 @@ class MixOrder(PlainOrder):
         run = -(-(epoch * self._n + position) // self.run)
         return {"stages": self._stages(bisect_left(self.stages, run, key=lambda stage: stage.start))}
 
-    def items_before(self, item: int) -> dict[str, int]:
-        """How many items of each source come before ``item``, which is counted from the start of the mix."""
-        run, within = divmod(whole_number("item", item, 0), self.run)
-        counts = [self.run * count for count in self._runs_at(run)]
-        for source, (count, following) in enumerate(zip(self._runs_at(run), self._runs_at(run + 1), strict=True)):
-            counts[source] += within * (following - count)
-        return dict(zip(self.names, counts, strict=True))
-
     def expected(self, begin: int, end: int) -> dict[str, Fraction]:
         """The exact shares of the sources in the items from ``begin`` to ``end - 1``."""
         starts = [stage.start * self.run for stage in self.stages] + [max(end, self.stages[-1].start * self.run)]
@@ -194,9 +186,6 @@ class MixOrder(PlainOrder):
             partial = np.bincount(blocks.sources[0, :place], minlength=len(counts)).tolist()
             counts = [count + more for count, more in zip(counts, partial, strict=True)]
         return counts
-
-    def _runs_at(self, run: int) -> list[int]:
-        return self._runs_before(max(0, bisect_left(self.stages, run, key=lambda stage: stage.start) - 1), run)
 
     def _epoch_size(self, asked: int | Literal["first", "all"] | None) -> int:
         if asked is None:

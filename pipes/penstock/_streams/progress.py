@@ -37,7 +37,6 @@ class Progress:
         total: How many there are to do; None if unknown.
         unit: What is counted.
         stream: Where a person may watch; None: stderr.
-        bar: Whether to draw there at all.
         say: Gets the lines where nobody watches; default: the log, as information.
         clock: Seconds.
     """
@@ -49,7 +48,6 @@ class Progress:
         unit: str,
         *,
         stream: TextIO | None = None,
-        bar: bool = True,
         say: Callable[[str], None] = log.info,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,7 +57,7 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._say = say
         self._clock = clock
-        self._draws = bar and _is_watched(self._stream)
+        self._draws = _is_watched(self._stream)
         self._drawn = False
         self._begun = clock()
         self._due = self._begun + (_DRAW_S if self._draws else LINE_S)
