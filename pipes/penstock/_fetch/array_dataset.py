@@ -54,10 +54,7 @@ class ArrayDataset(Shown):
     def batch(self, rows: np.ndarray, indices: Indices, seed: int) -> Any:
         """The batch of ``rows`` (int64, shape ``(n,)``); ``indices`` has their addresses, for ``augment``."""
         at = _on(self._device, rows, self._length)
-        try:
-            batch = mapped(self.fields, lambda field: _selected(field, at))
-        except (IndexError, RuntimeError):
-            batch = mapped(self.fields, lambda field: _indexed(field, at))
+        batch = mapped(self.fields, lambda field: _rows(field, at))
         if self.augment is None:
             return batch
         positions = torch.from_numpy(indices.positions).to(self._device)
@@ -144,10 +141,7 @@ def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> A
     lent = form.device.type == "cpu" and (large or allocate is pinned)
     if isinstance(dataset, TensorDataset) and not lent:
         at = _on(form.device, rows, len(dataset.tensors[0]))
-        try:
-            return [_selected(one, at) for one in dataset.tensors]
-        except (IndexError, RuntimeError):
-            return [_indexed(one, at) for one in dataset.tensors]
+        return [_rows(one, at) for one in dataset.tensors]
     out = allocate(specs) if lent else [torch.empty(shape, dtype=dtype, device=form.device) for shape, dtype in specs]
     _read(dataset, rows, out, ALL)
     return out if form.names is None else dict(zip(form.names, out, strict=True))
@@ -241,9 +235,12 @@ def _read_tensors(tensors: Sequence[torch.Tensor], rows: np.ndarray, out: Sequen
             _words(field)[torch.from_numpy(places).to(field.device)] = _words(_indexed(tensor, at))
 
 
-def _selected(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """The rows ``at``, by the faster operation; it refuses negative indices."""
-    return _as(tensor.dtype, _plain(tensor).index_select(0, at))
+def _rows(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """The rows ``at``, by the faster operation, if there are no negative ones among them, which it refuses."""
+    try:
+        return _as(tensor.dtype, _plain(tensor).index_select(0, at))
+    except (IndexError, RuntimeError):
+        return _indexed(tensor, at)
 
 
 def _indexed(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,8 @@ from penstock._streams.own_files import open_own, refusal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock._streams.shard_keys import ShardKeys
+
 _logger = logging.getLogger("penstock")
 
 FORMAT: Final = 1
@@ -75,7 +77,7 @@ class Bookmarks:
         OSError: The folder was named, and nothing can be written there.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None, binding: dict[str, Any], keys: Sequence[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None, binding: dict[str, Any], keys: ShardKeys | Sequence[str]) -> None:
         bound = json.dumps({"format": FORMAT, "binding": binding}, sort_keys=True)
         self._hash = hashlib.sha256(bound.encode()).hexdigest()[:32]
         self._root = None if folder is None else os.path.abspath(folder)

@@ -6,21 +6,22 @@ import contextlib
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
-from typing import TYPE_CHECKING, Any, final, overload
+from typing import TYPE_CHECKING, Any, final
 
 from penstock._memory.shared_memory import attach, create
 from penstock._streams.files import IN_USE, address, check_unchanged, checksum, is_remote, stamp
 from penstock._streams.tables import Piece
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock._streams.files import Stamp
 
 
 @final
-class ShardKeys(Sequence[str]):
+class ShardKeys:
     """What a bookmark of each shard is bound to: what it is, and where it is a file, its `stamp`.
 
     Looks at a file once, and when it has to: there may be very many, and far away. It must be of that version whenever it is read later, also by other
@@ -53,16 +54,7 @@ class ShardKeys(Sequence[str]):
                 self._seen, sent = shared, [DupFd(fd)]
         return ShardKeys, (self._shards, self.by_fsspec, *sent)
 
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    @overload
-    def __getitem__(self, number: int) -> str: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[str]: ...
-    def __getitem__(self, number: int | slice) -> str | list[str]:
-        if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
+    def __getitem__(self, number: int) -> str:
         if self._path(number) is None:
             return self._name(number)
         # Nobody else can know whether they have read the version that this process could not see.
@@ -70,7 +62,7 @@ class ShardKeys(Sequence[str]):
 
     def names(self) -> list[str]:
         """What each shard is, whatever its version."""
-        return list(map(self._name, range(len(self))))
+        return list(map(self._name, range(len(self._shards))))
 
     def stamp(self, number: int) -> Stamp | None:
         """The version of a file, as it was seen first; None if it is no file, or cannot be seen now."""

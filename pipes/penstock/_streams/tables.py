@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -66,11 +66,7 @@ class Pieces(Sequence[Piece]):
         """The paths of the files."""
         return [path for path, _ in self._files]
 
-    @overload
-    def __getitem__(self, number: int) -> Piece: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Piece]: ...
-    def __getitem__(self, number: int | slice) -> Piece | list[Piece]:
+    def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
         if not 0 <= number < len(self):
