@@ -278,18 +278,6 @@ def test_whatever_an_index_says_a_record_comes_or_a_value_error(shards: Path, of
                 made[k]
 
 
-@pytest.mark.parametrize(
-    "said", [{"shardlist": [{"url": "x.tar"}]}, {"shardlist": [{"url": "x.tar", "nsamples": -1}]}, 10**30, "deep"], ids=str
-)
-def test_counts_that_others_left_are_used_only_if_they_are_counts(said: Any, shards: Path) -> None:
-    """Seen red: a KeyError, and a RecursionError, neither with the name of a file."""
-    (shards / "x.tar.index").unlink(missing_ok=True)
-    (shards / "index.json").write_text("[" * 10_000 if said == "deep" else json.dumps(said))
-    with pytest.raises(ValueError, match="nobody knows how many records .*x.tar"):
-        tar(str(shards / "x.tar"))
-    (shards / "index.json").unlink()
-
-
 def pax(said: bytes) -> bytes:
     """A member that gives ``said`` as the extended header of what follows."""
     member = tarfile.TarInfo("pax")

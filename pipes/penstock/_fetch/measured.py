@@ -37,51 +37,36 @@ class MeasuredFetch:
 
     @cached_property
     def transform(self) -> Callable[[Any], Any] | None:
-        """See `Fetch`."""
+        """See `Fetch`, as for all that follow."""
         transform = self._fetch.transform
         return None if transform is None else self._meter.timed(transform, self._meter.transform, self._cell)
 
     @cached_property
     def load(self) -> Callable[[Any], Any]:
-        """See `Fetch`."""
         load, transform = self._meter.timed(self.dataset.__getitem__, self._meter.load, self._cell), self.transform
         return load if transform is None else lambda index: transform(load(index))
 
     def load_many(self, indices: list[Any]) -> Any:
-        """See `Fetch`."""
-        began = now()
-        try:
-            return self._fetch.load_many(indices)
-        finally:
-            self._meter.loaded_many(now() - began, len(indices))
+        return self._loaded(len(indices), self._fetch.load_many, indices)
 
     def gathered(self, indices: Indices, seed: int, allocate: Allocate) -> Any:
-        """See `Fetch`."""
-        began = now()
-        try:
-            return self._fetch.gathered(indices, seed, allocate)
-        finally:
-            self._meter.loaded_many(now() - began, len(indices))
+        return self._loaded(len(indices), self._fetch.gathered, indices, seed, allocate)
 
     def begin(self, rows: int, allocate: Allocate) -> MeasuredBatch:
-        """See `Fetch`."""
         return MeasuredBatch(self._fetch.begin(rows, allocate), self._meter)
 
     def batch_of(self, fetched: Any, allocate: Allocate) -> Any:
-        """See `Fetch`."""
-        began = now()
-        try:
-            return self._fetch.batch_of(fetched, allocate)
-        finally:
-            self._meter.collate.add(now() - began)
+        return collated(self._meter, 0, self._fetch.batch_of, fetched, allocate)
 
     def convert(self, one: Any) -> Any:
-        """See `Fetch`."""
+        return collated(self._meter, 0, self._fetch.convert, one)
+
+    def _loaded(self, rows: int, load: Callable[..., Any], *arguments: Any) -> Any:
         began = now()
         try:
-            return self._fetch.convert(one)
+            return load(*arguments)
         finally:
-            self._meter.collate.add(now() - began)
+            self._meter.loaded_many(now() - began, rows)
 
 
 @final
@@ -93,15 +78,8 @@ class MeasuredBatch:
         self._meter = meter
         self._ns = 0
 
-    @property
-    def step(self) -> int:
-        """See `BatchBuilder`."""
-        return self._batch.step
-
-    @property
-    def added(self) -> int:
-        """See `BatchBuilder`."""
-        return self._batch.added
+    def __getattr__(self, name: str) -> Any:  # step and added
+        return getattr(self._batch, name)
 
     def add(self, samples: Sequence[Any]) -> None:
         """See `BatchBuilder`."""
@@ -111,8 +89,13 @@ class MeasuredBatch:
 
     def finish(self) -> Any:
         """See `BatchBuilder`."""
-        began = now()
-        try:
-            return self._batch.finish()
-        finally:
-            self._meter.collate.add(self._ns + now() - began)
+        return collated(self._meter, self._ns, self._batch.finish)
+
+
+def collated(meter: Meter, before_ns: int, collate: Callable[..., Any], *arguments: Any) -> Any:
+    """Call ``collate``, and count how long that took, with what was spent on the batch before."""
+    began = now()
+    try:
+        return collate(*arguments)
+    finally:
+        meter.collate.add(before_ns + now() - began)

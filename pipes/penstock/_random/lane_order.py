@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -63,11 +64,7 @@ class Deal:
         return pass_, order[place]
 
     def __reduce__(self) -> Any:
-        return _deal, (self.shards, self.lanes, self.shuffle, self.seed)
-
-
-def _deal(shards: int, lanes: int, shuffle: bool, seed: int) -> Deal:
-    return Deal(shards, lanes, shuffle=shuffle, seed=seed)
+        return functools.partial(Deal, shuffle=self.shuffle, seed=self.seed), (self.shards, self.lanes)
 
 
 _PASSES = 4

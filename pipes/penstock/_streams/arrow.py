@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 import numpy as np
 
 from penstock._streams.files import extra, is_remote, stamp
 from penstock._streams.shards import Shards
-from penstock._streams.tables import Piece, Pieces, check_columns, chosen_types, files_of, looked_at, names_of
+from penstock._streams.tables import Look, Piece, chosen_types, files_of, names_of, pieces_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from penstock._streams.files import Paths, Stamp
+    from penstock._streams.files import Paths
     from penstock._streams.shards import Words
 
 _WHO: Final = "penstock.formats.arrow"
@@ -26,13 +26,6 @@ _MAGIC: Final = b"ARROW1"
 _AT_ONCE: Final = 64
 """Rows made into Python values at a time, unless that is more than:"""
 _BYTES_AT_ONCE: Final = 2**16
-
-
-class _Look(NamedTuple):
-    stamp: Stamp
-    types: dict[str, Any]
-    rows: list[int]  # of each record batch
-    offsets: npt.NDArray[np.int64] | None  # where in a stream they begin, if each can be read by itself
 
 
 def arrow(
@@ -65,13 +58,8 @@ def arrow(
                 f"{file} is not on a local disk, but Arrow files are mapped into memory. Copy it to a local disk, or store it as parquet."
             )
     columns = names_of(columns)
-    looks = looked_at(functools.partial(_look, columns=columns), files)
-    check_columns({file: look.types for file, look in zip(files, looks, strict=True)})
-    counts = np.array([rows for look in looks for rows in look.rows], dtype=np.int64)
-    batches = Pieces(files, [look.stamp for look in looks], [len(look.rows) for look in looks])
-    opener = _RecordBatches([look.offsets for look in looks], columns)
-    known = None if words.get("epoch_size") is not None else counts
-    return Shards(batches, opener, counts=known, lanes=lanes, window=window, name="record batch", **words)
+    batches, counts, offsets = pieces_in(files, functools.partial(_look, columns=columns), words.get("epoch_size"))
+    return Shards(batches, _RecordBatches(offsets, columns), counts=counts, lanes=lanes, window=window, name="record batch", **words)
 
 
 @final
@@ -117,7 +105,8 @@ class _Rows:
         return self._batch.slice(number, 1).to_pylist()[0] if row is None else row
 
 
-def _look(path: str, columns: list[str] | None) -> _Look:
+def _look(path: str, columns: list[str] | None) -> Look:
+    """``more``: where in a stream its record batches begin, if each can be read by itself."""
     pyarrow = extra("pyarrow", _WHO)
     seen = stamp(path)
     try:
@@ -137,7 +126,7 @@ def _look(path: str, columns: list[str] | None) -> _Look:
                 rows, offsets = _counted(file, pyarrow.ipc.open_stream(file, options=options))
     except (OSError, ValueError, pyarrow.ArrowException) as exc:
         raise ValueError(f"{path} is not an Arrow file or stream, or was cut short: {exc}") from exc
-    return _Look(seen, chosen_types(path, schema, columns, names), rows, offsets)
+    return Look(seen, chosen_types(path, schema, columns, names), rows, offsets)
 
 
 def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] | None]:

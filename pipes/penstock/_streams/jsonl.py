@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock._streams.files import decompressed, whole
 from penstock._streams.forward_reader import Unreadable
-from penstock._streams.known_files import Format, known_files, none_beside
+from penstock._streams.known_files import Format, known_files
 
 if TYPE_CHECKING:
     import os
@@ -110,4 +110,4 @@ def _loaded(line: bytes, path: str, number: int) -> Any:
         raise ValueError(f"line {number} of {path} is not JSON ({exc}): {line.rstrip()!r:.200}") from None
 
 
-JSONL = Format("jsonl", _forward, _parse, none_beside)
+JSONL = Format("jsonl", _forward, _parse)

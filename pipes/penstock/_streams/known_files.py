@@ -28,18 +28,11 @@ class Format(NamedTuple):
         kind: What their indices are called.
         forward: Reads the records of a file from its beginning, of the version that is expected or else of the one that there is.
         parse: Makes a record of its bytes, the path, and where in the file they begin.
-        counts_beside: The counts that other programs have left beside the files, or None.
     """
 
     kind: str
     forward: Callable[[str, Stamp | None], Iterator[Any]]
     parse: Callable[[bytes, str, int], Any]
-    counts_beside: Callable[[list[str]], list[int] | None]
-
-
-def none_beside(files: list[str]) -> list[int] | None:
-    """The ``counts_beside`` of a format for which nobody leaves any."""
-    return None
 
 
 def known_files(
@@ -78,10 +71,9 @@ def known_files(
             raise ValueError("index= and counts= exclude each other, because an index has the counts. Drop one of them.")
     else:
         found, missing = _indexed(format, files, places_of(files, index))
-        beside = format.counts_beside(files) if missing and not found and index is None else None
-        if missing and beside is None:
-            _refuse(format, missing, len(files), index)
-        counts, indices = ([found[path][1].records for path in files], found) if beside is None else (beside, None)
+        if missing:
+            _refuse(missing, len(files), index)
+        counts, indices = [found[path][1].records for path in files], found
     opener = Opener(format, indices)
     return Shards(files, opener, counts=counts, lanes=lanes, window=window, name=f"{format.kind} file", **words)
 
@@ -178,7 +170,7 @@ def _header_or_none(place: str) -> Header | None:
         return None
 
 
-def _refuse(format: Format, missing: list[str], n: int, index: str | os.PathLike[str] | None) -> None:
+def _refuse(missing: list[str], n: int, index: str | os.PathLike[str] | None) -> None:
     stamp(missing[0])  # if it does not exist itself, this says so
     command = f"python -m penstock index {missing[0]}" + (" …" if len(missing) > 1 else "") + ("" if index is None else f" --index {index}")
     if len(missing) < n:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from penstock._streams.files import IN_USE, explain, extra, is_remote, opened, stamp
 from penstock._streams.shards import Shards
-from penstock._streams.tables import Piece, Pieces, check_columns, chosen_types, files_of, looked_at, names_of
+from penstock._streams.tables import Look, Piece, chosen_types, files_of, names_of, pieces_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,13 +25,6 @@ _BATCH_BYTES: Final = 2**21
 _BUFFER_BYTES: Final = 2**18
 _AT_ONCE: Final = 64
 """Rows made into Python values at a time."""
-
-
-class _Footer(NamedTuple):
-    stamp: Stamp
-    types: dict[str, Any]
-    rows: list[int]  # of each row group
-    lane_bytes: int  # what reading the longest of them takes, at most
 
 
 def parquet(
@@ -61,13 +52,9 @@ def parquet(
     extra("pyarrow.parquet", _WHO)
     files = files_of(paths, "parquet")
     columns = names_of(columns)
-    footers = looked_at(functools.partial(_look, columns=columns), files)
-    check_columns({file: footer.types for file, footer in zip(files, footers, strict=True)})
-    counts = np.array([rows for footer in footers for rows in footer.rows], dtype=np.int64)
-    fit = LANES_BYTES // max(1, *(footer.lane_bytes for footer in footers))
-    groups = Pieces(files, [footer.stamp for footer in footers], [len(footer.rows) for footer in footers])
-    known = None if words.get("epoch_size") is not None else counts
-    return Shards(groups, _Rows(columns), counts=known, lanes=lanes, most_lanes=fit, window=window, name="row group", **words)
+    groups, counts, lane_bytes = pieces_in(files, functools.partial(_look, columns=columns), words.get("epoch_size"))
+    fit = LANES_BYTES // max(1, *lane_bytes)
+    return Shards(groups, _Rows(columns), counts=counts, lanes=lanes, most_lanes=fit, window=window, name="row group", **words)
 
 
 @final
@@ -97,7 +84,8 @@ class _Rows:
             file.close(force=True)
 
 
-def _look(path: str, columns: list[str] | None) -> _Footer:
+def _look(path: str, columns: list[str] | None) -> Look:
+    """``more``: what reading the longest of its row groups takes, at most, in bytes."""
     seen = stamp(path)
     metadata = _metadata(path, seen)
     known = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
@@ -105,7 +93,7 @@ def _look(path: str, columns: list[str] | None) -> _Footer:
     rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
     most = max(rows, default=0)
     sizes = _sizes(metadata, rows.index(most), columns) if most else []
-    return _Footer(seen, types, rows, sum(2 * min(size, max(_PAGE_BYTES, _PAGE_ROWS * size // most)) for size in sizes))
+    return Look(seen, types, rows, sum(2 * min(size, max(_PAGE_BYTES, _PAGE_ROWS * size // most)) for size in sizes))
 
 
 def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:

@@ -109,6 +109,30 @@ def looked_at(look: Callable[[str], T], paths: Sequence[str]) -> list[T]:
         return list(pool.map(named, paths))
 
 
+class Look(NamedTuple):
+    """What looking into a file has told.
+
+    Attributes:
+        stamp: Of the file.
+        types: Of the columns that are read, by name.
+        rows: Of each piece.
+        more: What else its format needs.
+    """
+
+    stamp: Stamp
+    types: dict[str, Any]
+    rows: list[int]
+    more: Any
+
+
+def pieces_in(files: list[str], look: Callable[[str], Look], epoch_size: int | None) -> tuple[Pieces, np.ndarray | None, list[Any]]:
+    """The pieces of files with the same columns, how many rows each has (None with an ``epoch_size``), and what ``look`` says more of each file."""
+    looks = looked_at(look, files)
+    check_columns({file: look.types for file, look in zip(files, looks, strict=True)})
+    counts = None if epoch_size is not None else np.array([rows for look in looks for rows in look.rows], dtype=np.int64)
+    return Pieces(files, [look.stamp for look in looks], [len(look.rows) for look in looks]), counts, [look.more for look in looks]
+
+
 def check_columns(of_files: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse files whose columns, or their types, are not those of the first.
 

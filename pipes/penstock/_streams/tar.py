@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import zlib
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack
 
 import numpy as np
 
-from penstock._streams.files import REINDEX, opened, whole
-from penstock._streams.index_file import MOST_RECORDS
+from penstock._streams.files import REINDEX, whole
 from penstock._streams.known_files import Format, known_files
 
 if TYPE_CHECKING:
@@ -29,8 +27,6 @@ TOO_LARGE: Final = 2**43
 """Bytes. A file system may refuse to seek that far."""
 LONGEST_EXTENDED: Final = 2**20
 """Bytes of an extended header: a few names. They are read into memory."""
-LARGEST_JSON: Final = 2**26
-"""Bytes of a file with counts beside the tars: more is none."""
 FILES: Final = (b"0", b"\0", b"7")
 EMPTY: Final = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices and folders: no data follows, whatever size they state
 EXTENDED: Final = (b"L", b"K", b"x", b"X", b"g")  # they say more of the member that follows
@@ -61,9 +57,8 @@ def tar(
     in lower case, is the key of the file's contents: ``a/001.jpg`` and ``a/001.seg.PNG`` make ``{"__key__": "a/001", "jpg": …, "seg.png": …}``. Members that are
     not files, have no dot in their name, or are called ``__…__`` are left out. Decode with ``Loader.from_dataset(transform=…)``.
 
-    Files with an index (``python -m penstock index``) are read by position. Otherwise they are read forward, and the number of samples comes from ``counts``,
-    or from what other programs left beside the files: wids' ``index.json``, or img2dataset's ``*_stats.json``. Compressed files (.tar.gz, .tgz, .tar.zst,
-    .tar.xz, .tar.bz2) are always read forward.
+    Files with an index (``python -m penstock index``) are read by position. Otherwise ``counts`` says how many samples they have, and they are read
+    forward. Compressed files (.tar.gz, .tgz, .tar.zst, .tar.xz, .tar.bz2) are always read forward.
 
     Args:
         paths: A path, a pattern such as ``"data/*.tar"`` or ``"data/{00000..01242}.tar"``, or a list of them; with ``://``, fsspec reads them.
@@ -256,36 +251,4 @@ def _damaged(path: str, at: int, why: str) -> ValueError:
     return ValueError(f"{path} cannot be read as a tar at byte {at}: {why}.")
 
 
-def _counts_beside(files: list[str]) -> list[int] | None:
-    """From wids' ``index.json`` in the folder of each file, or img2dataset's ``<name>_stats.json`` beside it; None unless all are there."""
-    listed: dict[str, dict[str, Any]] = {}
-    counts = []
-    for path in files:
-        folder, name = os.path.split(path)
-        if folder not in listed:
-            said = _json(os.path.join(folder, "index.json"))
-            shards = said.get("shardlist") if isinstance(said, dict) else None
-            listed[folder] = {
-                os.path.basename(one["url"]): one.get("nsamples")
-                for one in (shards if isinstance(shards, list) else [])
-                if isinstance(one, dict) and isinstance(one.get("url"), str)
-            }
-        count = listed[folder].get(name)
-        if count is None:
-            said = _json(os.path.join(folder, name.partition(".")[0] + "_stats.json"))
-            count = said.get("successes") if isinstance(said, dict) else None
-        if type(count) is not int or not 0 <= count < MOST_RECORDS:
-            return None
-        counts.append(count)
-    return counts
-
-
-def _json(path: str) -> Any:
-    try:
-        with opened(path) as file:
-            return json.loads(file.read(LARGEST_JSON))
-    except (FileNotFoundError, ValueError, RecursionError):
-        return None
-
-
-TAR = Format("tar", _forward, _parse, _counts_beside)
+TAR = Format("tar", _forward, _parse)
