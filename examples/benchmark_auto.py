@@ -111,7 +111,7 @@ class Reader:
         return self.loader.statistics().nodes[-1].depth
 
     @property
-    def choice(self) -> penstock.WorkerChoice:
+    def choice(self) -> penstock.statistics.WorkerChoice:
         """What the automatic loader has chosen."""
         workers = self.loader.statistics().nodes[-1].workers
         assert workers is not None

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock import Buckets, Cycler, Grouper, Packs, Sharder, ShuffledOrder
+from penstock import Buckets, Packs
+from penstock.nodes import Cycler, Grouper, Sharder
+from penstock.orders import ShuffledOrder
 
 N = int(sys.argv[1]) if len(sys.argv) > 1 else 200_000
 RANKS, BUDGET, MOST = 8, 200.0, 64

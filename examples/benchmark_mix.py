@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import penstock
-from penstock import MixOrder, Sampler, SequentialOrder, ShardOrder, ShuffledOrder, SlidingOrder
+from penstock._random.mix_order import MixOrder
+from penstock.nodes import Sampler
+from penstock.orders import SequentialOrder, ShardOrder, ShuffledOrder, SlidingOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,12 +29,12 @@ WEIGHTS = {
 }
 
 
-def mixed(weights: dict[str, float], kind: Callable[[int], penstock.Order]) -> MixOrder:
+def mixed(weights: dict[str, float], kind: Callable[[int], penstock.orders.Order]) -> MixOrder:
     return MixOrder({name: kind(N) for name in weights}, weights, epoch_size=N)
 
 
-def orders() -> dict[str, penstock.Order]:
-    found: dict[str, penstock.Order] = {"ShuffledOrder": ShuffledOrder(N)}
+def orders() -> dict[str, penstock.orders.Order]:
+    found: dict[str, penstock.orders.Order] = {"ShuffledOrder": ShuffledOrder(N)}
     for name, weights in WEIGHTS.items():
         found[f"MixOrder, {name}, each in order"] = mixed(weights, SequentialOrder)
         found[f"MixOrder, {name}, each shuffled"] = mixed(weights, ShuffledOrder)
@@ -43,7 +45,7 @@ def orders() -> dict[str, penstock.Order]:
     return found
 
 
-def reading(order: penstock.Order, every: int) -> float:
+def reading(order: penstock.orders.Order, every: int) -> float:
     """Microseconds for each item of one rank of ``every``, in batches of 256, as a loader reads it."""
     node = Sampler(order)
     place, begin = node.start(0), time.perf_counter()
@@ -52,7 +54,7 @@ def reading(order: penstock.Order, every: int) -> float:
     return (time.perf_counter() - begin) / READ * 1e6
 
 
-def jumping(order: penstock.Order) -> float:
+def jumping(order: penstock.orders.Order) -> float:
     """Milliseconds to the index at some place of an epoch."""
     times = []
     for k in range(20):
@@ -73,7 +75,7 @@ def saving(loader: penstock.Loader) -> tuple[float, int]:
     return statistics.median(times) * 1e6, len(state["penstock"])
 
 
-def drift(order: penstock.Order, share: float) -> float:
+def drift(order: penstock.orders.Order, share: float) -> float:
     """How far the first source is from its share, at worst, in the first million items."""
     of_first = order.indices(0, np.arange(10**6)) < N
     return float(np.abs(np.cumsum(of_first) - np.arange(1, 10**6 + 1) * share).max())

@@ -457,7 +457,8 @@ def load_only(task: Task, method: str) -> Opened:
 
 def index_level(task: Task, method: str) -> Opened:
     """Batches of indices, for what it costs to know which samples are next."""
-    from penstock import Batcher, Cycler, Sampler, Sharder, ShuffledOrder
+    from penstock.nodes import Batcher, Cycler, Sampler, Sharder
+    from penstock.orders import ShuffledOrder
 
     node = Batcher(Sharder(Cycler(Sampler(ShuffledOrder(len(task.dataset), seed=SEED)))), batch_size=task.batch_size)
     node.reset()

@@ -94,8 +94,8 @@ def speed(loader: str, workers: int, sleep_s: float, seconds: float) -> dict[str
 
 def index_cost(world_size: int, batches: int) -> dict[str, float]:
     """CPU time of the last rank's index level: per batch, and to resume in the middle of an epoch, with the first batch."""
-    cycler = penstock.Cycler(penstock.Sampler(penstock.ShuffledOrder(SAMPLES, seed=1)))
-    level: Any = penstock.Batcher(penstock.Sharder(cycler, world_size - 1, world_size), RANK_BATCH_SIZE)
+    cycler = penstock.nodes.Cycler(penstock.nodes.Sampler(penstock.orders.ShuffledOrder(SAMPLES, seed=1)))
+    level: Any = penstock.nodes.Batcher(penstock.nodes.Sharder(cycler, world_size - 1, world_size), RANK_BATCH_SIZE)
     level.reset(level.start_of(0))
     for _ in range(64):
         next(level)

@@ -1071,12 +1071,12 @@ def mix_ours(weights: np.ndarray, items: int, ranks: int, shuffled: bool = True)
     import penstock
 
     n = 10**9
-    kind = penstock.ShuffledOrder if shuffled else penstock.SequentialOrder
+    kind = penstock.orders.ShuffledOrder if shuffled else penstock.orders.SequentialOrder
     names = [f"{k:03}" for k in range(len(weights))]
     order = penstock.MixOrder({name: kind(n) for name in names}, dict(zip(names, weights, strict=True)), epoch_size=n)
 
     def read(rank: int) -> np.ndarray:
-        node, found = penstock.Sampler(order), []
+        node, found = penstock.nodes.Sampler(order), []
         place = {**node.start(0), "position": rank}
         for _ in range(-(-items // 256)):
             indices, place = node.read(place, 256, ranks)

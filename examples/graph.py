@@ -10,7 +10,9 @@ import warnings
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock import Batcher, Cycler, Fetch, Loader, ParallelMapper, PinMemory, Prefetcher, Sampler, Sharder, ShuffledOrder
+from penstock import Loader
+from penstock.nodes import Batcher, Cycler, Fetch, ParallelMapper, PinMemory, Prefetcher, Sampler, Sharder
+from penstock.orders import ShuffledOrder
 
 
 class Squares(Dataset):

@@ -16,7 +16,7 @@ from penstock.testing import assert_order_is_pure, assert_resumes_everywhere
 class EasyToHard:
     def __init__(self, difficulty: np.ndarray, window: int, seed: int) -> None:
         self.ranked = np.argsort(difficulty, kind="stable")
-        self.shuffled = penstock.SlidingOrder(len(difficulty), window, seed)
+        self.shuffled = penstock.orders.SlidingOrder(len(difficulty), window, seed)
 
     def __len__(self) -> int:
         return len(self.ranked)

@@ -25,8 +25,6 @@ class Durations:
         counts: How many times fell in each class of lengths, from short to long; there are four classes to an octave.
     """
 
-    __module__ = "penstock"
-
     count: int = 0
     total_s: float = 0.0
     p50_s: float = 0.0
@@ -73,8 +71,6 @@ class WorkerChoice:
         why: The reason for the last change, or for keeping the number.
     """
 
-    __module__ = "penstock"
-
     workers: int
     most: int
     changes: int
@@ -102,8 +98,6 @@ class WorkerStatistics:
         choice: With ``num_workers="auto"``, what it has chosen.
         draws: With threads, the warning of what draws from the global generators, once it was given.
     """
-
-    __module__ = "penstock"
 
     method: Literal["inline", "thread", "process"]
     workers: int = 0
@@ -144,8 +138,6 @@ class NodeStatistics:
         failures: What ``on_error`` has handled, if it is set.
         pinned: What a `PinMemory` has done.
     """
-
-    __module__ = "penstock"
 
     name: str
     items: int = 0
@@ -210,8 +202,6 @@ class LoaderStatistics:
         lock_wait_share: How often a worker thread that wanted Python's lock found it taken, from 0 to 1; None without threads.
     """
 
-    __module__ = "penstock"
-
     nodes: tuple[NodeStatistics, ...] = ()
     batches: int = 0
     samples: int = 0
@@ -266,8 +256,6 @@ class FailureStatistics:
         last: A description of the sample that failed last; empty if none has.
     """
 
-    __module__ = "penstock"
-
     samples: int
     failed: int
     skipped: int
@@ -283,8 +271,6 @@ class PinStatistics:
         pinned: Batches copied to pinned memory.
         already: Batches that were pinned already or held nothing to pin.
     """
-
-    __module__ = "penstock"
 
     pinned: int
     already: int
@@ -330,3 +316,7 @@ def _percentile(counts: Sequence[int], rank: float) -> float:
         if rank <= 0:
             break
     return (4.5 + place % 4) * 2.0 ** (place // 4 + 1) / 1e9
+
+
+for _kind in (Durations, FailureStatistics, LoaderStatistics, NodeStatistics, PinStatistics, WorkerChoice, WorkerStatistics):
+    _kind.__module__ = "penstock.statistics"  # not in the class: a dataclass looks for its module while it is made

@@ -272,7 +272,7 @@ def test_candidates_are_compared(target: Path) -> None:
     assert re.search(r"Use penstock with num_workers=\d", ended.stdout)
 
 
-class Negated(penstock.Node[Any]):
+class Negated(penstock.nodes.Node[Any]):
     def transform(self, item: torch.Tensor) -> torch.Tensor:
         return -item
 
@@ -287,7 +287,7 @@ def test_the_same_data_gets_other_workers() -> None:
         (DataLoader(data, 4, collate_fn=torch.tensor), [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
         (penstock.Loader.from_dataset(data, 6), [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]),
         (
-            penstock.Loader(penstock.Prefetcher(Negated(penstock.Loader.from_dataset(data, 6).root))),
+            penstock.Loader(penstock.nodes.Prefetcher(Negated(penstock.Loader.from_dataset(data, 6).root))),
             [[0, -1, -2, -3, -4, -5], [-6, -7, -8, -9]],
         ),
     ]:
@@ -296,7 +296,7 @@ def test_the_same_data_gets_other_workers() -> None:
     shuffled = DataLoader(data, 5, shuffle=True)
     with with_workers(shuffled, 0, "thread", 1) as loader:
         assert sorted(index for batch in loader for index in batch.tolist()) == data
-        assert isinstance(next(iter(loader.root.chain())), penstock.ParallelMapper)
+        assert isinstance(next(iter(loader.root.chain())), penstock.nodes.ParallelMapper)
     with with_workers(data, 0, "thread", 4) as loader:
         assert len(loader) == 3
 
@@ -308,7 +308,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
     for given, message in [
         (DataLoader(Stream()), "Stream is an IterableDataset"),
-        (penstock.Loader(penstock.Sampler(penstock.SequentialOrder(3))), "no ParallelMapper"),
+        (penstock.Loader(penstock.nodes.Sampler(penstock.orders.SequentialOrder(3))), "no ParallelMapper"),
         (5, "class int came"),
     ]:
         with pytest.raises(TargetError, match=message):

@@ -24,8 +24,10 @@ from torch.utils.data import (
 )
 
 import penstock
-from penstock import Batcher, Cycler, Fetch, GraphError, Loader, ParallelMapper, Sampler, SequentialOrder
+from penstock import GraphError, Loader
 from penstock._loader import dataloader_words
+from penstock.nodes import Batcher, Cycler, Fetch, ParallelMapper, Sampler
+from penstock.orders import SequentialOrder
 
 KEYWORDS = {  # of torch 2.6 to 2.13
     "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn",

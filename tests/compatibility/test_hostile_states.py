@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, RandomSampler
 
 import penstock
-from penstock import Loader, Packs, TorchOrder
+from penstock import Loader, Packs
+from penstock.orders import TorchOrder
 from penstock.testing import Tagged
 
 N = 10
@@ -23,7 +24,7 @@ BUILDS = {
     "batches": lambda: Loader.from_dataset(Tagged(N), batch_sampler=BatchSampler(RandomSampler(range(N)), 3, False)),
     "packs": lambda: Loader.from_dataset([[k] * (k % 4 + 1) for k in range(N)], 1, groups=Packs([k % 4 + 1 for k in range(N)], 4, block=4)),
     "unordered": lambda: Loader.from_dataset(Tagged(N), batch_size=1, num_workers=3, method="thread", in_order=False),
-    "iterated": lambda: Loader(penstock.IterableSource(range(N))),
+    "iterated": lambda: Loader(penstock.nodes.IterableSource(range(N))),
 }
 
 

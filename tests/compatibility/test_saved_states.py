@@ -14,23 +14,9 @@ import pytest
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 from torchdata.nodes import IterableWrapper
 
-from penstock import (
-    Batcher,
-    Buckets,
-    Cycler,
-    IterableSource,
-    Loader,
-    Mix,
-    Packs,
-    ParallelMapper,
-    SequentialOrder,
-    Sharder,
-    ShardOrder,
-    Shards,
-    SlidingOrder,
-    TorchOrder,
-    WeightedOrder,
-)
+from penstock import Buckets, Loader, Mix, Packs, Shards
+from penstock.nodes import Batcher, Cycler, IterableSource, ParallelMapper, Sharder
+from penstock.orders import SequentialOrder, ShardOrder, SlidingOrder, TorchOrder, WeightedOrder
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
-from penstock import Cached, Loader, Mix, Shards, SlidingOrder, keep
+from penstock import Cached, Loader, Mix, Shards, keep
+from penstock.orders import SlidingOrder
 
 WAYS = [
     pytest.param({}, id="inline"),

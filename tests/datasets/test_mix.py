@@ -190,11 +190,11 @@ class TestAsADataset:
     def test_sources_that_are_arrays_are_read_as_arrays(self):
         tables = {name: TensorDataset(torch.arange(n) + 10_000 * k) for k, (name, n) in enumerate((("a", 50), ("b", 990), ("c", 300)))}
         fast = Mix(tables, WEIGHTS, epoch_size=600)
-        assert penstock.Fetch(fast).is_arrays
+        assert penstock.nodes.Fetch(fast).is_arrays
         with Loader.from_dataset(fast, batch_size=20, shuffle=True, seed=1) as loader:
             assert [[value for batch in loader for value in batch[0].tolist()]] == read(mix(), shuffle=True)
-        assert not penstock.Fetch(Mix(tables, WEIGHTS, tag="of")).is_arrays
-        assert not penstock.Fetch(mix()).is_arrays
+        assert not penstock.nodes.Fetch(Mix(tables, WEIGHTS, tag="of")).is_arrays
+        assert not penstock.nodes.Fetch(mix()).is_arrays
 
     def test_its_sources_are_told_the_epoch(self):
         class Aware(Named):

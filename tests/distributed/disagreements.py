@@ -21,7 +21,8 @@ from corpus import KINDS, files, own
 from ranks import RANK, error, gathered
 from torch.utils.data import BatchSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from penstock import Batcher, Cycler, Fetch, GraphError, Loader, Mapper, Prefetcher, SamplerWrapper, Sharder, Shards, check_ranks
+from penstock import GraphError, Loader, Shards, check_ranks
+from penstock.nodes import Batcher, Cycler, Fetch, Mapper, Prefetcher, SamplerWrapper, Sharder
 from penstock.testing import Tagged
 
 N = 24

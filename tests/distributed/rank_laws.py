@@ -19,8 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
-from penstock import Batcher, Cycler, IterableSource, Loader, Sampler, SamplerWrapper, SequentialOrder, Sharder, TorchOrder
+from penstock import Loader
 from penstock._loader.check_ranks import check_ranks
+from penstock.nodes import Batcher, Cycler, IterableSource, Sampler, SamplerWrapper, Sharder
+from penstock.orders import SequentialOrder, TorchOrder
 from penstock.testing import Tagged
 
 N = 23

@@ -17,7 +17,9 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from penstock import GraphError, Loader, Prefetcher, Shards, TorchOrder, check_ranks
+from penstock import GraphError, Loader, Shards, check_ranks
+from penstock.nodes import Prefetcher
+from penstock.orders import TorchOrder
 from penstock.testing import Tagged
 
 N = 40

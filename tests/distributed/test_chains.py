@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import Batcher, Cycler, EndOfEpoch, Sampler, Sharder, ShuffledOrder
+from penstock.nodes import Batcher, Cycler, EndOfEpoch, Sampler, Sharder
+from penstock.orders import ShuffledOrder
 
 LINKS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6)), min_size=2, max_size=5)
 

@@ -10,12 +10,13 @@ import torch
 from pairwise import pairwise
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from penstock import Indices, Loader, Mix
+from penstock import Loader, Mix
 from penstock._fetch import array_dataset as arrays_module
 from penstock._fetch.array_dataset import ArrayDataset, RowDataset, gathered, is_arrays
 from penstock._fetch.fetch import Fetch
 from penstock._memory.allocation import afresh
 from penstock._memory.tree import leaves
+from penstock.nodes import Indices
 
 
 def tensors(n, start=0):

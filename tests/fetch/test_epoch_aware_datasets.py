@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from penstock import Loader, Prefetcher
+from penstock import Loader
+from penstock.nodes import Prefetcher
 from penstock.testing import assert_resumes_everywhere
 
 INLINE = pytest.param({"num_workers": 0}, id="inline")

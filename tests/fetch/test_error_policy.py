@@ -13,8 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock
-from penstock import SKIP, Cycler, Loader, Node, ParallelMapper, SampleError, Sampler, SequentialOrder
+from penstock import SKIP, Loader, SampleError
 from penstock._fetch.error_policy import WINDOW, ErrorBudget, PartialBatch, SampleFailure
+from penstock.nodes import Cycler, Node, ParallelMapper, Sampler
+from penstock.orders import SequentialOrder
 from penstock.testing import Tagged, assert_resumes_everywhere
 
 WAYS = [
@@ -364,7 +366,9 @@ def test_policies_that_make_no_sense_are_refused(options):
 
 def test_a_function_of_ones_own_has_no_samples():
     with pytest.raises(ValueError, match=r"only Fetch\(dataset\)"):
-        penstock.ParallelMapper(penstock.Cycler(penstock.Sampler(penstock.SequentialOrder(3))), abs, 0, on_error="skip")
+        penstock.nodes.ParallelMapper(
+            penstock.nodes.Cycler(penstock.nodes.Sampler(penstock.orders.SequentialOrder(3))), abs, 0, on_error="skip"
+        )
 
 
 def test_skip_is_one_object():

@@ -10,9 +10,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import penstock
-from penstock import Fetch, Indices, Loader
+from penstock import Loader
 from penstock._fetch.task import FetchTask
 from penstock._workers.pool import IDLE
+from penstock.nodes import Fetch, Indices
 
 
 class Numbers(Dataset):

@@ -197,7 +197,7 @@ class TestALoaderOfPacks:
     @pytest.mark.parametrize("way", WAYS)
     def test_gives_each_sequence_random_numbers_of_its_position_in_the_order(self, way):
         """The same for all pieces of a sequence, so they fit together. Seen red with members that draw from the pack's generator."""
-        dataset, order = Random(), penstock.ShuffledOrder(len(LENGTHS), 5)
+        dataset, order = Random(), penstock.orders.ShuffledOrder(len(LENGTHS), 5)
         for epoch, batches in enumerate(loaded(dataset, epochs=2, **way)):
             own: dict[int, dict[int, float]] = {}
             for batch in batches:
@@ -235,7 +235,7 @@ class TestALoaderOfPacks:
         def negated(sequence):
             return {"x": -sequence, "drawn": np.full(len(sequence), penstock.sample().position)}
 
-        empty = penstock.ShuffledOrder(9, 5).indices(0, np.arange(9)).tolist().index(2)
+        empty = penstock.orders.ShuffledOrder(9, 5).indices(0, np.arange(9)).tolist().index(2)
         batches = loaded(dataset(), transform=negated, **way)[0]
         assert min(token for batch in batches for row in batch["x"] for token in row) == -803
         assert {position for batch in batches for row in batch["drawn"] for position in row} == set(range(9)) - {empty}
@@ -283,7 +283,7 @@ class TestWhatFromDatasetRefuses:
             ({"groups": penstock.Buckets(LENGTHS, 20), "drop_last": True}, ValueError, "Buckets and batch_size=1, drop_last=True exclude"),
             ({"groups": penstock.Buckets(LENGTHS, 20), "batch_size": None}, ValueError, "Buckets and batch_size=None"),
             ({"split": "within"}, ValueError, "split='within' deals the places"),
-            ({"dataset": penstock.IterableSource(range(9))}, ValueError, "groups needs a dataset that is read by index"),
+            ({"dataset": penstock.nodes.IterableSource(range(9))}, ValueError, "groups needs a dataset that is read by index"),
             ({"transform": 5}, TypeError, "transform must be a function"),
         ],
     )

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import Buckets, Fetch, Loader, pad
+from penstock import Buckets, Loader, pad
+from penstock.nodes import Fetch
 from penstock.testing import plain
 
 

@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import penstock
-from penstock import Cached, Fetch, Loader
+from penstock import Cached, Loader
 from penstock._random.sample_rng import numpy_generator
+from penstock.nodes import Fetch
 from penstock.testing import Tagged, assert_resumes_everywhere
 
 N = 23

@@ -15,22 +15,11 @@ import psutil
 import pytest
 import torch
 
-from penstock import (
-    Batcher,
-    Cycler,
-    Fetch,
-    Loader,
-    Mapper,
-    ParallelMapper,
-    PinMemory,
-    Prefetcher,
-    Sampler,
-    SamplerWrapper,
-    SequentialOrder,
-    ToDevice,
-)
+from penstock import Loader
 from penstock._memory.devices import can_pin
 from penstock._nodes.reader_node import ReaderNode
+from penstock.nodes import Batcher, Cycler, Fetch, Mapper, ParallelMapper, PinMemory, Prefetcher, Sampler, SamplerWrapper, ToDevice
+from penstock.orders import SequentialOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

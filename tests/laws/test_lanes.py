@@ -314,7 +314,7 @@ def test_whoever_asks_by_index_is_refused():
         "Subset": lambda: Loader.from_dataset(Subset(data(), range(20))),
         "ConcatDataset": lambda: Loader.from_dataset(ConcatDataset([data(), data()])),
         "DataLoader": lambda: DataLoader(data(), 4),
-        "order=": lambda: Loader.from_dataset(data(), order=penstock.ShuffledOrder(40, 1)),
+        "order=": lambda: Loader.from_dataset(data(), order=penstock.orders.ShuffledOrder(40, 1)),
         "Resident": lambda: Loader.from_dataset(penstock.Resident(data())),
         "Mix of a Subset": lambda: Loader.from_dataset(Mix({"a": Subset(data(), range(20))}, {"a": 1}, epoch_size=8)),
         "list": data,

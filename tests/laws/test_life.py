@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import penstock
-from penstock import Loader, Prefetcher
+from penstock import Loader
+from penstock.nodes import Prefetcher
 from penstock.testing import Tagged
 
 

@@ -10,7 +10,8 @@ import pytest
 from pairwise import engines, pairwise
 
 import penstock
-from penstock import Loader, Mix, ShardOrder, ShuffledOrder, SlidingOrder
+from penstock import Loader, Mix
+from penstock.orders import ShardOrder, ShuffledOrder, SlidingOrder
 from penstock.testing import assert_order_is_pure, assert_resumes_everywhere
 
 STAGES = [(0, {"a": 0.7, "b": 0.2, "c": 0.1}), (17, {"a": 0.2, "c": 0.8}), (40, {"b": 1})]

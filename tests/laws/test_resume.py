@@ -19,23 +19,9 @@ from torch.utils.data import (
 )
 
 import penstock
-from penstock import (
-    Batcher,
-    Cycler,
-    Fetch,
-    IterableSource,
-    Loader,
-    Mapper,
-    Node,
-    ParallelMapper,
-    Prefetcher,
-    Sampler,
-    SequentialOrder,
-    Sharder,
-    ShuffledOrder,
-    TorchOrder,
-    WeightedOrder,
-)
+from penstock import Loader
+from penstock.nodes import Batcher, Cycler, Fetch, IterableSource, Mapper, Node, ParallelMapper, Prefetcher, Sampler, Sharder
+from penstock.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
 from penstock.testing import Tagged, assert_resumes_everywhere
 
 N = 11
@@ -67,7 +53,7 @@ class Counting(Node):
 
     def next(self):
         item = next(self.source)
-        if isinstance(item, penstock.EndOfEpoch):
+        if isinstance(item, penstock.nodes.EndOfEpoch):
             return item
         self.count += 1
         return (self.count, item)
@@ -256,7 +242,7 @@ class Planted(Node):
 
     def next(self):
         item = next(self.source)
-        if isinstance(item, penstock.EndOfEpoch):
+        if isinstance(item, penstock.nodes.EndOfEpoch):
             if self.fault == "mark":
                 self.count += 1
             return item
@@ -298,7 +284,7 @@ class Once(Node):
     """Gives the items of epoch 0, and of every later epoch nothing but its end."""
 
     def next(self):
-        while not isinstance(item := next(self.source), penstock.EndOfEpoch) and item.epoch:
+        while not isinstance(item := next(self.source), penstock.nodes.EndOfEpoch) and item.epoch:
             pass
         return item
 

@@ -196,7 +196,7 @@ class NoLength:
         (DATA, {"batch_sampler": [[1]], "drop_last": True}, ValueError, "exclude each other"),
         (DATA, {"batch_sampler": [[1]], "shuffle": True}, ValueError, "shuffle=True and batch_sampler exclude each other"),
         (DATA, {"sampler": [1], "shuffle": True}, ValueError, "shuffle=True and sampler exclude"),
-        (DATA, {"sampler": [1], "order": penstock.SequentialOrder(3)}, ValueError, "sampler and order exclude"),
+        (DATA, {"sampler": [1], "order": penstock.orders.SequentialOrder(3)}, ValueError, "sampler and order exclude"),
         (DATA, {"batch_size": None, "drop_last": True}, ValueError, "drop_last=True needs batches"),
         (DATA, {"drop_last": True, "tail": "exact"}, ValueError, "tail='exact' promises all"),
         (DATA, {"infinite": True, "tail": "exact"}, ValueError, "infinite=True never does"),

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, ConcatDataset, RandomSampler, Subset, random_split
 
-from penstock import Batcher, Cycler, Loader, Prefetcher, Resident, SamplerWrapper, Sharder, StateMismatch
+from penstock import Loader, Resident, StateMismatch
 from penstock._loader.check_ranks import _fingerprint
+from penstock.nodes import Batcher, Cycler, Prefetcher, SamplerWrapper, Sharder
 from penstock.testing import Tagged
 
 N = 12

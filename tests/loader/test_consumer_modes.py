@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, RandomSampler, TensorDataset
 from torch_modes import every_mode, seen
 
-from penstock import Loader, Resident, TorchOrder, sample
+from penstock import Loader, Resident, sample
 from penstock._memory.tree import leaves
+from penstock.orders import TorchOrder
 
 HOW = {
     "inline": {},

@@ -12,19 +12,9 @@ import pytest
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
 
 import penstock
-from penstock import (
-    Batcher,
-    Cycler,
-    Fetch,
-    IterableSource,
-    Loader,
-    ParallelMapper,
-    Prefetcher,
-    Sampler,
-    SamplerWrapper,
-    SequentialOrder,
-    TorchOrder,
-)
+from penstock import Loader
+from penstock.nodes import Batcher, Cycler, Fetch, IterableSource, ParallelMapper, Prefetcher, Sampler, SamplerWrapper
+from penstock.orders import SequentialOrder, TorchOrder
 from penstock.testing import Tagged
 
 N, B = 10, 3
@@ -340,7 +330,7 @@ def test_a_distributed_sampler_that_was_moved_is_said_to_begin_at_0():
 def test_a_signal_that_closes_a_loader_in_the_middle_of_next_is_told_so():
     """Its handler may run wherever the main thread is. Seen to fail: a GraphError of a StopIteration, which the graph gives once it is closed."""
 
-    class Signalled(penstock.Node):
+    class Signalled(penstock.nodes.Node):
         def next(self):
             loader.close()
             raise StopIteration

@@ -15,7 +15,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 import penstock
-from penstock import GraphError, IterableSource, Loader, SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
+from penstock import GraphError, Loader
+from penstock.nodes import IterableSource
+from penstock.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
 
 PACKAGE = os.path.join(Path(penstock.__file__).parent, "")  # not its name alone: the folder of the project may have the same
 HOW = [{}, {"num_workers": 1, "method": "thread"}, {"num_workers": 1, "multiprocessing_context": "fork"}]

@@ -14,7 +14,9 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 import penstock
-from penstock import Batcher, Cycler, Fetch, Indices, Loader, Mapper, Mix, Node, ParallelMapper, Sampler, SequentialOrder, ShuffledOrder
+from penstock import Loader, Mix
+from penstock.nodes import Batcher, Cycler, Fetch, Indices, Mapper, Node, ParallelMapper, Sampler
+from penstock.orders import SequentialOrder, ShuffledOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,12 +74,12 @@ def public() -> dict[str, Any]:
         "Buckets": penstock.Buckets([1, 2, 3], 4),
         "Cached": penstock.Cached(dataset),
         "Cycler": Cycler(source),
-        "EndOfEpoch": penstock.EndOfEpoch(3),
+        "EndOfEpoch": penstock.nodes.EndOfEpoch(3),
         "Fetch": Fetch(dataset),
         "Filter": penstock.Filter(square),
-        "Grouper": penstock.Grouper(SequentialOrder(3), penstock.Packs([1, 2, 3], 4)),
+        "Grouper": penstock.nodes.Grouper(SequentialOrder(3), penstock.Packs([1, 2, 3], 4)),
         "Indices": Indices(0, np.arange(10_000), np.arange(10_000)),
-        "IterableSource": penstock.IterableSource(Stream()),
+        "IterableSource": penstock.nodes.IterableSource(Stream()),
         "LaneMixOrder": penstock.LaneMixOrder({"a": penstock.LaneOrder(2, 1)}, {"a": 1}, 10),
         "LaneOrder": penstock.LaneOrder(2, 10),
         "Loader": loader(),
@@ -88,21 +90,21 @@ def public() -> dict[str, Any]:
         "Pack": penstock.Pack(8),
         "Packs": penstock.Packs([1, 2, 3], 4),
         "ParallelMapper": ParallelMapper(source, Fetch(dataset), 2),
-        "Prefetcher": penstock.Prefetcher(source),
+        "Prefetcher": penstock.nodes.Prefetcher(source),
         "Resident": penstock.Resident(dataset),
         "Sample": penstock.Sample(7, 0, 10**6, 3),
         "Sampler": source,
-        "SamplerWrapper": penstock.SamplerWrapper([1, 2]),
+        "SamplerWrapper": penstock.nodes.SamplerWrapper([1, 2]),
         "SequentialOrder": SequentialOrder(5),
-        "Sharder": penstock.Sharder(source, 1, 4),
-        "ShardOrder": penstock.ShardOrder([1, 2, 3]),
+        "Sharder": penstock.nodes.Sharder(source, 1, 4),
+        "ShardOrder": penstock.orders.ShardOrder([1, 2, 3]),
         "Shards": penstock.Shards(["a" * 1000], list, counts=[3]),
         "Shuffle": penstock.Shuffle(8),
         "ShuffledOrder": ShuffledOrder(5, 7),
-        "SlidingOrder": penstock.SlidingOrder(5, 2),
-        "ToDevice": penstock.ToDevice(source, "cpu"),
-        "TorchOrder": penstock.TorchOrder(5),
-        "WeightedOrder": penstock.WeightedOrder([1.0, 2.0], 5),
+        "SlidingOrder": penstock.orders.SlidingOrder(5, 2),
+        "ToDevice": penstock.nodes.ToDevice(source, "cpu"),
+        "TorchOrder": penstock.orders.TorchOrder(5),
+        "WeightedOrder": penstock.orders.WeightedOrder([1.0, 2.0], 5),
     }
 
 

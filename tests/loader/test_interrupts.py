@@ -25,23 +25,10 @@ from strikes import Stop, Strikes, in_turn
 from torch.utils.data import IterableDataset
 
 import penstock
-from penstock import (
-    Batcher,
-    ClosedError,
-    Cycler,
-    Fetch,
-    Filter,
-    IterableSource,
-    Loader,
-    Mapper,
-    Node,
-    Prefetcher,
-    Sampler,
-    Shards,
-    Shuffle,
-    ShuffledOrder,
-)
+from penstock import ClosedError, Filter, Loader, Shards, Shuffle
 from penstock._loader.cursor import EpochCursor
+from penstock.nodes import Batcher, Cycler, Fetch, IterableSource, Mapper, Node, Prefetcher, Sampler
+from penstock.orders import ShuffledOrder
 from penstock.testing import Tagged
 from penstock.testing import plain as by_value
 

@@ -10,7 +10,9 @@ from itertools import islice
 import pytest
 
 import penstock
-from penstock import Batcher, Cycler, EndOfEpoch, Loader, Node, ParallelMapper, Sampler, SequentialOrder
+from penstock import Loader
+from penstock.nodes import Batcher, Cycler, EndOfEpoch, Node, ParallelMapper, Sampler
+from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
 
 N, B = 10, 3  # four batches an epoch, the last one short
@@ -40,7 +42,7 @@ def epoch(e: int, start: int = 0) -> list[list[int]]:
     return [[1000 * e + i for i in range(first, min(first + B, N))] for first in range(0, N, B)][start:]
 
 
-class Countless(penstock.Node):
+class Countless(penstock.nodes.Node):
     """A finite source that does not know its length."""
 
     def __init__(self, n: int) -> None:
@@ -383,7 +385,7 @@ def test_a_state_never_changes_after_it_was_taken():
 
 def test_state_is_small_and_json_at_any_size():
     for n in (10, 10**6, 10**12):
-        big = Loader(Batcher(Cycler(Sampler(penstock.ShuffledOrder(n, seed=2**62))), 2))
+        big = Loader(Batcher(Cycler(Sampler(penstock.orders.ShuffledOrder(n, seed=2**62))), 2))
         with big:
             for position in (0, n - 4):
                 big.load_state_dict(at(big.state_dict(), position))

@@ -14,9 +14,10 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 from torchdata.nodes import BaseNode
 
 import penstock
-from penstock import Batcher, Cycler, IterableSource, Loader, Mapper, ParallelMapper, Prefetcher, Sharder, SourceError, StateMismatch
+from penstock import Loader, SourceError, StateMismatch
 from penstock._nodes.epoch_planner import EpochPlanner
 from penstock._nodes.sampler_reading import Reading as SamplerReading
+from penstock.nodes import Batcher, Cycler, IterableSource, Mapper, ParallelMapper, Prefetcher, Sharder
 from penstock.testing import Tagged
 
 N = 20
@@ -220,7 +221,7 @@ def test_a_sampler_that_is_not_planned_ahead_is_asked_when_its_epoch_is(options,
 
 def test_a_sampler_that_is_not_planned_ahead_waits_under_a_reader_too():
     sampler = Curriculum()
-    graph = Prefetcher(Mapper(Batcher(Cycler(penstock.SamplerWrapper(sampler, plan_ahead=False)), 2), list))
+    graph = Prefetcher(Mapper(Batcher(Cycler(penstock.nodes.SamplerWrapper(sampler, plan_ahead=False)), 2), list))
     with Loader(graph) as loader:
         for epoch in range(3):
             assert [number for batch in loader for number in batch] == sampler.order, epoch

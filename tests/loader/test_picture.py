@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import Durations, Loader, LoaderStatistics, NodeStatistics, WorkerStatistics
+from penstock import Loader
 from penstock._observe.picture import draw
+from penstock.statistics import Durations, LoaderStatistics, NodeStatistics, WorkerStatistics
 
 if TYPE_CHECKING:
     from pathlib import Path

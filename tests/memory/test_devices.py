@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from penstock import Loader, PinMemory
+from penstock import Loader
 from penstock._memory.devices import can_pin, present_accelerator
 from penstock._memory.modes import neutral_modes
+from penstock.nodes import PinMemory
 
 needs_none = pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
 

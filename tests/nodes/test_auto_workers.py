@@ -16,10 +16,12 @@ import pytest
 import torch
 
 import penstock
-from penstock import Loader, ParallelMapper, WorkerChoice
+from penstock import Loader
 from penstock._nodes import auto_workers
 from penstock._nodes.auto_workers import AutoWorkers
 from penstock._workers.auto import Controller, Measurement
+from penstock.nodes import ParallelMapper
+from penstock.statistics import WorkerChoice
 from penstock.testing import assert_resumes_everywhere
 
 if TYPE_CHECKING:

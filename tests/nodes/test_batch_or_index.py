@@ -12,10 +12,11 @@ import torch
 from pairwise import pairwise
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler, TensorDataset
 
-from penstock import Batcher, Cycler, Fetch, GraphError, Indices, Loader, ParallelMapper, SamplerWrapper
+from penstock import GraphError, Loader
 from penstock._fetch.indices import pack
 from penstock._fetch.task import FetchTask
 from penstock._workers.pool import IDLE
+from penstock.nodes import Batcher, Cycler, Fetch, Indices, ParallelMapper, SamplerWrapper
 from penstock.testing import assert_resumes_everywhere
 
 WORKERS = [0, ("thread", 2), ("process", 2)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import Batcher, Cycler, EndOfEpoch, IterableSource, Sampler, SequentialOrder
+from penstock.nodes import Batcher, Cycler, EndOfEpoch, IterableSource, Sampler
+from penstock.orders import SequentialOrder
 
 
 def test_what_drop_last_leaves_over_is_passed_with_the_last_batch():

@@ -7,7 +7,9 @@ from itertools import islice
 import pytest
 import torchdata.nodes
 
-from penstock import Batcher, Cycler, EndOfEpoch, IterableSource, Loader, Node, Sampler, SequentialOrder, Sharder, StateError
+from penstock import Loader, StateError
+from penstock.nodes import Batcher, Cycler, EndOfEpoch, IterableSource, Node, Sampler, Sharder
+from penstock.orders import SequentialOrder
 
 
 def test_a_mark_after_each_epoch_and_a_block_leaves_it():

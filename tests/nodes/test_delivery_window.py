@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock import EndOfEpoch
 from penstock._nodes.delivery_window import DeliveryWindow, Entry
 from penstock._workers.pool import Job
+from penstock.nodes import EndOfEpoch
 
 MARK, ERROR, ITEM = "mark", "error", "item"
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import penstock
-from penstock import Loader, Prefetcher, Shards
+from penstock import Loader, Shards
+from penstock.nodes import Prefetcher
 from penstock.testing import assert_resumes_everywhere
 
 BATCH = 10
@@ -125,8 +126,8 @@ def test_a_function_that_is_mapped_is_named():
         time.sleep(0.001)
         return torch.tensor(indices)
 
-    sampler = penstock.Cycler(penstock.Sampler(penstock.SequentialOrder(400)))
-    (said,) = said_by(Loader(penstock.ParallelMapper(penstock.Batcher(sampler, BATCH), noisy, num_workers=2)), 3)
+    sampler = penstock.nodes.Cycler(penstock.nodes.Sampler(penstock.orders.SequentialOrder(400)))
+    (said,) = said_by(Loader(penstock.nodes.ParallelMapper(penstock.nodes.Batcher(sampler, BATCH), noisy, num_workers=2)), 3)
     assert "noisy (random) draws" in said
 
 

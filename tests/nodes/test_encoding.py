@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset
 
-from penstock import Batcher, Cycler, IterableSource, Loader, Prefetcher, StateError
+from penstock import Loader, StateError
 from penstock._nodes.encoding import TAG, decoded, encoded
+from penstock.nodes import Batcher, Cycler, IterableSource, Prefetcher
 
 
 def through_json(value):

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
-from penstock import ClosedError, GraphError, Loader, SamplerWrapper
+from penstock import ClosedError, GraphError, Loader
 from penstock._nodes import sampler_reading
+from penstock.nodes import SamplerWrapper
 
 N, BLOCK = 7, 10
 

@@ -16,9 +16,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock import SamplerWrapper, StateMismatch
+from penstock import StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._nodes import sampler_reading
+from penstock.nodes import SamplerWrapper
 
 LENGTHS = [9, 0, 10, 6]
 """Items in epoch e, by e % 4."""

@@ -11,8 +11,10 @@ import torch
 import torchdata.nodes as tn
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, Sampler
 
-from penstock import Batcher, Cycler, GraphError, IterableSource, Loader, SamplerWrapper, SequentialOrder
-from penstock import Sampler as Sampler_
+from penstock import GraphError, Loader
+from penstock.nodes import Batcher, Cycler, IterableSource, SamplerWrapper
+from penstock.nodes import Sampler as Sampler_
+from penstock.orders import SequentialOrder
 from penstock.testing import assert_resumes_everywhere
 
 N = 7

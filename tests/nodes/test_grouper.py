@@ -5,20 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock import (
-    Buckets,
-    Cycler,
-    EndOfEpoch,
-    GraphError,
-    Grouper,
-    Mix,
-    Packs,
-    SequentialOrder,
-    Sharder,
-    ShuffledOrder,
-    StateError,
-)
+from penstock import Buckets, GraphError, Mix, Packs, StateError
 from penstock._nodes.index_node import items_in
+from penstock.nodes import Cycler, EndOfEpoch, Grouper, Sharder
+from penstock.orders import SequentialOrder, ShuffledOrder
 from penstock.testing import assert_resumes_everywhere
 
 N = 64

@@ -11,20 +11,10 @@ import pytest
 import torch
 from pairwise import pairwise
 
-from penstock import (
-    Batcher,
-    Cycler,
-    Fetch,
-    IterableSource,
-    Loader,
-    Mapper,
-    ParallelMapper,
-    Prefetcher,
-    Sampler,
-    SequentialOrder,
-    sample,
-)
+from penstock import Loader, sample
 from penstock._random.global_seeding import CALM
+from penstock.nodes import Batcher, Cycler, Fetch, IterableSource, Mapper, ParallelMapper, Prefetcher, Sampler
+from penstock.orders import SequentialOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,9 @@ import torch
 import torchdata.nodes
 from torch.utils.data import IterableDataset
 
-from penstock import Batcher, Cycler, GraphError, IterableSource, Loader, Mapper, Prefetcher, SourceError
+from penstock import GraphError, Loader, SourceError
 from penstock._random.global_rng import global_rngs_kept
+from penstock.nodes import Batcher, Cycler, IterableSource, Mapper, Prefetcher
 
 N = 6
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import Indices
 from penstock._nodes.lane_owners import LaneOwners
+from penstock.nodes import Indices
 
 
 def owners_of(of: LaneOwners, values: list[int]) -> list[int]:

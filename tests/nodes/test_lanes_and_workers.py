@@ -18,7 +18,9 @@ import torch
 from torch.utils.data import get_worker_info
 
 import penstock
-from penstock import Batcher, Cycler, Fetch, Loader, ParallelMapper, Sampler, SequentialOrder, Sharder
+from penstock import Loader
+from penstock.nodes import Batcher, Cycler, Fetch, ParallelMapper, Sampler, Sharder
+from penstock.orders import SequentialOrder
 from penstock.testing import assert_resumes_everywhere, plain
 
 if TYPE_CHECKING:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torchdata.nodes
 
-from penstock import Batcher, Cycler, EndOfEpoch, GraphError, Indices, Loader, Mapper, Node, Sampler, SequentialOrder, Sharder
+from penstock import GraphError, Loader
 from penstock._fetch.indices import pack
+from penstock.nodes import Batcher, Cycler, EndOfEpoch, Indices, Mapper, Node, Sampler, Sharder
+from penstock.orders import SequentialOrder
 from penstock.testing import assert_resumes_everywhere
 
 

@@ -9,19 +9,9 @@ from itertools import islice
 import pytest
 import torchdata.nodes
 
-from penstock import (
-    Batcher,
-    Cycler,
-    EndOfEpoch,
-    Loader,
-    Mapper,
-    Node,
-    ParallelMapper,
-    Sampler,
-    SequentialOrder,
-    Sharder,
-    StateMismatch,
-)
+from penstock import Loader, StateMismatch
+from penstock.nodes import Batcher, Cycler, EndOfEpoch, Mapper, Node, ParallelMapper, Sampler, Sharder
+from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
 
 

@@ -9,9 +9,11 @@ from itertools import islice
 import pytest
 import torch
 
-from penstock import ClosedError, Cycler, EndOfEpoch, Loader, Mapper, Node, PinMemory, Prefetcher, Sampler, SequentialOrder
+from penstock import ClosedError, Loader
 from penstock._memory.devices import can_pin
 from penstock._statistics import PinStatistics
+from penstock.nodes import Cycler, EndOfEpoch, Mapper, Node, PinMemory, Prefetcher, Sampler
+from penstock.orders import SequentialOrder
 
 
 def source(n=5):

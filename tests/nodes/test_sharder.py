@@ -10,19 +10,9 @@ import torch.distributed as dist
 from pairwise import pairwise
 from torch.distributed.device_mesh import init_device_mesh
 
-from penstock import (
-    Batcher,
-    Cycler,
-    EndOfEpoch,
-    GraphError,
-    Indices,
-    IterableSource,
-    Loader,
-    Prefetcher,
-    Sampler,
-    SequentialOrder,
-    Sharder,
-)
+from penstock import GraphError, Loader
+from penstock.nodes import Batcher, Cycler, EndOfEpoch, Indices, IterableSource, Prefetcher, Sampler, Sharder
+from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
 
 

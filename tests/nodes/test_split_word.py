@@ -12,7 +12,9 @@ import torchdata.nodes
 from pairwise import pairwise
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from penstock import Batcher, Cycler, GraphError, IterableSource, Loader, Sampler, SequentialOrder, Sharder, StateMismatch
+from penstock import GraphError, Loader, StateMismatch
+from penstock.nodes import Batcher, Cycler, IterableSource, Sampler, Sharder
+from penstock.orders import SequentialOrder
 from penstock.testing import Tagged, assert_resumes_everywhere
 
 N = 10

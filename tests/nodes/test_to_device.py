@@ -16,12 +16,14 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from penstock import Batcher, Cycler, EndOfEpoch, Fetch, Loader, ParallelMapper, PinMemory, Resident, Sampler, SequentialOrder, ToDevice
+from penstock import Loader, Resident
 from penstock._memory.devices import can_pin, pin
 from penstock._memory.tree import leaves, mapped
 from penstock._nodes import to_device
 from penstock._nodes.to_device import _Mover
 from penstock._statistics import PinStatistics
+from penstock.nodes import Batcher, Cycler, EndOfEpoch, Fetch, ParallelMapper, PinMemory, Sampler, ToDevice
+from penstock.orders import SequentialOrder
 from penstock.testing import assert_resumes_everywhere
 
 gpu = pytest.mark.skipif(not (torch.accelerator.is_available() and can_pin()), reason="no accelerator with streams on this machine")

@@ -19,9 +19,11 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, TensorDataset
 
-from penstock import (
+from penstock import ClosedError, sample
+from penstock._memory.devices import can_pin
+from penstock._nodes.index_node import index_of, items_in, left_at
+from penstock.nodes import (
     Batcher,
-    ClosedError,
     Cycler,
     EndOfEpoch,
     Fetch,
@@ -33,18 +35,14 @@ from penstock import (
     Sampler,
     SamplerWrapper,
     Sharder,
-    ShuffledOrder,
     ToDevice,
-    TorchOrder,
-    sample,
 )
-from penstock._memory.devices import can_pin
-from penstock._nodes.index_node import index_of, items_in, left_at
+from penstock.orders import ShuffledOrder, TorchOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock import Node
+    from penstock.nodes import Node
 
 N = 12
 
@@ -210,7 +208,8 @@ def test_a_graph_that_was_built_before_a_fork_can_be_read_first_in_the_child(tmp
     """Seen to fail on Python 3.13: a thread that was made before the fork counts as started in the child."""
     program = textwrap.dedent("""
         import os
-        from penstock import Loader, Prefetcher
+        from penstock import Loader
+        from penstock.nodes import Prefetcher
         from penstock.testing import Tagged
         loaders = [
             Loader.from_dataset(Tagged(8), batch_size=2, num_workers=2, method="thread"),

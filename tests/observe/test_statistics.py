@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import Durations, Loader, LoaderStatistics, Mapper, NodeStatistics, Sampler, SequentialOrder
+from penstock import Loader
 from penstock._workers.meter import Histogram, Meter, Totals, _active_ns
+from penstock.nodes import Mapper, Sampler
+from penstock.orders import SequentialOrder
+from penstock.statistics import Durations, LoaderStatistics, NodeStatistics
 
 METHODS: list[dict[str, Any]] = [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}]
 methods = pytest.mark.parametrize("workers", METHODS, ids=["inline", "threads", "processes"])

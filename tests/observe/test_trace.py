@@ -1,4 +1,4 @@
-"""``penstock.trace``: the file has the form that viewers read, its events say what happened, and afterwards everything is as before."""
+"""``penstock.statistics.trace``: the file has the form that viewers read, its events say what happened, and afterwards everything is as before."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def tracks_of(events: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
 def test_every_batch_wait_and_epoch_is_there(how: str, tmp_path: Path) -> None:
     """By the indices of its samples, in the worker that loaded it. Seen to fail: workers whose track has no name; indices of the first row only."""
     path = tmp_path / "trace.json"
-    with penstock.trace(path), Loader.from_dataset(list(range(20)), 4, shuffle=True, **HOW[how]) as loader:
+    with penstock.statistics.trace(path), Loader.from_dataset(list(range(20)), 4, shuffle=True, **HOW[how]) as loader:
         batches = [batch.tolist() for _ in range(2) for batch in loader]
     events = read(path)
     names = tracks_of(events)
@@ -120,7 +120,7 @@ def test_every_batch_wait_and_epoch_is_there(how: str, tmp_path: Path) -> None:
 
 def test_two_loaders_have_tracks_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    with penstock.trace(path), Loader.from_dataset([1, 2], 1) as one, Loader.from_dataset([3, 4], 1) as other:
+    with penstock.statistics.trace(path), Loader.from_dataset([1, 2], 1) as one, Loader.from_dataset([3, 4], 1) as other:
         for _ in zip(one, other, strict=True):
             pass
     names = list(tracks_of(read(path)).values())
@@ -131,26 +131,26 @@ def test_two_loaders_have_tracks_of_their_own(tmp_path: Path) -> None:
 def test_an_error_is_marked_and_the_file_written(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     loader = Loader.from_dataset(Squares(), 1, sampler=[1, 999], num_workers=1, method="thread")
-    with loader, pytest.raises(OSError, match="no such file"), penstock.trace(path):
+    with loader, pytest.raises(OSError, match="no such file"), penstock.statistics.trace(path):
         list(loader)
     assert [event["name"] for event in read(path) if event["ph"] == "i"] == ["OSError"]
 
 
 def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     """Seen to fail: the file opened only at the end, after the training."""
-    with pytest.raises(FileNotFoundError), penstock.trace(tmp_path / "missing" / "trace.json"):
+    with pytest.raises(FileNotFoundError), penstock.statistics.trace(tmp_path / "missing" / "trace.json"):
         pytest.fail("this is too late")
-    with penstock.trace(tmp_path / "trace.json"):
+    with penstock.statistics.trace(tmp_path / "trace.json"):
         pass
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 def test_a_full_disk_hides_no_error_of_the_training() -> None:
     """Seen to fail: the OSError of the trace raised instead of the training's error."""
-    with pytest.raises(ValueError, match="mine") as caught, penstock.trace("/dev/full"):
+    with pytest.raises(ValueError, match="mine") as caught, penstock.statistics.trace("/dev/full"):
         raise ValueError("mine")
     assert "The trace could not be written" in caught.value.__notes__[0]
-    with pytest.raises(OSError, match="No space"), penstock.trace("/dev/full"):
+    with pytest.raises(OSError, match="No space"), penstock.statistics.trace("/dev/full"):
         pass
 
 
@@ -174,10 +174,10 @@ os._exit(0)  # without a last try to write
 
 
 def test_one_trace_at_a_time(tmp_path: Path) -> None:
-    one, two = penstock.trace(tmp_path / "one.json"), penstock.trace(tmp_path / "two.json")
+    one, two = penstock.statistics.trace(tmp_path / "one.json"), penstock.statistics.trace(tmp_path / "two.json")
     with one, pytest.raises(RuntimeError, match=r"one.json is under way"), two:
         pass
-    with penstock.trace(tmp_path / "two.json"):
+    with penstock.statistics.trace(tmp_path / "two.json"):
         pass
     assert read(tmp_path / "two.json")
 
@@ -190,7 +190,7 @@ def test_a_loader_goes_on_before_and_after_a_trace(how: str, tmp_path: Path) -> 
     with Loader.from_dataset(Squares(), 2, shuffle=True, infinite=True, **HOW[how]) as loader:
         batches = iter(loader)
         seen = [next(batches).tolist() for _ in range(20)]
-        with penstock.trace(tmp_path / "late.json"):
+        with penstock.statistics.trace(tmp_path / "late.json"):
             seen += [next(batches).tolist() for _ in range(20)]
         seen += [next(batches).tolist() for _ in range(20)]
     assert seen == expected
@@ -199,7 +199,7 @@ def test_a_loader_goes_on_before_and_after_a_trace(how: str, tmp_path: Path) -> 
     assert any(name.startswith("worker") for name in names) == (how != "processes")  # those run already
     with Loader.from_dataset(Squares(), 2, shuffle=True, infinite=True, **HOW[how]) as loader:
         batches = iter(loader)
-        with penstock.trace(tmp_path / "early.json"):
+        with penstock.statistics.trace(tmp_path / "early.json"):
             seen = [next(batches).tolist() for _ in range(20)]
         seen += [next(batches).tolist() for _ in range(20)]  # some of them were loaded before the end
         written = bytes_of_workers()
@@ -210,7 +210,7 @@ def test_a_loader_goes_on_before_and_after_a_trace(how: str, tmp_path: Path) -> 
 
 def test_a_traced_loader_that_is_dropped_is_freed(tmp_path: Path) -> None:
     """Seen to fail: a trace that holds its loaders, whose workers would live until it ends."""
-    with penstock.trace(tmp_path / "trace.json"):
+    with penstock.statistics.trace(tmp_path / "trace.json"):
         loader = Loader.from_dataset(Squares(), 2, num_workers=1, method="thread")
         list(loader)
         watched = weakref.ref(loader)
@@ -221,7 +221,7 @@ def test_a_traced_loader_that_is_dropped_is_freed(tmp_path: Path) -> None:
 
 def test_samples_of_any_kind_are_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    with penstock.trace(path):
+    with penstock.statistics.trace(path):
         with Loader.from_dataset(Stream(), 3, collate_fn=list) as loader:
             assert list(loader) == [["a", "b\x1b", None]]
         with Loader.from_dataset([5, 6], None, sampler=[1, 0]) as loader:

@@ -127,7 +127,7 @@ def test_the_house_is_small() -> None:
     [
         ("_errors", "from penstock._statistics import Report", "_errors, line 1: may not import penstock._statistics.Report"),
         ("_random/orders", "import penstock._nodes", "_random.orders, line 1: may not import penstock._nodes"),
-        ("_random/orders", "from penstock import Node", "_random.orders, line 1: may not import penstock.Node"),
+        ("_random/orders", "from penstock import Node", "_random.orders, line 1: may not import penstock.nodes.Node"),
         ("_random/orders", "import threading", "_random.orders, line 1: may not import threading"),
         ("_random/orders", "import torch\ntorch.distributed.get_rank()", "_random.orders, line 2: may not import torch.distributed"),
         ("_random/orders", "from torch import distributed as dist", "_random.orders, line 1: may not import torch.distributed"),
@@ -153,7 +153,7 @@ def test_the_house_is_small() -> None:
         ("_loader/loader", "from penstock._datasets import cached", "_loader.loader, line 1: may not import penstock._datasets.cached"),
         ("__init__", "from .integrations import lightning", "penstock, line 1: may not import penstock.integrations.lightning"),
         ("__init__", "from importlib import import_module\nimport_module('lightning')", "penstock, line 2: may not import lightning"),
-        ("testing", "from penstock import Node", "testing, line 1: may not import penstock.Node"),
+        ("testing", "from penstock import Node", "testing, line 1: may not import penstock.nodes.Node"),
         (
             "integrations/lightning",
             "from penstock._loader.loader import Loader",

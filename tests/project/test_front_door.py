@@ -98,11 +98,11 @@ def test_one_thread_at_a_time_imports_rooms(monkeypatch: pytest.MonkeyPatch) -> 
         other.join()
         return sys.modules[name]
 
-    from penstock import Indices
+    from penstock.nodes import Indices
 
     monkeypatch.delitem(vars(penstock), "Indices")
     monkeypatch.setattr(importlib, "import_module", imported)
-    assert penstock.Indices is Indices
+    assert penstock.nodes.Indices is Indices
     assert others == [False]
 
 
@@ -134,7 +134,9 @@ print(os.waitstatus_to_exitcode(status))
 
 def test_a_node_of_torchdata_needs_no_import_of_ours_first(fresh: Callable[[str], str]) -> None:
     """Seen to fail: only the file of `IterableSource` told the nodes about it, and nobody had imported that."""
-    code = "import penstock, torchdata.nodes as theirs; print(next(iter(penstock.Loader(penstock.Cycler(theirs.IterableWrapper([7]))))))"
+    code = (
+        "import penstock, torchdata.nodes as theirs; print(next(iter(penstock.Loader(penstock.nodes.Cycler(theirs.IterableWrapper([7]))))))"
+    )
     assert fresh(code) == "7\n"
 
 
@@ -191,7 +193,7 @@ def test_star_import_brings_every_name(fresh: Callable[[str], str]) -> None:
 
 def test_a_pickle_made_elsewhere_finds_its_class_through_the_door(fresh: Callable[[str], str]) -> None:
     """Seen to fail: a class that named its room instead."""
-    pickled = pickle.dumps(penstock.EndOfEpoch(3))
+    pickled = pickle.dumps(penstock.nodes.EndOfEpoch(3))
     assert b"penstock._nodes" not in pickled
     code = f"import pickle; print(pickle.loads({pickled!r}))"
     assert fresh(code) == "EndOfEpoch(epoch=3)\n"

@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
 
-from penstock import Fetch, Indices, Loader
+from penstock import Loader
 from penstock._fetch.task import FetchTask
 from penstock._random import global_rng
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._random.global_seeding import CALM
 from penstock._workers.pool import IDLE
+from penstock.nodes import Fetch, Indices
 
 N = 256
 BATCH = 8

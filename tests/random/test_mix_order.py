@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import MixOrder, SequentialOrder, ShuffledOrder
+from penstock._random.mix_order import MixOrder
 from penstock._random.mix_stages import MOST, Stage
+from penstock.orders import SequentialOrder, ShuffledOrder
 from penstock.testing import assert_order_is_pure
 
 FAR = 10**9

@@ -10,7 +10,8 @@ import pytest
 from torch.utils.data import SubsetRandomSampler
 
 import penstock
-from penstock import Loader, SequentialOrder, ShuffledOrder
+from penstock import Loader
+from penstock.orders import SequentialOrder, ShuffledOrder
 from penstock.testing import assert_order_is_pure
 
 

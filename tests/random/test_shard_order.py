@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import ShardOrder, ShuffledOrder
+from penstock.orders import ShardOrder, ShuffledOrder
 from penstock.testing import assert_order_is_pure
 
 COUNTS = st.lists(st.integers(0, 40), max_size=40)

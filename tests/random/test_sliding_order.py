@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock import SlidingOrder
 from penstock._random.orders import LONGEST
 from penstock._random.permutation import SLID, philox_words, splitmix64_stream
+from penstock.orders import SlidingOrder
 from penstock.testing import assert_order_is_pure
 
 

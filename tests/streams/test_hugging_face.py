@@ -42,7 +42,7 @@ class TestByIndex:
     @every_way
     def test_as_it_is(self, way):
         data = hf(by_index())
-        expected = penstock.ShuffledOrder(N, 7).indices(0, np.arange(N)).tolist()
+        expected = penstock.orders.ShuffledOrder(N, 7).indices(0, np.arange(N)).tolist()
         assert read(data, shuffle=True, seed=7, **way) == [[by_index()[index] for index in expected]]
 
     def test_with_a_format(self):

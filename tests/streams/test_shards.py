@@ -16,9 +16,10 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 
 import penstock
-from penstock import Loader, Mix, ShardOrder, Shards, StateMismatch
+from penstock import Loader, Mix, Shards, StateMismatch
 from penstock._streams.files import Stamp
 from penstock._streams.tables import Pieces
+from penstock.orders import ShardOrder
 
 COUNTS = [7, 0, 40, 3, 1, 25, 12]
 HERE = psutil.Process()

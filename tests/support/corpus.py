@@ -20,8 +20,9 @@ import torchdata.nodes
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 import penstock
-from penstock import Batcher, Cycler, Filter, IterableSource, Loader, Mix, Packs, ParallelMapper, Prefetcher, Sampler, Sharder, Shards
+from penstock import Filter, Loader, Mix, Packs, Shards
 from penstock.__main__ import main as command
+from penstock.nodes import Batcher, Cycler, IterableSource, ParallelMapper, Prefetcher, Sampler, Sharder
 from penstock.testing import Tagged, plain
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Own(IterableDataset[int]):
         yield from range(11)
 
 
-class Halved(penstock.Node):
+class Halved(penstock.nodes.Node):
     """A user's node that only transforms."""
 
     def transform(self, item: Any) -> Any:
@@ -199,10 +200,10 @@ KINDS: dict[str, Callable[..., Loader[Any]]] = {
     "shuffled, endless": own(Tagged(N), shuffle=True, infinite=True),
     "shuffled, out of order": own(Tagged(N), shuffle=True, num_workers=1, in_order=False),
     "shuffled, 10**12": own(range(10**12), shuffle=True, seed=2**62),
-    "torch's order": own(Tagged(N), order=lambda: penstock.TorchOrder(N, seed=5)),
-    "weighted": own(Tagged(N), order=lambda: penstock.WeightedOrder(list(range(1, N + 1)), N, seed=5)),
-    "sliding": own(Tagged(N), order=lambda: penstock.SlidingOrder(N, 6, 5)),
-    "shard order": own(Tagged(N), order=lambda: penstock.ShardOrder([5, 0, 7, 3, 8], 3, 4, 5)),
+    "torch's order": own(Tagged(N), order=lambda: penstock.orders.TorchOrder(N, seed=5)),
+    "weighted": own(Tagged(N), order=lambda: penstock.orders.WeightedOrder(list(range(1, N + 1)), N, seed=5)),
+    "sliding": own(Tagged(N), order=lambda: penstock.orders.SlidingOrder(N, 6, 5)),
+    "shard order": own(Tagged(N), order=lambda: penstock.orders.ShardOrder([5, 0, 7, 3, 8], 3, 4, 5)),
     # What is drawn for a sample.
     "draws": own(Draws(N), shuffle=True),
     "draws in a transform": own(Tagged(N), shuffle=True, transform=add_a_draw),
@@ -222,7 +223,7 @@ KINDS: dict[str, Callable[..., Loader[Any]]] = {
     "torchdata's nodes": own(lambda: torchdata.nodes.Mapper(torchdata.nodes.IterableWrapper(range(N)), str), split="items"),
     "by hand": by_hand(
         lambda ranks, workers: Prefetcher(
-            Halved(ParallelMapper(Batcher(Sharder(Cycler(Sampler(penstock.ShuffledOrder(N, 5))), **ranks), 4), as_values, **workers))
+            Halved(ParallelMapper(Batcher(Sharder(Cycler(Sampler(penstock.orders.ShuffledOrder(N, 5))), **ranks), 4), as_values, **workers))
         )
     ),
     "by hand, a source of torchdata's": by_hand(

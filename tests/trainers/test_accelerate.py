@@ -16,8 +16,10 @@ from accelerate.utils import DataLoaderConfiguration
 from tests.trainers import loops
 from tests.trainers.loops import PENSTOCK
 
-from penstock import Batcher, Cycler, Loader, Sampler, SequentialOrder
+from penstock import Loader
 from penstock.integrations.accelerate import AccelerateLoader
+from penstock.nodes import Batcher, Cycler, Sampler
+from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:

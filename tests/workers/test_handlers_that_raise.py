@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import Cycler, Loader, Node, Prefetcher, Sampler, SequentialOrder, SourceError
+from penstock import Loader, SourceError
 from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._workers.thread_pool import ThreadPool
+from penstock.nodes import Cycler, Node, Prefetcher, Sampler
+from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:

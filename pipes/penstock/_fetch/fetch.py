@@ -49,7 +49,7 @@ class Fetch(Shown):
         ValueError: On loading: ``__getitems__`` returned another number of samples than it was asked for.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None = None, transform: Callable[[Any], Any] | None = None) -> None:
         if transform is not None and not callable(transform):

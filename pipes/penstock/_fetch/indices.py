@@ -22,7 +22,7 @@ class Indices(Shown, Sequence[Any]):
             an int64 array of shape ``(batch,)``, or a list if they are not all integers.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     __slots__ = ("epoch", "positions", "values")
 

@@ -137,7 +137,7 @@ class GraphReader(Generic[T]):
                 if epoch_of(state) != epoch:
                     raise GraphError(
                         f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream of the Cycler lost it. "
-                        f"A node of your own must hand on marks; penstock.Node does."
+                        f"A node of your own must hand on marks; penstock.nodes.Node does."
                     )
                 cursor.delivered(state)
                 self.commits.delivered(state)

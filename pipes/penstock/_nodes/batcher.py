@@ -28,7 +28,7 @@ class Batcher(IndexNode[Any]):
         ValueError: ``batch_size`` is not a whole number of at least 1.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(self, source: BaseNode[Any], batch_size: int, drop_last: bool = False) -> None:
         self.batch_size = whole_number("batch_size", batch_size, 1)

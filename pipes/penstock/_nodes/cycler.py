@@ -32,7 +32,7 @@ class Cycler(IndexNode[T]):
 
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(self, source: BaseNode[T]) -> None:
         super().__init__(source, infinite=True)

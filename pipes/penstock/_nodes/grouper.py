@@ -42,7 +42,7 @@ class Grouper(FirstNode[Indices]):
         GraphError: ``order`` is not an order, or ``groups`` is something else. On reading: the order has an index without a length.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(self, order: Order, groups: Packs | Buckets) -> None:
         if not isinstance(groups, Packs | Buckets):

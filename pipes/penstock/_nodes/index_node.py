@@ -48,6 +48,9 @@ class Facts:
     may_run_ahead: bool = True
 
 
+Facts.__module__ = "penstock.nodes"  # not in the class: a dataclass looks for its module while it is made
+
+
 class IndexNode(Node[T]):
     """A node whose items are a function of a place. Each method asks the source, unless it is overridden.
 
@@ -57,6 +60,8 @@ class IndexNode(Node[T]):
         rank_settings: What it adds to those that must be the same on every rank.
         changed: Other `Facts` in which it differs from its source.
     """
+
+    __module__ = "penstock.nodes"
 
     facts: Facts
     upstream: IndexNode[Any]  # the source, as this node reads it
@@ -158,6 +163,8 @@ class IndexNode(Node[T]):
 
 class FirstNode(IndexNode[T]):
     """Where indices come from: one epoch after another."""
+
+    __module__ = "penstock.nodes"
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(None)

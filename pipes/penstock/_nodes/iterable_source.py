@@ -98,7 +98,7 @@ class IterableSource(FirstNode[Indices]):
         StateError: On reading: its state holds a value that cannot be saved.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(
         self,

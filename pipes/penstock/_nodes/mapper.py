@@ -37,7 +37,7 @@ class Mapper(Node[T]):
             afterwards. See `ParallelMapper`.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(
         self,

@@ -55,9 +55,10 @@ else:
 class EndOfEpoch:
     """The mark that a `Cycler` puts behind the last item of ``epoch``."""
 
-    __module__ = "penstock"
-
     epoch: int
+
+
+EndOfEpoch.__module__ = "penstock.nodes"  # not in the class: a dataclass looks for its module while it is made
 
 
 def is_mark(item: object) -> bool:
@@ -80,7 +81,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
         GraphError: ``source`` is not a node, or it is a foreign node downstream of a `Cycler`.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     _adapter: ClassVar[Callable[[BaseNode[Any]], Node[Any]]]
     """Wraps a foreign node in an `IterableSource`. That file imports this one, so the package sets this attribute."""
@@ -220,7 +221,7 @@ def as_node(source: Any) -> Node[Any]:
     """``source``, which may be one of torchdata's nodes."""
     if not isinstance(source, BaseNode):
         raise GraphError(
-            f"a source must be a torchdata.nodes.BaseNode, not {type(source).__name__}; wrap an iterable in penstock.IterableSource."
+            f"a source must be a torchdata.nodes.BaseNode, not {type(source).__name__}; wrap an iterable in penstock.nodes.IterableSource."
         )
     return source if isinstance(source, Node) else Node._adapter(source)
 

@@ -100,7 +100,7 @@ class ParallelMapper(Node[T]):
         ValueError: An argument makes no sense; or the dataset has a ``set_epoch``, which several threads would call concurrently.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(
         self,

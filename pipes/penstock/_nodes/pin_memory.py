@@ -37,7 +37,7 @@ class PinMemory(ReaderNode[T]):
         prefetch_next_epoch: Read into the next epoch before the consumer asks for it.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(self, source: BaseNode[T], prefetch_factor: int = 1, *, prefetch_next_epoch: bool = True) -> None:
         super().__init__(source, prefetch_factor, "penstock-pin", prefetch_next_epoch=prefetch_next_epoch, threaded=can_pin())

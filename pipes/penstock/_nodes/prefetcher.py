@@ -28,7 +28,7 @@ class Prefetcher(ReaderNode[T]):
         prefetch_next_epoch: Read into the next epoch before the consumer asks for it.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(
         self, source: BaseNode[T], prefetch_factor: int = 2, *, timeout: float | None = None, prefetch_next_epoch: bool = True

@@ -195,7 +195,7 @@ class NodeReader:
         item = next(self._node)
         if isinstance(item, EndOfEpoch):
             raise GraphError(
-                f"{type(self._node).__name__} passed on {item}, because it is downstream of a Cycler. Put it upstream, or write a penstock.Node."
+                f"{type(self._node).__name__} passed on {item}, because it is downstream of a Cycler. Put it upstream, or write a penstock.nodes.Node."
             )
         return item
 
@@ -214,12 +214,12 @@ def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:
     if index_of(ours).facts.infinite:
         raise GraphError(
             f"{name} is downstream of a Cycler and would get EndOfEpoch marks, which it cannot handle. "
-            f"Put it upstream of the Cycler, or write a penstock.Node."
+            f"Put it upstream of the Cycler, or write a penstock.nodes.Node."
         )
     if not any(hasattr(one, "map_fn") for one in ours.chain()):
         raise GraphError(
             f"{name} is downstream of a {type(ours).__name__} and would get Indices, which it cannot handle. Put it upstream, use the penstock node "
-            f"that does the same, or write a penstock.Node."
+            f"that does the same, or write a penstock.nodes.Node."
         )
 
 

@@ -33,7 +33,7 @@ class Sampler(FirstNode[Indices]):
         GraphError: ``order`` is not an order.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(self, order: Order) -> None:
         if not isinstance(order, Order):

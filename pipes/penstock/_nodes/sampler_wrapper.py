@@ -65,7 +65,7 @@ class SamplerWrapper(FirstNode[Any]):
         StateMismatch: On reading, after a reset to a state: the sampler does not give again what it gave before the state.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(self, sampler: Any, seed: int = 0, plan_ahead: bool = True, batches: bool | None = None) -> None:
         refuse_sharded(sampler)

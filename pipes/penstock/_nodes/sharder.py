@@ -62,7 +62,7 @@ class Sharder(IndexNode[T]):
         StateMismatch: At the first item: the source splits itself, and the state belongs to another rank or world size.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(
         self,

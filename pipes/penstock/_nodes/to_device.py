@@ -43,7 +43,7 @@ class ToDevice(ReaderNode[T]):
         ValueError: This machine has no such device.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.nodes"
 
     def __init__(
         self, source: BaseNode[T], device: torch.device | str, prefetch_factor: int = 2, *, prefetch_next_epoch: bool = True

@@ -79,7 +79,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         del failure
 
 
-trace.__module__ = "penstock"
+trace.__module__ = "penstock.statistics"
 
 
 @final

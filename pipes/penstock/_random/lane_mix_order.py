@@ -47,7 +47,7 @@ class LaneMixOrder(PlainOrder):
         ValueError: The lanes of a source do not divide those of the source with most; too many sources; or see `MixOrder`.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock._random.lane_mix_order"
 
     def __init__(
         self, orders: Mapping[str, Order], weights: Weights | Sequence[tuple[int, Weights]], epoch_size: int, seed: int = 0

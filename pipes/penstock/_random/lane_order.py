@@ -84,7 +84,7 @@ class LaneOrder(PlainOrder):
         settings: What identifies the data, as JSON.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock._random.lane_order"
 
     def __init__(self, lanes: int, epoch_size: int, settings: dict[str, Any] | None = None) -> None:
         self.round = self.lanes = whole_number("lanes", lanes, 1, MOST_LANES + 1)

@@ -54,7 +54,7 @@ class MixOrder(PlainOrder):
         ValueError: Weights that make no sense or match no source; an empty source; an ``epoch_size`` that ``run`` does not divide.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock._random.mix_order"
 
     def __init__(
         self,

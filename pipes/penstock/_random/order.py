@@ -39,7 +39,7 @@ class Order(Protocol):
         ...
 
 
-Order.__module__ = "penstock"  # in the class it would be a member of the protocol
+Order.__module__ = "penstock.orders"  # in the class it would be a member of the protocol
 
 
 @runtime_checkable

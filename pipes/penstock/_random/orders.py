@@ -57,7 +57,7 @@ class SequentialOrder(PlainOrder):
         n: Length of the dataset, from 0 to 2**56.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.orders"
 
     def __init__(self, n: int) -> None:
         self._n = checked_length(n)
@@ -92,7 +92,7 @@ class ShuffledOrder(PlainOrder):
         seed: From 0 to 2**63 - 1.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.orders"
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self._n = checked_length(n)
@@ -128,7 +128,7 @@ class TorchOrder(PlainOrder):
         seed: As DistributedSampler's; from -2**63 to 2**63 - 1.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.orders"
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self._n = checked_length(n)
@@ -182,7 +182,7 @@ class WeightedOrder(PlainOrder):
         seed: From 0 to 2**63 - 1.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.orders"
 
     def __init__(self, weights: npt.ArrayLike, num_samples: int, seed: int = 0) -> None:
         self._n = checked_length(num_samples, "num_samples")

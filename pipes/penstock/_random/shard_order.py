@@ -44,7 +44,7 @@ class ShardOrder(PlainOrder):
         ValueError: A count is negative or not a whole number, or an argument is out of bounds.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.orders"
 
     def __init__(self, counts: npt.ArrayLike, lanes: int | None = None, window: int = 0, seed: int = 0, *, shuffle: bool = True) -> None:
         self._counts = _checked_counts(counts)

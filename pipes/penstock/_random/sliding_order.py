@@ -79,7 +79,7 @@ class SlidingOrder(PlainOrder):
         seed: From 0 to 2**63 - 1.
     """
 
-    __module__ = "penstock"
+    __module__ = "penstock.orders"
 
     def __init__(self, n: int, window: int, seed: int = 0) -> None:
         self._n = checked_length(n)

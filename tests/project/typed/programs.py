@@ -9,33 +9,24 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypedDict, assert_type
 
 import penstock
-from penstock import (
-    SKIP,
+from penstock import SKIP, Loader, Sample, sample
+from penstock.nodes import (
     Batcher,
     Cycler,
-    Durations,
-    FailureStatistics,
     Fetch,
-    Loader,
-    LoaderStatistics,
     Mapper,
     Node,
-    NodeStatistics,
     OnError,
-    Order,
     ParallelMapper,
     PinMemory,
-    PinStatistics,
     Prefetcher,
-    Sample,
     Sampler,
-    SequentialOrder,
     Sharder,
     Tail,
     ToDevice,
-    WorkerStatistics,
-    sample,
 )
+from penstock.orders import Order, SequentialOrder
+from penstock.statistics import Durations, FailureStatistics, LoaderStatistics, NodeStatistics, PinStatistics, WorkerStatistics
 
 
 class Batch(TypedDict):

@@ -1,0 +1,49 @@
+"""The nodes of a graph, for those who build one by hand, or write one of their own. `penstock.Loader.from_dataset` builds the usual graph."""
+
+from __future__ import annotations
+
+from penstock._fetch.error_policy import OnError as OnError
+from penstock._fetch.fetch import Fetch as Fetch
+from penstock._fetch.indices import Indices as Indices
+from penstock._nodes.batcher import Batcher as Batcher
+from penstock._nodes.cycler import Cycler as Cycler
+from penstock._nodes.grouper import Grouper as Grouper
+from penstock._nodes.index_node import Facts as Facts
+from penstock._nodes.index_node import FirstNode as FirstNode
+from penstock._nodes.index_node import IndexNode as IndexNode
+from penstock._nodes.iterable_source import IterableSource as IterableSource
+from penstock._nodes.mapper import Mapper as Mapper
+from penstock._nodes.node import EndOfEpoch as EndOfEpoch
+from penstock._nodes.node import Node as Node
+from penstock._nodes.parallel_mapper import ParallelMapper as ParallelMapper
+from penstock._nodes.pin_memory import PinMemory as PinMemory
+from penstock._nodes.prefetcher import Prefetcher as Prefetcher
+from penstock._nodes.sampler import Sampler as Sampler
+from penstock._nodes.sampler_wrapper import SamplerWrapper as SamplerWrapper
+from penstock._nodes.sharder import Sharder as Sharder
+from penstock._nodes.tails import Tail as Tail
+from penstock._nodes.to_device import ToDevice as ToDevice
+
+__all__ = [
+    "Batcher",
+    "Cycler",
+    "EndOfEpoch",
+    "Facts",
+    "Fetch",
+    "FirstNode",
+    "Grouper",
+    "IndexNode",
+    "Indices",
+    "IterableSource",
+    "Mapper",
+    "Node",
+    "OnError",
+    "ParallelMapper",
+    "PinMemory",
+    "Prefetcher",
+    "Sampler",
+    "SamplerWrapper",
+    "Sharder",
+    "Tail",
+    "ToDevice",
+]

@@ -1,0 +1,13 @@
+"""Orders: which sample stands at which position of an epoch; for ``order=`` of `penstock.Loader.from_dataset`, and to write one of your own."""
+
+from __future__ import annotations
+
+from penstock._random.order import Order as Order
+from penstock._random.orders import SequentialOrder as SequentialOrder
+from penstock._random.orders import ShuffledOrder as ShuffledOrder
+from penstock._random.orders import TorchOrder as TorchOrder
+from penstock._random.orders import WeightedOrder as WeightedOrder
+from penstock._random.shard_order import ShardOrder as ShardOrder
+from penstock._random.sliding_order import SlidingOrder as SlidingOrder
+
+__all__ = ["Order", "SequentialOrder", "ShardOrder", "ShuffledOrder", "SlidingOrder", "TorchOrder", "WeightedOrder"]

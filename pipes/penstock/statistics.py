@@ -1,0 +1,23 @@
+"""What `penstock.Loader.statistics` returns, and the trace of where the time goes."""
+
+from __future__ import annotations
+
+from penstock._observe.trace import trace as trace
+from penstock._statistics import Durations as Durations
+from penstock._statistics import FailureStatistics as FailureStatistics
+from penstock._statistics import LoaderStatistics as LoaderStatistics
+from penstock._statistics import NodeStatistics as NodeStatistics
+from penstock._statistics import PinStatistics as PinStatistics
+from penstock._statistics import WorkerChoice as WorkerChoice
+from penstock._statistics import WorkerStatistics as WorkerStatistics
+
+__all__ = [
+    "Durations",
+    "FailureStatistics",
+    "LoaderStatistics",
+    "NodeStatistics",
+    "PinStatistics",
+    "trace",
+    "WorkerChoice",
+    "WorkerStatistics",
+]
