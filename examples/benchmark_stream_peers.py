@@ -1070,10 +1070,12 @@ def mix_ours(weights: np.ndarray, items: int, ranks: int, shuffled: bool = True)
     """The order that a `Mix` brings; each rank reads its positions."""
     import penstock
 
+    from penstock._random.mix_order import MixOrder
+
     n = 10**9
     kind = penstock.orders.ShuffledOrder if shuffled else penstock.orders.SequentialOrder
     names = [f"{k:03}" for k in range(len(weights))]
-    order = penstock.MixOrder({name: kind(n) for name in names}, dict(zip(names, weights, strict=True)), epoch_size=n)
+    order = MixOrder({name: kind(n) for name in names}, dict(zip(names, weights, strict=True)), epoch_size=n)
 
     def read(rank: int) -> np.ndarray:
         node, found = penstock.nodes.Sampler(order), []

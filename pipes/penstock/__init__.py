@@ -14,7 +14,7 @@ Each package is one room. A room imports only from the rooms listed below it::
     _command       what that runs: measure loaders, compare them, explain what they have saved
     testing        the laws, as tests that users run on their own graphs
     formats        data in files of common formats: the public door of _streams
-    nodes, orders, statistics   public doors of _nodes, _random, _observe: names, and nothing else
+    nodes, orders, statistics  the public doors of _nodes, _random and _observe: names, and nothing else
     integrations   one file per trainer
     _datasets      our own datasets: Cached and Resident are read once, Mix mixes several
     _loader        the roof: Loader, where an iterator starts, the saved state, the graph of from_dataset

@@ -1,6 +1,6 @@
 """Describe the package as boxes and arrows: ``python tests/project/house.py [FOLDER OF THE PACKAGE]``.
 
-A *box* is a package (a room) or a file that lies directly in the package's folder. An *arrow* is an import from one box into another, including
+A *box* is a package (a room) or a file that lies directly in the package's folder; public files that hold names only (`DOORS`) are part of the front door. An *arrow* is an import from one box into another, including
 imports for type checkers only. The *floor* of a box is one above the highest floor that it imports from. Imports are parsed, not executed.
 
 It counts lines, too. With ``--walks`` it also lists the files that one batch and one state enter on their way through a loader with worker processes.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Graph = dict[str, set[str]]
+DOORS = ("formats", "nodes", "orders", "statistics")
 
 
 def imports(tree: ast.AST, name: str, *, is_package: bool) -> Iterator[tuple[int, str]]:
@@ -58,9 +59,14 @@ def boxes_of(files: Graph) -> Graph:
     """Which box imports from which."""
     boxes: Graph = {}
     for name, targets in files.items():
-        box = boxes.setdefault(name.split(".")[0], set())
-        box |= {target.split(".")[0] for target in targets} - {name.split(".")[0]}
+        box = boxes.setdefault(_box(name), set())
+        box |= {_box(target) for target in targets} - {_box(name)}
     return boxes
+
+
+def _box(name: str) -> str:
+    first = name.split(".")[0]
+    return "" if first in DOORS else first
 
 
 def circles(graph: Graph) -> list[list[str]]:
