@@ -1069,7 +1069,6 @@ Drawing = Callable[[], np.ndarray]
 def mix_ours(weights: np.ndarray, items: int, ranks: int, shuffled: bool = True) -> Drawing:
     """The order that a `Mix` brings; each rank reads its positions."""
     import penstock
-
     from penstock._random.mix_order import MixOrder
 
     n = 10**9
