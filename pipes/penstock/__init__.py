@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock import statistics as statistics
     from penstock import testing as testing
     from penstock._datasets.cached import Cached
-    from penstock._datasets.keep import keep
+    from penstock._datasets.filtered import filtered
     from penstock._datasets.mix import Mix
     from penstock._datasets.resident import Resident
     from penstock._errors import ClosedError, GraphError, PenstockError, SampleError, SourceError, StateError, StateMismatch, WorkerDied
@@ -64,9 +64,9 @@ __all__ = [
     "check_ranks",
     "ClosedError",
     "Filter",
+    "filtered",
     "get_rng_state",
     "GraphError",
-    "keep",
     "Loader",
     "Mix",
     "Pack",
@@ -89,7 +89,7 @@ __all__ = [
 
 _HOMES = {
     "_datasets.cached": ("Cached",),
-    "_datasets.keep": ("keep",),
+    "_datasets.filtered": ("filtered",),
     "_datasets.mix": ("Mix",),
     "_datasets.resident": ("Resident",),
     "_errors": ("ClosedError", "GraphError", "PenstockError", "SampleError", "SourceError", "StateError", "StateMismatch", "WorkerDied"),

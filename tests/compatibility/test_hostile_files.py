@@ -28,7 +28,7 @@ from fuzz import fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import Cached, StateError, formats, keep
+from penstock import Cached, StateError, filtered, formats
 from penstock._datasets.cache_record import FOOTER
 from penstock._nodes.encoding import _READ, TAG, decoded
 from penstock._streams.bookmarks import Bookmarks
@@ -235,12 +235,12 @@ def test_any_bytes_with_a_right_checksum_give_a_value_or_a_value_error(
 def test_whatever_a_file_of_kept_samples_holds(tmp_path_factory: Any, held: list[int], other: Any, hostile_head: bool) -> None:
     path, data = tmp_path_factory.getbasetemp() / "hostile.kept", np.array(held, "<i8").tobytes()
     path.unlink(missing_ok=True)
-    keep([*range(4)], math.isfinite, cache=path)
+    filtered([*range(4)], math.isfinite, cache=path)
     head = json.loads(path.read_bytes().partition(b"\n")[0])
     head |= {"count": other, "crc": other} if hostile_head else {"count": len(held), "crc": zlib.crc32(data)}
     path.write_bytes(json.dumps(head).encode() + b"\n" + data)
     with nothing_imported(), refused_by_name(path):
-        [*keep([*range(4)], math.isfinite, cache=path)]
+        [*filtered([*range(4)], math.isfinite, cache=path)]
 
 
 # Indexes, bookmarks and what lies beside files.
@@ -431,7 +431,7 @@ def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_p
         "x.bin": lambda path: tokens(path, 4),
         "x.parquet": formats.parquet,
         "x.arrow": formats.arrow,
-        "kept": lambda path: keep(range(9), bool, cache=path),
+        "kept": lambda path: filtered(range(9), bool, cache=path),
     }
     file = tmp_path / ("x.jsonl" if name == "index" else name)
     for put in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
@@ -490,7 +490,7 @@ def test_a_link_in_the_place_of_an_index_or_of_kept_samples_is_replaced(tmp_path
     for name in ("x.index", "kept"):
         (tmp_path / name).symlink_to(tmp_path / "target")
     write_index(str(tmp_path / "x.index"), "tar", stamp(__file__), np.array([0]))
-    keep([1], math.isfinite, cache=tmp_path / "kept")
+    filtered([1], math.isfinite, cache=tmp_path / "kept")
     assert sorted(path.name for path in tmp_path.iterdir() if not path.is_symlink()) == ["kept", "x.index"]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pairwise import pairwise
 
-from penstock import Buckets, Loader, Packs, Shards, keep
+from penstock import Buckets, Loader, Packs, Shards, filtered
 from penstock.testing import assert_resumes_everywhere
 
 COUNTS = [40, 0, 25, 60, 35]
@@ -65,7 +65,7 @@ def test_packs_and_keep_take_shards(open):
     packs = Packs(LENGTHS, 30, block=32, pad=-1)
     with Loader.from_dataset(shards(open), 4, groups=packs, shuffle=True) as loader:
         assert tokens_in(loader) == EVERY
-    kept = keep(shards(open), is_even)
+    kept = filtered(shards(open), is_even)
     assert list(kept.indices) == list(range(0, N, 2))
     with Loader.from_dataset(kept, 1) as loader:
         assert [batch[0, 0].item() for batch in loader] == [1000 * index for index in range(0, N, 2)]

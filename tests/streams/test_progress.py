@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock import Cached, Loader, Resident, Shards, keep
+from penstock import Cached, Loader, Resident, Shards, filtered
 from penstock._streams import lanes, progress
 from penstock._streams.progress import Progress
 
@@ -136,7 +136,7 @@ def test_a_dataset_that_is_loaded_shows_how_far_it_is(monkeypatch: pytest.Monkey
 
 def test_samples_that_are_judged_show_how_far_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with watched(monkeypatch) as terminal:
-        assert len(keep(Squares(1000), is_even)) == 500
+        assert len(filtered(Squares(1000), is_even)) == 500
     assert "is_even: 768 of 1,000 samples" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
-from penstock import Loader, Resident, keep
+from penstock import Loader, Resident, filtered
 from penstock.__main__ import main
 from penstock._streams.tar import sample_offsets
 from penstock.formats import tar
@@ -277,7 +277,7 @@ class TestCounts:
 @pytest.mark.parametrize(
     "read_all",
     [
-        lambda dataset: keep(Subset(dataset, range(3)), lambda sample: "x" in sample),
+        lambda dataset: filtered(Subset(dataset, range(3)), lambda sample: "x" in sample),
         lambda dataset: Resident(dataset, transform=len),
     ],
     ids=["keep", "Resident"],

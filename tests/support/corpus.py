@@ -271,7 +271,7 @@ KINDS: dict[str, Callable[..., Loader[Any]]] = {
     # Our own datasets.
     "cached": own(lambda: penstock.Cached([10 * k for k in range(N)]), shuffle=True),
     "resident": own(lambda: penstock.Resident(Tagged(N)), shuffle=True),
-    "kept": own(lambda: penstock.keep(Tagged(N), even), shuffle=True),
+    "kept": own(lambda: penstock.filtered(Tagged(N), even), shuffle=True),
 }
 
 

@@ -113,7 +113,7 @@ class Shards(Shown, Dataset[Any]):
                 word = "epoch_size=" if epoch_size is not None else "steps="
                 raise ValueError(
                     f"{word} is for records that nobody has counted, and the number of these is known (counts=, an index, or what their files say). There are two ways: "
-                    f"drop epoch_size= and steps=, and an epoch is all the records (transform= changes them one by one, penstock.keep leaves some out); or drop counts= and "
+                    f"drop epoch_size= and steps=, and an epoch is all the records (transform= changes them one by one, penstock.filtered leaves some out); or drop counts= and "
                     f"index=, say epoch_size=, and an epoch is so many items of what the steps make."
                 )
             self._records = Counted(self.shards, open, counts, lanes, most_lanes, window, name, settings)

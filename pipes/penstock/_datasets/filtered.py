@@ -1,4 +1,4 @@
-"""keep: the samples of a dataset for which a predicate holds."""
+"""filtered: the samples of a dataset for which a predicate holds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _logger = logging.getLogger("penstock")
 _BATCH_SIZE = 256
 
 
-def keep(
+def filtered(
     dataset: Any,
     predicate: Callable[[Any], bool],
     *,
@@ -78,7 +78,7 @@ def keep(
     return Subset(dataset, array("q", kept.astype(np.int64).tobytes()))  # 8 bytes each, and an int to whoever asks
 
 
-keep.__module__ = "penstock"
+filtered.__module__ = "penstock"
 
 
 def _check(dataset: Any, predicate: Any) -> None:
@@ -86,12 +86,14 @@ def _check(dataset: Any, predicate: Any) -> None:
         raise TypeError(f"predicate must be a function of one sample, and {predicate!r:.80} cannot be called.")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"{type(dataset).__name__} cannot be filtered by keep, because it cannot be read by index. It needs __getitem__ and __len__."
+            f"{type(dataset).__name__} cannot be filtered, because it cannot be read by index. It needs __getitem__ and __len__."
         )
     if isinstance(dataset, Mix):
         raise ValueError("keeping samples of a Mix would lose its weights. Filter each of its sources, and mix those.")
     if epoch_aware(dataset):
-        raise ValueError(f"{type(dataset).__name__} has a set_epoch, so its samples change with the epoch, but keep looks at them once.")
+        raise ValueError(
+            f"{type(dataset).__name__} has a set_epoch, so its samples change with the epoch, but filtered looks at them once."
+        )
 
 
 def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: Any) -> Int64s:

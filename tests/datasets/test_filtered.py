@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
-from penstock import Cached, Loader, Mix, Shards, keep
+from penstock import Cached, Loader, Mix, Shards, filtered
 from penstock.orders import SlidingOrder
 
 WAYS = [
@@ -73,7 +73,7 @@ def test_keeps_the_samples_for_which_the_predicate_holds_in_their_order(dataset,
     """On every rank. Seen red without rank=0, world_size=1 (each rank then judges its share), and with the dataset's own order."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    kept = keep(dataset(), ends_in_one, **way)
+    kept = filtered(dataset(), ends_in_one, **way)
     assert list(kept.indices) == KEPT
     assert type(kept) is Subset
     with Loader.from_dataset(kept, 50, rank=0, world_size=1) as loader:
@@ -83,13 +83,13 @@ def test_keeps_the_samples_for_which_the_predicate_holds_in_their_order(dataset,
 
 def test_of_arrays_is_still_gathered():
     data = TensorDataset(torch.arange(20.0))
-    with Loader.from_dataset(keep(data, lambda sample: sample[0] > 15), 3) as loader:
+    with Loader.from_dataset(filtered(data, lambda sample: sample[0] > 15), 3) as loader:
         assert [batch[0].tolist() for batch in loader] == [[16, 17, 18], [19]]
 
 
 class TestTheFile:
     @pytest.mark.parametrize(
-        "cached", [lambda data, path: keep(data, bool, cache=path), lambda data, path: Cached(data, path)], ids=["keep", "Cached"]
+        "cached", [lambda data, path: filtered(data, bool, cache=path), lambda data, path: Cached(data, path)], ids=["keep", "Cached"]
     )
     def test_is_of_the_files_that_were_looked_at(self, tmp_path, monkeypatch, caplog, cached):
         """Seen to fail: files of other names, of as many records, got what was kept of these. One of an older version is used, and a line says so."""
@@ -108,7 +108,7 @@ class TestTheFile:
     def test_is_read_instead_of_the_samples(self, tmp_path):
         for path in (tmp_path / "kept", str(tmp_path / "kept")):
             data = Squares()
-            assert list(keep(data, ends_in_one, cache=path).indices) == KEPT
+            assert list(filtered(data, ends_in_one, cache=path).indices) == KEPT
             assert data.loads == (0 if isinstance(path, str) else 700)
 
     def test_of_another_dataset_or_predicate_is_refused(self, tmp_path):
@@ -120,49 +120,49 @@ class TestTheFile:
             _fingerprint = "abc"
 
         path = tmp_path / "kept"
-        keep(Squares(), ends_in_one, cache=path)
+        filtered(Squares(), ends_in_one, cache=path)
         for dataset, predicate, said in (
             (Squares(701), ends_in_one, "length was 700 and is 701"),
-            (Squares(), all_of_them, "kept by was '.*ends_in_one' and is '.*test_keep.all_of_them'"),
+            (Squares(), all_of_them, "kept by was '.*ends_in_one' and is '.*test_filtered.all_of_them'"),
             (range(700), ends_in_one, "dataset was '.*Squares' and is 'builtins.range'"),
             (Versioned(), ends_in_one, "settings was None and is {'version': 2}"),
             (Printed(), ends_in_one, "fingerprint was None and is 'abc'"),
         ):
             with pytest.raises(ValueError, match=said):
-                keep(dataset, predicate, cache=path)
+                filtered(dataset, predicate, cache=path)
 
     def test_is_not_written_if_a_sample_fails(self, tmp_path):
         with pytest.raises(ZeroDivisionError) as info:
-            keep(range(5), partial(below, bound=3), cache=tmp_path / "kept")
+            filtered(range(5), partial(below, bound=3), cache=tmp_path / "kept")
         assert any("dataset index 3" in note for note in info.value.__notes__)
         assert list(tmp_path.iterdir()) == []
 
     def test_is_not_written_if_nothing_is_kept(self, tmp_path):
         """It would go on saying so once the predicate is corrected. Seen red with a check behind the writing."""
         with pytest.raises(ValueError, match="keeps none of the 5 samples"):
-            keep(range(5), Below(0), cache=tmp_path / "kept")
+            filtered(range(5), Below(0), cache=tmp_path / "kept")
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("made", [lambda bound: partial(below, bound=bound), Below, lambda bound: Below(bound).__call__])
     def test_of_a_predicate_that_holds_other_values_is_refused(self, tmp_path, made):
         """Seen red without the predicate in the file: its samples come back for any bound."""
-        assert list(keep(range(3), made(2), cache=tmp_path / "kept").indices) == [0, 1]
-        assert list(keep(range(3), made(2), cache=tmp_path / "kept").indices) == [0, 1]
+        assert list(filtered(range(3), made(2), cache=tmp_path / "kept").indices) == [0, 1]
+        assert list(filtered(range(3), made(2), cache=tmp_path / "kept").indices) == [0, 1]
         with pytest.raises(ValueError, match="predicate was '.*' and is '.*'. Delete it"):
-            keep(range(3), made(3), cache=tmp_path / "kept")
+            filtered(range(3), made(3), cache=tmp_path / "kept")
 
     def test_needs_a_predicate_that_can_be_told_from_another(self, tmp_path):
         with pytest.raises(ValueError, match="<lambda> cannot be pickled .* Use a function at the top of a module"):
-            keep(range(5), lambda sample: True, cache=tmp_path / "kept")
+            filtered(range(5), lambda sample: True, cache=tmp_path / "kept")
 
     @pytest.mark.parametrize("wrong", [{"count": "2"}, {"count": 2.0}, {"of": None}, {"of": [1]}])
     def test_that_is_damaged_is_refused(self, tmp_path, wrong):
         path = tmp_path / "kept"
-        keep(range(5), all_of_them, cache=path)
+        filtered(range(5), all_of_them, cache=path)
         line, numbers = path.read_bytes().split(b"\n", 1)
         path.write_bytes(json.dumps({**json.loads(line), **wrong}).encode() + b"\n" + numbers)
         with pytest.raises(ValueError, match="is not a file of penstock's, or damaged"):
-            keep(range(5), all_of_them, cache=path)
+            filtered(range(5), all_of_them, cache=path)
 
     @pytest.mark.parametrize(
         ("damage", "said"),
@@ -178,15 +178,15 @@ class TestTheFile:
     )
     def test_damaged_is_refused(self, damage, said, tmp_path):
         path = tmp_path / "kept"
-        keep(range(5), all_of_them, cache=path)
+        filtered(range(5), all_of_them, cache=path)
         path.write_bytes(damage(path.read_bytes()))
         with pytest.raises(ValueError, match=said):
-            keep(range(5), all_of_them, cache=path)
+            filtered(range(5), all_of_them, cache=path)
 
     def test_is_not_left_half_written(self, tmp_path, monkeypatch):
         monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("no room")))
         with pytest.raises(OSError, match="no room"):
-            keep(range(5), all_of_them, cache=tmp_path / "kept")
+            filtered(range(5), all_of_them, cache=tmp_path / "kept")
         assert list(tmp_path.iterdir()) == []
 
 
@@ -204,9 +204,9 @@ def test_what_makes_no_sense_is_refused():
         ([], ends_in_one, ValueError, "ends_in_one keeps none of the 0 samples of list"),
         (range(9), lambda sample: sample % 2, TypeError, "<lambda> must return True or False, but returned 0"),
         (range(9), 5, TypeError, "predicate must be a function of one sample, and 5 cannot be called"),
-        (Stream(), ends_in_one, TypeError, "Stream cannot be filtered by keep"),
+        (Stream(), ends_in_one, TypeError, "Stream cannot be filtered, because"),
         (Mix({"a": Squares()}, {"a": 1}), ends_in_one, ValueError, "keeping samples of a Mix would lose its weights"),
         (ConcatDataset([EpochAware()]), ends_in_one, ValueError, "ConcatDataset has a set_epoch"),
     ):
         with pytest.raises(error, match=said):
-            keep(dataset, predicate)
+            filtered(dataset, predicate)
