@@ -18,7 +18,7 @@ from penstock._datasets.cache_record import NotCacheable, record_of, value_at
 from penstock._datasets.one_pass import one_pass
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._errors import ClosedError
-from penstock._fetch.fetch import Fetch, epoch_aware
+from penstock._fetch.fetch import epoch_aware, has_getitems, samples_in
 from penstock._random.order import ContinuingOrder, brought_order
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Cached(Shown):
         self._path = None if path is None else os.path.abspath(path)
         self._identity = identity_of(dataset, fingerprint)
         self._length: int = self._identity["length"]
-        self._has_getitems = Fetch(dataset).has_getitems
+        self._has_getitems = has_getitems(dataset)
         self._randomness = RandomnessCheck("Apply the random transform to what the cache returns.")
         self._files: Files | None = in_memory(self._length) if self._path is None else in_folder(self._path, self._identity)
 
@@ -195,13 +195,7 @@ class Cached(Shown):
         if not places:
             return []
         with self._randomness.loading(f"samples {places} of {self._identity['dataset']}"):
-            loaded = self.dataset.__getitems__(places)
-        if type(loaded) not in (list, tuple) or len(loaded) != len(places):
-            raise TypeError(
-                f"__getitems__ of {self._identity['dataset']} returned {type(loaded).__name__}, but a cache needs a list of {len(places)} "
-                f"samples. Return a list, or remove __getitems__."
-            )
-        return list(loaded)
+            return list(samples_in(self.dataset, self.dataset.__getitems__(places), len(places), "or remove __getitems__"))
 
     def _stored(self, claim: Claim, place: int, value: Any) -> Any:
         """Write the sample, and return what every later read returns, so that the first epoch is like the others."""

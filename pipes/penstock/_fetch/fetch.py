@@ -72,7 +72,9 @@ class Fetch(Shown):
         if not self.has_getitems:
             return self.collate([self.load(index) for index in indices])
         fetched = self.load_many(indices)
-        return self.batch_of(fetched if self.transform is None else list(map(self.transform, self.samples_in(fetched, len(indices)))))
+        return self.batch_of(
+            fetched if self.transform is None else list(map(self.transform, samples_in(self.dataset, fetched, len(indices))))
+        )
 
     @property
     def load(self) -> Callable[[Any], Any]:
@@ -86,20 +88,6 @@ class Fetch(Shown):
     def load_many(self, indices: list[Any]) -> Any:
         """What the dataset's ``__getitems__`` returns."""
         return self.dataset.__getitems__(indices)
-
-    def samples_in(self, fetched: Any, n: int) -> list[Any] | tuple[Any, ...]:
-        """What ``__getitems__`` returned, if it is the ``n`` samples."""
-        if type(fetched) not in (list, tuple):
-            raise TypeError(
-                f"transform= is applied to each sample, but {type(self.dataset).__name__}.__getitems__ returned a whole batch, a {type(fetched).__name__}. "
-                f"Return a list of samples, or transform the batch in collate_fn."
-            )
-        if len(fetched) != n:
-            raise ValueError(
-                f"{type(self.dataset).__name__}.__getitems__ returned {len(fetched)} samples for {n} indices, so transform= cannot tell which is which."
-            )
-        samples: list[Any] | tuple[Any, ...] = fetched
-        return samples
 
     def gathered(self, indices: Indices, seed: int, allocate: Allocate) -> Any:
         """The batch, if the dataset is arrays; None if an index operation is not enough."""
@@ -218,6 +206,21 @@ def said_of(dataset: Any, name: str) -> str | None:
                 checksum(str([operator.index(one) if hasattr(one, "__index__") else isinstance(one, str) and one for one in some]).encode())
             )
     return checksum(" ".join(found).encode()) if len(found) > 1 else found[0] if found else None
+
+
+def samples_in(dataset: Any, fetched: Any, n: int, remedy: str = "or transform the batch in collate_fn") -> Sequence[Any]:
+    """What ``__getitems__`` of ``dataset`` has returned, if it is the ``n`` samples."""
+    if type(fetched) not in (list, tuple):
+        raise TypeError(
+            f"each sample is needed by itself, but {type(dataset).__name__}.__getitems__ returned a whole batch, a {type(fetched).__name__}. Return a list of "
+            f"samples, {remedy}."
+        )
+    if len(fetched) != n:
+        raise ValueError(
+            f"{type(dataset).__name__}.__getitems__ returned {len(fetched)} samples for {n} indices, and nothing tells which is which."
+        )
+    samples: Sequence[Any] = fetched
+    return samples
 
 
 def has_getitems(dataset: Any) -> bool:

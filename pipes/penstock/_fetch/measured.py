@@ -33,7 +33,6 @@ class MeasuredFetch:
         self._cell = cell
         self.dataset, self.collate_fn = fetch.dataset, fetch.collate_fn
         self.has_getitems, self.is_arrays = fetch.has_getitems, fetch.is_arrays
-        self.samples_in = fetch.samples_in
 
     @cached_property
     def transform(self) -> Callable[[Any], Any] | None:

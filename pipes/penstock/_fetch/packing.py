@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from penstock._fetch.error_policy import annotate
-from penstock._fetch.fetch import View, has_getitems
+from penstock._fetch.fetch import View, has_getitems, samples_in
 from penstock._fetch.padding import check_fits, checked_pad
 from penstock._fetch.sample import SampleCursor, current
 
@@ -84,13 +84,7 @@ class PackView(View):
 
     def _gather(self, packs: list[PackIndex]) -> list[dict[str, Any]]:
         wanted = [index for pack in packs for index in pack.indices]
-        fetched = self.dataset.__getitems__(wanted)
-        if type(fetched) not in (list, tuple) or len(fetched) != len(wanted):
-            came = f"{len(fetched)} samples" if type(fetched) in (list, tuple) else f"a whole batch, a {type(fetched).__name__},"
-            raise ValueError(
-                f"{type(self.dataset).__name__}.__getitems__ returned {came} for {len(wanted)} indices. To be packed, it must return a list with a sample for each."
-            )
-        loaded = iter(fetched)
+        loaded = iter(samples_in(self.dataset, self.dataset.__getitems__(wanted), len(wanted), "so that they can be packed"))
         return [self._packed(pack, list(islice(loaded, len(pack.indices)))) for pack in packs]
 
     def _packed(self, pack: PackIndex, loaded: Sequence[Any] | None) -> dict[str, Any]:

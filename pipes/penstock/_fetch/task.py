@@ -15,7 +15,7 @@ from penstock._arguments import brief
 from penstock._errors import GraphError
 from penstock._fetch.batch_schema import has_registered
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
-from penstock._fetch.fetch import Fetch, Items, Listed, epoch_aware
+from penstock._fetch.fetch import Fetch, Items, Listed, epoch_aware, samples_in
 from penstock._fetch.indices import Indices
 from penstock._fetch.measured import MeasuredFetch
 from penstock._fetch.packing import PackView
@@ -308,7 +308,7 @@ class FetchTask(_Task):
                 load = _load_one(fetch)  # load again, one by one, to find the bad one
             else:
                 if fetch.transform is not None:
-                    samples, transform = iter(fetch.samples_in(fetched, len(indices))), fetch.transform
+                    samples, transform = iter(samples_in(self.dataset, fetched, len(indices))), fetch.transform
                     batch = fetch.begin(len(indices), allocate)
                     return self._row_by_row(fetch, task, positions, indices, batch, lambda _: transform(next(samples)), cell)
                 current.set(None)

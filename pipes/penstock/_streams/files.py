@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Sequence
 from stat import S_ISDIR, S_ISREG
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from penstock._streams.unpacking import LIBRARIES, Unpacked
 
@@ -297,7 +297,6 @@ def _asking(path: str) -> Iterator[tuple[Any, str]]:
         raise FileNotFoundError(errno.ENOENT, f"the server answered {status}{hint}", path) from exc
 
 
-@final
 class FileRanges:
     """Reads any range of a file.
 
@@ -315,12 +314,12 @@ class FileRanges:
         self._is_local = not is_remote(path)
         self._file = opened(path, expected.version)
         try:
-            self.check()
+            self.check_version()
         except BaseException:
             self._file.close()
             raise
 
-    def check(self) -> None:
+    def check_version(self) -> None:
         """Raise a `ValueError` unless this is still the file that was indexed, and what is open is what stands under its name."""
         check_unchanged(self._path, self._expected, stamp(self._path))
         if self._is_local:
@@ -344,7 +343,7 @@ class FileRanges:
                 explain(self._path, self._expected)
                 raise
         if len(data) < end - begin:
-            self.check()
+            self.check_version()
             raise ValueError(
                 f"{self._path} ends before byte {end}, so it was cut short while it was read. If that is how it should be, {REINDEX}."
             )

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
 
-    import numpy as np
     import numpy.typing as npt
 
     from penstock._streams.files import Paths, Stamp
@@ -102,50 +101,39 @@ class Opener:
         if compression(path):
             check_unchanged(path, header.stamp, stamp(path))
             return self._format.forward(path, header.stamp)
-        file = FileRanges(path, header.stamp)
-        try:
-            offsets = read_offsets(place, header)
-            if offsets[-1] > header.stamp.size:
-                raise ValueError(
-                    f"{place} is damaged: its offsets end at {offsets[-1]}, and {path} has {header.stamp.size} bytes. {REINDEX}"
-                )
-            return IndexedFile(path, file, offsets, self._format.parse)
-        except BaseException:
-            file.close()
-            raise
+        return IndexedFile(path, place, header, self._format.parse)
 
 
 @final
-class IndexedFile:
+class IndexedFile(FileRanges):
     """The records of one file, by position.
 
     Args:
         path: The file's.
-        file: The open file; closed with this.
-        offsets: int64, shape ``(records + 1,)``: where each record begins, and where the last one ends.
+        place: Where its index is.
+        header: What the index said when the dataset was built.
         parse: See `Format`.
     """
 
-    def __init__(self, path: str, file: FileRanges, offsets: np.ndarray, parse: Callable[[bytes, str, int], Any]) -> None:
-        self._path = path
-        self._file = file
-        self._offsets = offsets
+    def __init__(self, path: str, place: str, header: Header, parse: Callable[[bytes, str, int], Any]) -> None:
+        super().__init__(path, header.stamp)
         self._parse = parse
-
-    def check_version(self) -> None:
-        """Raise a `ValueError` if the file has changed."""
-        self._file.check()
+        try:
+            self._offsets = read_offsets(place, header)
+            if self._offsets[-1] > header.stamp.size:
+                raise ValueError(
+                    f"{place} is damaged: its offsets end at {self._offsets[-1]}, and {path} has {header.stamp.size} bytes. {REINDEX}"
+                )
+        except BaseException:
+            self.close()
+            raise
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
     def __getitem__(self, number: int) -> Any:
         begin, end = int(self._offsets[number]), int(self._offsets[number + 1])
-        return self._parse(self._file.read(begin, end), self._path, begin)
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._file.close()
+        return self._parse(self.read(begin, end), self._path, begin)
 
 
 def _indexed(format: Format, files: list[str], places: list[str]) -> tuple[dict[str, tuple[str, Header]], list[str]]:

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock._errors import first_time
 from penstock._fetch.error_policy import annotate
+from penstock._fetch.fetch import samples_in
 from penstock._fetch.sample import current
 from penstock._streams.forward_reader import ForwardShard, differs
 from penstock._streams.retrying import close
@@ -179,16 +180,12 @@ class _IndexedShard:
                 self._epoch = epoch
         if callable(gather := getattr(self._opened, "__getitems__", None)):
             try:
-                records = gather(list(numbers))
+                records = samples_in(self._opened, gather(list(numbers)), len(numbers), "or leave __getitems__ out")
             except Exception as exc:
                 annotate(
                     exc, f"in one of the records {', '.join(map(str, numbers[:8]))}{', …' if len(numbers) > 8 else ''} of {self._label}"
                 )
                 raise
-            if type(records) not in (list, tuple) or len(records) != len(numbers):
-                raise TypeError(
-                    f"{type(self._opened).__name__}.__getitems__ must return a list with the {len(numbers)} records of {self._label} that it was asked for."
-                )
             return list(records)
         records = []
         for number in numbers:
