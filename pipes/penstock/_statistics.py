@@ -189,7 +189,7 @@ class LoaderStatistics:
             first batch, and what the loop does between epochs, do not count.
         first_wait_s: The wait for the very first batch, in which workers start.
         waits: The waits for batches, except the first of an epoch.
-        boundary_waits: The waits for the first batch of an epoch, except the very first.
+        epoch_start_waits: The waits for the first batch of an epoch, except the very first.
         steps: What the loop did between two batches of an epoch.
         load: For each sample, ``__getitem__``; for a dataset with ``__getitems__``, its share of the batch. For a mapped function, each call.
         transform: For each sample, ``transform``.
@@ -211,7 +211,7 @@ class LoaderStatistics:
     stall_share: float = field(init=False, default=0.0)
     first_wait_s: float = 0.0
     waits: Durations = Durations()
-    boundary_waits: Durations = Durations()
+    epoch_start_waits: Durations = Durations()
     steps: Durations = Durations()
     load: Durations = Durations()
     transform: Durations = Durations()
@@ -223,7 +223,7 @@ class LoaderStatistics:
     lock_wait_share: float | None = None
 
     def __post_init__(self) -> None:
-        wait_s = self.waits.total_s + self.boundary_waits.total_s
+        wait_s = self.waits.total_s + self.epoch_start_waits.total_s
         stall_share = wait_s / (wait_s + self.steps.total_s) if wait_s else 0.0
         in_loop_s = self.elapsed_s - self.first_wait_s
         samples = self.samples * (1 - 1 / self.batches) if self.first_wait_s and self.batches else self.samples

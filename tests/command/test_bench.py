@@ -110,11 +110,11 @@ def test_waits_steps_and_boundaries_are_told_apart() -> None:
     assert loop.samples == 5 * loop.batches
     assert loop.steps.total_s >= 0.004 * loop.steps.count
     assert loop.waits.total_s >= 0.002 * loop.waits.count
-    assert loop.epochs == loop.boundary_waits.count >= 2
-    assert loop.boundary_waits.total_s >= 0.032 * loop.epochs
-    assert loop.waits.count + loop.boundary_waits.count == loop.steps.count == loop.batches - 1
+    assert loop.epochs == loop.epoch_start_waits.count >= 2
+    assert loop.epoch_start_waits.total_s >= 0.032 * loop.epochs
+    assert loop.waits.count + loop.epoch_start_waits.count == loop.steps.count == loop.batches - 1
     assert 3 * (loop.epochs - 1) <= loop.waits.count <= 3 * (loop.epochs + 1)
-    waited_s = loop.waits.total_s + loop.boundary_waits.total_s
+    waited_s = loop.waits.total_s + loop.epoch_start_waits.total_s
     assert loop.stall_share == pytest.approx(waited_s / (waited_s + loop.steps.total_s))
 
 

@@ -463,7 +463,9 @@ def test_a_batch_that_is_no_list_of_samples_is_refused(tmp_path: Path) -> None:
         def __getitems__(self, indices: list[int]) -> Any:
             return np.array(indices)
 
-    with pytest.raises(TypeError, match="Stacked.__getitems__ returned a whole batch, a ndarray. Return a list of samples, or remove __getitems__"):
+    with pytest.raises(
+        TypeError, match="Stacked.__getitems__ returned a whole batch, a ndarray. Return a list of samples, or remove __getitems__"
+    ):
         Cached(Stacked(tmp_path / "calls"), tmp_path / "cache").__getitems__([1, 2])
 
 

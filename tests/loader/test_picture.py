@@ -52,7 +52,7 @@ def test_the_shares_are_those_of_the_statistics(texts_of: Any) -> None:
         elapsed_s=10.0,
         first_wait_s=1.0,
         waits=Durations(10, 3.0, 0.1, 0.2, 1.0),
-        boundary_waits=Durations(2, 1.0, 0.5, 0.5, 0.6),
+        epoch_start_waits=Durations(2, 1.0, 0.5, 0.5, 0.6),
         steps=Durations(12, 5.0, 0.4, 0.5, 0.6),
         load=Durations(100, 6.0, 0.06, 0.1, 0.2),
         collate=Durations(10, 1.0, 0.1, 0.1, 0.1),

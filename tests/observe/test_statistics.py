@@ -41,7 +41,7 @@ def test_it_counts_what_was_done(workers: dict[str, Any]) -> None:
     found = loader.statistics()
     assert isinstance(found, LoaderStatistics)
     assert (found.batches, found.samples, found.epochs) == (48, 192, 3)
-    assert (found.waits.count, found.boundary_waits.count, found.steps.count) == (45, 2, 48)
+    assert (found.waits.count, found.epoch_start_waits.count, found.steps.count) == (45, 2, 48)
     assert [node.name for node in found.nodes] == ["Sampler", "Cycler", "Sharder", "Batcher", "ParallelMapper"]
     mapper = found.nodes[-1]
     assert (mapper.items, mapper.errors) == (48, 0)
@@ -181,7 +181,7 @@ def test_what_came_since_earlier_statistics(workers: dict[str, Any]) -> None:
         later = loader.statistics()
     found = later.since(earlier)
     assert (found.batches, found.samples, found.epochs) == (16, 64, 1)
-    assert (found.waits.count, found.boundary_waits.count, found.steps.count) == (15, 1, 16)
+    assert (found.waits.count, found.epoch_start_waits.count, found.steps.count) == (15, 1, 16)
     assert found.first_wait_s == 0
     assert found.elapsed_s == pytest.approx(later.elapsed_s - earlier.elapsed_s)
     assert found.nodes[-1].items == 16

@@ -25,7 +25,7 @@ from format_laws import open_files
 from penstock import Filter, Loader, Shards, StateMismatch, formats
 from penstock.__main__ import main
 from penstock._random.lane_order import Deal
-from penstock._streams.retrying import may_pass, steadily
+from penstock._streams.retrying import iter_with_retries, may_pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,8 +41,8 @@ WAYS = [
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries wait for milliseconds here, in forked workers too."""
-    assert steadily.__kwdefaults__ is not None
-    monkeypatch.setitem(steadily.__kwdefaults__, "pause_s", 0.002)
+    assert iter_with_retries.__kwdefaults__ is not None
+    monkeypatch.setitem(iter_with_retries.__kwdefaults__, "pause_s", 0.002)
 
 
 class Disk:
@@ -221,8 +221,8 @@ def test_a_read_that_never_ends_is_answered_by_a_time_out_and_does_not_keep_the_
 
 def test_closing_the_loader_ends_the_pauses_of_its_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Seen to fail: the thread is abandoned after 2 s, and goes on for an hour; and with on_error="skip", the shard is noted as cut short."""
-    assert steadily.__kwdefaults__ is not None
-    monkeypatch.setitem(steadily.__kwdefaults__, "pause_s", 3600)
+    assert iter_with_retries.__kwdefaults__ is not None
+    monkeypatch.setitem(iter_with_retries.__kwdefaults__, "pause_s", 3600)
     monkeypatch.setattr("penstock._streams.retrying.LONGEST_PAUSE_S", 3600)
     pauses = threading.Event()
     monkeypatch.setattr("penstock._streams.retrying._logger.warning", lambda *said: pauses.set())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock import Filter, Shards, Shuffle, sample
-from penstock._streams.retrying import steadily
+from penstock._streams.retrying import iter_with_retries
 from penstock._streams.steps import ShardRun
 
 SHARDS, RECORDS, LANES, WINDOW = 8, 160, 2, 64
@@ -152,7 +152,7 @@ def test_bookmarks_pass_over_the_shard_that_was_read_ahead(tmp_path):
 @pytest.mark.parametrize("at", [(0, 1), (0, 70), (LANES, 3), (LANES, 100)])
 def test_a_connection_that_breaks_changes_no_draw(at, monkeypatch):
     """Seen to fail: what was drawn for a record, and for those before it when the shard was opened again, came before its own draws."""
-    monkeypatch.setitem(steadily.__kwdefaults__, "pause_s", 0)
+    monkeypatch.setitem(iter_with_retries.__kwdefaults__, "pause_s", 0)
     broken = []
 
     def breaks(shard):

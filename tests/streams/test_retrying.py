@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock._streams import retrying
-from penstock._streams.retrying import steadily
+from penstock._streams.retrying import iter_with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def read(open: Any, **words: Any) -> Iterator[Any]:
-    return steadily(open, "a.tar", "tar file a.tar", **words)
+    return iter_with_retries(open, "a.tar", "tar file a.tar", **words)
 
 
 def outcome(records: Iterator[Any]) -> tuple[list[Any], OSError | None]:

@@ -222,7 +222,7 @@ def _boundary(found: Measured) -> str:
         return (
             "not seen, because it can be read only once" if found.reads_once else "not seen: no epoch ended. Measure for longer: --seconds"
         )
-    first, others = loop.boundary_waits, loop.waits
+    first, others = loop.epoch_start_waits, loop.waits
     return f"{time_of(first.p50_s)} wait for the first batch of an epoch; {time_of(others.p50_s)} for any other ({first.count} seen)"
 
 

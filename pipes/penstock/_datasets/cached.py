@@ -19,7 +19,7 @@ from penstock._datasets.one_pass import one_pass
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._errors import ClosedError
 from penstock._fetch.fetch import epoch_aware, has_getitems, samples_in
-from penstock._random.order import ContinuingOrder, brought_order
+from penstock._random.order import ContinuingOrder, dataset_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ class Cached(Shown):
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
         """The order that the dataset brings; see `OrderedDataset`."""
-        order = brought_order(self.dataset, shuffle=shuffle, seed=seed)
+        order = dataset_order(self.dataset, shuffle=shuffle, seed=seed)
         if isinstance(order, ContinuingOrder):
             raise TypeError(
                 f"{type(self.dataset).__name__} is a stream without end, and a cache has {len(self)} samples. Pass it to Loader.from_dataset as it is, or count its shards."

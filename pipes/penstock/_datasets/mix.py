@@ -12,8 +12,8 @@ from torch.utils.data import ConcatDataset, IterableDataset
 from penstock._arguments import Shown, whole_number
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.sample import current
-from penstock._random.lane_mix_order import LaneMixOrder
-from penstock._random.lane_order import LaneOrder
+from penstock._random.lane_mix_order import InterleavedMixOrder
+from penstock._random.lane_order import InterleavedOrder
 from penstock._random.mix_order import MixOrder, source_seed
 from penstock._random.orders import order_of
 from penstock._streams.shards import Shards
@@ -43,7 +43,7 @@ class Mix(Shown, ConcatDataset[Any]):
     made from the loader's seed and the source's name; a source that brings its own order keeps it. While a sample loads,
     ``penstock.sample().source`` is the name of its source.
 
-    A source may be a stream: `Shards` that are not counted. Then each lane of the mix mixes by itself (see `LaneMixOrder`), ``epoch_size`` is needed, and an
+    A source may be a stream: `Shards` that are not counted. Then each lane of the mix mixes by itself (see `InterleavedMixOrder`), ``epoch_size`` is needed, and an
     epoch goes on where the one before was left. The lanes of every stream must divide those of the stream with most.
 
     You can stop a run and continue with other weights: loading a state compares only the stages that started before it was taken.
@@ -90,7 +90,7 @@ class Mix(Shown, ConcatDataset[Any]):
         self._run = run
         self._streams = {name: dataset for name, dataset in datasets.items() if _is_stream(dataset)}
         order = self._order(shuffle=False, seed=0, read=False)
-        if isinstance(order, LaneMixOrder):
+        if isinstance(order, InterleavedMixOrder):
             self.forward_lanes = order.lanes  # tells the loader to leave each lane to one worker
 
     def details(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Mix(Shown, ConcatDataset[Any]):
         """Whether samples are just what the sources return, so that sources that are arrays can be gathered."""
         return self.tag is None and not self._streams
 
-    def order(self, *, shuffle: bool, seed: int) -> MixOrder | LaneMixOrder:
+    def order(self, *, shuffle: bool, seed: int) -> MixOrder | InterleavedMixOrder:
         """The order of the mix; see `OrderedDataset`. ``shuffle`` is about the sources: without it, each is read from its first item to its last."""
         return self._order(shuffle=shuffle, seed=seed, read=True)
 
@@ -127,14 +127,14 @@ class Mix(Shown, ConcatDataset[Any]):
         """What the first ``items`` items of training (default: one epoch) take from each source, by name."""
         order = self._order(shuffle=False, seed=0, read=False)
         expected = order.expected(0, len(order) if items is None else whole_number("items", items, 0))
-        lengths: Any = [float("nan")] * len(expected) if isinstance(order, LaneMixOrder) else order.lengths
+        lengths: Any = [float("nan")] * len(expected) if isinstance(order, InterleavedMixOrder) else order.lengths
         return {name: Share(float(n), float(n / length)) for (name, n), length in zip(expected.items(), lengths, strict=True)}
 
-    def _order(self, *, shuffle: bool, seed: int, read: bool) -> MixOrder | LaneMixOrder:
+    def _order(self, *, shuffle: bool, seed: int, read: bool) -> MixOrder | InterleavedMixOrder:
         """See `order`. Without ``read`` the streams are not asked for theirs, because that decides which one they have."""
         pairs: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
         orders = {
-            name: LaneOrder(dataset.forward_lanes, 1)
+            name: InterleavedOrder(dataset.forward_lanes, 1)
             if name in self._streams and not read
             else order_of(dataset, shuffle=shuffle, seed=source_seed(seed, name))
             for name, dataset in pairs
@@ -147,7 +147,7 @@ class Mix(Shown, ConcatDataset[Any]):
                 f"{what}: the source {min(self._streams)!r} is a stream, whose length nobody knows. Say how many items make an epoch, epoch_size=, and leave out "
                 f"stop and run."
             )
-        return LaneMixOrder(orders, self._weights, self._epoch_size, seed)
+        return InterleavedMixOrder(orders, self._weights, self._epoch_size, seed)
 
     def _place(self, index: int) -> tuple[int, int]:
         """The number of the source of a sample, and the sample's index in it."""
@@ -158,7 +158,7 @@ class Mix(Shown, ConcatDataset[Any]):
         return number, at - (self.cumulative_sizes[number - 1] if number else 0)
 
     def _place_in_stream(self, index: int) -> tuple[int, int]:
-        """The same, by the rule of `LaneMixOrder`."""
+        """The same, by the rule of `InterleavedMixOrder`."""
         rest, lane = divmod(index, self.forward_lanes)
         at, number = divmod(rest, len(self.names))
         return number, at * self.forward_lanes + lane if self.names[number] in self._streams else at

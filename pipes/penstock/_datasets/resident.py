@@ -17,7 +17,7 @@ from penstock._fetch.fetch import SHARD_NAMES, SUBSET_INDICES, epoch_aware, said
 from penstock._memory.devices import device_module, resolve_device
 from penstock._memory.modes import in_neutral_modes
 from penstock._memory.tree import leaves, mapped
-from penstock._random.order import brought_order
+from penstock._random.order import dataset_order
 from penstock._streams.shards import close_shards
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Resident(ArrayDataset):
         finally:
             close_shards(dataset)
         super().__init__(fields, len(dataset), augment)
-        self._ordered = None if brought_order(dataset, shuffle=False, seed=0) is None else dataset  # kept for its order only
+        self._ordered = None if dataset_order(dataset, shuffle=False, seed=0) is None else dataset  # kept for its order only
         self.shard_names, self.subset_indices = said_of(dataset, SHARD_NAMES), said_of(dataset, SUBSET_INDICES)
         self.nbytes = sum(field.nbytes for field in leaves(fields))
         took_s = time.perf_counter() - start
@@ -90,7 +90,7 @@ class Resident(ArrayDataset):
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
         """The order that the dataset brings; see `OrderedDataset`."""
-        return brought_order(self._ordered, shuffle=shuffle, seed=seed)
+        return dataset_order(self._ordered, shuffle=shuffle, seed=seed)
 
 
 class _Transformed:

@@ -101,9 +101,9 @@ class Fetch(Shown):
         lanes = getattr(self.dataset, "forward_lanes", None)
         return lanes if isinstance(lanes, int) and not isinstance(lanes, bool) and lanes > 0 else None
 
-    def begin(self, rows: int, allocate: Allocate) -> BatchBuilder | Listed:
+    def begin(self, rows: int, allocate: Allocate) -> BatchBuilder | ListBatch:
         """An empty batch, to which up to ``rows`` samples may be added."""
-        return BatchBuilder(self._collator, rows, allocate) if self.collate_fn is None else Listed(self._into(allocate))
+        return BatchBuilder(self._collator, rows, allocate) if self.collate_fn is None else ListBatch(self._into(allocate))
 
     def collate(self, samples: Sequence[Any], allocate: Allocate = afresh) -> Any:
         """The batch of ``samples``."""
@@ -138,14 +138,14 @@ class Fetch(Shown):
         return {**vars(self), "_collator": Collator()}  # each worker learns its own schema
 
 
-class View:
+class DatasetView:
     """A dataset whose samples are made of those of another, ``dataset``, which is the one that the user knows."""
 
     dataset: Any
 
 
 @final
-class Items:
+class IdentityDataset:
     """The dataset of items that were read already: an item is its own index. For transforming the items of a stream in the workers."""
 
     def __getitem__(self, item: Any) -> Any:
@@ -153,7 +153,7 @@ class Items:
 
 
 @final
-class Listed:
+class ListBatch:
     """A batch in the making for a user's ``collate_fn``; see `BatchBuilder`."""
 
     step = 2**16
@@ -177,7 +177,9 @@ def epoch_aware(dataset: Any) -> list[Any]:
     """The datasets with a ``set_epoch``: ``dataset`` itself, or those inside torch's own wrappers."""
     if callable(getattr(dataset, "set_epoch", None)):
         return [dataset]
-    inside = [dataset.dataset] if isinstance(dataset, Subset | View) else dataset.datasets if isinstance(dataset, ConcatDataset) else []
+    inside = (
+        [dataset.dataset] if isinstance(dataset, Subset | DatasetView) else dataset.datasets if isinstance(dataset, ConcatDataset) else []
+    )
     return [found for one in inside for found in epoch_aware(one)]
 
 
@@ -194,7 +196,7 @@ def said_of(dataset: Any, name: str) -> str | None:
     said = getattr(dataset, name, None)
     if isinstance(said, str):
         return said
-    if not isinstance(dataset, Subset | ConcatDataset | View | Shown):
+    if not isinstance(dataset, Subset | ConcatDataset | DatasetView | Shown):
         return None
     inside = vars(dataset)
     found = [one for part in (*inside.get("datasets", ()), inside.get("dataset")) if (one := said_of(part, name)) is not None]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock._fetch.collate import BatchBuilder
-    from penstock._fetch.fetch import Fetch, Listed
+    from penstock._fetch.fetch import Fetch, ListBatch
     from penstock._fetch.indices import Indices
     from penstock._memory.allocation import Allocate
     from penstock._workers.meter import Meter
@@ -72,7 +72,7 @@ class MeasuredFetch:
 class MeasuredBatch:
     """A `BatchBuilder` whose work is counted when it is finished."""
 
-    def __init__(self, batch: BatchBuilder | Listed, meter: Meter) -> None:
+    def __init__(self, batch: BatchBuilder | ListBatch, meter: Meter) -> None:
         self._batch = batch
         self._meter = meter
         self._ns = 0

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from penstock._fetch.error_policy import annotate
-from penstock._fetch.fetch import View, has_getitems, samples_in
+from penstock._fetch.fetch import DatasetView, has_getitems, samples_in
 from penstock._fetch.padding import check_fits, checked_pad
 from penstock._fetch.sample import SampleCursor, current
 
@@ -44,7 +44,7 @@ class PackIndex(NamedTuple):
 
 
 @final
-class PackView(View):
+class PackView(DatasetView):
     """A dataset of sequences, seen as one of packs; its indices are `PackIndex`.
 
     Args:

@@ -15,7 +15,7 @@ from penstock._arguments import brief
 from penstock._errors import GraphError
 from penstock._fetch.batch_schema import has_registered
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
-from penstock._fetch.fetch import Fetch, Items, Listed, epoch_aware, samples_in
+from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, epoch_aware, samples_in
 from penstock._fetch.indices import Indices
 from penstock._fetch.measured import MeasuredFetch
 from penstock._fetch.packing import PackView
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock._random.draws import Trial
 
     AnyFetch = Fetch | MeasuredFetch
-    AnyBatch = BatchBuilder | Listed | MeasuredBatch
+    AnyBatch = BatchBuilder | ListBatch | MeasuredBatch
 
 
 class Part(NamedTuple):
@@ -190,11 +190,17 @@ class FetchTask(_Task):
     """
 
     def __init__(self, fetch: Fetch, seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise") -> None:
-        once = isinstance(fetch.dataset, Items)  # a transform may have changed the item, so it must not get it again; see `GlobalSeeding`
+        once = isinstance(
+            fetch.dataset, IdentityDataset
+        )  # a transform may have changed the item, so it must not get it again; see `GlobalSeeding`
         super().__init__(seed, "always" if once and seed_global_rngs is True else seed_global_rngs)
         self.fetch = fetch
         self.dataset = (
-            None if isinstance(fetch.dataset, Items) else fetch.dataset.dataset if isinstance(fetch.dataset, PackView) else fetch.dataset
+            None
+            if isinstance(fetch.dataset, IdentityDataset)
+            else fetch.dataset.dataset
+            if isinstance(fetch.dataset, PackView)
+            else fetch.dataset
         )
         if self.dataset is None:
             self.noun = "the item"
@@ -293,7 +299,7 @@ class FetchTask(_Task):
 
     def _loaded(self, fetch: AnyFetch, task: Indices, cell: MutableSequence[int], allocate: Allocate) -> Any:
         if not task.is_batch:
-            one = Listed(lambda samples: fetch.convert(samples[0]))
+            one = ListBatch(lambda samples: fetch.convert(samples[0]))
             return self._row_by_row(fetch, task, [task.positions], [task.values], one, fetch.load, [IDLE])
         positions, indices = task.positions.tolist(), task.plain()
         if not fetch.has_getitems or not indices:

@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._arguments import brief
-from penstock._fetch.fetch import Fetch, Items, View
+from penstock._fetch.fetch import DatasetView, Fetch, IdentityDataset
 from penstock._fetch.padding import Padded
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ def parts(fetch: Fetch) -> dict[str, str]:
     """The user's code in ``fetch``, by its attribute, in words."""
     dataset, collate_fn = fetch.dataset, fetch.collate_fn
     found = {}
-    if not isinstance(dataset, Items) and not fetch.is_arrays:
-        of = type(dataset.dataset if isinstance(dataset, View) else dataset)
+    if not isinstance(dataset, IdentityDataset) and not fetch.is_arrays:
+        of = type(dataset.dataset if isinstance(dataset, DatasetView) else dataset)
         found["dataset"] = f"{brief(of)}.{'__getitems__' if fetch.has_getitems else '__getitem__'}"
     if fetch.transform is not None:
         found["transform"] = f"transform {brief(fetch.transform)}"
@@ -37,7 +37,7 @@ def watched(fetch: Fetch, trial: Trial) -> Fetch:
 
 
 @final
-class _Watched(View):
+class _Watched(DatasetView):
     def __init__(self, dataset: Any, trial: Trial, part: str) -> None:
         self.dataset = dataset
         self._trial = trial

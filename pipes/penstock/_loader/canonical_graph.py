@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 from torch.utils.data import default_collate, default_convert
 
 from penstock._fetch.dataset_facts import DatasetFacts
-from penstock._fetch.fetch import Fetch, Items
+from penstock._fetch.fetch import Fetch, IdentityDataset
 from penstock._loader.dataloader_words import DataLoaderWords, say_once
 from penstock._loader.in_step import unseeded_length
 from penstock._loader.together import check_groups, check_order, check_together, is_buckets
@@ -20,7 +20,7 @@ from penstock._nodes.node import BaseNode, Node
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.sampler import Sampler
 from penstock._nodes.sharder import Sharder
-from penstock._random.order import ContinuingOrder, brought_order
+from penstock._random.order import ContinuingOrder, dataset_order
 from penstock._random.orders import order_of
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class FromDataset(DataLoaderWords):
             tail=tail,
             split=split,
             infinite=infinite,
-            brings_order=given is not None and brought_order(dataset, shuffle=False, seed=0) is not None,
+            brings_order=given is not None and dataset_order(dataset, shuffle=False, seed=0) is not None,
         )
         map_fn: Callable[[Any], Any] = Fetch(dataset, collate_fn, transform)
         if groups is not None:
@@ -315,6 +315,6 @@ def _collate_only(
     collate_fn: Callable[[Any], Any] | None, batch_size: int | None, transform: Callable[[Any], Any] | None
 ) -> Callable[[Any], Any]:
     if transform is not None:
-        return Fetch(Items(), collate_fn, transform)
+        return Fetch(IdentityDataset(), collate_fn, transform)
     fetch = Fetch(None, collate_fn)
     return fetch.convert if batch_size is None else fetch.collate

@@ -188,7 +188,7 @@ class FirstNode(IndexNode[T]):
         return self.left(self.start(epoch))
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
-        """Entries of the settings that depend on how far ``place`` is: those of a `StagedOrder`. None is the end of ``epoch``. Takes unchecked places."""
+        """Entries of the settings that depend on how far ``place`` is: those of a `ScheduledOrder`. None is the end of ``epoch``. Takes unchecked places."""
         return {}
 
     def state_is_per_rank(self) -> bool:

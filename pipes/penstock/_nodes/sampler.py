@@ -11,7 +11,7 @@ from penstock._fetch.indices import Indices
 from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
-from penstock._random.order import ContinuingOrder, Order, PlannedOrder, StagedOrder
+from penstock._random.order import ContinuingOrder, Order, PlannedOrder, ScheduledOrder
 
 BLOCK = 4096
 """Indices computed at once, at most. An order may want more at once, and says so by an attribute ``read_ahead``."""
@@ -47,7 +47,7 @@ class Sampler(FirstNode[Indices]):
         self._planned = order if isinstance(order, PlannedOrder) else None
         self._plans = PlanSource[Any](_OrderPlanner(order))
         settings = order.settings()
-        choices = {"all stages": settings} if isinstance(order, StagedOrder) else {}
+        choices = {"all stages": settings} if isinstance(order, ScheduledOrder) else {}
         super().__init__(Facts(settings, choices, carries_over_epochs=isinstance(order, ContinuingOrder)))
 
     def details(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Sampler(FirstNode[Indices]):
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
         position = self._n if place is None else place.get("position")
-        if not isinstance(self.order, StagedOrder) or not is_count(position):
+        if not isinstance(self.order, ScheduledOrder) or not is_count(position):
             return {}
         origin = place.get("origin") if self.facts.carries_over_epochs and place is not None else 0
         return self.order.settings_at(epoch, origin + min(position, self._n)) if is_count(origin) else {}

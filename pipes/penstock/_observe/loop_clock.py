@@ -34,7 +34,7 @@ class LoopClock:
         self.asked = 0
         self._root = root
         self._batches = self._epochs = self._first_ns = 0  # the batches without those in `_moments`
-        self._waits, self._boundary_waits, self._steps = Histogram(), Histogram(), Histogram()
+        self._waits, self._epoch_start_waits, self._steps = Histogram(), Histogram(), Histogram()
         self._moments = array("q", bytes(8 * (_MOMENTS + 1)))  # when it got a batch, asked for the next, got it, asked, got, …
         self._at = 0  # the place of the last batch in there
         self._until = _FIRST  # up to that place a batch is only written down
@@ -90,7 +90,7 @@ class LoopClock:
 
         batches, root = self._batches + self._at // 2, self._root
         waits, steps = self._written(self._waits.copy(), self._steps.copy())
-        read_ns = self._first_ns + waits.words[0] + self._boundary_waits.words[0]
+        read_ns = self._first_ns + waits.words[0] + self._epoch_start_waits.words[0]
         elapsed_s = (read_ns + steps.words[0]) / 1e9
         of_graph: dict[str, Any] = {}
         if root is not None:
@@ -104,7 +104,7 @@ class LoopClock:
             elapsed_s=elapsed_s,
             first_wait_s=self._first_ns / 1e9,
             waits=waits.durations(),
-            boundary_waits=self._boundary_waits.durations(),
+            epoch_start_waits=self._epoch_start_waits.durations(),
             steps=steps.durations(),
             **{"samples": batches, **of_graph},
         )
@@ -117,7 +117,7 @@ class LoopClock:
         if self._until != _FIRST:
             self._waits.add(wait_ns)
         elif self._batches:
-            self._boundary_waits.add(wait_ns + self._end_ns)
+            self._epoch_start_waits.add(wait_ns + self._end_ns)
         else:
             self._first_ns = wait_ns
         self._written(self._waits, self._steps)

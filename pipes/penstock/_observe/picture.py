@@ -36,14 +36,14 @@ def draw(statistics: LoaderStatistics, title: str, file: str | os.PathLike[str] 
         {
             "training steps": statistics.steps.total_s,
             "waits": statistics.waits.total_s,
-            "waits at epoch boundaries": statistics.boundary_waits.total_s,
+            "waits at epoch boundaries": statistics.epoch_start_waits.total_s,
             "first wait": statistics.first_wait_s,
         },
     )
     idle_s = sum(node.workers.workers * node.consumer_wait_s for node in statistics.nodes if node.workers is not None)
     work = {stage: part.total_s for stage in _STAGES if (part := getattr(statistics, stage, None)) is not None and part.count}
     _bar(stages, "the work", {**work, "workers idle": idle_s})
-    _waits(waits, {"waits": statistics.waits, "at epoch\nboundaries": statistics.boundary_waits, "training\nsteps": statistics.steps})
+    _waits(waits, {"waits": statistics.waits, "at epoch\nboundaries": statistics.epoch_start_waits, "training\nsteps": statistics.steps})
     _queues(queues, [(node.name, node.ready_mean, node.depth) for node in statistics.nodes if node.depth])
     figure.savefig(file, dpi=110)
 

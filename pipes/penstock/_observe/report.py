@@ -54,7 +54,7 @@ def report(statistics: LoaderStatistics, names: Names) -> str:
     lines = [
         _verdict(statistics, names),
         f"batches: {statistics.batches:,} in {_time(statistics.elapsed_s)}, {statistics.samples_per_s:,.0f} samples/s; the first came after {_time(statistics.first_wait_s)}",
-        f"waits: {_spread(waits)}; at the start of an epoch {_spread(statistics.boundary_waits)}",
+        f"waits: {_spread(waits)}; at the start of an epoch {_spread(statistics.epoch_start_waits)}",
         f"steps: {_spread(steps)}",
     ]
     for what in ("load", "transform", "collate", "pack", "transfer", "to_device"):
@@ -162,7 +162,7 @@ def _late_share(s: LoaderStatistics) -> float:
     """The share of all waiting that is in waits much longer than others, and of at least a quarter of the longest sample."""
     late = whole = 0.0
     bound = max(s.load.max_s / 4, s.transform.max_s / 4, 4 * s.waits.p50_s)
-    for durations in (s.waits, s.boundary_waits):
+    for durations in (s.waits, s.epoch_start_waits):
         for place, n in enumerate(durations.counts):
             seconds = n * (4.5 + place % 4) * 2.0 ** (place // 4 + 1) / 1e9
             whole += seconds

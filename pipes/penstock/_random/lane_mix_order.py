@@ -29,8 +29,8 @@ _BITS: Final = 56
 
 
 @final
-class LaneMixOrder(PlainOrder):
-    """Mix orders by weight, some of which never end. Like a `LaneOrder`, its item k is item ``k div lanes`` of lane ``k mod lanes``.
+class InterleavedMixOrder(PlainOrder):
+    """Mix orders by weight, some of which never end. Like a `InterleavedOrder`, its item k is item ``k div lanes`` of lane ``k mod lanes``.
 
     Each lane is a `MixOrder` with a seed of its own, so its shares are exact by themselves: of a lane's items at the end of each block, every source has
     its exact share within 1. Item r of a source in lane v is item ``r * lanes + v`` of the source. So a stream is read by the ranks that read its lanes anyway.
@@ -95,7 +95,7 @@ class LaneMixOrder(PlainOrder):
         return {**self._said, "stages": self._mix(0).settings()["stages"]}
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
-        """See `StagedOrder.settings_at`; like those of `indices`, ``position`` counts from the beginning of training."""
+        """See `ScheduledOrder.settings_at`; like those of `indices`, ``position`` counts from the beginning of training."""
         return self._mix(0).settings_at(0, -(-position // self.lanes))
 
     def expected(self, begin: int, end: int) -> dict[str, Fraction]:

@@ -72,7 +72,7 @@ _PASSES = 4
 
 
 @final
-class LaneOrder(PlainOrder):
+class InterleavedOrder(PlainOrder):
     """The order of data whose shards have unknown lengths: item k since the beginning of training is item ``k div lanes`` of lane ``k mod lanes``.
 
     Each lane yields every lanes-th item, so the position alone says how far every lane is, on any number of ranks. An epoch is a number of items, and

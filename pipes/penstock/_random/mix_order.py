@@ -114,7 +114,7 @@ class MixOrder(PlainOrder):
         return {**self._said, "stages": self._stages(len(self.stages))}
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
-        """See `StagedOrder.settings_at`."""
+        """See `ScheduledOrder.settings_at`."""
         run = -(-(epoch * self._n + position) // self.run)
         return {"stages": self._stages(bisect_left(self.stages, run, key=lambda stage: stage.start))}
 

@@ -43,7 +43,7 @@ Order.__module__ = "penstock.orders"  # in the class it would be a member of the
 
 
 @runtime_checkable
-class StagedOrder(Order, Protocol):
+class ScheduledOrder(Order, Protocol):
     """An order with a plan whose later part may change during training. A state must agree with the part before it only."""
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class OrderedDataset(Protocol):
         ...
 
 
-def brought_order(dataset: Any, *, shuffle: bool, seed: int) -> Order | None:
+def dataset_order(dataset: Any, *, shuffle: bool, seed: int) -> Order | None:
     """The order that ``dataset`` brings, if it does.
 
     An ``order`` that is not a method, or takes other arguments, has nothing to do with this and is left alone.

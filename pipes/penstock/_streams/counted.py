@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Counted:
+class IndexedRecords:
     """The records of `Shards` with counts. The arguments are theirs.
 
     Raises:

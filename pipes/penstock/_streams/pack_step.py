@@ -14,7 +14,7 @@ from penstock._streams.step_identity import named
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-    from penstock._streams.run_cursor import Tag
+    from penstock._streams.run_cursor import RecordId
 
 _HINT: Final = "; records that are no sequences need length="
 _Size = tuple[int, int]
@@ -136,7 +136,7 @@ class _Piece(NamedTuple):
 
     length: int
     value: Any
-    tag: Tag | None
+    tag: RecordId | None
 
 
 @final

@@ -43,7 +43,7 @@ class Closing(Protocol):
         """Wait for it to be set, up to ``timeout`` seconds; whether it is."""
 
 
-def steadily(
+def iter_with_retries(
     open: Callable[..., Iterable[Any]],
     shard: Any,
     label: str,

@@ -54,7 +54,7 @@ class RecordSample(Sample):  # type: ignore[misc]  # final for users
 
 
 @final
-class Tag:
+class RecordId:
     """The name of a record; travels with it through `Shuffle` and `Pack`, so that its random numbers go on where they were.
 
     Attributes:
@@ -89,7 +89,7 @@ class RunCursor(Cursor):
 
     def __init__(self, facts: PassFacts, listed: frozenset[int]) -> None:
         self.facts = facts
-        self.at = Tag(0)
+        self.at = RecordId(0)
         self.place = 0
         self.records = 0
         self.exhausted = False

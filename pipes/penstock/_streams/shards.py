@@ -13,10 +13,10 @@ from torch.utils.data import Dataset, Subset
 from penstock._arguments import Shown, brief, whole_number
 from penstock._random.draws import trying
 from penstock._random.orders import SequentialOrder, ShuffledOrder
-from penstock._streams.counted import Counted
+from penstock._streams.counted import IndexedRecords
 from penstock._streams.files import names_of
 from penstock._streams.tables import Pieces as PiecesOfFiles
-from penstock._streams.uncounted import Uncounted
+from penstock._streams.uncounted import RecordStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class Shards(Shown, Dataset[Any]):
     most ``2 * window`` of them and a few batches, for each lane. The sequence is the same either way.
 
     *Not counted* (``epoch_size=``): a stream without end, for records that are filtered, split or joined on the way (``steps``), or that nobody has counted. Each
-    of the ``lanes`` reads whole shards, one after another, pass after pass, and the items of the lanes come in turn; see `LaneOrder`. Every record comes
+    of the ``lanes`` reads whole shards, one after another, pass after pass, and the items of the lanes come in turn; see `InterleavedOrder`. Every record comes
     once in a pass. Where one pass ends and the next begins depends on the lengths, so an epoch is a number of items, and goes on where the one before was
     left. To resume, a shard is read again in each lane, up to where the lane was: whole shards before it are passed over if bookmarks say how many outputs
     they had, and otherwise read, too.
@@ -107,7 +107,7 @@ class Shards(Shown, Dataset[Any]):
         self.shards: Sequence[Any] = shards if isinstance(shards, Sequence) else range(whole_number("shards", shards, 0))
         settings = copy.deepcopy(settings)
         self._transform = transform
-        self._records: Counted | Uncounted
+        self._records: IndexedRecords | RecordStream
         if counts is not None:
             if epoch_size is not None or len(steps):
                 word = "epoch_size=" if epoch_size is not None else "steps="
@@ -116,7 +116,7 @@ class Shards(Shown, Dataset[Any]):
                     f"drop epoch_size= and steps=, and an epoch is all the records (transform= changes them one by one, penstock.filtered leaves some out); or drop counts= and "
                     f"index=, say epoch_size=, and an epoch is so many items of what the steps make."
                 )
-            self._records = Counted(self.shards, open, counts, lanes, most_lanes, window, name, settings)
+            self._records = IndexedRecords(self.shards, open, counts, lanes, most_lanes, window, name, settings)
         else:
             if epoch_size is None:
                 raise ValueError(
@@ -130,7 +130,9 @@ class Shards(Shown, Dataset[Any]):
                 )
             if on_error not in ("raise", "skip"):
                 raise ValueError(f"on_error={on_error!r} is neither 'raise' nor 'skip'.")
-            self._records = Uncounted(self.shards, open, epoch_size, steps, lanes, most_lanes, bookmarks, retries, on_error, name, settings)
+            self._records = RecordStream(
+                self.shards, open, epoch_size, steps, lanes, most_lanes, bookmarks, retries, on_error, name, settings
+            )
             self.forward_lanes = self._records.lanes  # tells the loader to leave each lane to one worker
         if transform is not None or counts is None:
             self.__getitems__ = None  # type: ignore[method-assign,assignment]  # one by one, so that each has its own random numbers, and an error its own address
@@ -157,7 +159,7 @@ class Shards(Shown, Dataset[Any]):
     @property
     def counts(self) -> np.ndarray | None:
         """How many records each shard has: int64, shape ``(shards,)``; None if they are not counted."""
-        return self._records.counts if isinstance(self._records, Counted) else None
+        return self._records.counts if isinstance(self._records, IndexedRecords) else None
 
     @property
     def shard_names(self) -> str | None:
@@ -167,7 +169,7 @@ class Shards(Shown, Dataset[Any]):
         return names_of(self.shards.files if isinstance(self.shards, PiecesOfFiles) else self.shards)
 
     def details(self) -> dict[str, Any]:
-        counted = isinstance(self._records, Counted)
+        counted = isinstance(self._records, IndexedRecords)
         return {"shards": len(self.shards), "records" if counted else "epoch_size": len(self._records), "lanes": self._records.lanes}
 
     def __len__(self) -> int:
@@ -182,7 +184,7 @@ class Shards(Shown, Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The records of many indices. Each shard is read once, front to back. None unless the shards are counted and there is no transform."""
-        assert isinstance(self._records, Counted)
+        assert isinstance(self._records, IndexedRecords)
         return self._records.gathered(indices)
 
     def order(self, *, shuffle: bool, seed: int) -> Order:

@@ -28,7 +28,7 @@ from penstock._random.permutation import splitmix64_stream
 from penstock._random.sliding_order import checked_window
 from penstock._streams.pack_step import Pack as Pack
 from penstock._streams.retrying import close
-from penstock._streams.run_cursor import PassFacts, RunCursor, Tag, running
+from penstock._streams.run_cursor import PassFacts, RecordId, RunCursor, running
 from penstock._streams.step_identity import named
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Shuffle(Shown):
             yield from records
             return
         keys = run.shuffle_keys()
-        heap: list[tuple[int, int, Tag, Any]] = []
+        heap: list[tuple[int, int, RecordId, Any]] = []
         left = 0
         block, offsets = -1, [0]
         for arrived, record in enumerate(records):
@@ -163,7 +163,7 @@ class ShardRun(Iterator[Any]):
         self._steps = list(steps)
         self._shard = shard
         self._cursor = RunCursor(PassFacts(seed, pass_, shard), frozenset(id(step) for step in self._steps if type(step) is Shuffle))
-        self._ahead: deque[tuple[Tag, Any]] = deque()
+        self._ahead: deque[tuple[RecordId, Any]] = deque()
         self._room = _held(self._steps)
         self._read = False  # whether the last record was read ahead
         self._stages: list[Generator[Any]] = []
@@ -197,7 +197,7 @@ class ShardRun(Iterator[Any]):
             number = cursor.records + waiting
             token, at = current.set(cursor), cursor.at
             try:
-                cursor.at = tag = Tag(number) if number else at
+                cursor.at = tag = RecordId(number) if number else at
                 record = next(self._iterator, _END)
             except Exception as exc:
                 record = _Failed(exc)
@@ -327,8 +327,8 @@ def _held(steps: Sequence[Step]) -> int:
     return 0
 
 
-def _numbered(records: Iterator[Any], cursor: RunCursor, ahead: deque[tuple[Tag, Any]]) -> Generator[Any]:
-    """The records, those read ``ahead`` first, each with a `Tag`; it is there before the record, for what draws while it reads."""
+def _numbered(records: Iterator[Any], cursor: RunCursor, ahead: deque[tuple[RecordId, Any]]) -> Generator[Any]:
+    """The records, those read ``ahead`` first, each with a `RecordId`; it is there before the record, for what draws while it reads."""
     before = tag = cursor.at
     while True:
         if ahead:
@@ -341,7 +341,7 @@ def _numbered(records: Iterator[Any], cursor: RunCursor, ahead: deque[tuple[Tag,
         cursor.place = cursor.records
         cursor.records += 1
         yield record
-        before, cursor.at = tag, (tag := Tag(cursor.records))
+        before, cursor.at = tag, (tag := RecordId(cursor.records))
     cursor.exhausted = True
     cursor.at = before  # what a step does after the last record, it does with that one
 

@@ -8,13 +8,13 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._fetch.error_policy import mark_of_stream
-from penstock._random.lane_order import Deal, LaneOrder
+from penstock._random.lane_order import Deal, InterleavedOrder
 from penstock._random.shard_order import usual_lanes
 from penstock._streams.bookmarks import Bookmarks, default_folder
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import has_start, most_files
-from penstock._streams.retrying import steadily
+from penstock._streams.retrying import iter_with_retries
 from penstock._streams.shard_keys import ShardKeys
 from penstock._streams.step_identity import code_hash, step_settings, step_values
 from penstock._streams.steps import ShardRun
@@ -36,7 +36,7 @@ _STAYS_CUT: Final = (
 
 
 @final
-class Uncounted:
+class RecordStream:
     """The items of `Shards` without counts. The arguments are theirs.
 
     Raises:
@@ -68,7 +68,7 @@ class Uncounted:
         self._settings = settings
         self._keys = ShardKeys(shards, getattr(open, "by_fsspec", False))
         self._deal = Deal(len(shards), usual_lanes(len(shards), most_lanes) if lanes is None else lanes)
-        self._length = len(LaneOrder(self._deal.lanes, epoch_size))
+        self._length = len(InterleavedOrder(self._deal.lanes, epoch_size))
         self._ordered = False
         self._code = ""  # what bookmarks are bound to; found once, so that it is the same in all workers, whatever the steps hold by then
         self._read_by: dict[str, Lanes] = {}  # one entry, or none before the first item is read
@@ -119,7 +119,7 @@ class Uncounted:
         said = {"shards": len(self._shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
             said["held"] = step_values(self._steps)
-        return LaneOrder(self.lanes, self._length, said if self._settings is None else {**said, "data": self._settings})
+        return InterleavedOrder(self.lanes, self._length, said if self._settings is None else {**said, "data": self._settings})
 
     def close(self) -> None:
         """See `Shards.close`."""
@@ -132,7 +132,9 @@ class Uncounted:
     def _run(self, shard: int, pass_: int, closing: Closing) -> ShardRun:
         seen = self._keys.stamp(shard)
         open = functools.partial(self._open, expected=seen) if self._keys.by_fsspec and seen is not None else self._open
-        records = steadily(open, self._shards[shard], self._label(shard), retries=self._retries, seeks=self._seeks, closing=closing)
+        records = iter_with_retries(
+            open, self._shards[shard], self._label(shard), retries=self._retries, seeks=self._seeks, closing=closing
+        )
         readable = _readable(records, self._skips, functools.partial(self._keys.check, shard))
         return ShardRun(readable, self._steps, seed=self._deal.seed, pass_=pass_, shard=shard)
 

@@ -130,7 +130,7 @@ class Scheduler:
         job, body = Job(task), pickle.dumps(task, 5)
         with self._change.after(self._mend):
             self._tasks.add(job, body, to)
-            self._feed()
+            self._dispatch()
         return job
 
     def wait(self, jobs: list[Job], timeout: float | None) -> None:
@@ -139,14 +139,14 @@ class Scheduler:
         deadline = None if timeout is None else time.monotonic() + timeout
         patience: float | None = 0.0
         while True:
-            self._turn(patience)
+            self._run_once(patience)
             if any(job.done for job in jobs):
                 return
             if not self._tasks:
                 raise ValueError("none of these jobs is on its way in this pool, so there is nothing to wait for.")
             patience = None if deadline is None else deadline - time.monotonic()
             if patience is not None and patience <= 0:
-                self._give_up(jobs, timeout)
+                self._on_timeout(jobs, timeout)
                 return
 
     def discard(self) -> None:
@@ -177,7 +177,7 @@ class Scheduler:
                 self.size = next(number for number in range(num_workers) if number not in there)
                 _logger.warning("no more than %d worker processes: %s", self.size, error)
             self._dismiss()
-            self._feed()
+            self._dispatch()
         return self.size
 
     def _dismiss(self) -> None:
@@ -220,7 +220,7 @@ class Scheduler:
 
     # The event loop.
 
-    def _turn(self, patience: float | None) -> None:
+    def _run_once(self, patience: float | None) -> None:
         """Wait up to ``patience`` seconds (None: forever) for anything to happen, and deal with all that has."""
         self._change.settle(self._mend)  # before the wait, because half a change may have left nobody to wake us
         supervisor = self._supervisor
@@ -245,9 +245,9 @@ class Scheduler:
                 self._replace_dead()
             if self._resized:
                 self._dismiss()
-            self._feed()
+            self._dispatch()
 
-    def _feed(self) -> None:
+    def _dispatch(self) -> None:
         """Hand tasks to their owners, and the others to the least loaded workers, as long as both are there.
 
         A worker gets its own tasks in their order, whatever the others do. So the oldest of all can always be done, and nothing waits forever.
@@ -357,7 +357,7 @@ class Scheduler:
             self._supervisor.launch(number)
         self._tasks.restart()
 
-    def _give_up(self, jobs: list[Job], timeout: float | None) -> None:
+    def _on_timeout(self, jobs: list[Job], timeout: float | None) -> None:
         """Kill the worker that one of ``jobs`` has been waiting for. The job fails, if the worker was in the middle of it."""
         workers = self._supervisor.workers.values()
         held = [(worker, task) for job in jobs for worker in workers for task in worker.held if task.job is job]
