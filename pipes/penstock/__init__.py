@@ -119,14 +119,20 @@ if not TYPE_CHECKING:  # a type checker would believe that it returns any name
 
         if name in _DOORS:  # so that `import penstock` is enough for penstock.formats.tar(…)
             return importlib.import_module(f"{__name__}.{name}")
-        if name not in _HOME_OF:
-            hint = ": write penstock.Loader.from_dataset" if name in ("DataLoader", "from_dataset") else ""
-            for door in ("nodes", "orders", "statistics"):
-                if name in importlib.import_module(f"{__name__}.{door}").__all__:
-                    hint = f": write penstock.{door}.{name}"
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__])
+        if name in _HOME_OF:
+            return _loaded(globals(), name, _HOME_OF[name])
+        hint = ": write penstock.Loader.from_dataset" if name in ("DataLoader", "from_dataset") else ""
+        for door in ("nodes", "orders", "statistics") if not name.startswith("_") else ():
+            if name in importlib.import_module(f"{__name__}.{door}").__all__:
+                hint = f": write penstock.{door}.{name}"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__])
+
+    def _loaded(door: dict[str, object], name: str, home: str) -> object:
+        """Import ``name`` from its ``home`` into the names of a ``door``."""
+        import importlib
+
         with _importing:
-            value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+            value = door[name] = getattr(importlib.import_module(f"penstock.{home}"), name)
         return value
 
     # Rooms, and torch even more, may fail or crash if threads import several of them at once. No room asks this module for a name while it is imported,

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from penstock._fetch.error_policy import OnError as OnError
-from penstock._fetch.fetch import Fetch as Fetch
-from penstock._fetch.indices import Indices as Indices
-from penstock._nodes.batcher import Batcher as Batcher
-from penstock._nodes.cycler import Cycler as Cycler
-from penstock._nodes.grouper import Grouper as Grouper
-from penstock._nodes.index_node import Facts as Facts
-from penstock._nodes.index_node import FirstNode as FirstNode
-from penstock._nodes.index_node import IndexNode as IndexNode
-from penstock._nodes.iterable_source import IterableSource as IterableSource
-from penstock._nodes.mapper import Mapper as Mapper
-from penstock._nodes.node import EndOfEpoch as EndOfEpoch
-from penstock._nodes.node import Node as Node
-from penstock._nodes.parallel_mapper import ParallelMapper as ParallelMapper
-from penstock._nodes.pin_memory import PinMemory as PinMemory
-from penstock._nodes.prefetcher import Prefetcher as Prefetcher
-from penstock._nodes.sampler import Sampler as Sampler
-from penstock._nodes.sampler_wrapper import SamplerWrapper as SamplerWrapper
-from penstock._nodes.sharder import Sharder as Sharder
-from penstock._nodes.tails import Tail as Tail
-from penstock._nodes.to_device import ToDevice as ToDevice
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock._fetch.error_policy import OnError as OnError
+    from penstock._fetch.fetch import Fetch as Fetch
+    from penstock._fetch.indices import Indices as Indices
+    from penstock._nodes.batcher import Batcher as Batcher
+    from penstock._nodes.cycler import Cycler as Cycler
+    from penstock._nodes.grouper import Grouper as Grouper
+    from penstock._nodes.index_node import Facts as Facts
+    from penstock._nodes.index_node import FirstNode as FirstNode
+    from penstock._nodes.index_node import IndexNode as IndexNode
+    from penstock._nodes.iterable_source import IterableSource as IterableSource
+    from penstock._nodes.mapper import Mapper as Mapper
+    from penstock._nodes.node import EndOfEpoch as EndOfEpoch
+    from penstock._nodes.node import Node as Node
+    from penstock._nodes.parallel_mapper import ParallelMapper as ParallelMapper
+    from penstock._nodes.pin_memory import PinMemory as PinMemory
+    from penstock._nodes.prefetcher import Prefetcher as Prefetcher
+    from penstock._nodes.sampler import Sampler as Sampler
+    from penstock._nodes.sampler_wrapper import SamplerWrapper as SamplerWrapper
+    from penstock._nodes.sharder import Sharder as Sharder
+    from penstock._nodes.tails import Tail as Tail
+    from penstock._nodes.to_device import ToDevice as ToDevice
 
 __all__ = [
     "Batcher",
@@ -47,3 +51,37 @@ __all__ = [
     "Tail",
     "ToDevice",
 ]
+
+_HOME_OF = {
+    "OnError": "_fetch.error_policy",
+    "Fetch": "_fetch.fetch",
+    "Indices": "_fetch.indices",
+    "Batcher": "_nodes.batcher",
+    "Cycler": "_nodes.cycler",
+    "Grouper": "_nodes.grouper",
+    "Facts": "_nodes.index_node",
+    "FirstNode": "_nodes.index_node",
+    "IndexNode": "_nodes.index_node",
+    "IterableSource": "_nodes.iterable_source",
+    "Mapper": "_nodes.mapper",
+    "EndOfEpoch": "_nodes.node",
+    "Node": "_nodes.node",
+    "ParallelMapper": "_nodes.parallel_mapper",
+    "PinMemory": "_nodes.pin_memory",
+    "Prefetcher": "_nodes.prefetcher",
+    "Sampler": "_nodes.sampler",
+    "SamplerWrapper": "_nodes.sampler_wrapper",
+    "Sharder": "_nodes.sharder",
+    "Tail": "_nodes.tails",
+    "ToDevice": "_nodes.to_device",
+}
+
+if not TYPE_CHECKING:  # a type checker would believe that it returns any name
+
+    def __getattr__(name: str) -> object:
+        """Import ``name`` when it is first asked for: a worker process that is sent a `Fetch` must not load every node for it."""
+        if name in _HOME_OF:
+            return sys.modules["penstock"]._loaded(
+                globals(), name, _HOME_OF[name]
+            )  # the front door, which is there already, and has the lock
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
