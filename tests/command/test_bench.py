@@ -105,14 +105,16 @@ def test_waits_steps_and_boundaries_are_told_apart() -> None:
     """Seen to fail: the step counted as a wait; the boundary noted one batch late."""
     reader = Reader(Paced(0.002, 0.03))
     assert reader.first_s >= 0.03
-    loop = reader.run(0.3, 0.004)
+    loop = reader.run(1.0, 0.004)
     reader.close()
+    starts = loop.epoch_start_waits.count
     assert loop.samples == 5 * loop.batches
     assert loop.steps.total_s >= 0.004 * loop.steps.count
     assert loop.waits.total_s >= 0.002 * loop.waits.count
-    assert loop.epochs == loop.epoch_start_waits.count >= 2
-    assert loop.epoch_start_waits.total_s >= 0.032 * loop.epochs
-    assert loop.waits.count + loop.epoch_start_waits.count == loop.steps.count == loop.batches - 1
+    assert starts
+    assert loop.epochs in (starts, starts + 1)  # the very first wait is told apart, and may be at an epoch's start
+    assert loop.epoch_start_waits.total_s >= 0.032 * starts
+    assert loop.waits.count + starts == loop.steps.count == loop.batches - 1
     assert 3 * (loop.epochs - 1) <= loop.waits.count <= 3 * (loop.epochs + 1)
     waited_s = loop.waits.total_s + loop.epoch_start_waits.total_s
     assert loop.stall_share == pytest.approx(waited_s / (waited_s + loop.steps.total_s))

@@ -19,6 +19,7 @@ from penstock.nodes import Mapper, Sampler
 from penstock.orders import SequentialOrder
 from penstock.statistics import Durations, LoaderStatistics, NodeStatistics
 
+SLOW_S = 1.0  # longer than a busy machine holds up any other sample
 METHODS: list[dict[str, Any]] = [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}]
 methods = pytest.mark.parametrize("workers", METHODS, ids=["inline", "threads", "processes"])
 
@@ -28,7 +29,7 @@ class Samples:
         return 64
 
     def __getitem__(self, index: int) -> int:
-        time.sleep(0.2 if index == 37 else 0.0005)
+        time.sleep(SLOW_S if index == 37 else 0.0005)
         return index
 
 
@@ -51,7 +52,7 @@ def test_it_counts_what_was_done(workers: dict[str, Any]) -> None:
     assert 0 < mapper.workers.busy_share <= 1
     assert found.load.count > 100
     assert found.load.p50_s >= 0.0005
-    assert found.load.max_s >= 0.2
+    assert found.load.max_s >= SLOW_S
     assert found.load.slowest == 37
     assert found.load.p50_s <= found.load.p95_s <= found.load.max_s <= found.load.total_s
     assert found.collate.count > 30
