@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 import torch
 from fuzz import fuzzed
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock import Cached, StateError, filtered, formats
@@ -266,8 +266,10 @@ def shards(tmp_path_factory: Any) -> Any:
     st.dictionaries(st.sampled_from(["records", "size", "mtime_ns", "kind", "penstock index"]), junk, max_size=1),
     st.sampled_from(["jsonl", "tar"]),
 )
+@example([], {"records": 2**32}, "jsonl")
 def test_whatever_an_index_says_a_record_comes_or_a_value_error(shards: Path, offsets: list[int], other: Any, kind: str) -> None:
-    """Seen red: EINVAL where an offset is negative, a MemoryError and "cannot fit 'int'" where one is huge; no name of a file in them."""
+    """Seen red: EINVAL where an offset is negative, a MemoryError and "cannot fit 'int'" where one is huge; no name of a file in them;
+    a MemoryError where the number of records is: found by the long fuzz."""
     path, data = shards / f"x.{kind}", np.array(offsets, "<i8").tobytes()
     now = stamp(str(path))
     head = {"penstock index": 1, "kind": kind, "records": len(offsets) - 1, "size": now.size, "mtime_ns": now.mtime_ns}

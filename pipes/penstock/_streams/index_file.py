@@ -101,9 +101,12 @@ def read_offsets(place: str, header: Header) -> np.ndarray:
             raise ValueError(
                 f"{place} has changed since it was first read: it was written anew, for another version of its file or for another file. {IN_USE[1]}"
             )
+        length = 8 * (header.records + 1)
+        # Before memory is asked for, because the number of records is only what a file says.
+        whole = file.seek(0, os.SEEK_END) == header.begin + length
         file.seek(header.begin)
-        data = file.read(8 * (header.records + 1) + 1)  # no more than there should be, and a byte that should not
-    if len(data) != 8 * (header.records + 1) or zlib.crc32(data) != header.checksum:
+        data = file.read(length) if whole else b""
+    if len(data) != length or zlib.crc32(data) != header.checksum:
         raise _damaged(place, "its offsets are not those that were written")
     offsets = np.frombuffer(data, "<i8").astype(np.int64, copy=False)
     if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any():
