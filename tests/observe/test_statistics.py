@@ -145,31 +145,27 @@ def test_a_histogram_is_exact_to_an_eighth() -> None:
 def test_meters_add_up_and_know_the_slowest() -> None:
     meters = [Meter(memoryview(bytearray(8 * Meter.WORDS)).cast("q")), Meter()]
     for meter, (name, ns) in zip(meters, [("a/ä.jpg", 9000), (7, 4000)], strict=True):
+        meter.plain = 0
         meter.begin()
-        meter.measure()
-        meter.timed(lambda _: None, meter.load, [0])(None)
+        meter.measure([0])
+        meter.timed(lambda _: None, meter.load)(None)
         meter._slowest_ns = ns
-        meter.name_slowest(name)
-        meter.measured(1)
+        meter.measured(1, {0: name}.__getitem__)
         meter.end()
     totals = Totals(meter.counted() for meter in meters)
-    assert totals.slowest == "a/ä.jpg"
+    assert totals.stages["load"].slowest == "a/ä.jpg"
     assert totals.stages["load"].count == 2
     assert totals.busy_ns > 0
 
 
 def test_short_samples_are_measured_less_often() -> None:
     meter = Meter()
-    meter.plain = 0
-    meter.measure()
-    meter.load.add(1000, 10)
-    meter.measured(10)
-    assert meter.plain == 100
-    meter.plain = 0
-    meter.measure()
-    meter.load.add(1_000_000, 10)
-    meter.measured(10)
-    assert meter.plain == 0
+    for ns, plain in [(1000, 100), (1_000_000, 0)]:
+        meter.plain = 0
+        meter.measure([0])
+        meter.load.add(ns, 10)
+        meter.measured(10, str)
+        assert meter.plain == plain
 
 
 @methods

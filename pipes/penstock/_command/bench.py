@@ -66,7 +66,7 @@ class Reader:
     def _loop(self, seconds: float, step_s: float) -> LoaderStatistics:
         clock, rows, batches, end = LoopClock(), 0, 0, time.perf_counter() + seconds
         while self._batches is not None and (batches < 2 or time.perf_counter() < end):
-            clock.asked = time.perf_counter_ns()
+            asked = time.perf_counter_ns()
             batch = next(self._batches, _END)
             if batch is _END:
                 self._batches = None if self.reads_once else iter(self._loader)
@@ -74,7 +74,7 @@ class Reader:
                 if batch is _END:
                     break
                 clock.mark()
-            clock.got(self._loader)
+            clock.got(self._loader, asked, time.perf_counter_ns())
             if step_s:
                 time.sleep(step_s)
             batches += 1

@@ -15,12 +15,14 @@ from penstock._fetch.array_dataset import gathered, is_arrays
 from penstock._fetch.collate import BatchBuilder, Collator
 from penstock._fetch.padding import Padded
 from penstock._memory.allocation import afresh
+from penstock._workers.meter import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock._fetch.indices import Indices
     from penstock._memory.allocation import Allocate
+    from penstock._workers.meter import Meter
 
 
 @final
@@ -59,6 +61,7 @@ class Fetch(Shown):
         self.transform = transform
         self.has_getitems = has_getitems(dataset)
         self.is_arrays = collate_fn is None and transform is None and is_arrays(dataset)
+        self.meter: Meter | None = None  # of a `measured` copy
         self._collator = Collator()
 
     def details(self) -> dict[str, Any]:
@@ -76,24 +79,41 @@ class Fetch(Shown):
             fetched if self.transform is None else list(map(self.transform, samples_in(self.dataset, fetched, len(indices))))
         )
 
+    def measured(self, meter: Meter) -> Fetch:
+        """The same for one batch, whose work ``meter`` counts."""
+        found = object.__new__(Fetch)
+        vars(found).update(vars(self), meter=meter)  # not `copy`, after which it would learn the schema of its batches anew
+        found.transform = None if self.transform is None else meter.timed(self.transform, meter.transform)
+        return found
+
     @property
     def load(self) -> Callable[[Any], Any]:
         """A function from an index to its sample."""
-        return self.dataset.__getitem__ if self.transform is None else self._transformed
-
-    def _transformed(self, index: Any) -> Any:
-        assert self.transform is not None
-        return self.transform(self.dataset[index])
+        load: Callable[[Any], Any] = self.dataset.__getitem__
+        if self.meter is not None:
+            load = self.meter.timed(load, self.meter.load)
+        if (transform := self.transform) is None:
+            return load
+        return lambda index: transform(load(index))
 
     def load_many(self, indices: list[Any]) -> Any:
         """What the dataset's ``__getitems__`` returns."""
-        return self.dataset.__getitems__(indices)
+        return self.dataset.__getitems__(indices) if self.meter is None else self._many(self.dataset.__getitems__, indices)
+
+    def _many(self, load: Callable[..., Any], indices: Any, *others: Any) -> Any:
+        meter, began = self.meter, now()
+        try:
+            return load(indices, *others)
+        finally:
+            if meter is not None:
+                meter.loaded_many(now() - began, len(indices))
 
     def gathered(self, indices: Indices, seed: int, allocate: Allocate) -> Any:
         """The batch, if the dataset is arrays; None if an index operation is not enough."""
         if not isinstance(indices.values, np.ndarray) or not len(indices.values):
             return None
-        return gathered(self.dataset, indices, seed, allocate)
+        load = partial(gathered, self.dataset)
+        return load(indices, seed, allocate) if self.meter is None else self._many(load, indices, seed, allocate)
 
     @property
     def lanes(self) -> int | None:

@@ -17,14 +17,13 @@ from penstock._fetch.batch_schema import has_registered
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
 from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, epoch_aware, samples_in
 from penstock._fetch.indices import Indices
-from penstock._fetch.measured import MeasuredFetch
 from penstock._fetch.packing import PackView
 from penstock._fetch.sample import RowIn, SampleCursor, current
 from penstock._fetch.watched import parts, watched
 from penstock._memory.allocation import afresh
 from penstock._memory.modes import neutral_modes
 from penstock._random.global_seeding import CALM, GlobalSeeding
-from penstock._workers.meter import Meter, measuring
+from penstock._workers.meter import Meter, measuring, now
 from penstock._workers.pool import IDLE
 
 if TYPE_CHECKING:
@@ -32,12 +31,10 @@ if TYPE_CHECKING:
 
     from penstock._fetch.collate import BatchBuilder
     from penstock._fetch.error_policy import OnError
-    from penstock._fetch.measured import MeasuredBatch
     from penstock._memory.allocation import Allocate
     from penstock._random.draws import Trial
 
-    AnyFetch = Fetch | MeasuredFetch
-    AnyBatch = BatchBuilder | ListBatch | MeasuredBatch
+    AnyBatch = BatchBuilder | ListBatch
 
 
 class Part(NamedTuple):
@@ -82,24 +79,23 @@ class _Task:
         self.meter = Meter()  # of what is done in the caller's thread; a worker has its own
 
     def __call__(self, task: Any, cell: MutableSequence[int], allocate: Allocate = afresh, *, inline: bool = False) -> Any:
-        token = current.set(None)
-        try:
-            meter = self.meter if inline else measuring.get()
-            if meter is None or self.trial is not None:
-                return self._done(task, cell, allocate, inline, None)
+        meter = None if self.trial is not None else self.meter if inline else measuring.get()
+        if meter is not None:
             if meter.plain:
                 meter.plain -= 1
-                return self._done(task, cell, allocate, inline, None)
-            meter.measure()
-            try:
-                return self._done(task, cell, allocate, inline, meter)
-            finally:
-                _note(meter, task.indices if isinstance(task, Part | Loaded) else task, keyed=self.dataset is not None)
+                meter = None
+            else:
+                meter.measure(cell)
+        token = current.set(None)
+        try:
+            return self._done(task, cell, allocate, inline, meter)
         except BaseException as exc:
             annotate(exc, f"while loading {self.name(task, cell[0])}")
             raise
         finally:
             current.reset(token)
+            if meter is not None:
+                self._measured(meter, task.indices if isinstance(task, Part | Loaded) else task)
 
     def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
         """Do the task in the caller's thread, and leave its global generators as they were.
@@ -141,6 +137,19 @@ class _Task:
         key = str(task.values)
         return f"{self.noun} {key if len(key) <= 80 else key[:79] + '…'} (epoch {task.epoch}, position {task.positions})"
 
+    def _measured(self, meter: Meter, task: Any) -> None:
+        """End the measuring of a batch. The slowest sample is called by its index, if it has one, or by its position."""
+        indices = task if isinstance(task, Indices) else None
+
+        def name_of(row: int) -> int | str | None:
+            if indices is None:
+                return None
+            one = indices[max(0, row)] if indices.is_batch else indices
+            name: int | str = one.values if self.dataset is not None and isinstance(one.values, int | str) else one.positions
+            return name
+
+        meter.measured(len(indices) if indices is not None and indices.is_batch else 1, name_of)
+
     def _begin(self, loading: SampleCursor, position: int) -> None:
         if self._seeding.active:
             self._seeding.seed(loading.epoch, position)
@@ -171,7 +180,7 @@ class FunctionTask(_Task):
             value = task if indices is None else indices.plain()
             if self.trial is not None:
                 return self.trial.watched(self.function, self.parts_that_may_draw)(value)
-            return (self.function if meter is None else meter.timed(self.function, meter.load, cell))(value)
+            return (self.function if meter is None else meter.timed(self.function, meter.load))(value)
 
     @property
     def parts_that_may_draw(self) -> str:
@@ -232,8 +241,10 @@ class FetchTask(_Task):
         if isinstance(task, Part):
             fetch, task = Fetch(fetch.dataset, _samples, fetch.transform), task.indices
         if self.trial is not None:
-            return self._fetched(watched(fetch, self.trial), task, cell, allocate, inline)
-        return self._fetched(fetch if meter is None else MeasuredFetch(fetch, meter, cell), task, cell, allocate, inline)
+            fetch = watched(fetch, self.trial)
+        elif meter is not None:
+            fetch = fetch.measured(meter)
+        return self._fetched(fetch, task, cell, allocate, inline)
 
     # A batch that several workers load in parts.
 
@@ -257,7 +268,7 @@ class FetchTask(_Task):
         """Some rows of a batch whose values are an array."""
         return Part(Indices(task.epoch, task.positions[rows], task.values[rows]), rows)
 
-    def _together(self, fetch: AnyFetch, task: Loaded, allocate: Allocate) -> Any:
+    def _together(self, fetch: Fetch, task: Loaded, allocate: Allocate) -> Any:
         """The batch, with its rows in order, whatever the parts."""
         failures: list[SampleFailure] = []
         samples: list[tuple[int, Any]] = []
@@ -270,12 +281,13 @@ class FetchTask(_Task):
         samples.sort(key=_row)
         failures.sort(key=_row)
         batch = fetch.begin(len(task.indices), allocate)
+        began = now()
         batch.add([sample for _, sample in samples])
-        return self._finished(fetch, task.indices, batch, failures)
+        return self._finished(fetch, task.indices, batch, failures, now() - began)
 
     # A task for one worker.
 
-    def _fetched(self, fetch: AnyFetch, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
+    def _fetched(self, fetch: Fetch, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
         if isinstance(task, Loaded):
             together = partial(self._together, fetch, task, allocate)
             return self._seeding.run(together, of_many=False, kept=inline and fetch.collate_fn is not None)
@@ -297,7 +309,7 @@ class FetchTask(_Task):
         many = inline or (task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED)
         return self._seeding.run(lambda: self._loaded(fetch, task, cell, allocate), of_many=many, kept=inline)
 
-    def _loaded(self, fetch: AnyFetch, task: Indices, cell: MutableSequence[int], allocate: Allocate) -> Any:
+    def _loaded(self, fetch: Fetch, task: Indices, cell: MutableSequence[int], allocate: Allocate) -> Any:
         if not task.is_batch:
             one = ListBatch(lambda samples: fetch.convert(samples[0]))
             return self._row_by_row(fetch, task, [task.positions], [task.values], one, fetch.load, [IDLE])
@@ -318,6 +330,8 @@ class FetchTask(_Task):
                     batch = fetch.begin(len(indices), allocate)
                     return self._row_by_row(fetch, task, positions, indices, batch, lambda _: transform(next(samples)), cell)
                 current.set(None)
+                if fetch.meter is not None:
+                    return self._finished(fetch, task, ListBatch(lambda _: fetch.batch_of(fetched, allocate)), [])
                 self._seed_collate(fetch, task)
                 return fetch.batch_of(fetched, allocate)
         return self._row_by_row(fetch, task, positions, indices, fetch.begin(len(indices), allocate), load, cell)
@@ -355,7 +369,7 @@ class FetchTask(_Task):
 
     def _row_by_row(
         self,
-        fetch: AnyFetch,
+        fetch: Fetch,
         task: Indices,
         positions: list[int],
         indices: list[Any],
@@ -368,7 +382,7 @@ class FetchTask(_Task):
         seeding, seed, epoch = self._seeding.active, self._seeding.seed, task.epoch
         loading.reseed = seed if seeding else None
         failures: list[SampleFailure] = []
-        begun, rows = 0, len(indices)
+        begun, rows, added_ns = 0, len(indices), 0
         while begun < rows:
             samples: list[Any] = []
             for row in range(begun, min(rows, begun + batch.step)):
@@ -385,19 +399,24 @@ class FetchTask(_Task):
                     if substitute is not SKIP:
                         samples.append(substitute)
             begun = row + 1
+            asked = now()
             batch.add(samples)
+            added_ns += now() - asked
         cell[0] = IDLE
         current.set(None)
-        return self._finished(fetch, task, batch, failures)
+        return self._finished(fetch, task, batch, failures, added_ns)
 
-    def _finished(self, fetch: AnyFetch, task: Indices, batch: AnyBatch, failures: list[SampleFailure]) -> Any:
+    def _finished(self, fetch: Fetch, task: Indices, batch: AnyBatch, failures: list[SampleFailure], added_ns: int = 0) -> Any:
         if failures and not batch.added:
             return PartialBatch(None, failures, 0)
         self._seed_collate(fetch, task)
+        began = now()
         value = batch.finish()
+        if fetch.meter is not None:
+            fetch.meter.collate.add(now() - began + added_ns)
         return PartialBatch(value, failures, batch.added) if failures else value
 
-    def _seed_collate(self, fetch: AnyFetch, task: Indices) -> None:
+    def _seed_collate(self, fetch: Fetch, task: Indices) -> None:
         """Give ``collate_fn`` a seed of its own, so that its draws do not depend on what the samples drew."""
         if fetch.collate_fn is not None and fetch.collate_fn is not _samples and task.is_batch and len(task):
             self._seeding.seed_collate(task.epoch, int(task.positions[0]))
@@ -432,14 +451,6 @@ _WATCHED = 8
 """Samples in the smallest batch that a worker watches for draws instead of seeding each sample. In the consumer's thread restoring the generators costs more than watching."""
 
 
-def _note(meter: Meter, task: Any, *, keyed: bool) -> None:
-    """End the measuring of a batch, and give the slowest sample its name: its index, if it has one, or its position."""
-    meter.measured(len(task) if isinstance(task, Indices) and task.is_batch else 1)
-    if isinstance(task, Indices) and meter.slowest_row is not None:
-        one = task[max(0, meter.slowest_row)] if task.is_batch else task
-        meter.name_slowest(one.values if keyed and isinstance(one.values, int | str) else one.positions)
-
-
 _row = itemgetter(0)
 _NO_ROW = (IDLE,)
 
@@ -454,7 +465,7 @@ def _samples(samples: Any) -> Any:
     return samples
 
 
-def _load_one(fetch: AnyFetch) -> Callable[[Any], Any]:
+def _load_one(fetch: Fetch) -> Callable[[Any], Any]:
     def load(index: Any) -> Any:
         sample = fetch.load_many([index])[0]
         return sample if fetch.transform is None else fetch.transform(sample)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from penstock._statistics import WorkerChoice
 from penstock._workers.auto import Controller, Measurement
 from penstock._workers.limits import cores, free_memory, own_memory
-from penstock._workers.meter import Meter, now
+from penstock._workers.meter import Totals, now
 
 if TYPE_CHECKING:
     from penstock._workers.pool import Pool
@@ -53,8 +53,7 @@ class AutoWorkers:
         self._fresh = True  # nothing is known of the last batch
         self._after_mark = False
         self._asked_ns = self._waited_ns = 0  # at the last batch
-        self._cpu_ns = self._wall_ns = 0  # of the workers, see `Totals`
-        self._begin_sums(0)
+        self._begin_sums(Totals([]))
 
     @property
     def number(self) -> int:
@@ -94,7 +93,7 @@ class AutoWorkers:
             if pool.all_ready:
                 self._skip -= 1
                 if not self._skip and not self._batches:
-                    self._begin_sums(self._busy(pool))
+                    self._begin_sums(Totals(pool.counted()))
         else:
             self._batches += 1
             self._elapsed_ns += moment - asked_ns
@@ -119,26 +118,26 @@ class AutoWorkers:
         steps = self._batches
         return max(_PAUSE_NS, _PAUSES * (self._elapsed_ns - self._stalled_ns) // steps) if steps else 2**62
 
-    def _begin_sums(self, busy_ns: int) -> None:
+    def _begin_sums(self, totals: Totals) -> None:
         self._batches = self._elapsed_ns = self._stalled_ns = self._delivered = 0
-        self._busy_ns = busy_ns
+        self._totals = totals
 
     def _is_enough(self) -> bool:
         workers, batches, elapsed_ns = self._controller.number, self._batches, self._elapsed_ns
         if elapsed_ns < _SHORTEST_NS or batches % workers:
             return False
-        return batches >= max(_BATCHES, _ROUNDS * workers) or (elapsed_ns >= _LONG_NS and 2 * batches >= max(_BATCHES, _ROUNDS * workers))
+        return batches * (2 if elapsed_ns >= _LONG_NS else 1) >= max(_BATCHES, _ROUNDS * workers)
 
     def _decide(self, pool: Pool) -> None:
         controller = self._controller
-        elapsed_s, busy_ns, number = self._elapsed_ns / 1e9, self._busy(pool), controller.number
-        rate = self._batches / elapsed_s
+        before, self._totals, number = self._totals, Totals(pool.counted()), controller.number
+        rate = self._batches / self._elapsed_ns * 1e9
         most, bound = self._bound(pool)
         found = Measurement(
             workers=number,
             rate=rate,
             stall=min(1.0, self._stalled_ns / self._elapsed_ns),
-            busy=min(float(number), rate * (busy_ns - self._busy_ns) / 1e9 / max(1, self._delivered)),
+            busy=min(float(number), rate * (self._totals.busy_ns - before.busy_ns) / 1e9 / max(1, self._delivered)),
             most=most,
             bound=bound,
         )
@@ -148,18 +147,11 @@ class AutoWorkers:
             _logger.info("num_workers='auto': from %d to %d workers: %s.", number, wanted, controller.why)
         elif controller.settled and not was_settled:
             _logger.info("num_workers='auto' stays at %d workers: %s.", number, controller.why)
-        self._begin_sums(busy_ns)
-
-    def _busy(self, pool: Pool) -> int:
-        """Nanoseconds that the workers have worked, in all; and for `_bound`, what they did in them."""
-        counted = pool.counted()
-        self._cpu_ns, self._wall_ns = (sum(words[place] for words in counted) for place in (Meter.CPU, Meter.WALL))
-        return sum(words[Meter.BUSY] for words in counted)
+        self._begin_sums(self._totals)
 
     def _bound(self, pool: Any) -> tuple[int, str]:
-        usable = cores()
-        share = self._cpu_ns / self._wall_ns if self._wall_ns else 0.0
-        if share > _COMPUTES:
+        usable, totals = cores(), self._totals
+        if totals.cpu_ns > _COMPUTES * totals.wall_ns:
             most, bound = math.ceil(usable), f"a machine of {usable:g} cores, for work that computes,"
         else:
             most, bound = self.most, f"the bound of {self.most} workers"

@@ -18,77 +18,77 @@ _logger = logging.getLogger("penstock")
 
 @final
 class LoopClock:
-    """Is told when a loop asks for a batch (`asked`), when it `got` one, and when it got none (`end`).
+    """Is told when a loop got a batch, or none (`end`), and when it had asked for it.
 
     What the loop does between two epochs is neither a wait nor a step. Of most batches the moments are only written down;
-    what they say is worked out later, because that costs more than a tiny batch may.
+    what they say is worked out later, because that costs more than a tiny batch may. An iterator may write them down itself.
 
     Args:
         root: The last node of the graph that is read; None if it is no graph.
 
     Attributes:
-        asked: When the loop asked last; whoever reads writes it.
+        moments: When it got a batch, asked for the next, got it, asked, got, …
+        at: The place of the last batch in there.
+        until: At that place or behind it, a batch is not only written down.
+        report_ns: After that moment a report is due.
     """
 
     def __init__(self, root: Any = None) -> None:
-        self.asked = 0
         self._root = root
-        self._batches = self._epochs = self._first_ns = 0  # the batches without those in `_moments`
+        self._batches = self._epochs = self._first_ns = 0  # the batches without those in `moments`
         self._waits, self._epoch_start_waits, self._steps = Histogram(), Histogram(), Histogram()
-        self._moments = array("q", bytes(8 * (_MOMENTS + 1)))  # when it got a batch, asked for the next, got it, asked, got, …
-        self._at = 0  # the place of the last batch in there
-        self._until = _FIRST  # up to that place a batch is only written down
+        self.moments = array("q", bytes(8 * (_MOMENTS + 1)))
+        self.at = 0
+        self.until = _FIRST
         self._in_step = False  # nobody saw the end of the epoch of that batch
         self._end_ns = 0  # how long it took to find the end of the epoch before
-        self._every_ns, self._report_ns = 0, _NEVER
+        self._every_ns, self.report_ns = 0, _NEVER
         self._reported: Any = None  # the statistics at the last report
 
     def begin(self) -> None:
         """The batch that was asked for is the first of an iterator."""
         self._epochs += self._in_step
-        self._until, self._in_step = _FIRST, False
+        self.until, self._in_step = _FIRST, False
 
     def mark(self) -> None:
         """An epoch has ended while the loop waits."""
         self._epochs += 1
-        self._until = _FIRST
+        self.until = _FIRST
 
-    def end(self, loader: Any, exc: Exception) -> None:
+    def end(self, loader: Any, asked: int, exc: Exception) -> None:
         """The loop gets no batch: the epoch has ended, or there was an error."""
         over = isinstance(exc, StopIteration)
         for one in traced:
-            one.ended(loader, self.asked, f"end of an epoch; next: {loader.epoch}" if over else type(exc).__name__)
+            one.ended(loader, asked, f"end of an epoch; next: {loader.epoch}" if over else type(exc).__name__)
         if over:
             if self._in_step:
-                self._steps.add(self.asked - self._moments[self._at])
-            self._in_step, self._end_ns = False, now() - self.asked
+                self._steps.add(asked - self.moments[self.at])
+            self._in_step, self._end_ns = False, now() - asked
             self.mark()
 
-    def got(self, loader: Any) -> None:
-        """The loop gets the batch that it asked for."""
-        moment, at = now(), self._at
-        if at < self._until:
-            self._moments[at + 1], self._moments[at + 2] = self.asked, moment
-            self._at = at + 2
+    def got(self, loader: Any, asked: int, moment: int) -> None:
+        """The loop gets the batch that it asked for, at ``moment``."""
+        if self.at >= self.until:
+            self._work_out(asked, moment)
         else:
-            self._work_out(moment)
-        if traced or moment > self._report_ns:
-            for one in traced:
-                one.delivered(loader, self.asked, moment)
-            if moment > self._report_ns:
-                self._report_ns = moment + self._every_ns
-                self._log()
+            self.moments[self.at + 1], self.moments[self.at + 2] = asked, moment
+            self.at += 2
+        for one in traced:
+            one.delivered(loader, asked, moment)
+        if moment > self.report_ns:
+            self.report_ns = moment + self._every_ns
+            self._log()
 
     def report_every(self, every_s: float) -> None:
         """Log a report every so many seconds; 0: never."""
         self._every_ns, self._reported = int(every_s * 1e9), self.statistics()
-        self._report_ns = now() + self._every_ns if every_s else _NEVER
+        self.report_ns = now() + self._every_ns if every_s else _NEVER
 
     def statistics(self) -> LoaderStatistics:
         """What the loop and the graph have done so far. Any thread may ask, at any time."""
         from penstock._statistics import LoaderStatistics
 
-        batches, root = self._batches + self._at // 2, self._root
+        batches, root = self._batches + self.at // 2, self._root
         waits, steps = self._written(self._waits.copy(), self._steps.copy())
         read_ns = self._first_ns + waits.words[0] + self._epoch_start_waits.words[0]
         elapsed_s = (read_ns + steps.words[0]) / 1e9
@@ -109,24 +109,24 @@ class LoopClock:
             **{"samples": batches, **of_graph},
         )
 
-    def _work_out(self, moment: int) -> None:
+    def _work_out(self, asked: int, moment: int) -> None:
         """Count what is written down, and the batch that came at ``moment``. An interrupt in here may cost the moments of one batch."""
         if self._in_step:
-            self._steps.add(self.asked - self._moments[self._at])
-        wait_ns = moment - self.asked
-        if self._until != _FIRST:
+            self._steps.add(asked - self.moments[self.at])
+        wait_ns = moment - asked
+        if self.until != _FIRST:
             self._waits.add(wait_ns)
         elif self._batches:
             self._epoch_start_waits.add(wait_ns + self._end_ns)
         else:
             self._first_ns = wait_ns
         self._written(self._waits, self._steps)
-        self._batches += self._at // 2 + 1
-        self._at, self._moments[0] = 0, moment
-        self._until, self._in_step, self._end_ns = _MOMENTS, True, 0
+        self._batches += self.at // 2 + 1
+        self.at, self.moments[0] = 0, moment
+        self.until, self._in_step, self._end_ns = _MOMENTS, True, 0
 
     def _written(self, waits: Histogram, steps: Histogram) -> tuple[Histogram, Histogram]:
-        ns = np.diff(np.array(self._moments[: self._at + 1]))
+        ns = np.diff(np.array(self.moments[: self.at + 1]))
         steps.add_many(ns[0::2])
         waits.add_many(ns[1::2])
         return waits, steps

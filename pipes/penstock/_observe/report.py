@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._arguments import cut
 from penstock._fetch.fetch import Fetch
+from penstock._workers.limits import cores
 
 if TYPE_CHECKING:
     from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerChoice, WorkerStatistics
@@ -147,9 +147,9 @@ def _stage(s: LoaderStatistics, per_batch: float, names: Names, inline: bool, ch
             f"{where}, which waits {1 - s.load_cpu_share:.0%} of that for a disk or a network instead of computing: {more} (they may be more than cores), "
             f"or data that is read faster (a local disk, larger files, penstock.Cached)."
         )
-    cores = _cores()
-    if not inline and cores <= s.nodes[-1].depth and (s.nodes[-1].workers is not None) and s.nodes[-1].workers.workers >= cores:
-        return f"{where}: cheaper work there, because {cores} cores have no room for more workers."
+    last, usable = s.nodes[-1], cores()
+    if not inline and usable <= last.depth and last.workers is not None and last.workers.workers >= usable:
+        return f"{where}: cheaper work there, because {usable:g} cores have no room for more workers."
     return f"{where}: {more}, or cheaper work there."
 
 
@@ -168,10 +168,6 @@ def _late_share(s: LoaderStatistics) -> float:
             whole += seconds
             late += seconds if n and seconds / n >= bound else 0.0
     return late / whole if whole else 0.0
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _part(node: Any, word: str) -> Any:

@@ -22,7 +22,8 @@ import shutil
 import tempfile
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Final, final
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
@@ -57,21 +58,28 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     if _under_way:
         raise RuntimeError(f"a trace to {_under_way[0]} is under way. End it first.")
     open(path, "w").close()  # whoever cannot write there hears of it before the training
-    recorder = _Recorder()
+    folder = tempfile.mkdtemp(prefix="penstock-trace-")  # its end tells the worker processes that the trace has ended
+    events: list[Any] = []
     _under_way.append(os.fspath(path))
     failure: BaseException | None = None
     try:
-        recorder.begin()
+        traced.append(_Recorder(events.append, folder, now(), "training process"))
         yield
     except BaseException as exc:
         failure = exc
         raise
     finally:
         _under_way.clear()
-        recorder.end()
+        traced.clear()
+        for name in sorted(os.listdir(folder)):
+            with open(os.path.join(folder, name)) as file:
+                for line in file:
+                    with contextlib.suppress(ValueError):  # the last line of a worker that was killed
+                        events.append(json.loads(line))
+        shutil.rmtree(folder, ignore_errors=True)
         try:
             with open(path, "w") as file:
-                json.dump({"traceEvents": recorder.events(), "displayTimeUnit": "ms"}, file)
+                json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
         except OSError as exc:
             if failure is None:
                 raise
@@ -84,85 +92,69 @@ trace.__module__ = "penstock.statistics"
 
 @final
 class _Recorder(Listener):
-    """The events of this process."""
+    """Makes events of what happens in this process.
 
-    def __init__(self) -> None:
-        self._start = now()
-        self._folder = tempfile.mkdtemp(prefix="penstock-trace-")  # its end tells the worker processes that the trace has ended
-        self._events: list[dict[str, Any]] = []
-        self._numbers: dict[Any, int] = {}
-        self._loops: weakref.WeakKeyDictionary[Any, list[int]] = (
-            weakref.WeakKeyDictionary()
-        )  # a loader's track, and when its last batch came, or 0
-        self._nodes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    Args:
+        write: Takes each of them.
+        folder: Where worker processes write theirs.
+        start: When the trace began.
+        name: Of the process.
+    """
 
-    def begin(self) -> None:
-        """Listen."""
-        traced.append(self)
-
-    def end(self) -> None:
-        """Listen no more, and take in what worker processes have written."""
-        traced.clear()
-        for name in sorted(os.listdir(self._folder)):
-            with open(os.path.join(self._folder, name)) as file:
-                for line in file:
-                    with contextlib.suppress(ValueError):  # the last line of a worker that was killed
-                        self._events.append(json.loads(line))
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def events(self) -> list[dict[str, Any]]:
-        """All events of all processes."""
-        return [_metadata("process_name", 0, name="training process"), *self._events]
-
-    # What the clocks say.
+    def __init__(self, write: Callable[[dict[str, Any]], None], folder: str, start: int, name: str) -> None:
+        self._write, self._folder, self._start, self._name = write, folder, start, name
+        self._tracks: dict[Any, int] = {}
+        self._nodes: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()  # the keys of their tracks
+        self._loops: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()  # and when the last batch came, or 0
+        self._event("M", 0, "process_name", args={"name": name})
 
     def task(self, task: Any, begin: int, end: int) -> None:
         """A task was done in this thread."""
         thread = threading.current_thread()
         name = "inline" if thread is threading.main_thread() else thread.name
-        self._add(self._track(thread.ident, f"worker: {name}"), _name_of(task), begin, end, _args_of(task))
+        track = self._name if self._name.startswith("worker") else f"worker: {name}"
+        self._span(thread.ident, track, _name_of(task), begin, end, _args_of(task))
 
     def read(self, node: Any, begin: int, end: int) -> None:
         """The node was read once, by workers or a thread."""
-        if node not in self._nodes:
-            self._nodes[node] = self._track(object(), f"reads of {type(node).__name__}")
-        self._add(self._nodes[node], type(node).__name__, begin, end)
+        name = type(node).__name__
+        self._span(self._nodes.setdefault(node, object()), f"reads of {name}", name, begin, end)
 
     def delivered(self, loader: Any, asked: int, moment: int) -> None:
         """A batch came; what passed between the one before and the asking was the training step."""
-        loop = self._loop(loader, asked)
-        loop[1] = moment
-        self._add(loop[0], "wait", asked, moment, {"epoch": loader.epoch, "batch": loader.position})
+        self._waited(loader, asked, moment, {"epoch": loader.epoch, "batch": loader.position})[1] = moment
 
     def ended(self, loader: Any, asked: int, why: str) -> None:
         """No batch came."""
-        loop = self._loop(loader, asked)
-        loop[1], moment = 0, now()
-        self._add(loop[0], "wait", asked, moment)
-        at = (moment - self._start) / 1e3
-        self._events.append({"ph": "i", "name": why, "s": "p", "ts": at, "pid": os.getpid(), "tid": loop[0]})
+        moment = now()
+        loop = self._waited(loader, asked, moment, {})
+        loop[1] = 0
+        self._event("i", self._tracks[loop[0]], why, s="p", ts=(moment - self._start) / 1e3)
 
     def in_worker(self, init: Callable[[int], None] | None) -> _InWorker:
         """What a worker process does first."""
         return _InWorker(init, self._folder, self._start)
 
-    def _loop(self, loader: Any, asked: int) -> list[int]:
-        if loader not in self._loops:
-            number = len(self._loops)
-            self._loops[loader] = [self._track(("loop", number), f"loop over loader {number}"), 0]
-        loop = self._loops[loader]
+    def _waited(self, loader: Any, asked: int, moment: int, args: dict[str, Any]) -> list[Any]:
+        loop = self._loops.setdefault(loader, [object(), 0, f"loop over loader {len(self._loops)}"])
         if loop[1]:
-            self._add(loop[0], "training step", loop[1], asked)
+            self._span(loop[0], loop[2], "training step", loop[1], asked)
+        self._span(loop[0], loop[2], "wait", asked, moment, args)
         return loop
 
-    def _track(self, key: Any, name: str) -> int:
-        if key not in self._numbers:
-            self._numbers[key] = number = len(self._numbers) + 1
-            self._events += [_metadata("thread_name", number, name=name), _metadata("thread_sort_index", number, sort_index=number)]
-        return self._numbers[key]
+    def _span(self, key: Any, track: str, name: str, begin: int, end: int, args: dict[str, Any] | None = None) -> None:
+        """An event on the track of ``key``, which is called ``track``."""
+        if key not in self._tracks:
+            self._tracks[key] = number = len(self._tracks) + 1
+            self._event("M", number, "thread_name", args={"name": track})
+            self._event("M", number, "thread_sort_index", args={"sort_index": number})
+        begin = max(0, begin - self._start)
+        self._event(
+            "X", self._tracks[key], name, ts=begin / 1e3, dur=max(0, end - self._start - begin) / 1e3, **({"args": args} if args else {})
+        )
 
-    def _add(self, track: int, name: str, begin: int, end: int, args: dict[str, Any] | None = None) -> None:
-        self._events.append(_complete(track, name, max(0, begin - self._start), end - begin, args))
+    def _event(self, kind: str, track: int, name: str, **more: Any) -> None:
+        self._write({"ph": kind, "name": name, "pid": os.getpid(), "tid": track, **more})
 
 
 @final
@@ -170,48 +162,23 @@ class _InWorker:
     """Has a worker process write its events into a file, for as long as the trace goes on; then runs the user's ``worker_init_fn``."""
 
     def __init__(self, init: Callable[[int], None] | None, folder: str, start: int) -> None:
-        self._init = init
-        self._folder = folder
-        self._start = start
+        self._init, self._folder, self._start = init, folder, start
 
     def __call__(self, worker: int) -> None:
         if os.path.isdir(self._folder):
             with contextlib.suppress(OSError):  # a full disk, for example
-                traced.append(_File(worker, os.path.join(self._folder, f"{os.getpid()}.jsonl"), self._start))
+                file = open(os.path.join(self._folder, f"{os.getpid()}.jsonl"), "w", buffering=1)  # noqa: SIM115  # for the life of the process
+                traced.append(_Recorder(partial(_write, file), self._folder, self._start, f"worker process {worker}"))
         if self._init is not None:
             self._init(worker)
 
 
-@final
-class _File(Listener):
-    """The events of a worker process."""
-
-    def __init__(self, worker: int, path: str, start: int) -> None:
-        self._worker = worker
-        self._start = start
-        self._file = open(path, "w", buffering=1)  # noqa: SIM115  # open for the life of the process
-        self._say(_metadata("process_name", worker, name=f"worker process {worker}"))
-        self._say(_metadata("thread_name", worker, name=f"worker {worker}"))
-
-    def task(self, task: Any, begin: int, end: int) -> None:
-        """A task was done."""
-        if os.fstat(self._file.fileno()).st_nlink:
-            self._say(_complete(self._worker, _name_of(task), begin - self._start, end - begin, _args_of(task)))
-        else:  # the trace has ended, and the file was deleted
-            traced.clear()
-
-    def _say(self, event: dict[str, Any]) -> None:
+def _write(file: IO[str], event: dict[str, Any]) -> None:
+    if os.fstat(file.fileno()).st_nlink:
         with contextlib.suppress(OSError):  # a full disk must not end the training
-            self._file.write(json.dumps(event) + "\n")
-
-
-def _complete(track: int, name: str, begin_ns: int, took_ns: int, args: dict[str, Any] | None) -> dict[str, Any]:
-    event = {"ph": "X", "name": name, "ts": begin_ns / 1e3, "dur": took_ns / 1e3, "pid": os.getpid(), "tid": track}
-    return event if args is None else {**event, "args": args}
-
-
-def _metadata(kind: str, track: int, /, **args: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": os.getpid(), "tid": track, "args": args}
+            file.write(json.dumps(event) + "\n")
+    else:  # the trace has ended, and the file was deleted
+        traced.clear()
 
 
 def _name_of(task: Any) -> str:

@@ -34,16 +34,16 @@ class InlinePool:
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
         """Do the first of ``jobs``. Ctrl-C and ``sys.exit`` in a signal handler are not its error: they propagate, and the job stays to be done."""
         job, meter = jobs[0], self._meter
-        meter.begin()
+        since = meter.begin()
         try:
             job.value = self._work(job.task, self._allocate)
         except BaseException as exc:
             if not isinstance(exc, Exception) and not is_own_error(exc):
                 raise
             job.error = exc
-        meter.end()
+        ended = meter.end()
         for one in traced:
-            one.task(job.task, meter.words[meter.SINCE], meter.words[meter.LAST])
+            one.task(job.task, since, ended)
         job.done = True
 
     def discard(self) -> None:

@@ -7,7 +7,9 @@ the memory that a worker process shares with the consumer, and so that measuring
 from __future__ import annotations
 
 import json
+from array import array
 from contextvars import ContextVar
+from operator import itemgetter
 from time import perf_counter_ns, sleep, thread_time_ns
 from typing import TYPE_CHECKING, Any, final
 
@@ -97,15 +99,6 @@ class Histogram:
         for place in np.flatnonzero(counts).tolist():
             words[place] += int(counts[place])
 
-    def add_all(self, other: Sequence[int]) -> None:
-        """Add the ``words`` of another one."""
-        mine = self.words
-        longest = max(mine[1], other[1])
-        for place, count in enumerate(other):
-            if count:
-                mine[place] += count
-        mine[1] = longest
-
     def durations(self, slowest: Any = None) -> Durations:
         """What was counted so far."""
         from penstock._statistics import Durations
@@ -127,31 +120,15 @@ class Meter:
         transform: `Histogram` of samples.
         collate: `Histogram` of batches.
         pack: `Histogram` of batches.
-        plain: Batches to leave unmeasured; the first one is, because files are opened and modules imported in it. Whoever has a batch counts it down.
-        slowest_row: Which row of the batch took longer than any sample before it; None if none did.
+        plain: Batches to leave unmeasured; the first one is, because files are opened and modules imported in it.
+            Whoever has a batch counts it down.
     """
 
-    BUSY, SINCE, FIRST, LAST, CPU, WALL, LOOKS, WAITS, SLOWEST_NS, NAME_BYTES, NAME = range(11)
+    BUSY, SINCE, FIRST, LAST, CPU, WALL, LOOKS, WAITS, SLOWEST_NS, NAME = range(10)
     MOST_NAME_BYTES = 128
     HEAD = NAME + MOST_NAME_BYTES // 8
-    HISTOGRAMS = 4
-    WORDS = HEAD + HISTOGRAMS * Histogram.WORDS
-
-    __slots__ = (
-        "_cpu",
-        "_looked",
-        "_seen",
-        "_slowest_ns",
-        "_tries_lock",
-        "_wall",
-        "collate",
-        "load",
-        "pack",
-        "plain",
-        "slowest_row",
-        "transform",
-        "words",
-    )
+    STAGES = ("load", "transform", "collate", "pack")
+    WORDS = HEAD + len(STAGES) * Histogram.WORDS
 
     def __init__(self, words: Any = None, *, tries_lock: bool = False) -> None:
         self._tries_lock = tries_lock
@@ -159,9 +136,10 @@ class Meter:
         parts: list[Any] = [None if words is None else words[k : k + size] for k in range(self.HEAD, self.WORDS, size)]
         self.words: Any = [0] * self.HEAD if words is None else words[: self.HEAD]  # a list of one's own is faster
         self.load, self.transform, self.collate, self.pack = map(Histogram, parts)
-        self.slowest_row: int | None = None
-        self._slowest_ns = 0
         self.plain = 1
+        self._cell: Sequence[int] = (0,)  # has the row being loaded
+        self._slowest_ns = 0
+        self._slowest_row: int | None = None  # the row of the batch that took longer than any sample before it
         self._seen = 0  # of the time of loading, when this batch began
         self._looked = 0  # when
         self._cpu = self._wall = 0  # at the last look; 0 for the wall: no look in this batch
@@ -169,38 +147,37 @@ class Meter:
     def __reduce__(self) -> Any:
         return Meter, ()  # each worker counts for itself
 
-    def counted(self) -> list[int]:
-        """All the words, for `Totals`."""
-        return [*self.words, *self.load.words, *self.transform.words, *self.collate.words, *self.pack.words]
-
-    def ended(self) -> list[int]:
-        """The same of a worker that has ended: it is in no task."""
-        words = self.counted()
-        words[self.SINCE] = 0
+    def counted(self, *, ended: bool = False) -> list[int]:
+        """All the words, for `Totals`. A worker that has ``ended`` is in no task."""
+        words = [*self.words, *self.load.words, *self.transform.words, *self.collate.words, *self.pack.words]
+        words[self.SINCE] *= not ended
         return words
 
     # A task.
 
-    def begin(self) -> None:
-        """A task begins."""
+    def begin(self) -> int:
+        """A task begins; returns when."""
         words = self.words
-        since = words[self.SINCE] = now()
+        since: int = now()
+        words[self.SINCE] = since
         if not words[self.FIRST]:
             words[self.FIRST] = since
+        return since
 
-    def end(self) -> None:
-        """The task has ended."""
+    def end(self) -> int:
+        """The task has ended; returns when."""
         words = self.words
-        ended = words[self.LAST] = now()
+        ended: int = now()
+        words[self.LAST] = ended
         words[self.BUSY] += ended - words[self.SINCE]
+        return ended
 
     # A batch in the task.
 
-    def measure(self) -> None:
-        """Measure the batch that begins; `measured` ends that."""
-        words = self.words
+    def measure(self, cell: Sequence[int]) -> None:
+        """Measure the batch that begins; ``cell`` has the row being loaded. `measured` ends that."""
+        self._cell, self._slowest_row, self._wall = cell, None, 0
         self._seen = self.load.words[0] + self.transform.words[0]
-        self._wall, self.slowest_row = 0, None
         wall = now()
         if wall - self._looked >= _LOOK_NS:
             self._looked = wall
@@ -209,21 +186,26 @@ class Meter:
                 sleep(_NAP_S)
                 self._wall, cpu = now(), self._cpu
                 self._cpu = _active_ns()
-                words[self.LOOKS] += 1
-                words[self.WAITS] += self._wall - wall - (self._cpu - cpu) > _CONTENDED_NS
+                self.words[self.LOOKS] += 1
+                self.words[self.WAITS] += self._wall - wall - (self._cpu - cpu) > _CONTENDED_NS
 
-    def measured(self, rows: int) -> None:
-        """The batch, of ``rows`` samples, was made."""
+    def measured(self, rows: int, name_of: Callable[[int], int | str | None]) -> None:
+        """The batch, of ``rows`` samples, was made. If one of them was the slowest so far, its row is asked for a name."""
         words = self.words
         if self._wall:
             words[self.WALL] += now() - self._wall
             words[self.CPU] += _active_ns() - self._cpu
         mean_ns = (self.load.words[0] + self.transform.words[0] - self._seen) // max(1, rows)
         self.plain = min(_MOST_PLAIN, _COST_NS // max(1, mean_ns))
+        if self._slowest_row is not None:
+            name = json.dumps(name_of(self._slowest_row)).encode()
+            most = self.MOST_NAME_BYTES
+            words[self.NAME : self.HEAD] = array("q", (name if len(name) <= most else b"null").ljust(most))
+            words[self.SLOWEST_NS] = self._slowest_ns
 
-    def timed(self, function: Callable[[Any], Any], histogram: Histogram, cell: Sequence[int]) -> Callable[[Any], Any]:
-        """``function`` of one sample, measured; the sample's row is in ``cell``."""
-        add, words = histogram.add, histogram.words
+    def timed(self, function: Callable[[Any], Any], histogram: Histogram) -> Callable[[Any], Any]:
+        """``function`` of one sample, measured."""
+        add, words, cell = histogram.add, histogram.words, self._cell
 
         def measured(argument: Any) -> Any:
             began = now()
@@ -232,7 +214,7 @@ class Meter:
             finally:
                 ns = now() - began
                 if ns > words[1] and ns > self._slowest_ns:
-                    self._slowest_ns, self.slowest_row = ns, cell[0]
+                    self._slowest_ns, self._slowest_row = ns, cell[0]
                 add(ns)
 
         return measured
@@ -242,18 +224,7 @@ class Meter:
         share = ns // max(1, rows)
         self.load.add(share, rows)
         if share > self._slowest_ns:
-            self._slowest_ns, self.slowest_row = share, 0
-
-    def name_slowest(self, name: int | str) -> None:
-        """The slowest sample so far is ``name``."""
-        text = json.dumps(name).encode()
-        if len(text) > self.MOST_NAME_BYTES:
-            text = b"null"
-        words = self.words
-        words[self.SLOWEST_NS] = self._slowest_ns
-        words[self.NAME_BYTES] = len(text)
-        for place in range(0, len(text), 8):
-            words[self.NAME + place // 8] = int.from_bytes(text[place : place + 8].ljust(8), "little", signed=True)
+            self._slowest_ns, self._slowest_row = share, 0
 
 
 measuring: ContextVar[Meter | None] = ContextVar("penstock_meter", default=None)
@@ -281,46 +252,34 @@ class Totals:
         cpu_ns: Of ``wall_ns``, how long the worker computed, or waited for a free core.
         looks: How often a worker tried to get Python's lock.
         waits: How often it was taken.
-        slowest: The index of the slowest sample; None if unknown.
     """
 
     def __init__(self, meters: Iterable[Sequence[int]]) -> None:
-        self.busy_ns = self.first = self.last = self.cpu_ns = self.wall_ns = self.looks = self.waits = 0
-        self.slowest: Any = None
-        self._slowest_ns = 0
-        self.histograms = [Histogram() for _ in range(Meter.HISTOGRAMS)]
-        for words in meters:
-            self.add(words)
+        self._meters = np.array([*meters], np.int64).reshape(-1, Meter.WORDS)
+        self._sums: list[int] = self._meters.sum(0).tolist()
+        moment, (since, first, last) = now(), self._meters.T[[Meter.SINCE, Meter.FIRST, Meter.LAST]]
+        in_task = since > last
+        self.busy_ns = self._sums[Meter.BUSY] + int(np.maximum(moment - since[in_task], 0).sum())
+        self.first = int(min(first[first > 0], default=0))
+        self.last = moment if in_task.any() else int(max(last, default=0))
+        self.cpu_ns, self.wall_ns, self.looks, self.waits = self._sums[Meter.CPU : Meter.WAITS + 1]
 
     @property
     def stages(self) -> dict[str, Durations]:
         """What was measured of ``load``, ``transform``, ``collate`` and ``pack``."""
-        found = dict(zip(("load", "transform", "collate", "pack"), self.histograms, strict=True))
-        of_sample = "load" if found["load"].words[1] >= found["transform"].words[1] else "transform"
-        return {name: histogram.durations(self.slowest if name == of_sample else None) for name, histogram in found.items()}
+        size, longest = Histogram.WORDS, dict.fromkeys(Meter.STAGES, 0)
+        found = {}
+        for place, name in enumerate(Meter.STAGES):
+            start = Meter.HEAD + place * size
+            longest[name] = int(max(self._meters[:, start + 1], default=0))
+            found[name] = Histogram([self._sums[start], longest[name], *self._sums[start + 2 : start + size]])
+        of_sample = "load" if longest["load"] >= longest["transform"] else "transform"
+        return {name: histogram.durations(self._slowest() if name == of_sample else None) for name, histogram in found.items()}
 
-    def add(self, words: Sequence[int]) -> None:
-        """Add the ``words`` of one meter."""
-        moment, since, last = now(), words[Meter.SINCE], words[Meter.LAST]
-        in_task = since > last
-        self.busy_ns += words[Meter.BUSY] + (max(0, moment - since) if in_task else 0)
-        self.first = min(filter(None, (self.first, words[Meter.FIRST])), default=0)
-        self.last = max(self.last, moment if in_task else last)
-        self.cpu_ns += words[Meter.CPU]
-        self.wall_ns += words[Meter.WALL]
-        self.looks += words[Meter.LOOKS]
-        self.waits += words[Meter.WAITS]
-        if words[Meter.SLOWEST_NS] > self._slowest_ns:
-            self._slowest_ns, self.slowest = words[Meter.SLOWEST_NS], _name_in(words)
-        start = Meter.HEAD
-        for histogram in self.histograms:
-            histogram.add_all(words[start : start + Histogram.WORDS])
-            start += Histogram.WORDS
-
-
-def _name_in(words: Sequence[int]) -> Any:
-    text = b"".join(word.to_bytes(8, "little", signed=True) for word in words[Meter.NAME : Meter.HEAD])
-    try:
-        return json.loads(text[: words[Meter.NAME_BYTES]])
-    except ValueError:  # it is being written
-        return None
+    def _slowest(self) -> Any:
+        """The name of the slowest sample; None if unknown."""
+        words = max(self._meters, key=itemgetter(Meter.SLOWEST_NS), default=None)
+        try:
+            return None if words is None else json.loads(words[Meter.NAME : Meter.HEAD].tobytes())
+        except ValueError:  # there is none, or it is being written
+            return None

@@ -150,16 +150,16 @@ def _run(core: _Core, number: int) -> None:
     told_to_end.set(lambda: core.stopped)
     while (job := core.take(number)) is not None:
         value, error = None, None
-        meter.begin()
+        since = meter.begin()
         try:
             value = core.work(job.task, core.cells[number], core.allocate)
         except BaseException as exc:
             with contextlib.suppress(Exception):  # a frozen exception takes no note
                 exc.add_note(f"in worker thread {number} ({name})")
             error = exc
-        meter.end()
+        ended = meter.end()
         for one in traced:
-            one.task(job.task, meter.words[Meter.SINCE], meter.words[Meter.LAST])
+            one.task(job.task, since, ended)
         core.finish(number, job, value, error)
         del job, value, error  # This frame must not keep a batch alive while it waits for the next.
 

@@ -110,7 +110,7 @@ class Scheduler:
             return
         self._skip_all()
         for worker in list(self._supervisor.workers.values()):
-            self._ended[worker.serial] = worker.area.meter.ended()
+            self._ended[worker.serial] = worker.area.meter.counted(ended=True)
         self._supervisor.stop(deadline)
         self._tasks.fail(partial(ClosedError, "the loader was closed while this was being loaded."))
         if self._at_exit is not None:
@@ -344,7 +344,7 @@ class Scheduler:
             self._supervisor.remove(worker)
         else:
             self._supervisor.dismiss(worker)
-        self._ended[worker.serial] = worker.area.meter.ended()
+        self._ended[worker.serial] = worker.area.meter.counted(ended=True)
 
     def _mend(self) -> None:
         """After an exception came out of the middle of a change (Ctrl-C at a bad moment): new workers, and everything once more."""
