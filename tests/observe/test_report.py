@@ -1,6 +1,7 @@
-"""``loader.report()`` names what holds a loop up, and the remedy, in ten built situations; they hold on a busy machine as well.
+"""``loader.report()`` names what holds a loop up, and the remedy.
 
-The situations differ by factors of 5 or more. A ``sleep`` in here is work: it stands for a disk, a device, or a training step.
+On every change of figures that are given; in the soak of ten situations that are built and measured. These differ by factors of 5 or more, and a
+``sleep`` in there is work: it stands for a disk, a device, or a training step.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 import pickle
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +19,8 @@ from torch.utils.data import IterableDataset
 from penstock import Loader
 from penstock._nodes.reader_node import ReaderNode
 from penstock._observe.report import Names, report
-from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerStatistics
+from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerChoice, WorkerStatistics
+from penstock._workers.meter import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,6 +87,81 @@ class SlowSampler(torch.utils.data.Sampler[int]):
         return 48
 
 
+NAMES = Names("Mine.__getitem__", "transform", "collates", "MySampler (Sampler)")
+
+
+def took(*each_ms: float, times: int = 50, slowest: Any = None) -> Durations:
+    """What took so long, each ``times`` times."""
+    histogram = Histogram()
+    for ms in each_ms:
+        for _ in range(times if ms == each_ms[0] else 1):
+            histogram.add(int(ms * 1e6))
+    return histogram.durations(slowest)
+
+
+def of(workers: WorkerStatistics, *others: NodeStatistics, source_wait_s: float = 0.0, depth: int = 4, **more: Any) -> LoaderStatistics:
+    """Of 50 batches of 4 samples that the loop did little with: `more` says what else took its time."""
+    mapper = NodeStatistics("ParallelMapper", workers=workers, source_wait_s=source_wait_s, depth=depth)
+    figures = {"waits": took(20), "steps": took(0.1), "load": took(1, times=200), "collate": took(0.1), **more}
+    return LoaderStatistics((NodeStatistics("Sampler", work_s=source_wait_s), mapper, *others), 50, 200, **figures)
+
+
+INLINE, THREADS, PROCESSES = (
+    WorkerStatistics("inline", wait_s=1),
+    *[WorkerStatistics(kind, 1, 1, 0.9, wait_s=1) for kind in ("thread", "process")],
+)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "says"),
+    [
+        (of(THREADS, source_wait_s=2), "are spent reading MySampler (Sampler), one item after the other"),
+        (of(INLINE, transform=took(9, times=200)), "there are no workers: 9 ms of 10 ms a sample are in transform: num_workers=2 or more"),
+        (of(PROCESSES, transform=took(9, times=200)), "the one worker is 90% busy: 9 ms of 10 ms a sample are in transform: more workers"),
+        (of(PROCESSES, collate=took(80)), "20 ms of 21 ms a sample are in collates: more workers"),
+        (
+            of(THREADS, load=took(9, times=200), lock_wait_share=0.7),
+            "Python's lock was taken 70% of the times that Mine.__getitem__ wanted it: method='process'",
+        ),
+        (of(THREADS, load=took(9, times=200), load_cpu_share=0.2), "in Mine.__getitem__, which waits 80% of that for a disk or a network"),
+        (of(PROCESSES, load=took(9, times=200), load_cpu_share=0.9), "9 ms of 9.03 ms a sample are in Mine.__getitem__: more workers"),
+        (of(PROCESSES, load=took(0.01, times=200)), "as much: num_workers=0, or larger batches."),
+        (
+            of(PROCESSES, load=took(2, 50, times=200, slowest=37), waits=took(0.1, 50)),
+            "a few slow samples: index 37 took 50 ms in Mine.__getitem__",
+        ),
+        (of(PROCESSES, load=took(2, 6, times=200, slowest=37), waits=took(0.1, 6)), "a sample are in Mine.__getitem__: more workers"),
+        (of(THREADS, load=took(9, times=200), lock_wait_share=0.2), "a sample are in Mine.__getitem__: more workers"),
+        (of(PROCESSES, transfer=took(15)), "15 ms a batch are spent rebuilding it from the worker process: return tensors"),
+        (
+            of(replace(PROCESSES, busy_share=0.4)),
+            "only 40% busy: too little is loaded ahead for steps or samples that vary so much: a larger prefetch_factor",
+        ),
+        (
+            of(THREADS, NodeStatistics("ToDevice", work_s=2), to_device=took(30)),
+            "30 ms a batch are in ToDevice, copying to the device: copy less",
+        ),
+        (of(replace(PROCESSES, workers=999), depth=9999), "cheaper work there, because"),
+        (of(replace(PROCESSES, choice=WorkerChoice(1, 2, 1, True, "no gain"))), "num_workers='auto' adds no workers: no gain"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_the_verdict_over_such_figures(statistics: LoaderStatistics, says: str) -> None:
+    """Seen to fail: each of the bounds and shares of the module a tenth or ten times as large."""
+    first = report(statistics, NAMES).partition("\n")[0]
+    assert first.startswith("data: the training step waited ")
+    assert says in first
+
+
+def test_the_verdict_over_a_slow_step() -> None:
+    first = report(of(replace(THREADS, busy_share=0.1), waits=took(2), steps=took(40)), NAMES).partition("\n")[0]
+    assert first.startswith("training step: the loop waited 5% of the time for data, and a step takes 37.7 ms: make the step faster.")
+    assert first.endswith("The workers are 10% busy: fewer would do.")
+
+
+# The same, measured.
+
+
 def verdict(loader: Loader[Any], *, step: Any = lambda k: None, epochs: int = 1) -> str:
     with loader:
         for _ in range(epochs):
@@ -94,7 +172,7 @@ def verdict(loader: Loader[Any], *, step: Any = lambda k: None, epochs: int = 1)
     return first
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_slow_iterable_is_named() -> None:
     first = verdict(Loader.from_dataset(Slow(), batch_size=4, num_workers=2, method="thread"))
     assert first.startswith("data:")
@@ -102,14 +180,14 @@ def test_a_slow_iterable_is_named() -> None:
     assert "work from there into transform, which" in first  # an IterableDataset has no __getitem__
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_slow_sampler_is_named() -> None:
     first = verdict(Loader.from_dataset(Samples(), batch_size=4, sampler=SlowSampler(), plan_ahead=False, num_workers=2, method="thread"))
     assert first.startswith("data:")
     assert "reading SlowSampler" in first
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 1], ids=["inline", "process"])
 def test_a_slow_transform_is_named(workers: int) -> None:
     first = verdict(Loader.from_dataset(Samples(), batch_size=4, transform=copies, num_workers=workers))
@@ -118,7 +196,7 @@ def test_a_slow_transform_is_named(workers: int) -> None:
     assert ("num_workers=2 or more" if not workers else "worker") in first
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [0, 1], ids=["inline", "process"])
 def test_a_slow_collate_is_named(workers: int) -> None:
     first = verdict(Loader.from_dataset(Samples(), batch_size=4, collate_fn=collates, num_workers=workers))
@@ -126,21 +204,21 @@ def test_a_slow_collate_is_named(workers: int) -> None:
     assert "a sample are in collates" in first
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_slow_training_step_is_named() -> None:
     first = verdict(Loader.from_dataset(Samples(), batch_size=4, num_workers=1, method="thread"), step=lambda k: time.sleep(0.04))
     assert first.startswith("training step:")
     assert "fewer would do" in first
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_threads_that_fight_for_the_lock_should_be_processes() -> None:
     first = verdict(Loader.from_dataset(Samples(192, computes), batch_size=4, num_workers=4, method="thread"))
     assert first.startswith("data:")
     assert "method='process'" in first
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("method", ["thread", "process"])
 def test_tiny_work_needs_no_workers(method: Any) -> None:
     first = verdict(Loader.from_dataset(Samples(12_000), batch_size=16, num_workers=2, method=method))
@@ -148,7 +226,7 @@ def test_tiny_work_needs_no_workers(method: Any) -> None:
     assert "num_workers=0" in first
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("method", ["thread", "process"])
 def test_a_slow_disk_is_told_from_slow_computing(method: Any) -> None:
     first = verdict(Loader.from_dataset(Samples(64, reads), batch_size=4, num_workers=2, method=method))
@@ -157,7 +235,7 @@ def test_a_slow_disk_is_told_from_slow_computing(method: Any) -> None:
     assert "disk" in first
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_slow_computing_is_told_from_a_slow_disk() -> None:
     first = verdict(Loader.from_dataset(Samples(96, computes), batch_size=4, num_workers=2))
     assert first.startswith("data:")
@@ -165,7 +243,7 @@ def test_slow_computing_is_told_from_a_slow_disk() -> None:
     assert "disk" not in first
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("workers", [{"num_workers": 1}, {"num_workers": 1, "method": "thread"}], ids=["process", "thread"])
 def test_a_straggling_sample_is_named(workers: dict[str, Any]) -> None:
     first = verdict(Loader.from_dataset(Samples(64, straggles), batch_size=4, **workers), step=lambda k: time.sleep(0.02))
@@ -188,7 +266,7 @@ def _copied(item: Any) -> Any:
     return item
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_slow_copy_to_the_device_is_named() -> None:
     graph = Loader.from_dataset(Samples(), batch_size=2, num_workers=1, method="thread").root
     first = verdict(Loader(ToDevice(graph)))

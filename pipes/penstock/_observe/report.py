@@ -128,7 +128,8 @@ def _slow_work(s: LoaderStatistics, mapper: NodeStatistics, workers: WorkerStati
             f"but the workers are only {workers.busy_share:.0%} busy: too little is loaded ahead for steps or samples that vary so much: a larger prefetch_factor "
             f"(now {mapper.depth} batches ahead)."
         )
-    who = "there are no workers" if inline else f"the {workers.workers or 'workers'} workers are {workers.busy_share:.0%} busy"
+    some = {0: "workers are", 1: "one worker is"}.get(workers.workers, f"{workers.workers} workers are")
+    who = "there are no workers" if inline else f"the {some} {workers.busy_share:.0%} busy"
     if workers.method != "process" and not inline and (s.lock_wait_share or 0) > _CONTENDED:
         return f"{who}, but they wait for each other: Python's lock was taken {s.lock_wait_share:.0%} of the times that {names.load} wanted it: method='process'."
     return f"{who}: " + _stage(s, per_batch, names, inline, workers.choice)
