@@ -11,16 +11,16 @@ Everything random is a pure function of (seed, epoch, position), so a checkpoint
 Each package is one room. A room imports only from the rooms listed below it::
 
     __main__       python -m penstock bench, state, index
-    _command       what that runs: measure loaders, compare them, explain what they have saved
+    _command       what that runs: measure loaders, compare them, explain what they have saved, index files
     testing        the laws, as tests that users run on their own graphs
-    formats        data in files of common formats: the public door of _streams
+    formats        data in files of common formats: one file per format
     nodes, orders, statistics  the public doors of _nodes, _random and _observe: names, and nothing else
     integrations   one file per trainer
     _datasets      our own datasets: Cached and Resident are read once, Mix mixes several
     _loader        the roof: Loader, where an iterator starts, the saved state, the graph of from_dataset
     _observe       how long everything takes, seen from the loop: statistics, the report, a trace, pictures
     _nodes         the node contract, and one file per node
-    _streams       data in shards: which are open, which record is where, the formats
+    _streams       data in shards: which are open, which record is where; knows no format
     _fetch         one task: indices in, batch out; knows no threads and no processes
     _workers       what runs the tasks: threads and processes; knows nothing of the data
     _random        pure functions of (seed, epoch, position)

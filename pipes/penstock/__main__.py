@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.print_help(sys.stderr)
             return 2
         if chosen.command == "index":
-            from penstock._streams.indexing import index_files
+            from penstock._command.indexing import index_files
 
             return index_files(chosen.paths, chosen.index, chosen.workers, sys.stdout, sys.stderr)
         if chosen.command == "state":

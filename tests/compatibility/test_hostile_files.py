@@ -29,14 +29,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock import Cached, StateError, filtered, formats
+from penstock._command.indexing import index_file
 from penstock._datasets.cache_record import FOOTER
 from penstock._nodes.encoding import _READ, TAG, decoded
 from penstock._streams.bookmarks import Bookmarks
 from penstock._streams.files import stamp
 from penstock._streams.index_file import write_index
-from penstock._streams.indexing import index_file
-from penstock._streams.tar import sample_offsets
 from penstock.formats import jsonl, tar, tokens
+from penstock.formats._tar import sample_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -944,3 +944,11 @@ def test_a_full_disk_is_an_error_and_the_cache_stays_usable(tmp_path: Path) -> N
     done = run_full("unshare", "-rm", "sh", "-c", f"{mount} && '{sys.executable}' {script} disk {disk}/cache")
     assert done.returncode == 0, done.stderr
     assert f"could not be written to the cache in {disk}/cache (No space left on device): it needs 100054 bytes, and " in done.stdout
+
+
+def test_a_cache_of_tokens_is_still_theirs(tmp_path: Path) -> None:
+    """Their class has moved since the first caches were written, and a cache names it. Seen to fail: the cache named the new place."""
+    np.arange(20, dtype="<u2").tofile(tmp_path / "a.bin")
+    Cached(penstock.formats.tokens(tmp_path / "a.bin", 5), tmp_path / "cache").close()
+    head = (tmp_path / "cache" / "penstock.json").read_text()
+    assert '"dataset": "penstock._streams.tokens.Tokens"' in head

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Graph = dict[str, set[str]]
-DOORS = ("formats", "nodes", "orders", "statistics")
+DOORS = ("nodes", "orders", "statistics")
 
 
 def imports(tree: ast.AST, name: str, *, is_package: bool) -> Iterator[tuple[int, str]]:

@@ -186,6 +186,16 @@ def test_every_name_is_listed_before_it_is_loaded(fresh: Callable[[str], str]) -
     assert sorted(named, key=as_a_reader) == penstock.__all__
 
 
+def test_a_format_is_loaded_when_it_is_used(loaded_by: Callable[[str], set[str]]) -> None:
+    """Seen to fail: all of them imported where the package begins."""
+    loaded = loaded_by("import penstock; penstock.formats.jsonl; from penstock.formats import *")
+    named = {f"penstock.formats._{name}" for name in penstock.formats.__all__}
+    assert named <= loaded
+    assert "pyarrow" not in loaded
+    loaded = loaded_by("import penstock; penstock.formats.tar; assert dir(penstock.formats)[-6:] == penstock.formats.__all__")
+    assert loaded & named == {"penstock.formats._tar"}
+
+
 def test_star_import_brings_every_name(fresh: Callable[[str], str]) -> None:
     count = "from penstock import *; import penstock; assert all(globals()[n] is getattr(penstock, n) for n in penstock.__all__)"
     fresh(count)

@@ -20,10 +20,10 @@ from fsspec import asyn
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
+from penstock._command.indexing import format_of
 from penstock._streams import files as module
 from penstock._streams.files import FileRanges, Stamp, braces_expanded, compression, decompressed, expanded, extra, opened, stamp, whole
 from penstock._streams.index_file import place_of
-from penstock._streams.indexing import kind_of
 
 PACK = {
     "": bytes,
@@ -158,7 +158,7 @@ class TestRemote:
         assert expanded([url, url.replace("1.jsonl", "{1,2}.jsonl")]) == [url, url, url.replace("1.jsonl", "2.jsonl")]
         assert compression(url) == compression(f"simplecache::{url}") == ".gz"
         assert compression(f"zip://1.xz::{url}") == ".xz"
-        assert kind_of(url) == "jsonl"
+        assert format_of(url).kind == "jsonl"
         assert place_of(url, "folder") == "folder/1.jsonl.gz.index"
         assert place_of(url, None) == url.replace(".gz", ".gz.index")
 

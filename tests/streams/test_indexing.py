@@ -20,10 +20,12 @@ import numpy as np
 import pytest
 
 from penstock.__main__ import main
-from penstock._streams import index_file, indexing, progress
+from penstock._command import indexing
+from penstock._streams import index_file, progress
 from penstock._streams.files import Stamp, stamp
 from penstock._streams.index_file import place_of, read_header, read_offsets, write_index
-from penstock.formats import jsonl, tar
+from penstock.formats import _jsonl, jsonl, tar
+from penstock.formats._jsonl import FORMAT
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +148,7 @@ class TestTheCommand:
         for name in ("a.parquet", "b.arrow"):
             with open(name, "w"):
                 pass
-        assert run(capsys, "*") == (0, "indexed 0 files (0 records); 2 files of Parquet or Arrow, which need no index\n", "")
+        assert run(capsys, "*") == (0, "indexed 0 files (0 records); 2 files of arrow or parquet, which need no index\n", "")
 
     @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
     def test_does_the_rest_if_one_fails(self, capsys, workers):
@@ -256,14 +258,14 @@ class TestTheCommand:
     def test_a_file_that_changes_meanwhile_is_refused(self, capsys, monkeypatch):
         """Its index would be of neither version. Seen red without the second look at the stamp."""
         write_jsonl("a.jsonl", 3)
-        offsets = indexing.line_offsets
+        offsets = FORMAT.offsets
 
-        def and_then_it_grows(file):
-            found = offsets(file)
+        def and_then_it_grows(file, path):
+            found = offsets(file, path)
             write_jsonl("a.jsonl", 4)
             return found
 
-        monkeypatch.setattr(indexing, "line_offsets", and_then_it_grows)
+        monkeypatch.setattr(_jsonl, "FORMAT", FORMAT._replace(offsets=and_then_it_grows))
         code, _, err = run(capsys, "a.jsonl")
         assert code == 1
         assert "a.jsonl has changed since it was first looked at: it had 27 bytes, and has 36" in err

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock import Loader
 from penstock.__main__ import main
-from penstock._streams import jsonl as module
+from penstock.formats import _jsonl as module
 from penstock.formats import jsonl
 
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
@@ -166,7 +166,7 @@ def test_a_long_line_is_scanned_once(tmp_path, monkeypatch):
     with open(path, "rb") as file:
         tracemalloc.start()
         try:
-            assert module.line_offsets(file).tolist() == [0, 2**20 + 2**22 + 1, 2**20 + 2**22 + 2]
+            assert module._offsets(file, str(path)).tolist() == [0, 2**20 + 2**22 + 1, 2**20 + 2**22 + 2]
             assert tracemalloc.get_traced_memory()[1] < 2**18
         finally:
             tracemalloc.stop()

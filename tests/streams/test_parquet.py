@@ -131,7 +131,7 @@ class TestResources:
         )
         data = parquet(str(tmp_path / "0.parquet"))
         assert data.order(shuffle=True, seed=0).settings()["lanes"] == 8
-        monkeypatch.setattr("penstock._streams.parquet.LANES_BYTES", 200_000)  # 20 KB a row group, twice
+        monkeypatch.setattr("penstock.formats._parquet.LANES_BYTES", 200_000)  # 20 KB a row group, twice
         data = parquet(str(tmp_path / "0.parquet"))
         assert data.order(shuffle=True, seed=0).settings()["lanes"] == 4
         assert data.order(shuffle=False, seed=0).indices(0, np.arange(640)).tolist() == list(range(640))

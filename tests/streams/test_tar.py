@@ -21,8 +21,8 @@ from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from penstock import Loader, Resident, filtered
 from penstock.__main__ import main
-from penstock._streams.tar import sample_offsets
 from penstock.formats import tar
+from penstock.formats._tar import sample_offsets
 
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 NAMES = [

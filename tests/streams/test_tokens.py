@@ -17,7 +17,7 @@ from pairwise import pairwise
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from penstock import Loader, Mix
-from penstock._streams import tokens as module
+from penstock.formats import _tokens as module
 from penstock.formats import tokens
 from penstock.testing import assert_resumes_everywhere
 
@@ -281,7 +281,7 @@ def test_memory_does_not_grow_with_the_files(tmp_path):
 def test_a_program_that_ends_with_files_open_says_nothing(tmp_path):
     """Seen to fail: `_Descriptor.__del__` reaching for ``os`` when the module is gone."""
     paths, _ = write(tmp_path, [100])
-    script = f"from penstock._streams.tokens import tokens; data = tokens({str(paths[0])!r}, 10); kept = [data]; kept.append(kept); print(len(data[3]['tokens']))"
+    script = f"from penstock.formats._tokens import tokens; data = tokens({str(paths[0])!r}, 10); kept = [data]; kept.append(kept); print(len(data[3]['tokens']))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=400, check=True)
     assert (done.stdout, done.stderr) == ("10\n", "")
 

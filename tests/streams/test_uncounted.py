@@ -20,8 +20,8 @@ import webdataset
 import datasets
 from penstock import Filter, Loader, Shards, Shuffle, StateMismatch, formats
 from penstock.__main__ import main
+from penstock._command.indexing import index_files
 from penstock._streams import shard_keys
-from penstock._streams.indexing import index_files
 
 FILES, RECORDS = 6, 11
 

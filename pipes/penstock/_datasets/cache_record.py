@@ -202,5 +202,12 @@ def _named_tuple_class(module: str, name: str, fields: tuple[str, ...]) -> Any:
     return found
 
 
+_NAMED_BEFORE = {
+    "__mp_main__": "__main__",  # a spawned process imports the main script under this name
+    "penstock.formats._tokens": "penstock._streams.tokens",  # where the class was when the first caches were written
+}
+
+
 def module_of(kind: type) -> str:
-    return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__  # a spawned process imports the main script under this name
+    """The module of a class, as files name it."""
+    return _NAMED_BEFORE.get(kind.__module__, kind.__module__)

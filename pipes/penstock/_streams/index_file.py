@@ -26,7 +26,7 @@ class Header(NamedTuple):
     """What an index says of itself.
 
     Attributes:
-        kind: What the file was read as: ``"jsonl"`` or ``"tar"``.
+        kind: What the file was read as, such as ``"jsonl"``.
         records: How many records it has.
         stamp: The version of the file.
         checksum: CRC-32 (ISO 3309) of the offsets.
@@ -127,10 +127,9 @@ def _header(place: str, begin: bytes) -> Header:
         if (
             not all(type(number) is int and 0 <= number < 2**63 for number in (*numbers[:2], abs(numbers[2]), numbers[3]))
             or said["records"] >= MOST_RECORDS
-            or said["kind"] not in ("jsonl", "tar")
         ):
             raise KeyError
-        if type(version) is not str:
+        if type(version) is not str or type(said["kind"]) is not str:
             raise KeyError
     except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError):
         raise _damaged(place, "it does not begin as an index does") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
 from penstock._streams.files import REINDEX, FileRanges, check_unchanged, compression, expanded, stamp
 from penstock._streams.index_file import places_of, read_header, read_offsets
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
 
+    import numpy as np
     import numpy.typing as npt
 
     from penstock._streams.files import Paths, Stamp
     from penstock._streams.index_file import Header
-    from penstock._streams.shards import Words
+    from penstock._streams.shards import ShardOptions
 
 
 class Format(NamedTuple):
@@ -25,11 +26,13 @@ class Format(NamedTuple):
 
     Attributes:
         kind: What their indices are called.
+        offsets: Where each record of an open file begins, and where the last one ends: int64, shape ``(records + 1,)``. Called with the file and its path.
         forward: Reads the records of a file from its beginning, of the version that is expected or else of the one that there is.
         parse: Makes a record of its bytes, the path, and where in the file they begin.
     """
 
     kind: str
+    offsets: Callable[[BinaryIO, str], np.ndarray]
     forward: Callable[[str, Stamp | None], Iterator[Any]]
     parse: Callable[[bytes, str, int], Any]
 
@@ -41,7 +44,7 @@ def known_files(
     counts: npt.ArrayLike | None,
     lanes: int | None,
     window: int,
-    words: Words,
+    options: ShardOptions,
 ) -> Shards:
     """The records of files.
 
@@ -52,7 +55,7 @@ def known_files(
         counts: How many records each file has. The files are then read forward, and no index is looked for.
         lanes: See `Shards`.
         window: See `Shards`.
-        words: See `Shards`.
+        options: See `Shards`.
 
     Raises:
         ValueError: The counts are not known, or an index is damaged.
@@ -60,7 +63,7 @@ def known_files(
     """
     files = expanded(paths)
     indices = None
-    if words.get("epoch_size") is not None:
+    if options.get("epoch_size") is not None:
         if index is not None:
             raise ValueError(
                 "index= and epoch_size= exclude each other: an index counts the records, and an epoch is all of them. Drop one of them."
@@ -74,7 +77,7 @@ def known_files(
             _refuse(missing, len(files), index)
         counts, indices = [found[path][1].records for path in files], found
     opener = Opener(format, indices)
-    return Shards(files, opener, counts=counts, lanes=lanes, window=window, name=f"{format.kind} file", **words)
+    return Shards(files, opener, counts=counts, lanes=lanes, window=window, name=f"{format.kind} file", **options)
 
 
 @final

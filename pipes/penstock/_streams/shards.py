@@ -138,7 +138,9 @@ class Shards(Shown, Dataset[Any]):
             self.__getitems__ = None  # type: ignore[method-assign,assignment]  # one by one, so that each has its own random numbers, and an error its own address
 
     @classmethod
-    def of(cls, dataset: Any, piece: int, *, lanes: int | None = None, pieces_seed: int | None = None, **words: Unpack[Words]) -> Shards:
+    def of(
+        cls, dataset: Any, piece: int, *, lanes: int | None = None, pieces_seed: int | None = None, **options: Unpack[ShardOptions]
+    ) -> Shards:
         """Pieces of a map-style dataset as shards, for ``steps`` that filter, split or join its samples.
 
         Args:
@@ -146,7 +148,7 @@ class Shards(Shown, Dataset[Any]):
             piece: Samples in a shard; steps end at its end. It should be much larger than what they hold: a `Shuffle` window, a pack.
             lanes: See `Shards`.
             pieces_seed: Cut a shuffled order into pieces, the same in every pass. None: neighbours make a piece.
-            **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`.
+            **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`.
 
         Raises:
             ValueError: See `Shards`.
@@ -154,7 +156,7 @@ class Shards(Shown, Dataset[Any]):
         length = len(dataset)
         order = SequentialOrder(length) if pieces_seed is None else ShuffledOrder(length, pieces_seed)
         open = Pieces(dataset, whole_number("piece", piece, 1), order)
-        return cls(-(-length // piece), open, lanes=lanes, name="piece", settings={**order.settings(), "piece": piece}, **words)
+        return cls(-(-length // piece), open, lanes=lanes, name="piece", settings={**order.settings(), "piece": piece}, **options)
 
     @property
     def counts(self) -> np.ndarray | None:
@@ -229,7 +231,7 @@ _AT_ONCE: Final = 64
 """Samples asked for together, of a dataset that can load many."""
 
 
-class Words(TypedDict, total=False):
+class ShardOptions(TypedDict, total=False):
     """The keyword arguments that the formats hand on to `Shards`."""
 
     transform: Callable[[Any], Any] | None

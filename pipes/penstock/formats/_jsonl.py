@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock._streams.files import Paths, Stamp
-    from penstock._streams.shards import Shards, Words
+    from penstock._streams.shards import ShardOptions, Shards
 
 CHUNK = 2**22
 
@@ -30,7 +30,7 @@ def jsonl(
     counts: npt.ArrayLike | None = None,
     lanes: int | None = None,
     window: int = 0,
-    **words: Unpack[Words],
+    **options: Unpack[ShardOptions],
 ) -> Shards:
     """The records of files of JSON lines, as ``json.loads`` returns them. Blank lines are left out.
 
@@ -43,17 +43,17 @@ def jsonl(
         counts: How many records each file has, to read them without an index.
         lanes: See `penstock.Shards`.
         window: See `penstock.Shards`.
-        **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
+        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
             no index is needed or used.
 
     Raises:
         ValueError: A file has no index and no counts. On reading: a line is not JSON, or a file has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    return known_files(JSONL, paths, index, counts, lanes, window, words)
+    return known_files(FORMAT, paths, index, counts, lanes, window, options)
 
 
-def line_offsets(file: BinaryIO) -> np.ndarray:
+def _offsets(file: BinaryIO, path: str) -> np.ndarray:
     """Where each line of a file begins that is not blank, and where the file ends: int64, shape ``(lines + 1,)``."""
     found: list[np.ndarray] = []
     at, begin, begun = 0, 0, b""  # of the line that was not read to its end: where it begins, and a letter if it is not blank so far
@@ -110,4 +110,5 @@ def _loaded(line: bytes, path: str, number: int) -> Any:
         raise ValueError(f"line {number} of {path} is not JSON ({exc}): {line.rstrip()!r:.200}") from None
 
 
-JSONL = Format("jsonl", _forward, _parse)
+SUFFIXES = (".jsonl", ".ndjson")
+FORMAT = Format("jsonl", _offsets, _forward, _parse)

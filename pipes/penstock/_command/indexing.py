@@ -6,20 +6,20 @@ import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
+from penstock import formats
 from penstock._fetch.error_policy import describe
 from penstock._streams.files import bare, compression, expanded, is_remote, stamp, whole
 from penstock._streams.index_file import SUFFIX, places_of, read_header, read_offsets, write_index
-from penstock._streams.jsonl import line_offsets
 from penstock._streams.progress import Progress
-from penstock._streams.tar import sample_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-KINDS: Final = {".jsonl": "jsonl", ".ndjson": "jsonl", ".tar": "tar", ".tgz": "tar"}
-NEED_NONE: Final = (".parquet", ".arrow", ".feather")
+    from penstock._streams.known_files import Format
+
 WORTH_A_WORKER: Final = 2**28
 """Bytes. A process takes some seconds to start, because it imports torch."""
 
@@ -59,8 +59,9 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | None, o
     except (OSError, ValueError) as exc:
         print(f"penstock index: {exc}", file=err)
         return 2
-    need_none = [path for path in places if bare(path).lower().endswith(NEED_NONE)]
-    todo = {path: place for path, place in places.items() if path not in need_none}
+    known = {path: _formats().get(os.path.splitext(bare(path).lower())[1]) for path in places}
+    without = {path: found[0] for path, found in known.items() if found is not None and found[1] is None}
+    todo = {path: place for path, place in places.items() if path not in without}
     outcomes: list[Outcome] = []
     with Progress("indexing", len(todo), "files", stream=err, say=lambda line: print(line, file=err, flush=True)) as progress:
         for outcome in _outcomes(todo, workers):
@@ -69,14 +70,14 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | None, o
                 progress.clear()
                 print(f"penstock index: {outcome.path}: {outcome.error}", file=err)
             progress.at(len(outcomes))
-    print(_summary(outcomes, len(need_none)), file=out)
+    print(_summary(outcomes, list(without.values())), file=out)
     return 1 if any(outcome.error for outcome in outcomes) else 0
 
 
 def index_file(path: str, place: str) -> Outcome:
     """Write the index of one file to ``place``, unless it is there and up to date."""
     try:
-        kind = kind_of(path)
+        format = format_of(path)
         if is_remote(place):
             raise ValueError("an index cannot be written beside it. Say --index FOLDER.")
         now = stamp(path)
@@ -84,31 +85,36 @@ def index_file(path: str, place: str) -> Outcome:
             raise ValueError("the server does not say how many bytes it has, so nobody can know whether all have come. Download it first.")
         try:
             header = read_header(place)
-            if header.kind == kind and header.stamp == now:
+            if header.kind == format.kind and header.stamp == now:
                 read_offsets(place, header)
                 return Outcome(path, header.records)
         except (FileNotFoundError, ValueError):
             pass  # none, or one that is damaged
         with whole(path, now) as file:
-            offsets = line_offsets(file) if kind == "jsonl" else sample_offsets(file, path)
-        write_index(place, kind, now, offsets)
+            offsets = format.offsets(file, path)
+        write_index(place, format.kind, now, offsets)
         return Outcome(path, len(offsets) - 1, is_new=True)
     except Exception as exc:  # a damaged file and a server fail in ways of their own, and the other files are to be indexed
         return Outcome(path, error=str(exc) if isinstance(exc, OSError | EOFError | ValueError | ImportError) else describe(exc))
 
 
-def kind_of(path: str) -> str:
+def format_of(path: str) -> Format:
     """How a file is read, by the end of its name.
 
     Raises:
         ValueError: Nobody knows.
     """
-    name = bare(path).lower()
-    if name.endswith(tuple(KINDS)):
-        return KINDS[os.path.splitext(name)[1]]
-    if (inner := compression(name)) and name.removesuffix(inner).endswith(tuple(KINDS)):
-        return KINDS[os.path.splitext(name.removesuffix(inner))[1]]
-    raise ValueError(f"the name must end in one of {', '.join(KINDS)}, or in one of them and .gz, .zst, .xz or .bz2.")
+    name, indexed = bare(path).lower(), {suffix: format for suffix, (_, format) in _formats().items() if format is not None}
+    for suffix in (os.path.splitext(name)[1], os.path.splitext(name.removesuffix(compression(name)))[1]):
+        if suffix in indexed:
+            return indexed[suffix]
+    raise ValueError(f"the name must end in one of {', '.join(indexed)}, or in one of them and .gz, .zst, .xz or .bz2.")
+
+
+def _formats() -> dict[str, tuple[str, Format | None]]:
+    """The formats by what the names of their files end in: their name, and how they are indexed; None: they need no index."""
+    modules = {name: import_module(f"penstock.formats._{name}") for name in formats.__all__}
+    return {end: (name, getattr(module, "FORMAT", None)) for name, module in modules.items() for end in getattr(module, "SUFFIXES", ())}
 
 
 def _outcomes(todo: dict[str, str], workers: int | None) -> Iterator[Outcome]:
@@ -138,14 +144,14 @@ def _outcomes(todo: dict[str, str], workers: int | None) -> Iterator[Outcome]:
             raise
 
 
-def _summary(outcomes: list[Outcome], need_none: int) -> str:
+def _summary(outcomes: list[Outcome], need_none: list[str]) -> str:
     new = [outcome.records or 0 for outcome in outcomes if outcome.is_new]
     old = [outcome.records or 0 for outcome in outcomes if not outcome.is_new and not outcome.error]
     said = [f"indexed {_files(len(new))} ({sum(new):,} records)"]
     if old:
         said.append(f"{_files(len(old))} up to date ({sum(old):,} records)")
     if need_none:
-        said.append(f"{_files(need_none)} of Parquet or Arrow, which need no index")
+        said.append(f"{_files(len(need_none))} of {' or '.join(sorted({*need_none}))}, which need no index")
     if errors := sum(bool(outcome.error) for outcome in outcomes):
         said.append(f"{_files(errors)} failed")
     return "; ".join(said)

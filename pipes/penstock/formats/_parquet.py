@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock._streams.files import Paths, Stamp
-    from penstock._streams.shards import Words
+    from penstock._streams.shards import ShardOptions
 
 _WHO: Final = "penstock.formats.parquet"
+SUFFIXES: Final = (".parquet",)
 LANES_BYTES: Final = 2**31
 """What the row groups that are open at a time may take, unless the user asks for more lanes."""
 _PAGE_BYTES: Final = 2**21
@@ -28,7 +29,7 @@ _AT_ONCE: Final = 64
 
 
 def parquet(
-    paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0, **words: Unpack[Words]
+    paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0, **options: Unpack[ShardOptions]
 ) -> Shards:
     """Parquet files as one dataset, in which a shard is a row group. A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it.
 
@@ -41,7 +42,7 @@ def parquet(
         lanes: See `Shards`. Default: as there, unless so many would take more than 2 GiB by an estimate from the footers; then as many as fit, also
             without a shuffle.
         window: See `Shards`.
-        **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
+        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
             the counts are not used.
 
     Raises:
@@ -52,9 +53,9 @@ def parquet(
     extra("pyarrow.parquet", _WHO)
     files = files_of(paths, "parquet")
     columns = names_of(columns)
-    groups, counts, lane_bytes = pieces_in(files, functools.partial(_look, columns=columns), words.get("epoch_size"))
+    groups, counts, lane_bytes = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"))
     fit = LANES_BYTES // max(1, *lane_bytes)
-    return Shards(groups, _Rows(columns), counts=counts, lanes=lanes, most_lanes=fit, window=window, name="row group", **words)
+    return Shards(groups, _Rows(columns), counts=counts, lanes=lanes, most_lanes=fit, window=window, name="row group", **options)
 
 
 @final

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock._streams.files import Paths, Stamp
-    from penstock._streams.shards import Shards, Words
+    from penstock._streams.shards import ShardOptions, Shards
 
 BLOCK: Final = 512
 END: Final = bytes(BLOCK)
@@ -49,7 +49,7 @@ def tar(
     counts: npt.ArrayLike | None = None,
     lanes: int | None = None,
     window: int = 0,
-    **words: Unpack[Words],
+    **options: Unpack[ShardOptions],
 ) -> Shards:
     """The samples of tar files, as webdataset groups them: dicts of ``bytes``.
 
@@ -66,14 +66,14 @@ def tar(
         counts: How many samples each file has, to read them without an index.
         lanes: See `penstock.Shards`.
         window: See `penstock.Shards`.
-        **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
+        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
             no index is needed or used.
 
     Raises:
         ValueError: A file has no index and no counts. On reading: it is damaged, or has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    return known_files(TAR, paths, index, counts, lanes, window, words)
+    return known_files(FORMAT, paths, index, counts, lanes, window, options)
 
 
 def sample_offsets(file: BinaryIO, path: str) -> np.ndarray:
@@ -251,4 +251,5 @@ def _damaged(path: str, at: int, why: str) -> ValueError:
     return ValueError(f"{path} cannot be read as a tar at byte {at}: {why}.")
 
 
-TAR = Format("tar", _forward, _parse)
+SUFFIXES: Final = (".tar", ".tgz")
+FORMAT: Final = Format("tar", sample_offsets, _forward, _parse)

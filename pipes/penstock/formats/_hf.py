@@ -12,7 +12,7 @@ from penstock._streams.shards import Shards
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock._streams.shards import Words
+    from penstock._streams.shards import ShardOptions
 
 _WHO: Final = "penstock.formats.hf"
 _KEEP_COUNTS: Final = {
@@ -26,7 +26,9 @@ _KEEP_COUNTS: Final = {
 _END: Final = object()
 
 
-def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None = None, window: int = 0, **words: Unpack[Words]) -> Any:
+def hf(
+    dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None = None, window: int = 0, **options: Unpack[ShardOptions]
+) -> Any:
     """A Hugging Face dataset, for `Loader.from_dataset` and `Mix`.
 
     A ``Dataset`` is read by index already, with its format and its transform, so it is returned as it is. An ``IterableDataset`` becomes `Shards`: shard i is
@@ -39,7 +41,7 @@ def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None =
             shards are, and has been changed only by steps that keep the number of samples.
         lanes: See `Shards`.
         window: See `Shards`.
-        **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``
+        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``
             the lengths of the shards need not be known, so the stream may have any steps of its own, too.
 
     Raises:
@@ -49,9 +51,9 @@ def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None =
     """
     datasets = extra("datasets", _WHO)
     if isinstance(dataset, datasets.Dataset):
-        if counts is not None or lanes is not None or window or words:
+        if counts is not None or lanes is not None or window or options:
             raise ValueError(
-                f"{', '.join(['counts', 'lanes', 'window', *words])} are for an IterableDataset, and this Dataset is read by index. Drop them, or pass "
+                f"{', '.join(['counts', 'lanes', 'window', *options])} are for an IterableDataset, and this Dataset is read by index. Drop them, or pass "
                 f"dataset.to_iterable_dataset()."
             )
         return dataset
@@ -62,11 +64,11 @@ def hf(dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None =
     if not isinstance(dataset, datasets.IterableDataset):
         raise TypeError(f"hf takes a datasets.Dataset or a datasets.IterableDataset, but a {type(dataset).__name__} came.")
     steps = _checked(dataset)
-    if counts is None and words.get("epoch_size") is None:
+    if counts is None and options.get("epoch_size") is None:
         counts = _known_counts(dataset, steps)
     if counts is not None and len(counts) != dataset.num_shards:
         raise ValueError(f"{len(counts)} counts came for {dataset.num_shards} shards (dataset.num_shards). Pass one count for each.")
-    return Shards(dataset.num_shards, _Shards(dataset), counts=counts, lanes=lanes, window=window, **words)
+    return Shards(dataset.num_shards, _Shards(dataset), counts=counts, lanes=lanes, window=window, **options)
 
 
 @final

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock._streams.files import Paths
-    from penstock._streams.shards import Words
+    from penstock._streams.shards import ShardOptions
 
 _WHO: Final = "penstock.formats.arrow"
+SUFFIXES: Final = (".arrow", ".feather")
 _MAGIC: Final = b"ARROW1"
 """The first bytes of the file format; a stream has none."""
 _AT_ONCE: Final = 64
@@ -29,7 +30,7 @@ _BYTES_AT_ONCE: Final = 2**16
 
 
 def arrow(
-    paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0, **words: Unpack[Words]
+    paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0, **options: Unpack[ShardOptions]
 ) -> Shards:
     """Arrow IPC files (also Feather version 2) and streams (``.arrow`` as Hugging Face writes it) as one dataset, in which a shard is a record batch.
 
@@ -42,7 +43,7 @@ def arrow(
         columns: Read only these. Default: all.
         lanes: See `Shards`.
         window: See `Shards`.
-        **words: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
+        **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
             the counts are not used.
 
     Raises:
@@ -58,8 +59,8 @@ def arrow(
                 f"{file} is not on a local disk, but Arrow files are mapped into memory. Copy it to a local disk, or store it as parquet."
             )
     columns = names_of(columns)
-    batches, counts, offsets = pieces_in(files, functools.partial(_look, columns=columns), words.get("epoch_size"))
-    return Shards(batches, _RecordBatches(offsets, columns), counts=counts, lanes=lanes, window=window, name="record batch", **words)
+    batches, counts, offsets = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"))
+    return Shards(batches, _RecordBatches(offsets, columns), counts=counts, lanes=lanes, window=window, name="record batch", **options)
 
 
 @final

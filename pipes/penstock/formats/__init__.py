@@ -1,0 +1,34 @@
+"""Datasets over files of common formats, for `Loader.from_dataset`. Each is a `penstock.Shards`, or has the same methods.
+
+A format is a file, ``_<name>.py``, that holds a function ``<name>``, and a line here. What else the file may say of its format is read by
+``python -m penstock index``: ``SUFFIXES``, what the names of its files end in, and ``FORMAT``, how their records are found; without that they need no index.
+"""
+
+# The files are private, because a module `tar` would stand in this package under the name of the function `tar`, as soon as anybody had imported it.
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.formats._arrow import arrow as arrow
+    from penstock.formats._hf import hf as hf
+    from penstock.formats._jsonl import jsonl as jsonl
+    from penstock.formats._parquet import parquet as parquet
+    from penstock.formats._tar import tar as tar
+    from penstock.formats._tokens import tokens as tokens
+
+__all__ = ["arrow", "hf", "jsonl", "parquet", "tar", "tokens"]
+
+if not TYPE_CHECKING:  # a type checker would believe that it returns any name
+
+    def __getattr__(name: str) -> object:
+        """Import a format when it is first asked for."""
+        if name in __all__:
+            return sys.modules["penstock"]._loaded(globals(), name, f"formats._{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "annotations", "sys"})
