@@ -166,11 +166,11 @@ def test_a_key_that_is_too_long_for_a_file_is_kept_in_memory(tmp_path: Path) -> 
 def line(**changed: Any) -> bytes:
     """A line that is as it should be, checksum included, but for what it says."""
     said = {"shard": 3, "key": KEYS[3], "pass": None, "outputs": 9, **changed}
-    return marks(None)._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
+    return marks(None)._lines._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
 
 
 HOSTILE = [
-    pytest.param(marks(None)._checked(b'{"shard":' + b"3" * 5000 + b',"key":"","pass":null,"outputs":9'), id="a shard beyond all bounds"),
+    pytest.param(marks(None)._lines._checked(b'{"shard":' + b"3" * 5000 + b',"key":"","pass":null,"outputs":9'), id="a shard beyond all bounds"),
     pytest.param(line(shard=8), id="no such shard"),
     pytest.param(line(shard=-5), id="a shard counted from the end"),
     pytest.param(line(shard=3.0), id="a shard that is a float"),
@@ -195,10 +195,10 @@ HOSTILE = [
     pytest.param(line()[:-10] + b"\n", id="torn, and a line end"),
     pytest.param(line()[:-10] + line(shard=4, key=KEYS[4]), id="torn, and gone on with another"),
     pytest.param(b" " + line(), id="a space before it"),
-    pytest.param(marks(None)._checked(b"[3,null,9"), id="a list"),
-    pytest.param(marks(None)._checked(b"9"), id="a number"),
-    pytest.param(marks(None)._checked(b""), id="nothing but a checksum"),
-    pytest.param(marks(None)._checked(b"[" * 100_000), id="nested too deep"),
+    pytest.param(marks(None)._lines._checked(b"[3,null,9"), id="a list"),
+    pytest.param(marks(None)._lines._checked(b"9"), id="a number"),
+    pytest.param(marks(None)._lines._checked(b""), id="nothing but a checksum"),
+    pytest.param(marks(None)._lines._checked(b"[" * 100_000), id="nested too deep"),
     pytest.param(b"\0" * 5000 + b"\n", id="zeros, as after a power failure"),
     pytest.param(bytes(range(256)) * 3 + b"\n", id="all bytes"),
     pytest.param(b"\n\n\n", id="empty lines"),
@@ -224,7 +224,7 @@ def test_a_byte_that_was_overwritten_never_makes_another_fact() -> None:
     for at, byte in itertools.product(range(len(good)), b'0123456789-+.enull,:{}[]" \\\n\0\xff'):
         for damaged in (good[:at] + bytes([byte]) + good[at + 1 :], good[:at] + bytes([byte]) + good[at:]):
             with contextlib.suppress(ValueError):
-                assert reader._fact(damaged) == (KEYS[3], Fact(3, 2, 9))
+                assert reader._lines.parsed(damaged) == (KEYS[3], Fact(3, 2, 9))
 
 
 def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(tmp_path: Path, one_file: Path) -> None:

@@ -22,8 +22,9 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from penstock._command.indexing import format_of
 from penstock._streams import files as module
-from penstock._streams.files import FileRanges, Stamp, braces_expanded, compression, decompressed, expanded, extra, opened, stamp, whole
+from penstock._streams.files import FileRanges, Stamp, compression, decompressed, extra, opened, stamp, whole
 from penstock._streams.index_file import place_of
+from penstock._streams.patterns import braces_expanded, expanded
 
 PACK = {
     "": bytes,

@@ -5,7 +5,7 @@ those that it learns to a file of its own, without a word to the others, and who
 only. A false one would mislead a seek silently; therefore
 
 - the folder is named after a hash of the *binding*: all that decides what the steps make of a shard. A fact also names the shard's content by its key;
-- each line ends with its CRC-32 (ISO 3309), which starts from that hash. Any other line is ignored, wherever it stands;
+- each line ends with a checksum that starts from that hash, see `FactLines`. Any other line is ignored, wherever it stands;
 - two facts that contradict each other are both kept, so that every reader of the files sees the contradiction, and trusts neither.
 """
 
@@ -22,12 +22,11 @@ import re
 import secrets
 import stat
 import threading
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import StateMismatch
-from penstock._streams.facts import Contradiction, Fact, Facts
+from penstock._streams.facts import Contradiction, Fact, FactLines, Facts
 from penstock._streams.own_files import open_own, refusal
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ LARGEST: Final = 2**30
 """Bytes of the largest file that is read: ten million facts."""
 MOST_DAMAGED: Final = 1000
 """Damaged lines of a file until the rest of it is left for the next time: there may be millions, of a byte each."""
-AT_MOST: Final = 2**63
 PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 """Troubles of a disk that say nothing about the choice of the folder."""
 
@@ -79,9 +77,10 @@ class Bookmarks:
 
     def __init__(self, folder: str | os.PathLike[str] | None, binding: dict[str, Any], keys: ShardKeys | Sequence[str]) -> None:
         bound = json.dumps({"format": FORMAT, "binding": binding}, sort_keys=True)
-        self._hash = hashlib.sha256(bound.encode()).hexdigest()[:32]
+        binding_hash = hashlib.sha256(bound.encode()).hexdigest()[:32]
+        self._lines = FactLines(binding_hash)
         self._root = None if folder is None else os.path.abspath(folder)
-        self._folder = None if self._root is None else os.path.join(self._root, self._hash)
+        self._folder = None if self._root is None else os.path.join(self._root, binding_hash)
         self._is_named = self._root is not None and self._root != os.path.abspath(default_folder())
         self._arguments = (self._root, binding, keys)
         self._keys = keys
@@ -174,33 +173,6 @@ class Bookmarks:
 
     # Files. The format is described above.
 
-    def _line(self, fact: Fact) -> bytes:
-        said = {"shard": fact.shard, "key": self._keys[fact.shard], "pass": fact.pass_, "outputs": fact.outputs}
-        return self._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
-
-    def _checked(self, said: bytes) -> bytes:
-        return said + b',"check":%d}\n' % zlib.crc32(said, zlib.crc32(self._hash.encode()))
-
-    def _fact(self, line: bytes) -> tuple[str, Fact]:
-        """The fact in a line of a file, and the key that it is true of.
-
-        Raises:
-            ValueError: It is damaged.
-        """
-        said, comma, _ = line.rpartition(b',"check":')
-        if not comma or line != self._checked(said):
-            raise ValueError
-        try:
-            found = json.loads(said.decode() + "}")
-            shard, key, pass_, outputs = (found[name] for name in ("shard", "key", "pass", "outputs"))
-        except (LookupError, TypeError, RecursionError):
-            raise ValueError from None
-        if not all(type(number) is int and 0 <= number < AT_MOST for number in (shard, outputs, 0 if pass_ is None else pass_)):
-            raise ValueError
-        if type(key) is not str:
-            raise ValueError
-        return key, Fact(shard, pass_, outputs)
-
     def _read(self) -> list[Contradiction]:
         """Read the new lines of all files; what they contradict."""
         found: list[Contradiction] = []
@@ -218,7 +190,7 @@ class Bookmarks:
                             break  # somebody may still be writing it
                         at += len(line)
                         try:
-                            key, fact = self._fact(line)
+                            key, fact = self._lines.parsed(line)
                         except ValueError:
                             damaged += 1
                             if damaged == MOST_DAMAGED:
@@ -256,7 +228,7 @@ class Bookmarks:
             fd = open_own(os.path.join(self._folder, self._file), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
                 for fact in facts:
-                    line = self._line(fact)
+                    line = self._lines.line(self._keys[fact.shard], fact)
                     if len(line) <= LONGEST and os.write(fd, line) < len(line):
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._folder)
             finally:

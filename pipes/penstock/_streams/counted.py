@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class IndexedRecords:
     """The records of `Shards` with counts. The arguments are theirs.
 
+    Users know its ``lanes`` as those of a stream, but here they are `cuts`, of equal length, through an epoch whose end is known; see `ShardOrder`.
+
     Raises:
         ValueError: See `Shards`.
     """
@@ -41,12 +43,12 @@ class IndexedRecords:
         self.counts = np.asarray(counts).astype(np.int64)
         if len(self.counts) != len(shards):
             raise ValueError(f"there are {len(self.counts)} counts for {len(shards)} shards. Each shard needs its count.")
-        self.lanes, self._lanes_unshuffled = order.lanes, lanes or 1
+        self.cuts, self._cuts_unshuffled = order.lanes, lanes or 1
         self._window = window
         self._settings = settings
         self._ends = np.cumsum(self.counts)
         self._starts = self._ends - self.counts
-        self._open = OpenShards(shards, open, self.counts, order.lanes, window, name)
+        self._open = OpenShards(shards, open, self.counts, self.cuts, window, name)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -81,9 +83,9 @@ class IndexedRecords:
     def order(self, *, shuffle: bool, seed: int) -> Order:
         """See `Shards.order`."""
         if shuffle:
-            order = ShardOrder(self.counts, self.lanes, self._window, seed)
+            order = ShardOrder(self.counts, self.cuts, self._window, seed)
         else:
-            order = ShardOrder(self.counts, self._lanes_unshuffled, shuffle=False)
+            order = ShardOrder(self.counts, self._cuts_unshuffled, shuffle=False)
         if self._settings is not None:
             order.say(data=self._settings)
         return order

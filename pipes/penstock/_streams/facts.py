@@ -1,8 +1,12 @@
-"""Facts about shards: what was said of each, and whether it agrees. Pure: knows no file and no thread."""
+"""Facts about shards: what was said of each, whether it agrees, and how it is written down. Pure: knows no file and no thread."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, final
+import json
+import zlib
+from typing import Final, NamedTuple, final
+
+AT_MOST: Final = 2**63
 
 
 class Fact(NamedTuple):
@@ -75,3 +79,42 @@ class Facts:
         self._always.pop(shard, None)
         self._passes.pop(shard, None)
         return Contradiction(before, now, (shard if before.pass_ is None else (shard, before.pass_)) in self._relied_on)
+
+
+@final
+class FactLines:
+    """Facts as lines of a file: JSON that ends with its CRC-32 (ISO 3309), which starts from a hash of what the facts are bound to.
+
+    So neither a line that was cut short or overwritten, nor one of another binding that was copied here, is ever taken for a fact.
+    """
+
+    def __init__(self, binding_hash: str) -> None:
+        self._seed = zlib.crc32(binding_hash.encode())
+
+    def line(self, key: str, fact: Fact) -> bytes:
+        """The line of a fact, and of the ``key`` of the content that it is true of."""
+        said = {"shard": fact.shard, "key": key, "pass": fact.pass_, "outputs": fact.outputs}
+        return self._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
+
+    def parsed(self, line: bytes) -> tuple[str, Fact]:
+        """The key and the fact in a line.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        said, comma, _ = line.rpartition(b',"check":')
+        if not comma or line != self._checked(said):
+            raise ValueError
+        try:
+            found = json.loads(said.decode() + "}")
+            shard, key, pass_, outputs = (found[name] for name in ("shard", "key", "pass", "outputs"))
+        except (LookupError, TypeError, RecursionError):
+            raise ValueError from None
+        if not all(type(number) is int and 0 <= number < AT_MOST for number in (shard, outputs, 0 if pass_ is None else pass_)):
+            raise ValueError
+        if type(key) is not str:
+            raise ValueError
+        return key, Fact(shard, pass_, outputs)
+
+    def _checked(self, said: bytes) -> bytes:
+        return said + b',"check":%d}\n' % zlib.crc32(said, self._seed)

@@ -1,18 +1,16 @@
-"""Paths and files, here and elsewhere: lists of them, their bytes, and what tells that a file has changed."""
+"""Files, here and elsewhere: their names, their bytes, and what tells that one has changed."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import functools
-import glob
 import hashlib
 import importlib
 import io
 import itertools
 import json
 import os
-import re
 from collections.abc import Sequence
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
@@ -20,9 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 from penstock._streams.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+    from collections.abc import Iterator
 
 
 class Stamp(NamedTuple):
@@ -82,10 +78,10 @@ def _parts(path: str) -> list[str]:
 
 def address(path: str) -> str:
     """The whole path of a local file, or a URL without what signs it."""
-    return "::".join(map(_unsigned, path.split("::"))) if is_remote(path) else os.path.abspath(path)
+    return "::".join(map(unsigned, path.split("::"))) if is_remote(path) else os.path.abspath(path)
 
 
-def _unsigned(link: str) -> str:
+def unsigned(link: str) -> str:
     """A URL without what signs it, for a few hours; that of another store has no such part."""
     return link.partition("?")[0] if link.startswith(("http://", "https://")) else link
 
@@ -109,49 +105,6 @@ def extra(module: str, why: str) -> Any:
         ) from exc
 
 
-def expanded(paths: Paths) -> list[str]:
-    """A list of paths from a path, a pattern, or many of either.
-
-    Braces are expanded as a shell does: ``{00000..01242}`` to numbers of as many digits, ``{a,b}`` to either. Then ``*``, ``?``, ``[…]`` and ``**``
-    stand for the files that there are, sorted. Paths with ``://`` are left to fsspec; behind a ``?`` in a URL of HTTP stands no pattern, but what signs it.
-
-    Raises:
-        FileNotFoundError: No file fits a pattern.
-        TypeError: What came is no path.
-    """
-    if isinstance(paths, str | os.PathLike):
-        paths = [paths]
-    found = []
-    for path in paths:
-        if not isinstance(path, str | os.PathLike):
-            raise TypeError(
-                f"{path!r:.80} is no path. Pass a path, a pattern such as 'data/{{000..127}}.tar' or 'data/*.tar', or a list of them."
-            )
-        text = os.fspath(path)
-        if "://" not in text and os.path.exists(text):
-            found.append(text)
-            continue
-        signed = text[len(_unsigned(text)) :]
-        for one in braces_expanded(_unsigned(text)):
-            found += _globbed(one + signed) if re.search(r"[*?[]", bare(one)) else [one + signed]
-    return found
-
-
-def braces_expanded(pattern: str) -> Iterator[str]:
-    """The texts that a pattern with braces stands for; braces without a comma or two dots in them are left alone."""
-    depth, begin = 0, 0
-    for at, letter in enumerate(pattern):
-        if letter == "{":
-            begin, depth = (at if depth == 0 else begin), depth + 1
-        elif letter == "}" and depth:
-            depth -= 1
-            if depth == 0 and (choices := _choices(pattern[begin + 1 : at])) is not None:
-                heads, tails = pattern[:begin], list(braces_expanded(pattern[at + 1 :]))
-                yield from (heads + choice + tail for choice, tail in itertools.product(choices, tails))
-                return
-    yield pattern
-
-
 BLOCK: Final = 2**23
 """Bytes that a remote file reads ahead: one for each lane. s3fs has 50 MiB."""
 
@@ -169,7 +122,7 @@ def bare(path: str) -> str:
     """What of a path ends in the file's name: without the links of fsspec around it (``zip://name::…``), and what signs a URL (``?…``)."""
     if not is_remote(path):
         return path
-    return _unsigned(next(filter(is_remote, path.split("::"))))
+    return unsigned(next(filter(is_remote, path.split("::"))))
 
 
 def opened(path: str, version: str = "") -> BinaryIO:
@@ -419,41 +372,3 @@ class _Whole(io.RawIOBase):
         if not n and self._at < self._size:
             raise OSError(f"{self._path} ended after {self._at} of its {self._size} bytes, so the disk or the server broke off.")
         return n
-
-
-def _globbed(pattern: str) -> list[str]:
-    if is_remote(pattern):
-        filesystem, inside = extra("fsspec.core", f"{pattern!r}").url_to_fs(pattern)
-        filesystem.invalidate_cache()  # of listings that were kept
-        address = bare(pattern)
-        head = address.removesuffix(inside)  # a protocol, and perhaps a host
-        paths = [head + path if head != address else filesystem.unstrip_protocol(path) for path in sorted(filesystem.glob(inside))]
-        found = [pattern.replace(address, path, 1) for path in paths]
-    else:
-        found = sorted(glob.glob(pattern, recursive=True))
-    if not found:
-        where = "" if is_remote(pattern) else f", looked for from {os.getcwd()!r}"
-        raise FileNotFoundError(f"no file fits {pattern!r}{where}.")
-    return found
-
-
-def _choices(inside: str) -> list[str] | None:
-    """What a pair of braces stands for, or None."""
-    if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?", inside):
-        first, last, step = int(span[1]), int(span[2]), abs(int(span[3] or 1)) or 1
-        padded = any(re.match(r"-?0\d", end) for end in (span[1], span[2]))
-        digits = max(len(span[1]), len(span[2])) if padded else 0
-        numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
-        return [f"{number:0{digits}d}" for number in numbers]
-    if span := re.fullmatch(r"([a-zA-Z])\.\.([a-zA-Z])", inside):
-        first, last = ord(span[1]), ord(span[2])
-        return [chr(letter) for letter in (range(first, last + 1) if first <= last else range(first, last - 1, -1))]
-    parts, depth, begin = [], 0, 0
-    for at, letter in enumerate(inside):
-        depth += (letter == "{") - (letter == "}")
-        if letter == "," and not depth:
-            parts.append(inside[begin:at])
-            begin = at + 1
-    if not parts:
-        return None
-    return [choice for part in [*parts, inside[begin:]] for choice in braces_expanded(part)]

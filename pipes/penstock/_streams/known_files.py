@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
-from penstock._streams.files import REINDEX, FileRanges, check_unchanged, compression, expanded, stamp
+from penstock._streams.files import REINDEX, FileRanges, check_unchanged, compression, stamp
 from penstock._streams.index_file import places_of, read_header, read_offsets
+from penstock._streams.patterns import expanded
 from penstock._streams.shards import Shards
 from penstock._streams.tables import looked_at
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from penstock._streams.files import Paths, Stamp
+    from penstock._streams.files import Stamp
     from penstock._streams.index_file import Header
+    from penstock._streams.patterns import Paths
     from penstock._streams.shards import ShardOptions
 
 

@@ -148,7 +148,6 @@ class _Lane:
         self._most_kept = LEAST_KEPT
         self._run: ShardRun | None = None
         self._ahead: ShardRun | None = None  # of the shard that comes next: records that wait for the steps
-        self._progress: Progress | None = None  # of a search that takes long
         self._rewind()
 
     def item(self, number: int) -> Any:
@@ -170,7 +169,8 @@ class _Lane:
                         self._read_ahead()
                     return value
                 self._end()
-            return self._found(number)
+            with _Search(self._lanes, self._lane, number, self._next) as search:
+                return self._searched(number, search)
         except BaseException:
             self._drop()  # after an error nobody knows where it stands in the shard
             raise
@@ -204,19 +204,10 @@ class _Lane:
             self._ahead = self._lanes.run(shard, pass_, self._lanes.closing)
         self._ahead.read_ahead()
 
-    def _found(self, number: int) -> Any:
-        self._begun, self._from, self._progress = time.monotonic(), self._next, None
-        try:
-            return self._searched(number)
-        finally:
-            if self._progress is not None:
-                self._progress.clear()
-                self._progress = None
-
-    def _searched(self, number: int) -> Any:
+    def _searched(self, number: int, search: _Search) -> Any:
         while True:
             if self._run is None:
-                self._skip_to(number)
+                self._skip_to(number, search)
                 self._open()
             while (value := self._output()) is not _END:
                 self._next += 1
@@ -227,10 +218,10 @@ class _Lane:
                     if len(self._kept) > self._most_kept:
                         self._kept.popitem(last=False)
                 if not self._next % 64:
-                    self._say_if_slow(number)
+                    search.at(self._next)
             self._end()
 
-    def _skip_to(self, number: int) -> None:
+    def _skip_to(self, number: int, search: _Search) -> None:
         """Pass over shards, unopened, whose outputs all come before ``number``."""
         if number - self._first > MOST_KEPT:  # a jump, maybe over what other workers have read
             self._lanes.facts.refresh()
@@ -242,16 +233,7 @@ class _Lane:
             self._drop()  # what was read ahead, if anything
             self._next = self._first + outputs
             self._go_on()
-            self._say_if_slow(number)
-
-    def _say_if_slow(self, number: int) -> None:
-        seconds = time.monotonic() - self._begun
-        if self._progress is not None:
-            self._progress.at(self._next - self._from)
-        elif seconds > SLOW_S:
-            self._progress = Progress(f"lane {self._lane}: finding item {number:,}", number - self._from, "items")
-            if self._lanes.may_speak():
-                log.warning(_SLOW, self._lane, seconds, number, self._next)
+            search.at(self._next)
 
     def _known(self, *, rely: bool = True) -> int | None:
         pass_, shard = self._lanes.deal[self._deal]
@@ -308,6 +290,35 @@ class _Lane:
     def _label(self) -> str:
         pass_, shard = self._lanes.deal[self._deal]
         return f"{self._lanes.label(shard)}, pass {pass_}"
+
+
+class _Search:
+    """A search for the item ``number`` of a lane, from item ``begin`` on. It says how far it is, once it takes long."""
+
+    def __init__(self, lanes: Lanes, lane: int, number: int, begin: int) -> None:
+        self._lanes = lanes
+        self._lane = lane
+        self._number = number
+        self._begin = begin
+        self._begun = time.monotonic()
+        self._progress: Progress | None = None
+
+    def at(self, place: int) -> None:
+        """The lane is at ``place``."""
+        seconds = time.monotonic() - self._begun
+        if self._progress is not None:
+            self._progress.at(place - self._begin)
+        elif seconds > SLOW_S:
+            self._progress = Progress(f"lane {self._lane}: finding item {self._number:,}", self._number - self._begin, "items")
+            if self._lanes.may_speak():
+                log.warning(_SLOW, self._lane, seconds, self._number, place)
+
+    def __enter__(self) -> _Search:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.clear()
 
 
 _END: Final = object()

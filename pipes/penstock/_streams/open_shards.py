@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 INDEXED: Final = 64
-"""How many shards with random access to keep open, unless there are more lanes."""
+"""How many shards with random access to keep open, unless there are more cuts."""
 
 
 @final
@@ -43,19 +43,19 @@ class OpenShards:
         open: Returns an object with ``__len__`` and ``__getitem__``, or an iterable of records. If it has an argument ``start``, an iterable that begins with
             that record.
         counts: int64, shape ``(shards,)``: how many records each shard should have.
-        lanes: How many shards are read in turn.
-        window: How far the order moves a record within its lane.
+        cuts: How many shards are read in turn.
+        window: How far the order moves a record within its cut.
         name: What messages call a shard that has no path, followed by its number.
     """
 
     def __init__(
-        self, shards: Sequence[Any], open: Callable[..., Any], counts: np.ndarray, lanes: int, window: int, name: str = "shard"
+        self, shards: Sequence[Any], open: Callable[..., Any], counts: np.ndarray, cuts: int, window: int, name: str = "shard"
     ) -> None:
-        self._arguments = (shards, open, counts, lanes, window, name)
+        self._arguments = (shards, open, counts, cuts, window, name)
         self._seeks = has_start(open)
         allowed = most_files()
-        self._most_readers = min(lanes + 4, allowed)
-        self._most_indexed = min(max(lanes + 4, INDEXED), allowed)
+        self._most_readers = min(cuts + 4, allowed)
+        self._most_indexed = min(max(cuts + 4, INDEXED), allowed)
         self._start()
 
     def _start(self) -> None:

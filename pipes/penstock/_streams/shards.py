@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, final
 
 import numpy as np
 from torch.utils.data import Dataset, Subset
@@ -13,10 +13,12 @@ from torch.utils.data import Dataset, Subset
 from penstock._arguments import Shown, brief, whole_number
 from penstock._random.draws import trying
 from penstock._random.orders import SequentialOrder, ShuffledOrder
+from penstock._random.shard_order import usual_lanes
 from penstock._streams.counted import IndexedRecords
 from penstock._streams.files import names_of
 from penstock._streams.tables import Pieces as PiecesOfFiles
 from penstock._streams.uncounted import RecordStream
+from penstock._streams.uncounted import ShardOptions as ShardOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,9 +132,9 @@ class Shards(Shown, Dataset[Any]):
                 )
             if on_error not in ("raise", "skip"):
                 raise ValueError(f"on_error={on_error!r} is neither 'raise' nor 'skip'.")
-            self._records = RecordStream(
-                self.shards, open, epoch_size, steps, lanes, most_lanes, bookmarks, retries, on_error, name, settings
-            )
+            lanes = usual_lanes(len(self.shards), most_lanes) if lanes is None else lanes
+            options: ShardOptions = {"steps": steps, "bookmarks": bookmarks, "retries": retries, "on_error": on_error}
+            self._records = RecordStream(self.shards, open, epoch_size, lanes, name, settings, options)
             self.forward_lanes = self._records.lanes  # tells the loader to leave each lane to one worker
         if transform is not None or counts is None:
             self.__getitems__ = None  # type: ignore[method-assign,assignment]  # one by one, so that each has its own random numbers, and an error its own address
@@ -171,8 +173,10 @@ class Shards(Shown, Dataset[Any]):
         return names_of(self.shards.files if isinstance(self.shards, PiecesOfFiles) else self.shards)
 
     def details(self) -> dict[str, Any]:
-        counted = isinstance(self._records, IndexedRecords)
-        return {"shards": len(self.shards), "records" if counted else "epoch_size": len(self._records), "lanes": self._records.lanes}
+        records = self._records
+        if isinstance(records, IndexedRecords):
+            return {"shards": len(self.shards), "records": len(records), "lanes": records.cuts}
+        return {"shards": len(self.shards), "epoch_size": len(records), "lanes": records.lanes}
 
     def __len__(self) -> int:
         return len(self._records)
@@ -229,14 +233,3 @@ class Pieces:
 
 _AT_ONCE: Final = 64
 """Samples asked for together, of a dataset that can load many."""
-
-
-class ShardOptions(TypedDict, total=False):
-    """The keyword arguments that the formats hand on to `Shards`."""
-
-    transform: Callable[[Any], Any] | None
-    epoch_size: int | None
-    steps: Sequence[Step]
-    bookmarks: str | os.PathLike[str] | bool
-    retries: int
-    on_error: Literal["raise", "skip"]

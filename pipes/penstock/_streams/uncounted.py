@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, final
 
 from penstock._fetch.error_policy import mark_of_stream
 from penstock._random.lane_order import Deal, InterleavedOrder
-from penstock._random.shard_order import usual_lanes
 from penstock._streams.bookmarks import Bookmarks, default_folder
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
@@ -35,9 +34,20 @@ _STAYS_CUT: Final = (
 )
 
 
+class ShardOptions(TypedDict, total=False):
+    """The keyword arguments that the formats hand on to `Shards`."""
+
+    transform: Callable[[Any], Any] | None
+    epoch_size: int | None
+    steps: Sequence[Step]
+    bookmarks: str | os.PathLike[str] | bool
+    retries: int
+    on_error: Literal["raise", "skip"]
+
+
 @final
 class RecordStream:
-    """The items of `Shards` without counts. The arguments are theirs.
+    """The items of `Shards` without counts. The arguments are theirs; ``options`` has all but ``transform`` and ``epoch_size``.
 
     Raises:
         ValueError: See `Shards`.
@@ -48,26 +58,22 @@ class RecordStream:
         shards: Sequence[Any],
         open: Callable[..., Any],
         epoch_size: int,
-        steps: Sequence[Step],
-        lanes: int | None,
-        most_lanes: int | None,
-        bookmarks: str | os.PathLike[str] | bool,
-        retries: int,
-        on_error: str,
+        lanes: int,
         name: str,
         settings: dict[str, Any] | None,
+        options: ShardOptions,
     ) -> None:
         self._shards = shards
         self._open = open
         self._seeks = has_start(open)
-        self._steps = list(steps)
-        self._bookmarks = bookmarks
-        self._retries = retries
-        self._skips = on_error == "skip"
+        self._steps = list(options["steps"])
+        self._bookmarks = options["bookmarks"]
+        self._retries = options["retries"]
+        self._skips = options["on_error"] == "skip"
         self._name = name
         self._settings = settings
         self._keys = ShardKeys(shards, getattr(open, "by_fsspec", False))
-        self._deal = Deal(len(shards), usual_lanes(len(shards), most_lanes) if lanes is None else lanes)
+        self._deal = Deal(len(shards), lanes)
         self._length = len(InterleavedOrder(self._deal.lanes, epoch_size))
         self._ordered = False
         self._code = ""  # what bookmarks are bound to; found once, so that it is the same in all workers, whatever the steps hold by then
