@@ -204,9 +204,9 @@ def test_what_makes_no_sense_is_refused():
         ([], ends_in_one, ValueError, "ends_in_one keeps none of the 0 samples of list"),
         (range(9), lambda sample: sample % 2, TypeError, "<lambda> must return True or False, but returned 0"),
         (range(9), 5, TypeError, "predicate must be a function of one sample, and 5 cannot be called"),
-        (Stream(), ends_in_one, TypeError, "Stream cannot be filtered, because"),
+        (Stream(), ends_in_one, TypeError, "filtered needs a dataset that is read by index and has a length, and Stream is not one"),
         (Mix({"a": Squares()}, {"a": 1}), ends_in_one, ValueError, "keeping samples of a Mix would lose its weights"),
-        (ConcatDataset([EpochAware()]), ends_in_one, ValueError, "ConcatDataset has a set_epoch"),
+        (ConcatDataset([EpochAware()]), ends_in_one, ValueError, "EpochAware has a set_epoch"),
     ):
         with pytest.raises(error, match=said):
             filtered(dataset, predicate)

@@ -170,7 +170,9 @@ def line(**changed: Any) -> bytes:
 
 
 HOSTILE = [
-    pytest.param(marks(None)._lines._checked(b'{"shard":' + b"3" * 5000 + b',"key":"","pass":null,"outputs":9'), id="a shard beyond all bounds"),
+    pytest.param(
+        marks(None)._lines._checked(b'{"shard":' + b"3" * 5000 + b',"key":"","pass":null,"outputs":9'), id="a shard beyond all bounds"
+    ),
     pytest.param(line(shard=8), id="no such shard"),
     pytest.param(line(shard=-5), id="a shard counted from the end"),
     pytest.param(line(shard=3.0), id="a shard that is a float"),

@@ -10,15 +10,14 @@ import shutil
 from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import numpy as np
-from torch.utils.data import IterableDataset
 
 from penstock._arguments import Shown
 from penstock._datasets.cache_files import ABSENT, Claim, Files, for_child, identity_of, in_folder, in_memory
 from penstock._datasets.cache_record import NotCacheable, record_of, value_at
-from penstock._datasets.one_pass import one_pass
+from penstock._datasets.one_pass import check_read_once, one_pass
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._errors import ClosedError
-from penstock._fetch.fetch import epoch_aware, has_getitems, samples_in
+from penstock._fetch.fetch import has_getitems, samples_in
 from penstock._random.order import ContinuingOrder, dataset_order
 
 if TYPE_CHECKING:
@@ -241,15 +240,8 @@ class _Filling:
 
 
 def _check(dataset: Any) -> None:
-    kind = type(dataset).__name__
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise TypeError(
-            f"a cache needs a dataset that is read by index and has a length, and {kind} is not one. Give it a map-style dataset."
-        )
-    if aware := epoch_aware(dataset):
-        raise ValueError(
-            f"{type(aware[0]).__name__} has a set_epoch, so its samples change with the epoch, and a cache would freeze them. Cache the part that does not "
-            f"change, and let the dataset that does change read from the cache."
-        )
+    check_read_once(dataset, "Cached", "Cache the part that does not change, and let the dataset that does change read from the cache.")
     if not len(dataset):
-        raise ValueError(f"{kind} is empty (its length is 0), so there is nothing to cache. Check where it looks for its files.")
+        raise ValueError(
+            f"{type(dataset).__name__} is empty (its length is 0), so there is nothing to cache. Check where it looks for its files."
+        )

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import Subset
 
 from penstock._datasets.cache_files import identity_of
 from penstock._datasets.mix import Mix
-from penstock._datasets.one_pass import one_pass
+from penstock._datasets.one_pass import check_read_once, one_pass
 from penstock._datasets.saved_array import saved
-from penstock._fetch.fetch import epoch_aware
 from penstock._random.orders import SequentialOrder
 from penstock._streams.shards import close_shards
 
@@ -84,16 +83,9 @@ filtered.__module__ = "penstock"
 def _check(dataset: Any, predicate: Any) -> None:
     if not callable(predicate):
         raise TypeError(f"predicate must be a function of one sample, and {predicate!r:.80} cannot be called.")
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise TypeError(
-            f"{type(dataset).__name__} cannot be filtered, because it cannot be read by index. It needs __getitem__ and __len__."
-        )
     if isinstance(dataset, Mix):
         raise ValueError("keeping samples of a Mix would lose its weights. Filter each of its sources, and mix those.")
-    if epoch_aware(dataset):
-        raise ValueError(
-            f"{type(dataset).__name__} has a set_epoch, so its samples change with the epoch, but filtered looks at them once."
-        )
+    check_read_once(dataset, "filtered", "Filter what does not change.")
 
 
 def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: Any) -> Int64s:

@@ -7,9 +7,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
-from torch.utils.data import ConcatDataset, IterableDataset
+from torch.utils.data import ConcatDataset
 
 from penstock._arguments import Shown, whole_number
+from penstock._fetch.dataset_facts import DatasetFacts
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.sample import current
 from penstock._random.lane_mix_order import InterleavedMixOrder
@@ -177,9 +178,10 @@ def _check_sources(datasets: Any) -> None:
     if not isinstance(datasets, Mapping) or not datasets or not all(isinstance(name, str) for name in datasets):
         raise TypeError(f"a mix takes a dict of datasets by name, such as {{'web': …, 'code': …}}, but {datasets!r:.80} came.")
     for name, dataset in datasets.items():
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        facts = DatasetFacts.of(dataset)
+        if facts.length is None:
             raise TypeError(
-                f"the source {name!r} is a {type(dataset).__name__}, which cannot be read by index. A mix needs __getitem__ and __len__ to resume anywhere."
+                f"the source {name!r} is a {facts.name}, which cannot be read by index. A mix needs __getitem__ and __len__ to resume anywhere."
             )
 
 

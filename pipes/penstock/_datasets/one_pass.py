@@ -4,11 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock._fetch.dataset_facts import DatasetFacts
+from penstock._fetch.fetch import epoch_aware
 from penstock._loader.loader import Loader
 from penstock._streams.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+
+def check_read_once(dataset: Any, reader: str, remedy: str) -> None:
+    """Refuse a dataset that has not a fixed number of samples, or other ones in each epoch.
+
+    Args:
+        dataset: The user's.
+        reader: What reads it, for messages.
+        remedy: What to do with a dataset that changes with the epoch.
+    """
+    facts = DatasetFacts.of(dataset)
+    if facts.length is None:
+        raise TypeError(
+            f"{reader} needs a dataset that is read by index and has a length, and {facts.name} is not one. Give it a map-style dataset."
+        )
+    if aware := epoch_aware(dataset):
+        raise ValueError(
+            f"{type(aware[0]).__name__} has a set_epoch, so its samples change with the epoch, but {reader} reads them once. {remedy}"
+        )
 
 
 def one_pass(dataset: Any, batch_size: int, what: str, **words: Any) -> Generator[Any]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 
-from penstock._datasets.one_pass import one_pass
+from penstock._datasets.one_pass import check_read_once, one_pass
 from penstock._datasets.randomness_check import RandomnessCheck
 from penstock._fetch.array_dataset import ArrayDataset
-from penstock._fetch.fetch import SHARD_NAMES, SUBSET_INDICES, epoch_aware, said_of
+from penstock._fetch.fetch import SHARD_NAMES, SUBSET_INDICES, said_of
 from penstock._memory.devices import device_module, resolve_device
 from penstock._memory.modes import in_neutral_modes
 from penstock._memory.tree import leaves, mapped
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("penstock")
 
 _BATCH_SIZE = 64
+_REMEDY = "Put the random part into augment."
 
 
 @final
@@ -72,10 +73,7 @@ class Resident(ArrayDataset):
         max_bytes: int | None = None,
     ) -> None:
         where = resolve_device("cpu" if device is None else device)
-        if epoch_aware(dataset):
-            raise ValueError(
-                f"{type(dataset).__name__} has a set_epoch, so its samples change with the epoch, but Resident reads them once. Put the random part into augment."
-            )
+        check_read_once(dataset, "Resident", _REMEDY)
         start = time.perf_counter()
         try:
             fields = _loaded(_Transformed(dataset, transform), where, max_bytes, num_workers, method)
@@ -97,7 +95,7 @@ class _Transformed:
     def __init__(self, dataset: Any, transform: Callable[[Any], Any] | None) -> None:
         self.dataset = dataset
         self.transform = transform
-        self._randomness = RandomnessCheck("Put the random part into augment.")
+        self._randomness = RandomnessCheck(_REMEDY)
 
     def __len__(self) -> int:
         return len(self.dataset)
