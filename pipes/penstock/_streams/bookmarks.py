@@ -124,6 +124,8 @@ class Bookmarks:
         self._settle(fact.shard)
         with self._locked():
             news = self._facts.add(fact)
+        # Writing takes as long as a disk may take, so it is done without the lock. Nobody waits for it: the facts of
+        # this process are in `_facts` already.
         if isinstance(news, Contradiction):
             self._write([news.before, fact])  # both, because the file that has the first may be deleted
             self._report(news)
@@ -147,7 +149,7 @@ class Bookmarks:
         """The lock; the files have been read once by the time that it is returned, if ``read``."""
         if self._pid != os.getpid():
             self._start()  # another thread may have held the lock at the moment of the fork
-        if read and self._read_up_to is None:
+        if read and self._read_up_to is None:  # of two threads that find it so, the second reads nothing new
             self.refresh()
         return self._lock
 
@@ -157,6 +159,8 @@ class Bookmarks:
             if shard not in self._unsettled:
                 self._settled.add(shard)
                 return
+        # Outside of the lock, because it may take a request to a server. Of threads that do so together, the first adds
+        # the facts.
         key = self._keys[shard]
         with self._locked():
             read = self._unsettled.pop(shard, [])
@@ -188,7 +192,7 @@ class Bookmarks:
                     for line in iter(functools.partial(file.readline, LONGEST), b""):
                         if not line.endswith(b"\n") and len(line) < LONGEST:
                             break  # somebody may still be writing it
-                        at += len(line)
+                        at += len(line)  # also where it is damaged: files only grow, so it stays so
                         try:
                             key, fact = self._lines.parsed(line)
                         except ValueError:
@@ -196,6 +200,9 @@ class Bookmarks:
                             if damaged == MOST_DAMAGED:
                                 break
                             continue
+                        # Whether a fact is about the content that the shard has now is asked when somebody asks for the
+                        # shard: a folder may know a hundred thousand shards, and to look at all of them, far away,
+                        # before the first item would take hours.
                         if fact.shard not in self._settled:
                             self._unsettled.setdefault(fact.shard, []).append((key, fact))
                         elif key == self._keys[fact.shard] and isinstance(news := self._facts.add(fact), Contradiction):
@@ -227,6 +234,9 @@ class Bookmarks:
                 raise refusal(self._folder)
             fd = open_own(os.path.join(self._folder, self._file), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
+                # Each line by one `write` at the end of a file of this process alone: so a reader sees a line whole or,
+                # for a moment, without its end, and never two that are mixed. Threads of this process may do so at
+                # once, because O_APPEND gives each its place.
                 for fact in facts:
                     line = self._lines.line(self._keys[fact.shard], fact)
                     if len(line) <= LONGEST and os.write(fd, line) < len(line):
@@ -283,3 +293,56 @@ class Bookmarks:
 
 def _in_pass(fact: Fact) -> str:
     return "" if fact.pass_ is None else f" (pass {fact.pass_})"
+
+
+_STAYS_CUT: Final = (
+    '%s gives %d outputs in pass %d, because on_error="skip" has left out the rest of it before: a run that goes on needs the same sequence. A new run reads it '
+    "to its end with other bookmarks=, or another seed."
+)
+
+
+@final
+class KnownOutputs:
+    """How many outputs shards have, as far as anybody has read them: in every pass, in one pass, and where an error has cut one short, whatever becomes of the file later.
+
+    Args:
+        folder: See `Bookmarks`, of which there are two or three, each under a binding of its own.
+        binding: See there.
+        seed: Of the loader's order; what holds for one pass holds under one seed only.
+        keys: See there.
+        skips: Whether errors cut shards short.
+    """
+
+    def __init__(self, folder: Any, binding: dict[str, Any], seed: int, keys: ShardKeys, *, skips: bool) -> None:
+        # Where an error has cut a shard short is bound to its name alone: the file may be mended, and a run that goes
+        # on must still leave out the rest.
+        self._names = keys.names() if skips else []
+        self._keys = keys
+        self._always = Bookmarks(folder, binding, keys)
+        self._passes = Bookmarks(folder, {**binding, "seed": seed}, keys)
+        self._cut = Bookmarks(folder, {**binding, "seed": seed, "cut": True}, self._names) if skips else None
+        self._said: set[int] = set()
+
+    def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
+        """The number of outputs; None if unknown. If somebody relies on it, a contradiction is an error from now on, and otherwise a warning."""
+        self._keys[shard]  # looks at the file before it is opened, so that what is read is never taken for a later version
+        for facts in (self._cut, self._always, self._passes):
+            if facts is not None and (outputs := facts.outputs(shard, pass_, rely=rely)) is not None:
+                if facts is self._cut and shard not in self._said:
+                    self._said.add(shard)
+                    _logger.warning(_STAYS_CUT, self._names[shard], outputs, pass_)
+                return outputs
+        return None
+
+    def refresh(self) -> None:
+        """Learn what other processes have found since."""
+        for facts in (self._cut, self._always, self._passes):
+            if facts is not None:
+                facts.refresh()
+
+    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
+        """A shard was read to its end, or up to an error if it is ``cut``. ``every_pass``: it has as many outputs in any other pass."""
+        if cut:
+            self._said.add(shard)  # whoever has found it has said so
+        facts = self._cut if cut and self._cut is not None else self._always if every_pass else self._passes
+        facts.add(shard, pass_, outputs, every_pass=every_pass)

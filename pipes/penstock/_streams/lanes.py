@@ -14,17 +14,18 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import GraphError
 from penstock._fetch.error_policy import annotate
 from penstock._streams.progress import LINE_S, Progress
-from penstock._workers.lifetime import told_to_end
+from penstock._streams.retrying import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock._random.lane_order import Deal
+    from penstock._streams.bookmarks import KnownOutputs
     from penstock._streams.steps import ShardRun
 
 
@@ -37,19 +38,6 @@ MOST_KEPT: Final = 4096
 """How many of the items passed over last a lane keeps: those that it was asked for, rounded up to a power of two."""
 
 
-class Facts(Protocol):
-    """How many outputs shards have, as far as anybody has read them."""
-
-    def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
-        """The number of outputs; None if unknown. If somebody relies on it, a contradiction is an error from now on, and otherwise a warning."""
-
-    def refresh(self) -> None:
-        """Learn what other processes have found since."""
-
-    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
-        """A shard was read to its end, or up to an error if it is ``cut``. ``every_pass``: it has as many outputs in any other pass."""
-
-
 @final
 class Lanes:
     """The lanes that one process reads.
@@ -60,7 +48,7 @@ class Lanes:
     Args:
         deal: Which shards make up a lane.
         run: Opens a shard and runs the steps over its records: called with the shard, the pass, and what ends its pauses.
-        facts: Asked where to begin, and told what was found.
+        known: Asked where to begin, and told what was found.
         skips: What follows an error in a shard is left out, with a warning. Otherwise the error is raised.
         label: The name of a shard, for messages.
     """
@@ -69,34 +57,31 @@ class Lanes:
         self,
         deal: Deal,
         run: Callable[[int, int, Closing], ShardRun],
-        facts: Facts,
+        known: KnownOutputs,
         *,
         skips: bool = False,
         label: Callable[[int], str] = str,
     ) -> None:
         self.deal = deal
         self.run = run
-        self.facts = facts
+        self.known = known
         self.skips = skips
         self.label = label
         self._start()
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # guards the next line only, and is never held while a lane is read
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, _Lane] = {}  # one is added by `setdefault`, and none is taken out, so this needs no lock
         self.closing = Closing()
         self._spoke = float("-inf")
 
     def read(self, item: int) -> Any:
         """The item of this number since the beginning of training."""
         if self._pid != os.getpid():
-            self._start()  # another thread may have been reading at the moment of the fork, so neither its lock nor its readers can be used
+            # Another thread may have been reading at the moment of the fork, so neither its locks nor its readers can be used.
+            self._start()
         number, place = divmod(item, self.deal.lanes)
-        lane = self._lanes.get(place)
-        if lane is None:
-            with self._lock:
-                lane = self._lanes.setdefault(place, _Lane(place, self))
+        lane = self._lanes.get(place) or self._lanes.setdefault(place, _Lane(place, self))
         with lane.lock:
             return lane.item(number)
 
@@ -109,7 +94,8 @@ class Lanes:
     def close(self) -> None:
         """Close every shard that this process has open. Idempotent; reading opens them again."""
         if self._pid != os.getpid():
-            return
+            return  # what is open was opened by the parent, whose locks may be held here forever
+        # First this, because a reader that waits to try a server again holds its lane, for up to a minute.
         self.closing.set()
         for lane in list(self._lanes.values()):
             with lane.lock:
@@ -117,28 +103,14 @@ class Lanes:
         self.closing.clear()
 
 
-@final
-class Closing:
-    """Ends the pauses of those who read: while it is set, and in the thread of a pool that is told to end. A `threading.Event` otherwise."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.set, self.clear = self._event.set, self._event.clear
-
-    def is_set(self) -> bool:
-        """Whether nobody wants what this thread reads."""
-        return self._event.is_set() or told_to_end.get()()
-
-    def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for that; whether it is so."""
-        deadline = time.monotonic() + timeout
-        while not self.is_set() and (left := deadline - time.monotonic()) > 0:
-            self._event.wait(min(left, _LOOK_S))
-        return self.is_set()
-
-
 class _Lane:
     """One lane. ``lock`` is held while it is read."""
+
+    # Where the lane stands is `_deal`, `_first` and `_next`, and it is true whenever the lock is free: the output that
+    # `_run` gives next is number `_next`, and `_first` is the first of the shard that it reads. Whoever is interrupted
+    # leaves less than that (`_run` is None, and `_next` is `_first`), so that the next read searches from the beginning
+    # of the shard, but never a place that is wrong: it would lose or repeat records without a word, for the rest of the
+    # training.
 
     def __init__(self, lane: int, lanes: Lanes) -> None:
         self.lock = threading.Lock()
@@ -156,6 +128,9 @@ class _Lane:
             return self._kept.pop(number)
         if number < self._next:  # else, nearly always, it is the next one
             back = self._next - number
+            # From now on it would have been kept. Not twice as many as before: an epoch that is left early throws away
+            # what was read ahead, which looks like reads that come late, and after ten such epochs a lane would keep
+            # 4096 items of any size. What comes later than that is a jump back.
             if back <= MOST_KEPT:
                 self._most_kept = max(self._most_kept, 1 << (back - 1).bit_length())
             self.close()
@@ -165,14 +140,14 @@ class _Lane:
             if number == self._next and self._run is not None:
                 if (value := self._output()) is not _END:
                     self._next += 1
-                    if self._run.owes:
+                    if self._run.owes:  # it came out of a window without a record being read: read one for it
                         self._read_ahead()
                     return value
                 self._end()
             with _Search(self._lanes, self._lane, number, self._next) as search:
                 return self._searched(number, search)
         except BaseException:
-            self._drop()  # after an error nobody knows where it stands in the shard
+            self._drop()  # after an error, or Ctrl-C, nobody knows where it stands in the shard
             raise
 
     def close(self) -> None:
@@ -181,11 +156,13 @@ class _Lane:
         self._drop()
 
     def _rewind(self) -> None:
-        # The shard that is read, or comes next, by its number in the endless deal; and the numbers, in this lane, of its first output and of the one that comes next.
+        # The shard that is read, or comes next, by its number in the endless deal; and the numbers, in this lane, of
+        # its first output and of the one that comes next.
         self._deal, self._first, self._next = self._lane, 0, 0
         self._empty: set[int] = set()  # the shards that had no output, since one had
 
     def _drop(self) -> None:
+        # In one line, and before anything is closed, which may take long and be interrupted.
         run, self._run, self._next = self._run, None, self._first
         for one in (run, self._ahead):
             if one is not None:
@@ -200,7 +177,7 @@ class _Lane:
             return
         if self._ahead is None:
             pass_, shard = self._lanes.deal[self._deal + self._lanes.deal.lanes]
-            self._lanes.facts.outputs(shard, pass_, rely=False)  # looks at the file before it is opened
+            self._lanes.known.outputs(shard, pass_, rely=False)  # looks at the version of the file before it is opened
             self._ahead = self._lanes.run(shard, pass_, self._lanes.closing)
         self._ahead.read_ahead()
 
@@ -213,6 +190,8 @@ class _Lane:
                 self._next += 1
                 if self._next > number:
                     return value
+                # It was passed over: a thread that was overtaken will ask for it. What is far behind belongs to a jump,
+                # and nobody wants it.
                 if self._next > number - self._most_kept:
                     self._kept[self._next - 1] = value
                     if len(self._kept) > self._most_kept:
@@ -224,26 +203,31 @@ class _Lane:
     def _skip_to(self, number: int, search: _Search) -> None:
         """Pass over shards, unopened, whose outputs all come before ``number``."""
         if number - self._first > MOST_KEPT:  # a jump, maybe over what other workers have read
-            self._lanes.facts.refresh()
+            self._lanes.known.refresh()
         while True:
-            outputs = self._known(rely=False)
+            # If this count turns out to be wrong, that does no harm to a shard which is read now anyway. It does where
+            # one is passed over by it: then all that comes behind is found by that number, so it is relied on, and a
+            # contradiction is an error from now on.
+            outputs = self._outputs(rely=False)
             if outputs is None or self._first + outputs > number:
                 return
-            self._known()
-            self._drop()  # what was read ahead, if anything
+            self._outputs()
+            self._drop()  # what was read ahead of this shard, if anything; it would come as that of a later one
             self._next = self._first + outputs
             self._go_on()
             search.at(self._next)
 
-    def _known(self, *, rely: bool = True) -> int | None:
+    def _outputs(self, *, rely: bool = True) -> int | None:
         pass_, shard = self._lanes.deal[self._deal]
-        return self._lanes.facts.outputs(shard, pass_, rely=rely)
+        return self._lanes.known.outputs(shard, pass_, rely=rely)
 
     def _open(self) -> None:
         pass_, shard = self._lanes.deal[self._deal]
         self._run, self._ahead = self._ahead or self._lanes.run(shard, pass_, self._lanes.closing), None
         self._cut = False
-        self._most = self._known() if self._lanes.skips else None  # a shard that was cut short by an error stays so when it is read again
+        # A shard that was cut short by an error stays so when it is read again, and the error may have passed: every
+        # later number depends on it.
+        self._most = self._outputs() if self._lanes.skips else None
 
     def _output(self) -> Any:
         assert self._run is not None
@@ -253,6 +237,9 @@ class _Lane:
             return next(self._run, _END)
         except Exception as exc:
             annotate(exc, f"in {self._label}")
+            # What is wrong with the steps is so in all shards, which would be left out one after another. And an error
+            # in a loader that is being closed may be of the closing itself, which ends a pause: taken for one of the
+            # shard, it would cut it short in all runs to come, by a bookmark.
             if isinstance(exc, GraphError) or not self._lanes.skips or self._lanes.closing.is_set():
                 raise
             self._cut = True
@@ -265,8 +252,8 @@ class _Lane:
         assert run is not None
         pass_, shard = self._lanes.deal[self._deal]
         outputs = self._next - self._first
-        if outputs != self._most:
-            self._lanes.facts.add(shard, pass_, outputs, every_pass=not run.depends_on_pass, cut=self._cut)
+        if outputs != self._most:  # else that was known; one that was cut short before has been read no further now
+            self._lanes.known.add(shard, pass_, outputs, every_pass=not run.depends_on_pass, cut=self._cut)
         self._run = None
         run.close()
         self._go_on()
@@ -274,7 +261,7 @@ class _Lane:
     def _go_on(self) -> None:
         """Go to the lane's next shard."""
         deal = self._lanes.deal
-        if self._next == self._first:
+        if self._next == self._first:  # a lane whose steps drop everything would read pass after pass, forever
             self._empty.add(deal[self._deal][1])
         elif self._empty:
             self._empty = set()
@@ -322,5 +309,4 @@ class _Search:
 
 
 _END: Final = object()
-_LOOK_S: Final = 0.1
 _SLOW: Final = "lane %d: it has taken %.0f s to find item %d; now at item %d. With bookmarks it takes less than a shard: keep their folder (bookmarks=) from run to run."

@@ -69,12 +69,16 @@ class OpenShards:
             one = self._entry(shard)
             try:
                 with one.lock:
-                    if one.closed:  # by another thread, before this one had the lock
+                    if one.closed:  # by another thread's `_tidy`, before this one had the lock: take a new entry
                         continue
                     if one.content is None:
                         one.content = self._opened(shard, numbers[0])
                     return one.content.read(numbers)
             finally:
+                # Not under the lock of this shard: `_tidy` closes others, and waits for those who read them. Two
+                # threads that did so while each held the shard that the other one closes would wait forever. So handles
+                # are written without a lock: a wrong number closes a shard too early or too late, and reading opens it
+                # again.
                 if one.handles != (handles := 0 if one.content is None else one.content.handles):
                     one.handles = handles
                     self._tidy()
@@ -127,16 +131,20 @@ class OpenShards:
             one.close()
 
     def _beyond(self) -> list[_Shard]:
-        """Take out the shards that are to be closed."""
+        """Take out the shards that are to be closed, those used last long ago first: each read puts its shard at the end."""
         gone = []
+        # How many handles are above the bound. Shards of the two kinds do not push each other out: the readers of a
+        # lane, whose place is lost when they are closed and costs a shard to find again, would go for the sake of files
+        # that are opened anywhere for nothing. What is being opened (None) stays.
         over = {_IndexedShard: -self._most_indexed, ForwardShard: -self._most_readers, type(None): 0}
         for one in self._shards.values():
             over[type(one.content)] += one.handles
         for shard, one in list(self._shards.items()):
-            is_done = one.handles == 0 and not one.lock.locked()  # one that is being opened has no handles yet
+            # Read to its end. One that has just been opened has no handles yet either, but then its lock is held.
+            is_done = one.handles == 0 and not one.lock.locked()
             if one.content is not None and (is_done or over[type(one.content)] > 0):
                 over[type(one.content)] -= one.handles
-                gone.append(self._shards.pop(shard))
+                gone.append(self._shards.pop(shard))  # a thread that waits for its lock finds it closed, and starts anew
         return gone
 
 

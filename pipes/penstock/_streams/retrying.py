@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._fetch.error_policy import annotate, describe
 from penstock._streams.run_cursor import running
+from penstock._workers.lifetime import told_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -34,13 +36,27 @@ NETWORK: Final = frozenset(
 """What the libraries under fsspec raise when an answer breaks off: package and class. These are no subclasses of `OSError`, though they should be."""
 
 LONGEST_PAUSE_S: Final = 60.0
+_LOOK_S: Final = 0.1
 
 
-class Closing(Protocol):
-    """A `threading.Event`, which is set when nobody wants the records any more."""
+@final
+class Closing:
+    """Ends the pauses of those who read: while it is set, and in the thread of a pool that is told to end. A `threading.Event` otherwise."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.set, self.clear = self._event.set, self._event.clear
+
+    def is_set(self) -> bool:
+        """Whether nobody wants what this thread reads."""
+        return self._event.is_set() or told_to_end.get()()
 
     def wait(self, timeout: float) -> bool:
-        """Wait for it to be set, up to ``timeout`` seconds; whether it is."""
+        """Wait up to ``timeout`` seconds for that; whether it is so."""
+        deadline = time.monotonic() + timeout
+        while not self.is_set() and (left := deadline - time.monotonic()) > 0:
+            self._event.wait(min(left, _LOOK_S))
+        return self.is_set()
 
 
 def iter_with_retries(
@@ -83,6 +99,7 @@ def iter_with_retries(
                 if records is not opened:
                     stack.callback(close, records, Exception)
                 doing = ""
+                # Else an end that comes too early, behind an error, would be taken for that of the shard.
                 if not seeks and (found := sum(1 for _ in itertools.islice(records, number))) < number:
                     raise OSError(
                         f"{label} ends after {found} records, and should have at least {number}: it was cut short, or has changed."
@@ -97,6 +114,7 @@ def iter_with_retries(
             tries += 1
             gives_up = not may_pass(exc) or tries > retries
             if not gives_up:
+                # What was opened is closed by now: a connection that is of no use is not kept for the length of the pause.
                 pause = min(pause_s * 2 ** (tries - 1), LONGEST_PAUSE_S)
                 _logger.warning(
                     "%s. Opening %s again at record %d, in %g s (%d of %d)", describe(exc), label, number, pause, tries, retries

@@ -197,6 +197,7 @@ class ShardRun(Iterator[Any]):
             number = cursor.records + waiting
             token, at = current.set(cursor), cursor.at
             try:
+                # Reading may draw, so a record has its name before it is there; record 0 has had one since the run was made.
                 cursor.at = tag = RecordId(number) if number else at
                 record = next(self._iterator, _END)
             except Exception as exc:
@@ -290,7 +291,7 @@ class ShardRun(Iterator[Any]):
         self._stages.append(_numbered(self._iterator, self._cursor, self._ahead))
         for place, step in enumerate(self._steps):
             items = self._stages[-1]
-            if type(step) in _OURS:
+            if type(step) in _OURS:  # these say themselves which record they work on, and have no user's `next` in them
                 self._stages.append(step(items))  # type: ignore[arg-type]  # ours are generators
             else:
                 counts = not getattr(step, "keeps_count", False)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, final
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, final
 
 from penstock._fetch.error_policy import mark_of_stream
 from penstock._random.lane_order import Deal, InterleavedOrder
-from penstock._streams.bookmarks import Bookmarks, default_folder
+from penstock._streams.bookmarks import KnownOutputs, default_folder
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import has_start, most_files
@@ -25,13 +24,6 @@ if TYPE_CHECKING:
     from penstock._random.order import Order
     from penstock._streams.retrying import Closing
     from penstock._streams.steps import Step
-
-log = logging.getLogger("penstock")
-
-_STAYS_CUT: Final = (
-    '%s gives %d outputs in pass %d, because on_error="skip" has left out the rest of it before: a run that goes on needs the same sequence. A new run reads it '
-    "to its end with other bookmarks=, or another seed."
-)
 
 
 class ShardOptions(TypedDict, total=False):
@@ -75,6 +67,8 @@ class RecordStream:
         self._keys = ShardKeys(shards, getattr(open, "by_fsspec", False))
         self._deal = Deal(len(shards), lanes)
         self._length = len(InterleavedOrder(self._deal.lanes, epoch_size))
+        # Which shard an index means depends on the order that was asked for, so nothing can be read before, and there
+        # can be only one.
         self._ordered = False
         self._code = ""  # what bookmarks are bound to; found once, so that it is the same in all workers, whatever the steps hold by then
         self._read_by: dict[str, Lanes] = {}  # one entry, or none before the first item is read
@@ -103,7 +97,7 @@ class RecordStream:
             )
         lanes = self._read_by.get("lanes")
         if lanes is None:  # of threads that come first together, all take the same
-            lanes = self._read_by.setdefault("lanes", Lanes(self._deal, self._run, self._facts(), skips=self._skips, label=self._label))
+            lanes = self._read_by.setdefault("lanes", Lanes(self._deal, self._run, self._known(), skips=self._skips, label=self._label))
         try:
             return lanes.read(item)
         except Exception as exc:
@@ -119,8 +113,11 @@ class RecordStream:
             )
         if not self._ordered:
             self.close()
+            # `Lanes` hold the deal; whoever asks for items only now gets new ones.
             self._deal, self._read_by = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed), {}
             self._ordered = True
+            # A shard that has a name is bound to its file by its key. A number says nothing of what `open` makes of it,
+            # so there `open` itself must be the same.
             self._code = code_hash(self._steps if self._is_numbered else [*self._steps, self._open])
         said = {"shards": len(self._shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
@@ -136,6 +133,8 @@ class RecordStream:
         return {**vars(self), "_read_by": {}}
 
     def _run(self, shard: int, pass_: int, closing: Closing) -> ShardRun:
+        # The version that this process saw first: the formats then read no other, wherever a store can be asked for
+        # one.
         seen = self._keys.stamp(shard)
         open = functools.partial(self._open, expected=seen) if self._keys.by_fsspec and seen is not None else self._open
         records = iter_with_retries(
@@ -152,49 +151,20 @@ class RecordStream:
         """Any two datasets have a shard 3, so bookmarks of numbered shards are for those who say where."""
         return isinstance(self._shards[0], int)
 
-    def _facts(self) -> _Facts:
+    def _known(self) -> KnownOutputs:
         if self._bookmarks is True:
             folder: Any = None if self._is_numbered else default_folder()
         else:
             folder = None if self._bookmarks is False else self._bookmarks
         binding = {"steps": self._code, "name": self._name, "data": self._settings}
-        return _Facts(folder, binding, self._deal.seed, self._keys, skips=self._skips)
-
-
-class _Facts:
-    """What is known of the shards: in every pass, in one pass, and where an error has cut one short, whatever becomes of the file later."""
-
-    def __init__(self, folder: Any, binding: dict[str, Any], seed: int, keys: ShardKeys, *, skips: bool) -> None:
-        self._names = keys.names() if skips else []
-        self._keys = keys
-        self._always = Bookmarks(folder, binding, keys)
-        self._passes = Bookmarks(folder, {**binding, "seed": seed}, keys)
-        self._cut = Bookmarks(folder, {**binding, "seed": seed, "cut": True}, self._names) if skips else None
-        self._said: set[int] = set()
-
-    def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
-        self._keys[shard]  # looks at the file before it is opened, so that what is read is never taken for a later version
-        for facts in (self._cut, self._always, self._passes):
-            if facts is not None and (outputs := facts.outputs(shard, pass_, rely=rely)) is not None:
-                if facts is self._cut and shard not in self._said:
-                    self._said.add(shard)
-                    log.warning(_STAYS_CUT, self._names[shard], outputs, pass_)
-                return outputs
-        return None
-
-    def refresh(self) -> None:
-        for facts in (self._cut, self._always, self._passes):
-            if facts is not None:
-                facts.refresh()
-
-    def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
-        if cut:
-            self._said.add(shard)  # whoever has found it has said so
-        facts = self._cut if cut and self._cut is not None else self._always if every_pass else self._passes
-        facts.add(shard, pass_, outputs, every_pass=every_pass)
+        return KnownOutputs(folder, binding, self._deal.seed, self._keys, skips=self._skips)
 
 
 def _readable(records: Generator[Any], skips: bool, check: Callable[[], None]) -> Iterator[Any]:
+    """The records, of one version of the file: it is looked at before the first one and behind the last.
+
+    Otherwise a file that is replaced meanwhile gives some of the old and some of the new records, and their number becomes a bookmark of the new file.
+    """
     check()
     with contextlib.closing(records):  # now, and not when the traceback of an error lets go of it
         for record in records:
