@@ -66,7 +66,11 @@ class Cached(Shown):
     __module__ = "penstock"
 
     def __init__(self, dataset: Any, path: str | os.PathLike[str] | None = None, *, fingerprint: Any = None) -> None:
-        _check(dataset)
+        check_read_once(dataset, "Cached", "Cache the part that does not change, and let the dataset that does change read from the cache.")
+        if not len(dataset):
+            raise ValueError(
+                f"{type(dataset).__name__} is empty (its length is 0), so there is nothing to cache. Check where it looks for its files."
+            )
         self.dataset = dataset
         self._path = None if path is None else os.path.abspath(path)
         self._identity = identity_of(dataset, fingerprint)
@@ -237,11 +241,3 @@ class _Filling:
     def __getitem__(self, k: int) -> int:
         self._cached[int(self._places[k])]
         return 0
-
-
-def _check(dataset: Any) -> None:
-    check_read_once(dataset, "Cached", "Cache the part that does not change, and let the dataset that does change read from the cache.")
-    if not len(dataset):
-        raise ValueError(
-            f"{type(dataset).__name__} is empty (its length is 0), so there is nothing to cache. Check where it looks for its files."
-        )

@@ -60,7 +60,11 @@ def filtered(
             ``cache``, the predicate is a lambda or a function inside another, which has nothing to be told apart by.
     """
     name = f"{getattr(predicate, '__module__', '?')}.{getattr(predicate, '__qualname__', type(predicate).__qualname__)}"
-    _check(dataset, predicate)
+    if not callable(predicate):
+        raise TypeError(f"predicate must be a function of one sample, and {predicate!r:.80} cannot be called.")
+    if isinstance(dataset, Mix):
+        raise ValueError("keeping samples of a Mix would lose its weights. Filter each of its sources, and mix those.")
+    check_read_once(dataset, "filtered", "Filter what does not change.")
 
     def compute() -> Int64s:
         found = _judged(dataset, predicate, name, num_workers, method)
@@ -78,14 +82,6 @@ def filtered(
 
 
 filtered.__module__ = "penstock"
-
-
-def _check(dataset: Any, predicate: Any) -> None:
-    if not callable(predicate):
-        raise TypeError(f"predicate must be a function of one sample, and {predicate!r:.80} cannot be called.")
-    if isinstance(dataset, Mix):
-        raise ValueError("keeping samples of a Mix would lose its weights. Filter each of its sources, and mix those.")
-    check_read_once(dataset, "filtered", "Filter what does not change.")
 
 
 def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: Any) -> Int64s:

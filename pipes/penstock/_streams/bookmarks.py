@@ -321,13 +321,14 @@ class KnownOutputs:
         self._always = Bookmarks(folder, binding, keys)
         self._passes = Bookmarks(folder, {**binding, "seed": seed}, keys)
         self._cut = Bookmarks(folder, {**binding, "seed": seed, "cut": True}, self._names) if skips else None
+        self._all = [facts for facts in (self._cut, self._always, self._passes) if facts is not None]  # the first that knows is right
         self._said: set[int] = set()
 
     def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
         """The number of outputs; None if unknown. If somebody relies on it, a contradiction is an error from now on, and otherwise a warning."""
         self._keys[shard]  # looks at the file before it is opened, so that what is read is never taken for a later version
-        for facts in (self._cut, self._always, self._passes):
-            if facts is not None and (outputs := facts.outputs(shard, pass_, rely=rely)) is not None:
+        for facts in self._all:
+            if (outputs := facts.outputs(shard, pass_, rely=rely)) is not None:
                 if facts is self._cut and shard not in self._said:
                     self._said.add(shard)
                     _logger.warning(_STAYS_CUT, self._names[shard], outputs, pass_)
@@ -336,9 +337,8 @@ class KnownOutputs:
 
     def refresh(self) -> None:
         """Learn what other processes have found since."""
-        for facts in (self._cut, self._always, self._passes):
-            if facts is not None:
-                facts.refresh()
+        for facts in self._all:
+            facts.refresh()
 
     def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
         """A shard was read to its end, or up to an error if it is ``cut``. ``every_pass``: it has as many outputs in any other pass."""

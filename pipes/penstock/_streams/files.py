@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import hashlib
 import importlib
 import io
 import itertools
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
+from penstock import _arguments
 from penstock._streams.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def unsigned(link: str) -> str:
 
 def checksum(said: Any) -> str:
     """Of JSON."""
-    return hashlib.blake2b(json.dumps(said).encode(), digest_size=8).hexdigest()
+    return _arguments.checksum(json.dumps(said).encode())
 
 
 def extra(module: str, why: str) -> Any:
