@@ -122,7 +122,7 @@ if not TYPE_CHECKING:  # a type checker would believe that it returns any name
         if name in _HOME_OF:
             return _loaded(globals(), name, _HOME_OF[name])
         hint = ": write penstock.Loader.from_dataset" if name in ("DataLoader", "from_dataset") else ""
-        for door in ("nodes", "orders", "statistics") if not name.startswith("_") else ():
+        for door in ("formats", "nodes", "orders", "statistics") if not name.startswith("_") else ():
             if name in importlib.import_module(f"{__name__}.{door}").__all__:
                 hint = f": write penstock.{door}.{name}"
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__])

@@ -215,7 +215,7 @@ def test_inspect_finds_the_door() -> None:
         assert [name for name in names if inspect.getmodule(getattr(door, name)) is not door] == []
 
 
-@pytest.mark.parametrize("name", ["Sampler", "ShuffledOrder", "LoaderStatistics"])
+@pytest.mark.parametrize("name", ["Sampler", "ShuffledOrder", "LoaderStatistics", "jsonl"])
 def test_a_name_of_another_door_is_shown_the_way(name: str) -> None:
-    with pytest.raises(AttributeError, match=rf"has no attribute '{name}': write penstock\.(nodes|orders|statistics)\.{name}"):
+    with pytest.raises(AttributeError, match=rf"has no attribute '{name}': write penstock\.(formats|nodes|orders|statistics)\.{name}"):
         getattr(penstock, name)

@@ -56,11 +56,11 @@ def parquet(
     columns = names_of(columns)
     groups, counts, lane_bytes = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"))
     fit = LANES_BYTES // max(1, *lane_bytes)
-    return Shards(groups, _Rows(columns), counts=counts, lanes=lanes, most_lanes=fit, window=window, name="row group", **options)
+    return Shards(groups, _RowGroups(columns), counts=counts, lanes=lanes, most_lanes=fit, window=window, name="row group", **options)
 
 
 @final
-class _Rows:
+class _RowGroups:
     """Opens a row group."""
 
     def __init__(self, columns: list[str] | None) -> None:
