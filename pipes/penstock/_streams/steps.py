@@ -176,11 +176,6 @@ class ShardRun(Iterator[Any]):
             shuffled = shuffled or (type(step) is Shuffle and step.window > 1)
 
     @property
-    def records(self) -> int:
-        """How many records were read so far."""
-        return self._cursor.records
-
-    @property
     def owes(self) -> bool:
         """Whether to call `read_ahead` for the output that was just given, because it may have come without a record being read."""
         return bool(self._ahead) or self._cursor.exhausted
