@@ -22,9 +22,9 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from penstock._command.indexing import format_of
 from penstock._streams import files as module
-from penstock._streams.files import FileRanges, Stamp, compression, decompressed, extra, opened, stamp, whole
+from penstock._streams.files import Stamp, braces_expanded, compression, decompressed, expanded, extra, opened, stamp, whole
 from penstock._streams.index_file import place_of
-from penstock._streams.patterns import braces_expanded, expanded
+from penstock._streams.known_files import FileRanges
 
 PACK = {
     "": bytes,

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from penstock import formats
 from penstock._fetch.error_policy import describe
-from penstock._streams.files import bare, compression, is_remote, stamp, whole
+from penstock._streams.files import bare, compression, expanded, is_remote, stamp, whole
 from penstock._streams.index_file import SUFFIX, places_of, read_header, read_offsets, write_index
-from penstock._streams.patterns import expanded
 from penstock._streams.progress import Progress
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import operator
 import os
 import pickle
 import zlib
@@ -15,11 +16,12 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from penstock._datasets.cache_files import identity_of
+from penstock._datasets.cache_files import as_known_then, identity_of
 from penstock._datasets.mix import Mix
 from penstock._datasets.one_pass import check_read_once, one_pass
-from penstock._datasets.saved_array import saved
 from penstock._random.orders import SequentialOrder
+from penstock._streams.files import open_file
+from penstock._streams.own_files import write_own
 from penstock._streams.shards import close_shards
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def filtered(
             )
         return found
 
-    kept = compute() if cache is None else saved(os.fspath(cache), _identity(dataset, predicate, name), compute)
+    kept = compute() if cache is None else _saved(os.fspath(cache), _identity(dataset, predicate, name), compute)
     if len(kept) and not 0 <= kept.min() <= kept.max() < len(dataset):
         raise ValueError(f"{cache} is damaged: it holds indices that no sample has. Delete it.")
     _logger.info(f"{name} keeps {len(kept)} of the {len(dataset)} samples of {type(dataset).__name__}")
@@ -128,3 +130,46 @@ def _identity(dataset: Any, predicate: Any, name: str) -> dict[str, Any]:
         with contextlib.suppress(TypeError, ValueError):  # a method of that name that has nothing to do with us
             settings = json.loads(json.dumps(method()))
     return {"kept by": name, "predicate": holds, **identity_of(dataset, getattr(dataset, "_fingerprint", None)), "settings": settings}
+
+
+# The file of `cache`: a line of JSON that says what it was computed from, and then int64, little-endian. It is renamed into
+# place once it is complete, so any number of processes may write it at once.
+
+
+def _saved(path: str, identity: dict[str, Any], compute: Callable[[], Int64s]) -> Int64s:
+    """The array in the file at ``path``; computed and written if there is none.
+
+    Raises:
+        ValueError: The file is damaged, or holds something else; names the differences.
+        OSError: The file cannot be read or written.
+    """
+    if not os.path.exists(path):
+        _write(path, identity, compute())
+    return _opened(path, identity)
+
+
+def _opened(path: str, identity: dict[str, Any]) -> Int64s:
+    with open(path, "rb", opener=open_file) as file:
+        line = file.readline(2**20)
+    try:
+        head = json.loads(line.decode())
+        theirs, count, crc = dict(head["of"]), operator.index(head["count"]), head["crc"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a file of penstock's, or damaged. Delete it, or give another path.") from error
+    ours = as_known_then(json.loads(json.dumps(identity)), theirs, path)
+    if theirs != ours:
+        keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
+        changed = "; ".join(f"{key} was {theirs.get(key)!r:.80} and is {ours.get(key)!r:.80}" for key in keys)
+        raise ValueError(f"{path} was computed from something else: {changed}. Delete it, or give another path.")
+    if os.path.getsize(path) != len(line) + 8 * count:
+        raise ValueError(f"{path} has {os.path.getsize(path)} bytes, not {len(line) + 8 * count}: it is damaged. Delete it.")
+    numbers = np.fromfile(path, "<i8", count, offset=len(line))
+    if zlib.crc32(numbers.data) != crc:
+        raise ValueError(f"{path} is damaged: its checksum is wrong. Delete it.")
+    return numbers
+
+
+def _write(path: str, identity: dict[str, Any], numbers: Int64s) -> None:
+    numbers = np.ascontiguousarray(numbers, "<i8")
+    head = json.dumps({"of": identity, "count": len(numbers), "crc": zlib.crc32(numbers.data)})
+    write_own(path, head.encode(), b"\n", numbers.data, sync=True)

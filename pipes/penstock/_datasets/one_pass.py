@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_read_once(dataset: Any, reader: str, remedy: str) -> None:
-    """Refuse a dataset that has not a fixed number of samples, or other ones in each epoch.
-
-    Args:
-        dataset: The user's.
-        reader: What reads it, for messages.
-        remedy: What to do with a dataset that changes with the epoch.
-    """
+    """Refuse a dataset that is not read by index, or that changes with the epoch, for which there is a ``remedy``."""
     facts = DatasetFacts.of(dataset)
     if facts.length is None:
         raise TypeError(

@@ -124,8 +124,7 @@ class Bookmarks:
         self._settle(fact.shard)
         with self._locked():
             news = self._facts.add(fact)
-        # Writing takes as long as a disk may take, so it is done without the lock. Nobody waits for it: the facts of
-        # this process are in `_facts` already.
+        # Without the lock, because a disk may take long; this process knows the fact already.
         if isinstance(news, Contradiction):
             self._write([news.before, fact])  # both, because the file that has the first may be deleted
             self._report(news)
@@ -159,8 +158,7 @@ class Bookmarks:
             if shard not in self._unsettled:
                 self._settled.add(shard)
                 return
-        # Outside of the lock, because it may take a request to a server. Of threads that do so together, the first adds
-        # the facts.
+        # Without the lock, because it may ask a server. Of threads that do so together, the first adds the facts.
         key = self._keys[shard]
         with self._locked():
             read = self._unsettled.pop(shard, [])
@@ -200,9 +198,8 @@ class Bookmarks:
                             if damaged == MOST_DAMAGED:
                                 break
                             continue
-                        # Whether a fact is about the content that the shard has now is asked when somebody asks for the
-                        # shard: a folder may know a hundred thousand shards, and to look at all of them, far away,
-                        # before the first item would take hours.
+                        # Its key is compared when somebody asks for the shard (`_settle`): to look at a hundred
+                        # thousand files, far away, before the first item would take hours.
                         if fact.shard not in self._settled:
                             self._unsettled.setdefault(fact.shard, []).append((key, fact))
                         elif key == self._keys[fact.shard] and isinstance(news := self._facts.add(fact), Contradiction):
@@ -234,9 +231,8 @@ class Bookmarks:
                 raise refusal(self._folder)
             fd = open_own(os.path.join(self._folder, self._file), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
-                # Each line by one `write` at the end of a file of this process alone: so a reader sees a line whole or,
-                # for a moment, without its end, and never two that are mixed. Threads of this process may do so at
-                # once, because O_APPEND gives each its place.
+                # One `write` for each line, at the end (O_APPEND) of a file of this process alone: lines of threads or
+                # processes never mix, and a reader may miss only the end of the last one.
                 for fact in facts:
                     line = self._lines.line(self._keys[fact.shard], fact)
                     if len(line) <= LONGEST and os.write(fd, line) < len(line):
@@ -305,17 +301,11 @@ _STAYS_CUT: Final = (
 class KnownOutputs:
     """How many outputs shards have, as far as anybody has read them: in every pass, in one pass, and where an error has cut one short, whatever becomes of the file later.
 
-    Args:
-        folder: See `Bookmarks`, of which there are two or three, each under a binding of its own.
-        binding: See there.
-        seed: Of the loader's order; what holds for one pass holds under one seed only.
-        keys: See there.
-        skips: Whether errors cut shards short.
+    Each kind has `Bookmarks` of its own. What holds for one pass holds under one ``seed`` only; ``skips``: errors cut shards short.
     """
 
     def __init__(self, folder: Any, binding: dict[str, Any], seed: int, keys: ShardKeys, *, skips: bool) -> None:
-        # Where an error has cut a shard short is bound to its name alone: the file may be mended, and a run that goes
-        # on must still leave out the rest.
+        # Bound to the name alone, because a run that goes on must leave out the rest of a file even if it was mended.
         self._names = keys.names() if skips else []
         self._keys = keys
         self._always = Bookmarks(folder, binding, keys)

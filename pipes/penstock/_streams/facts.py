@@ -83,10 +83,7 @@ class Facts:
 
 @final
 class FactLines:
-    """Facts as lines of a file: JSON that ends with its CRC-32 (ISO 3309), which starts from a hash of what the facts are bound to.
-
-    So neither a line that was cut short or overwritten, nor one of another binding that was copied here, is ever taken for a fact.
-    """
+    """Facts as lines of JSON that end with their CRC-32 (ISO 3309), which starts from the hash of the binding: no other line is ever taken for a fact."""
 
     def __init__(self, binding_hash: str) -> None:
         self._seed = zlib.crc32(binding_hash.encode())

@@ -1,15 +1,17 @@
-"""Files, here and elsewhere: their names, their bytes, and what tells that one has changed."""
+"""Paths and files, here and elsewhere: lists of them, their bytes, and what tells that a file has changed."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import functools
+import glob
 import importlib
 import io
 import itertools
 import json
 import os
+import re
 from collections.abc import Sequence
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
@@ -18,7 +20,9 @@ from penstock import _arguments
 from penstock._streams.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 class Stamp(NamedTuple):
@@ -78,10 +82,10 @@ def _parts(path: str) -> list[str]:
 
 def address(path: str) -> str:
     """The whole path of a local file, or a URL without what signs it."""
-    return "::".join(map(unsigned, path.split("::"))) if is_remote(path) else os.path.abspath(path)
+    return "::".join(map(_unsigned, path.split("::"))) if is_remote(path) else os.path.abspath(path)
 
 
-def unsigned(link: str) -> str:
+def _unsigned(link: str) -> str:
     """A URL without what signs it, for a few hours; that of another store has no such part."""
     return link.partition("?")[0] if link.startswith(("http://", "https://")) else link
 
@@ -105,6 +109,49 @@ def extra(module: str, why: str) -> Any:
         ) from exc
 
 
+def expanded(paths: Paths) -> list[str]:
+    """A list of paths from a path, a pattern, or many of either.
+
+    Braces are expanded as a shell does: ``{00000..01242}`` to numbers of as many digits, ``{a,b}`` to either. Then ``*``, ``?``, ``[…]`` and ``**``
+    stand for the files that there are, sorted. Paths with ``://`` are left to fsspec; behind a ``?`` in a URL of HTTP stands no pattern, but what signs it.
+
+    Raises:
+        FileNotFoundError: No file fits a pattern.
+        TypeError: What came is no path.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    found = []
+    for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(
+                f"{path!r:.80} is no path. Pass a path, a pattern such as 'data/{{000..127}}.tar' or 'data/*.tar', or a list of them."
+            )
+        text = os.fspath(path)
+        if "://" not in text and os.path.exists(text):
+            found.append(text)
+            continue
+        signed = text[len(_unsigned(text)) :]
+        for one in braces_expanded(_unsigned(text)):
+            found += _globbed(one + signed) if re.search(r"[*?[]", bare(one)) else [one + signed]
+    return found
+
+
+def braces_expanded(pattern: str) -> Iterator[str]:
+    """The texts that a pattern with braces stands for; braces without a comma or two dots in them are left alone."""
+    depth, begin = 0, 0
+    for at, letter in enumerate(pattern):
+        if letter == "{":
+            begin, depth = (at if depth == 0 else begin), depth + 1
+        elif letter == "}" and depth:
+            depth -= 1
+            if depth == 0 and (choices := _choices(pattern[begin + 1 : at])) is not None:
+                heads, tails = pattern[:begin], list(braces_expanded(pattern[at + 1 :]))
+                yield from (heads + choice + tail for choice, tail in itertools.product(choices, tails))
+                return
+    yield pattern
+
+
 BLOCK: Final = 2**23
 """Bytes that a remote file reads ahead: one for each lane. s3fs has 50 MiB."""
 
@@ -122,7 +169,7 @@ def bare(path: str) -> str:
     """What of a path ends in the file's name: without the links of fsspec around it (``zip://name::…``), and what signs a URL (``?…``)."""
     if not is_remote(path):
         return path
-    return unsigned(next(filter(is_remote, path.split("::"))))
+    return _unsigned(next(filter(is_remote, path.split("::"))))
 
 
 def opened(path: str, version: str = "") -> BinaryIO:
@@ -148,7 +195,7 @@ def open_file(path: str, flags: int) -> int:
     """
     fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     try:
-        _stamp_of(path, os.fstat(fd))
+        stamp_of(path, os.fstat(fd))
     except ValueError:
         os.close(fd)
         raise
@@ -181,7 +228,7 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
     with opened(path, then.version) as raw:
         try:
             if not is_remote(path):
-                check_unchanged(path, then, _stamp_of(path, os.fstat(raw.fileno())), *IN_USE)
+                check_unchanged(path, then, stamp_of(path, os.fstat(raw.fileno())), *IN_USE)
             with _unpacked(io.BufferedReader(_Whole(raw, path, then.size), BUFFER), path) as file:
                 yield file
         except Exception:
@@ -223,7 +270,7 @@ def stamp(path: str) -> Stamp:
         OSError: The disk does not answer. A server may fail in other ways, too.
     """
     if not is_remote(path):
-        return _stamp_of(path, os.stat(path))
+        return stamp_of(path, os.stat(path))
     with _asking(path) as (filesystem, inside):
         said = filesystem.info(inside)
     version = next((str(said[name]) for name in VERSIONS if said.get(name)), address(path))
@@ -248,63 +295,6 @@ def _asking(path: str) -> Iterator[tuple[Any, str]]:
             raise why from None  # fsspec calls every trouble of a server a missing file, but these pass
         hint = ". Has what signs the URL expired?" if status in (401, 403) else ""
         raise FileNotFoundError(errno.ENOENT, f"the server answered {status}{hint}", path) from exc
-
-
-class FileRanges:
-    """Reads any range of a file.
-
-    Args:
-        path: The file.
-        expected: The stamp that it must have.
-
-    Raises:
-        ValueError: The file has changed since it was indexed.
-    """
-
-    def __init__(self, path: str, expected: Stamp) -> None:
-        self._path = path
-        self._expected = expected
-        self._is_local = not is_remote(path)
-        self._file = opened(path, expected.version)
-        try:
-            self.check_version()
-        except BaseException:
-            self._file.close()
-            raise
-
-    def check_version(self) -> None:
-        """Raise a `ValueError` unless this is still the file that was indexed, and what is open is what stands under its name."""
-        check_unchanged(self._path, self._expected, stamp(self._path))
-        if self._is_local:
-            check_unchanged(self._path, self._expected, _stamp_of(self._path, os.fstat(self._file.fileno())))
-
-    def read(self, begin: int, end: int) -> bytes:
-        """The bytes from ``begin`` up to ``end``.
-
-        Raises:
-            ValueError: The file has become shorter than that.
-        """
-        if self._is_local:
-            data = os.pread(self._file.fileno(), end - begin, begin)
-            while 0 < len(data) < end - begin and (more := os.pread(self._file.fileno(), end - begin - len(data), begin + len(data))):
-                data += more  # one call reads at most 2 GiB
-        else:
-            self._file.seek(begin)
-            try:
-                data = self._file.read(end - begin)
-            except Exception:
-                explain(self._path, self._expected)
-                raise
-        if len(data) < end - begin:
-            self.check_version()
-            raise ValueError(
-                f"{self._path} ends before byte {end}, so it was cut short while it was read. If that is how it should be, {REINDEX}."
-            )
-        return data
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._file.close()
 
 
 REINDEX = "index it again: python -m penstock index"
@@ -338,7 +328,7 @@ def explain(path: str, then: Stamp, *words: str) -> None:
     check_unchanged(path, then, now, *words)
 
 
-def _stamp_of(path: str, status: os.stat_result) -> Stamp:
+def stamp_of(path: str, status: os.stat_result) -> Stamp:
     if not S_ISREG(status.st_mode) and not S_ISDIR(status.st_mode):
         raise ValueError(f"{path} is a pipe or a device, and only files can be read. Write what comes out of it into a file.")
     return Stamp(status.st_size, status.st_mtime_ns)
@@ -372,3 +362,41 @@ class _Whole(io.RawIOBase):
         if not n and self._at < self._size:
             raise OSError(f"{self._path} ended after {self._at} of its {self._size} bytes, so the disk or the server broke off.")
         return n
+
+
+def _globbed(pattern: str) -> list[str]:
+    if is_remote(pattern):
+        filesystem, inside = extra("fsspec.core", f"{pattern!r}").url_to_fs(pattern)
+        filesystem.invalidate_cache()  # of listings that were kept
+        address = bare(pattern)
+        head = address.removesuffix(inside)  # a protocol, and perhaps a host
+        paths = [head + path if head != address else filesystem.unstrip_protocol(path) for path in sorted(filesystem.glob(inside))]
+        found = [pattern.replace(address, path, 1) for path in paths]
+    else:
+        found = sorted(glob.glob(pattern, recursive=True))
+    if not found:
+        where = "" if is_remote(pattern) else f", looked for from {os.getcwd()!r}"
+        raise FileNotFoundError(f"no file fits {pattern!r}{where}.")
+    return found
+
+
+def _choices(inside: str) -> list[str] | None:
+    """What a pair of braces stands for, or None."""
+    if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?", inside):
+        first, last, step = int(span[1]), int(span[2]), abs(int(span[3] or 1)) or 1
+        padded = any(re.match(r"-?0\d", end) for end in (span[1], span[2]))
+        digits = max(len(span[1]), len(span[2])) if padded else 0
+        numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+        return [f"{number:0{digits}d}" for number in numbers]
+    if span := re.fullmatch(r"([a-zA-Z])\.\.([a-zA-Z])", inside):
+        first, last = ord(span[1]), ord(span[2])
+        return [chr(letter) for letter in (range(first, last + 1) if first <= last else range(first, last - 1, -1))]
+    parts, depth, begin = [], 0, 0
+    for at, letter in enumerate(inside):
+        depth += (letter == "{") - (letter == "}")
+        if letter == "," and not depth:
+            parts.append(inside[begin:at])
+            begin = at + 1
+    if not parts:
+        return None
+    return [choice for part in [*parts, inside[begin:]] for choice in braces_expanded(part)]

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
-from penstock._streams.files import REINDEX, FileRanges, check_unchanged, compression, stamp
+from penstock._streams.files import REINDEX, check_unchanged, compression, expanded, explain, is_remote, opened, stamp, stamp_of
 from penstock._streams.index_file import places_of, read_header, read_offsets
-from penstock._streams.patterns import expanded
 from penstock._streams.shards import Shards
 from penstock._streams.tables import looked_at
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator
 
     import numpy as np
     import numpy.typing as npt
 
-    from penstock._streams.files import Stamp
+    from penstock._streams.files import Paths, Stamp
     from penstock._streams.index_file import Header
-    from penstock._streams.patterns import Paths
     from penstock._streams.shards import ShardOptions
 
 
@@ -48,16 +46,7 @@ def known_files(
     window: int,
     options: ShardOptions,
 ) -> Shards:
-    """The records of files.
-
-    Args:
-        format: How the files are read.
-        paths: See `expanded`.
-        index: The folder of the indices; None: each lies beside its file.
-        counts: How many records each file has. The files are then read forward, and no index is looked for.
-        lanes: See `Shards`.
-        window: See `Shards`.
-        options: See `Shards`.
+    """The records of files of a format, by their indices; with ``counts`` or an ``epoch_size`` they are read forward, and no index is looked for.
 
     Raises:
         ValueError: The counts are not known, or an index is damaged.
@@ -107,6 +96,63 @@ class Opener:
             check_unchanged(path, header.stamp, stamp(path))
             return self._format.forward(path, header.stamp)
         return IndexedFile(path, place, header, self._format.parse)
+
+
+class FileRanges:
+    """Reads any range of a file.
+
+    Args:
+        path: The file.
+        expected: The stamp that it must have.
+
+    Raises:
+        ValueError: The file has changed since it was indexed.
+    """
+
+    def __init__(self, path: str, expected: Stamp) -> None:
+        self._path = path
+        self._expected = expected
+        self._is_local = not is_remote(path)
+        self._file = opened(path, expected.version)
+        try:
+            self.check_version()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def check_version(self) -> None:
+        """Raise a `ValueError` unless this is still the file that was indexed, and what is open is what stands under its name."""
+        check_unchanged(self._path, self._expected, stamp(self._path))
+        if self._is_local:
+            check_unchanged(self._path, self._expected, stamp_of(self._path, os.fstat(self._file.fileno())))
+
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes from ``begin`` up to ``end``.
+
+        Raises:
+            ValueError: The file has become shorter than that.
+        """
+        if self._is_local:
+            data = os.pread(self._file.fileno(), end - begin, begin)
+            while 0 < len(data) < end - begin and (more := os.pread(self._file.fileno(), end - begin - len(data), begin + len(data))):
+                data += more  # one call reads at most 2 GiB
+        else:
+            self._file.seek(begin)
+            try:
+                data = self._file.read(end - begin)
+            except Exception:
+                explain(self._path, self._expected)
+                raise
+        if len(data) < end - begin:
+            self.check_version()
+            raise ValueError(
+                f"{self._path} ends before byte {end}, so it was cut short while it was read. If that is how it should be, {REINDEX}."
+            )
+        return data
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
 
 
 @final

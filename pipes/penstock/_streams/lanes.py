@@ -106,11 +106,9 @@ class Lanes:
 class _Lane:
     """One lane. ``lock`` is held while it is read."""
 
-    # Where the lane stands is `_deal`, `_first` and `_next`, and it is true whenever the lock is free: the output that
-    # `_run` gives next is number `_next`, and `_first` is the first of the shard that it reads. Whoever is interrupted
-    # leaves less than that (`_run` is None, and `_next` is `_first`), so that the next read searches from the beginning
-    # of the shard, but never a place that is wrong: it would lose or repeat records without a word, for the rest of the
-    # training.
+    # Invariant, whenever the lock is free: `_run` gives output `_next` next, and `_first` is the first of its shard; or
+    # `_run` is None, and `_next` is `_first`. An interrupt leaves the latter, and the next read searches the shard again.
+    # A wrong place would lose or repeat records without a word, for the rest of the training.
 
     def __init__(self, lane: int, lanes: Lanes) -> None:
         self.lock = threading.Lock()
@@ -128,9 +126,8 @@ class _Lane:
             return self._kept.pop(number)
         if number < self._next:  # else, nearly always, it is the next one
             back = self._next - number
-            # From now on it would have been kept. Not twice as many as before: an epoch that is left early throws away
-            # what was read ahead, which looks like reads that come late, and after ten such epochs a lane would keep
-            # 4096 items of any size. What comes later than that is a jump back.
+            # From now on as many are kept as were needed, and not twice as many as before: an epoch that is left early
+            # throws away what was read ahead, which looks like this, and after ten of them 4096 items were kept.
             if back <= MOST_KEPT:
                 self._most_kept = max(self._most_kept, 1 << (back - 1).bit_length())
             self.close()
@@ -190,8 +187,7 @@ class _Lane:
                 self._next += 1
                 if self._next > number:
                     return value
-                # It was passed over: a thread that was overtaken will ask for it. What is far behind belongs to a jump,
-                # and nobody wants it.
+                # A thread that was overtaken will ask for it; what is far behind belongs to a jump.
                 if self._next > number - self._most_kept:
                     self._kept[self._next - 1] = value
                     if len(self._kept) > self._most_kept:
@@ -205,9 +201,8 @@ class _Lane:
         if number - self._first > MOST_KEPT:  # a jump, maybe over what other workers have read
             self._lanes.known.refresh()
         while True:
-            # If this count turns out to be wrong, that does no harm to a shard which is read now anyway. It does where
-            # one is passed over by it: then all that comes behind is found by that number, so it is relied on, and a
-            # contradiction is an error from now on.
+            # Only a count by which a shard is passed over is relied on, so that a contradiction is an error from now on: a
+            # shard that is read anyway tells its own.
             outputs = self._outputs(rely=False)
             if outputs is None or self._first + outputs > number:
                 return
@@ -225,8 +220,7 @@ class _Lane:
         pass_, shard = self._lanes.deal[self._deal]
         self._run, self._ahead = self._ahead or self._lanes.run(shard, pass_, self._lanes.closing), None
         self._cut = False
-        # A shard that was cut short by an error stays so when it is read again, and the error may have passed: every
-        # later number depends on it.
+        # A shard that an error has cut short stays so, even if the error has passed: every later number depends on it.
         self._most = self._outputs() if self._lanes.skips else None
 
     def _output(self) -> Any:
@@ -237,9 +231,8 @@ class _Lane:
             return next(self._run, _END)
         except Exception as exc:
             annotate(exc, f"in {self._label}")
-            # What is wrong with the steps is so in all shards, which would be left out one after another. And an error
-            # in a loader that is being closed may be of the closing itself, which ends a pause: taken for one of the
-            # shard, it would cut it short in all runs to come, by a bookmark.
+            # What is wrong with the steps would leave out all shards, one after another. And closing ends a pause with an
+            # error, which a bookmark would take for the end of the shard, in all runs to come.
             if isinstance(exc, GraphError) or not self._lanes.skips or self._lanes.closing.is_set():
                 raise
             self._cut = True

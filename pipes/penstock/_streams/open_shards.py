@@ -75,10 +75,8 @@ class OpenShards:
                         one.content = self._opened(shard, numbers[0])
                     return one.content.read(numbers)
             finally:
-                # Not under the lock of this shard: `_tidy` closes others, and waits for those who read them. Two
-                # threads that did so while each held the shard that the other one closes would wait forever. So handles
-                # are written without a lock: a wrong number closes a shard too early or too late, and reading opens it
-                # again.
+                # Without its lock: `_tidy` waits for those who read what it closes, and two threads could wait for each
+                # other. So `handles` may be out of date, which closes a shard too early or too late; reading opens it.
                 if one.handles != (handles := 0 if one.content is None else one.content.handles):
                     one.handles = handles
                     self._tidy()
@@ -133,9 +131,8 @@ class OpenShards:
     def _beyond(self) -> list[_Shard]:
         """Take out the shards that are to be closed, those used last long ago first: each read puts its shard at the end."""
         gone = []
-        # How many handles are above the bound. Shards of the two kinds do not push each other out: the readers of a
-        # lane, whose place is lost when they are closed and costs a shard to find again, would go for the sake of files
-        # that are opened anywhere for nothing. What is being opened (None) stays.
+        # Handles beyond the bound, of each kind: a reader loses its place in the shard when it is closed, so it must not
+        # give way to files that can be read anywhere. What is being opened (None) stays.
         over = {_IndexedShard: -self._most_indexed, ForwardShard: -self._most_readers, type(None): 0}
         for one in self._shards.values():
             over[type(one.content)] += one.handles
@@ -144,7 +141,7 @@ class OpenShards:
             is_done = one.handles == 0 and not one.lock.locked()
             if one.content is not None and (is_done or over[type(one.content)] > 0):
                 over[type(one.content)] -= one.handles
-                gone.append(self._shards.pop(shard))  # a thread that waits for its lock finds it closed, and starts anew
+                gone.append(self._shards.pop(shard))
         return gone
 
 

@@ -1,20 +1,51 @@
-"""What tells two lists of steps apart: names, settings and values, for saved states; and their code, too, for bookmarks."""
+"""What tells two lists of steps apart: names, settings and values, for saved states; and their code, too, for bookmarks.
+
+Values become JSON: what a function or an object holds, the same in every process in which it is equal.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import json
 import logging
-from typing import TYPE_CHECKING, Any, Final
+import math
+import operator
+import os
+import re
+import sys
+import sysconfig
+from enum import Enum
+from pathlib import Path, PurePath
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+import torch
 
 from penstock._arguments import checksum
 from penstock._errors import first_time
-from penstock._streams.plain_values import PlainValues, named_only, text_of
-from penstock._streams.plain_values import named as named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _logger = logging.getLogger("penstock")
+
+_OUT: Final = object()
+"""In place of a value that is not plain."""
+_LIBRARIES: Final = (
+    os.path.join(Path(__file__).parent.parent, ""),
+    *(os.path.join(path, "") for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))),
+)
+_WORDS: Final = {"version", "settings", "keeps_count"}
+"""Attributes of a step that are not its values."""
+_AS_TEXT: Final = (
+    *(float, complex, bytes, bytearray, range, slice, type(...), PurePath, np.dtype, torch.dtype, torch.device),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
+)
+_FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, functools.partial, type, np.ufunc)
+_DATA: Final = (bool, int, float, str, bytes, tuple, list, dict, set, frozenset)
 
 
 def step_settings(steps: Sequence[Any]) -> list[dict[str, Any]]:
@@ -77,3 +108,221 @@ def _short(value: Any) -> Any:
 
 def _digest(value: Any) -> str:
     return checksum(text_of(value).encode())
+
+
+def named(function: Any) -> dict[str, Any]:
+    """The name of a function or of a callable object, with its ``version`` and its ``settings()`` if it has them.
+
+    Not its module, which is another one when a script is run and when it is imported.
+    """
+    said = {"name": named_only(function)}
+    version = getattr(function, "version", None)
+    if version is not None:
+        said["version"] = version
+    if _says(function):
+        said["settings"] = function.settings()
+    return said
+
+
+def named_only(function: Any) -> str:
+    """The name of a function or of a callable object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _says(function: Any) -> bool:
+    return callable(getattr(function, "settings", None)) and not isinstance(function, type)
+
+
+@final
+class PlainValues:
+    """Turns values into JSON that is the same wherever they are equal: in a script and in a module, in any process.
+
+    Args:
+        code: With the code of the user's functions and classes, and of those that they name; and every object is looked into.
+
+    Attributes:
+        left_out: What was not plain: where it is held, and its type.
+    """
+
+    def __init__(self, *, code: bool = False) -> None:
+        self.left_out: list[str] = []
+        self._code = code
+        self._met: dict[int, tuple[int, Any]] = {}  # functions, classes and objects; the object too, so that its id stays taken
+
+    def of(self, value: Any, where: str = "") -> Any:
+        """``value`` as JSON; `_OUT` if it is not plain."""
+        if isinstance(value, Enum):
+            return f"{type(value).__qualname__}.{value.name}"
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, _AS_TEXT):
+            return float(value) if isinstance(value, float) and math.isfinite(value) else str(value)
+        if isinstance(value, re.Pattern):
+            return [self.of(value.pattern), value.flags]
+        if isinstance(value, np.generic) and value.dtype.kind in "biu":
+            return value.item()
+        if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+            return f"{value.dtype.str} {value.shape} {checksum(np.ascontiguousarray(value).tobytes())}"
+        if isinstance(value, torch.Tensor):
+            with contextlib.suppress(Exception):  # a sparse one, say
+                plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                return f"{value.dtype} {tuple(value.shape)} {checksum(plain.numpy().tobytes())}"
+        elif isinstance(value, list | tuple):
+            return self._all(value, where)
+        elif isinstance(value, set | frozenset):
+            return sorted(self._all(value, where), key=text_of)
+        elif isinstance(value, dict):
+            return self._dict({key if isinstance(key, str) else text_of(self.of(key, where)): item for key, item in value.items()}, where)
+        elif isinstance(value, CodeType):
+            return self._code_of(value)
+        elif isinstance(value, ModuleType):
+            return value.__name__
+        elif (found := self._once(value, where)) is not _OUT:
+            return found
+        self.left_out.append(f"{where} ({type(value).__qualname__})")
+        return _OUT
+
+    def held(self, holder: Any, where: str = "") -> dict[str, Any]:
+        """The values that a function or an object holds, by name."""
+        if isinstance(holder, functools.partial):
+            return {**self.held(holder.func, where), **self._dict({**dict(enumerate(holder.args)), **holder.keywords}, where)}
+        if isinstance(holder, MethodType):
+            return {**self._dict({"self": holder.__self__}, where), **self.held(holder.__func__, where)}
+        if isinstance(holder, FunctionType):
+            return self._dict(_held_by_function(holder), where)
+        if isinstance(holder, BuiltinFunctionType):
+            owner = holder.__self__
+            return {} if owner is None or isinstance(owner, ModuleType | type) else self._dict({"self": owner}, where)
+        if hasattr(holder, "__wrapped__"):  # functools.lru_cache
+            return self._dict({"__wrapped__": holder.__wrapped__}, where)
+        ours = type(holder).__module__ == "penstock"
+        if isinstance(holder, type | np.ufunc) or (_says(holder) and not ours and not self._code):
+            return {}
+        if isinstance(holder, _AS_TEXT) or self._is_opaque(holder):
+            return self._dict({"itself": holder}, where)
+        values = _held_by_object(holder)
+        if ours and not self._code:  # its settings() say the rest
+            return {name: more for name, value in values.items() if callable(value) and (more := self.held(value, name))}
+        return self._dict(values, where)
+
+    def _all(self, values: Iterable[Any], where: str) -> list[Any]:
+        return [found for value in values if (found := self.of(value, where)) is not _OUT]
+
+    def _dict(self, values: dict[Any, Any], where: str) -> dict[str, Any]:
+        places = ((str(name), value, f"{where}.{name}".lstrip(".")) for name, value in values.items())
+        return {name: found for name, value, place in places if (found := self.of(value, place)) is not _OUT}
+
+    def _once(self, value: Any, where: str) -> Any:
+        """A function, a class or an object. Where it is met inside itself, or again beside its code, its name is enough."""
+        if isinstance(value, type) and not (self._code and _is_users(value)):
+            return value.__qualname__
+        function = getattr(value, "__func__", value)
+        is_function = isinstance(function, _FUNCTIONS) or hasattr(value, "__wrapped__")
+        if not is_function and self._is_opaque(value):
+            return _OUT
+        if id(value) in self._met:
+            return f"{named_only(value)} {self._met[id(value)][0]}"
+        try:
+            name = {} if isinstance(value, type) else self._dict(named(value), where)
+        except Exception:  # a settings() that has nothing to do with us
+            return _OUT
+        self._met[id(value)] = len(self._met), value
+        if isinstance(value, type):
+            return self._class(value)
+        try:
+            said: dict[str, Any] = {**name, "holds": self.held(value, where)}
+        finally:
+            if not self._code:
+                del self._met[id(value)]
+        if not self._code:
+            return said
+        if isinstance(function, FunctionType) and not _is_library_file(function.__code__.co_filename):
+            said["code"] = self._code_of(function.__code__), self._uses(function)
+        elif not is_function:
+            said["code"] = self.of(type(value))
+        return said
+
+    def _is_opaque(self, value: Any) -> bool:
+        """Whether nothing is known of an object but its type: it is of a library, or cannot be called and so is no step."""
+        known = _says(value) or dataclasses.is_dataclass(value) or type(value).__module__.startswith("penstock")
+        return not known and not ((callable(value) or self._code) and _is_users(type(value)))
+
+    # The code.
+
+    def _code_of(self, code: CodeType) -> list[Any]:
+        numbers = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        names = (code.co_names, code.co_varnames, code.co_freevars)
+        return self._all((code.co_code, code.co_exceptiontable, numbers, names, code.co_consts), "")
+
+    def _uses(self, function: FunctionType) -> dict[str, Any]:
+        """The global values that a function names; of a module of the user's, those in it."""
+        names = sorted(name for name in _names(function.__code__) if not name.startswith("__"))  # not __name__ and __file__
+        used = {name: function.__globals__[name] for name in names if name in function.__globals__}
+        for name, value in used.items():
+            if isinstance(value, ModuleType) and not _is_library_file(getattr(value, "__file__", None)):
+                used[name] = {part: vars(value)[part] for part in names if part in vars(value)}
+        return self._dict(used, "")
+
+    def _class(self, kind: type) -> dict[str, Any]:
+        said: dict[str, Any] = {"name": [base.__qualname__ for base in kind.__mro__], **self._dict(_data_of(kind), "")}
+        for base in filter(_is_users, reversed(kind.__mro__)):
+            for name, member in sorted(vars(base).items()):
+                parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
+                if functions := [part for part in parts if isinstance(part, FunctionType)]:
+                    said[f"{name} of {base.__qualname__}"] = self._all(functions, "")
+        return said
+
+
+def _held_by_function(function: FunctionType) -> dict[str, Any]:
+    """The defaults of a user's function, what it closes over, and its attributes. Of one in a library: what it decorates."""
+    code, attributes = function.__code__, {name: value for name, value in vars(function).items() if name not in _WORDS}
+    if _is_library_file(code.co_filename):
+        return {"__wrapped__": attributes["__wrapped__"]} if "__wrapped__" in attributes else {}
+    defaults = function.__defaults__ or ()
+    values = dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # empty
+            values[name] = cell.cell_contents
+    return {**values, **(function.__kwdefaults__ or {}), **attributes}
+
+
+def _held_by_object(holder: Any) -> dict[str, Any]:
+    """The attributes of an object and of the user's classes that it is of. What ``__getstate__`` leaves out is no value."""
+    if dataclasses.is_dataclass(holder):
+        state: Any = {field.name: getattr(holder, field.name, None) for field in dataclasses.fields(holder)}
+    else:
+        try:
+            state = holder.__getstate__()
+        except Exception:  # it cannot be pickled
+            state = vars(holder)
+    parts = state if isinstance(state, tuple) else (state,)  # of a class with __slots__, a dict of these, too
+    values = _data_of(type(holder))
+    for part in parts:
+        values.update(part if isinstance(part, dict) else {} if part is None else {"state": part})
+    return {name: value for name, value in values.items() if name not in _WORDS}
+
+
+def _data_of(kind: type) -> dict[str, Any]:
+    """The plain attributes of the user's classes."""
+    members = {name: value for base in filter(_is_users, reversed(kind.__mro__)) for name, value in vars(base).items()}
+    return {name: value for name, value in members.items() if type(value) in _DATA and not name.startswith("__") and name not in _WORDS}
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names in ``code`` and in the functions inside it."""
+    return set(code.co_names).union(*(_names(const) for const in code.co_consts if isinstance(const, CodeType)))
+
+
+def _is_users(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    return module is None or kind.__module__ == "__main__" or not _is_library_file(getattr(module, "__file__", None))
+
+
+def _is_library_file(file: str | None) -> bool:
+    return file is None or file.startswith(("<frozen", *_LIBRARIES)) or "site-packages" in file or "dist-packages" in file
+
+
+def text_of(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=lambda out: "")

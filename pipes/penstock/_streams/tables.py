@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 import numpy as np
 
 from penstock._fetch.error_policy import annotate
-from penstock._streams.files import check_unchanged, stamp
-from penstock._streams.patterns import expanded
+from penstock._streams.files import check_unchanged, expanded, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.patterns import Paths
+    from penstock._streams.files import Paths, Stamp
 
 T = TypeVar("T")
 

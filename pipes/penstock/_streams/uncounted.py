@@ -67,8 +67,7 @@ class RecordStream:
         self._keys = ShardKeys(shards, getattr(open, "by_fsspec", False))
         self._deal = Deal(len(shards), lanes)
         self._length = len(InterleavedOrder(self._deal.lanes, epoch_size))
-        # Which shard an index means depends on the order that was asked for, so nothing can be read before, and there
-        # can be only one.
+        # Which shard an index means depends on the order, so there is one, and nothing can be read before.
         self._ordered = False
         self._code = ""  # what bookmarks are bound to; found once, so that it is the same in all workers, whatever the steps hold by then
         self._read_by: dict[str, Lanes] = {}  # one entry, or none before the first item is read
@@ -113,11 +112,9 @@ class RecordStream:
             )
         if not self._ordered:
             self.close()
-            # `Lanes` hold the deal; whoever asks for items only now gets new ones.
             self._deal, self._read_by = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed), {}
             self._ordered = True
-            # A shard that has a name is bound to its file by its key. A number says nothing of what `open` makes of it,
-            # so there `open` itself must be the same.
+            # A shard with a name is bound to its file by its key; where it is only a number, `open` must be the same.
             self._code = code_hash(self._steps if self._is_numbered else [*self._steps, self._open])
         said = {"shards": len(self._shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
@@ -133,8 +130,7 @@ class RecordStream:
         return {**vars(self), "_read_by": {}}
 
     def _run(self, shard: int, pass_: int, closing: Closing) -> ShardRun:
-        # The version that this process saw first: the formats then read no other, wherever a store can be asked for
-        # one.
+        # The version that this process saw first: the formats read no other, if the store can be asked for one.
         seen = self._keys.stamp(shard)
         open = functools.partial(self._open, expected=seen) if self._keys.by_fsspec and seen is not None else self._open
         records = iter_with_retries(

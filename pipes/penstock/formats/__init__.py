@@ -1,10 +1,10 @@
 """Datasets over files of common formats, for `Loader.from_dataset`. Each is a `penstock.Shards`, or has the same methods.
 
-A format is a file, ``_<name>.py``, that holds a function ``<name>``, and a line here. What else the file may say of its format is read by
-``python -m penstock index``: ``SUFFIXES``, what the names of its files end in, and ``FORMAT``, how their records are found; without that they need no index.
+A format is a file, ``_<name>.py``, with a function ``<name>``, and a line here. ``python -m penstock index`` reads what else is in it: ``SUFFIXES``, what the
+names of its files end in, and ``FORMAT``, how they are indexed; without that they need no index.
 """
 
-# The files are private, because a module `tar` would stand in this package under the name of the function `tar`, as soon as anybody had imported it.
+# The files have an underscore because a module `tar`, once imported, would stand here in place of the function `tar`.
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from penstock._streams.patterns import Paths
+    from penstock._streams.files import Paths
     from penstock._streams.shards import ShardOptions
 
 _WHO: Final = "penstock.formats.arrow"

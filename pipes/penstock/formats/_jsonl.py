@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.patterns import Paths
+    from penstock._streams.files import Paths, Stamp
     from penstock._streams.shards import ShardOptions, Shards
 
 CHUNK = 2**22

@@ -12,8 +12,7 @@ from penstock._streams.tables import Look, Piece, chosen_types, files_of, names_
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock._streams.files import Stamp
-    from penstock._streams.patterns import Paths
+    from penstock._streams.files import Paths, Stamp
     from penstock._streams.shards import ShardOptions
 
 _WHO: Final = "penstock.formats.parquet"

@@ -13,14 +13,13 @@ import torch
 
 from penstock._arguments import whole_number
 from penstock._fetch.array_dataset import RowDataset
-from penstock._streams.files import compression, is_remote, names_of, open_file
-from penstock._streams.patterns import expanded
+from penstock._streams.files import compression, expanded, is_remote, names_of, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock._fetch.array_dataset import Places
-    from penstock._streams.patterns import Paths
+    from penstock._streams.files import Paths
 
 
 def tokens(
