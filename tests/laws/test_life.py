@@ -40,7 +40,7 @@ def test_the_same_workers_across_epochs_jumps_and_loads(options):
 
         def engaged():
             threads = {thread for thread in threading.enumerate() if thread.name.startswith("penstock-map")}
-            return threads or set(loader.root._pool.pids)
+            return threads or set(loader.root.executor._pool.pids)
 
         seen = workers(loader)
         first = engaged()

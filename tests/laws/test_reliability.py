@@ -308,7 +308,7 @@ def test_every_sample_comes_once_and_in_order_or_the_error_says_why(
 
     def started() -> None:
         if fault == "stuck":
-            loader.root._timeout = TIMEOUT_S  # type: ignore[attr-defined]
+            loader.root.executor._options.timeout = TIMEOUT_S  # type: ignore[attr-defined]
 
     RELEASED.clear()
     log, watch = logging.getLogger("penstock"), Watch()
@@ -323,8 +323,8 @@ def test_every_sample_comes_once_and_in_order_or_the_error_says_why(
         **options,
     )
     try:
-        seen = read(iter(loader), fault, tmp_path, lambda: list(loader.root._pool.pids), started)  # type: ignore[attr-defined]
-        loader.root._timeout = None  # type: ignore[attr-defined]
+        seen = read(iter(loader), fault, tmp_path, lambda: list(loader.root.executor._pool.pids), started)  # type: ignore[attr-defined]
+        loader.root.executor._options.timeout = None  # type: ignore[attr-defined]
         RELEASED.set()
         deadline = time.monotonic() + 100
         whole = [sample[0] for batch in loader for sample in batch]
@@ -377,14 +377,14 @@ def test_a_soak_of_200_epochs_with_a_kill_every_few_batches(caplog: pytest.LogCa
                 assert ours.tolist() == expected.tolist()
                 batches += 1
                 if batches % 5 == 0:
-                    pid = loader.root._pool.pids[batches % 2]  # type: ignore[attr-defined]
+                    pid = loader.root.executor._pool.pids[batches % 2]  # type: ignore[attr-defined]
                     if pid not in killed:  # otherwise the worker was not needed since its last death
                         os.kill(pid, signal.SIGKILL)
                         killed.add(pid)
             if epoch % 50 == 49:
                 gc.collect()
                 here = psutil.Process()
-                zygote = psutil.Process(loader.root._pool._scheduler._supervisor._launcher._zygote.pid)  # type: ignore[attr-defined]
+                zygote = psutil.Process(loader.root.executor._pool._scheduler._supervisor._launcher._zygote.pid)  # type: ignore[attr-defined]
                 sizes.append((here.memory_info().rss, here.num_fds(), zygote.memory_info().rss, zygote.num_fds()))
         assert len(killed) >= 200
         assert len(killed) - 2 <= loader.statistics().nodes[-1].workers.restarts <= len(killed)
@@ -449,7 +449,7 @@ def test_augmentation_is_the_same_after_deaths_and_resumes(method: str) -> None:
         for batch in loader:
             seen.append(batch.tolist())
             if len(seen) == 3:
-                os.kill(loader.root._pool.pids[0], signal.SIGKILL)
+                os.kill(loader.root.executor._pool.pids[0], signal.SIGKILL)
             if len(seen) == 5:
                 break
         state = loader.state_dict()

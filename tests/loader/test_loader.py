@@ -106,7 +106,7 @@ def test_nothing_starts_before_the_first_batch():
         batches.set_epoch(3)
         batches.load_state_dict(batches.state_dict())
         assert batches.statistics().nodes[-1].workers.tasks == 0
-        assert batches.root._pool is None
+        assert batches.root.executor._pool is None
 
 
 def test_epoch_ends_by_count_without_stop_iteration():

@@ -197,7 +197,7 @@ def keep_and_check(options, seed, batches, *, floats=20_000, kill=0.0, **full):
             number += 1
             if keeper.chance.random() < kill:
                 with contextlib.suppress(ProcessLookupError):  # it is being replaced
-                    os.kill(keeper.chance.choice(loader.root._pool.pids), signal.SIGKILL)
+                    os.kill(keeper.chance.choice(loader.root.executor._pool.pids), signal.SIGKILL)
             if keeper.chance.random() < 0.05 and number < 10:
                 state = loader.state_dict()
                 loader.load_state_dict(state)
@@ -367,7 +367,7 @@ def test_after_the_death_of_its_worker(caplog):
     with Loader.from_dataset(Full(n=160, floats=9_000), batch_size=4, **KINDS["processes"]) as loader:
         iterator = iter(loader)
         batches = [next(iterator) for _ in range(4)]
-        for pid in loader.root._pool.pids:
+        for pid in loader.root.executor._pool.pids:
             os.kill(pid, signal.SIGKILL)
         for number in range(4, 20):
             check_batch(next(iterator), 0, number)

@@ -134,7 +134,7 @@ def test_workers_that_are_killed_while_it_grows_are_replaced(dictate: Any) -> No
                 found.append((batch.tolist(), auto.state_dict()))
                 if len(found) in (3, 4, 9, 21):
                     with contextlib.suppress(ProcessLookupError):  # it was killed before, and nobody has noticed
-                        os.kill(auto.root._pool.pids[-1], signal.SIGKILL)
+                        os.kill(auto.root.executor._pool.pids[-1], signal.SIGKILL)
         assert found == expected
         assert auto.statistics().nodes[-1].workers.restarts >= 1
 
@@ -237,7 +237,7 @@ def test_memory_bounds_it(words: dict[str, int], free: int, workers: int, monkey
     monkeypatch.setattr(auto_workers, "cores", lambda: 16.0)
     with Loader(ParallelMapper(loader().root.source, ten_megabytes, "auto", **words)) as auto:
         some(iter(auto), 2)
-        assert auto.root._auto._bound(auto.root._pool) == (workers, "half of the free memory")
+        assert auto.root.executor.auto._bound(auto.root.executor._pool) == (workers, "half of the free memory")
 
 
 def ten_megabytes(values: list[int]) -> torch.Tensor:
@@ -308,11 +308,11 @@ def test_a_dataset_changed_in_between_is_loaded_anew_by_as_many(dictate: Any) ->
         batches = iter(auto)
         some(batches, 3)
         told.look = lambda *_: auto.num_workers  # type: ignore[method-assign]
-        before = auto.root._pool.pids
+        before = auto.root.executor._pool.pids
         auto.refresh()
         some(batches, 2)
-        assert len(auto.root._pool.pids) == auto.num_workers == 4
-        assert not {*before} & {*auto.root._pool.pids}
+        assert len(auto.root.executor._pool.pids) == auto.num_workers == 4
+        assert not {*before} & {*auto.root.executor._pool.pids}
 
 
 def some(iterator: Iterator[Any], number: int) -> list[Any]:

@@ -103,7 +103,7 @@ class GraphReader(Generic[T]):
         """Give the workers new copies of what they work with. Batches in flight are loaded again."""
         for node in self.root.chain():
             if isinstance(node, ParallelMapper):
-                node.refresh()
+                node.executor.refresh()
         if self.cursor.stands is not GraphPosition.AWAY:
             self._check_graph()
             self.cursor.lost()  # until the reset is done: an exception may come out of the middle

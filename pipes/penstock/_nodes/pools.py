@@ -1,0 +1,104 @@
+"""Which workers a `ParallelMapper` has: what a user may say about them, and the one place that chooses their pool, `open_pool`.
+
+A pool is anything with the methods of `Pool`, and each kind has its file in ``_workers``. To add a kind, write that file, add its ``method`` to `METHODS`, and a
+branch to `open_pool`. Nothing else asks for the method by name: what depends on it asks `WorkerOptions.in_process`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from penstock._arguments import seconds, whole_number
+from penstock._workers.inline_pool import InlinePool
+from penstock._workers.meter import traced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock._memory.allocation import Allocate
+    from penstock._nodes.inline_work import InlineWork
+    from penstock._workers.blocked import Place
+    from penstock._workers.pool import Pool, StartMethod
+
+METHODS: Final = {"thread": True, "process": False}
+"""The methods, and of each whether its workers share this process: its memory, its dataset and its global generators."""
+MOST_AHEAD: Final = 8
+"""Items in progress per worker, at most, unless the user says otherwise."""
+
+
+@final
+@dataclass
+class WorkerOptions:
+    """What a user says about the workers of a `ParallelMapper`; its arguments of these names say what they mean. They are checked here."""
+
+    num_workers: int | Literal["auto"]
+    method: Literal["thread", "process"]
+    multiprocessing_context: StartMethod | None
+    max_concurrent: int | None
+    prefetch_factor: int | None
+    timeout: float | None
+    worker_init_fn: Callable[[int], None] | None
+    pin_memory: bool
+    max_restarts: int | None
+
+    def __post_init__(self) -> None:
+        if not self.is_auto:
+            self.num_workers = whole_number("num_workers", self.num_workers, 0, remedy='Or pass "auto".')
+        self.timeout = seconds("timeout", self.timeout)
+        for name, least in (("prefetch_factor", 1), ("max_concurrent", 1), ("max_restarts", 0)):
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, whole_number(name, value, least))
+        if self.method not in METHODS:
+            raise ValueError(f"method={self.method!r} is neither {' nor '.join(map(repr, METHODS))}.")
+        if self.method == "process" and self.num_workers:
+            from penstock._workers.process_pool import check_processes
+
+            check_processes(self.multiprocessing_context)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the number of workers is to be found."""
+        return isinstance(self.num_workers, str) and self.num_workers == "auto"
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the workers, if there are any, share this process."""
+        return METHODS[self.method]
+
+
+def open_pool(options: WorkerOptions, inline: InlineWork, workers: int, most: int, allocate: Allocate, place: Place | None) -> Pool:
+    """A new pool, not yet started.
+
+    Args:
+        options: What the user said; here ``options.method`` chooses.
+        inline: The work. Workers get ``inline.seeded``; without workers, the caller's thread does it by ``inline`` itself.
+        workers: How many there are at first; 0 for none.
+        most: How many there may ever be.
+        allocate: Memory for the results of work in this process.
+        place: Where the thread that waits for worker threads stands meanwhile, see `DrawWatch`.
+    """
+    if not workers:
+        return InlinePool(inline, allocate, inline.meter)
+    if options.method == "thread":
+        from penstock._workers.thread_pool import ThreadPool
+
+        return ThreadPool(inline.seeded, workers, most=most, allocate=allocate, place=place)
+
+    from penstock._workers.process_pool import ProcessPool
+
+    init: Any = options.worker_init_fn
+    for one in traced:
+        init = one.in_worker(init)
+    factor = options.prefetch_factor
+    return ProcessPool(
+        inline.seeded,
+        workers,
+        most=most,
+        queue_size=factor or MOST_AHEAD,
+        refill_at=None if factor else MOST_AHEAD // 2,
+        max_restarts=max(8, 2 * most) if options.max_restarts is None else options.max_restarts,
+        multiprocessing_context=options.multiprocessing_context,
+        worker_init_fn=init,
+        seed=inline.seeded.seed,
+    )
