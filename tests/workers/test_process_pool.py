@@ -1207,7 +1207,7 @@ def test_a_fork_server_that_does_not_answer_holds_up_no_shutdown(pools: Any) -> 
 
 
 def test_an_exception_in_the_middle_of_a_change_loses_nothing(pools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C at a bad moment. Seen to fail: without `_mend` (it hangs)."""
+    """Ctrl-C at a bad moment. Seen to fail: without `_roll_back` (it hangs)."""
     pool = pools(2)
     warm(pool)
     original = WorkerHandle.take_answer

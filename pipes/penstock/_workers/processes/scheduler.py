@@ -26,11 +26,11 @@ from penstock._errors import ClosedError, SampleError, WorkerDied
 from penstock._workers.lifetime import PATIENCE_S
 from penstock._workers.meter import Histogram, now
 from penstock._workers.pool import IDLE, Job
-from penstock._workers.processes.change import Change
 from penstock._workers.processes.deaths import cause_of
 from penstock._workers.processes.protocol import READY, REFUSED, Setup
 from penstock._workers.processes.supervisor import Supervisor
 from penstock._workers.processes.task_table import PendingTask, TaskTable
+from penstock._workers.processes.transaction import Transaction
 from penstock._workers.processes.worker_handle import MOST_HELD, WorkerHandle
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Scheduler:
         self._ended: dict[int, list[int]] = {}  # by serial: what the meters of workers that have ended had counted
         self._tasks = TaskTable()
         self._supervisor = Supervisor(setup, self._queue_size, context)
-        self._change = Change()  # to `_tasks`, `_supervisor` and the workers' handles, which must agree
+        self._transaction = Transaction()  # of `_tasks`, `_supervisor` and the workers' handles, which must agree
 
     # Start and end.
 
@@ -108,7 +108,7 @@ class Scheduler:
     def _end(self, deadline: float) -> None:
         if self.ended:
             return
-        self._skip_all()
+        self._supervisor.skip_below(self._tasks.next_number)
         for worker in list(self._supervisor.workers.values()):
             self._ended[worker.serial] = worker.area.meter.counted(ended=True)
         self._supervisor.stop(deadline)
@@ -128,7 +128,7 @@ class Scheduler:
     def submit(self, task: Any, to: int | None = None) -> Job:
         assert to is None or 0 <= to < self.size, f"there is no worker {to}"
         job, body = Job(task), pickle.dumps(task, 5)
-        with self._change.after(self._mend):
+        with self._transaction.begin(self._roll_back):
             self._tasks.add(job, body, to)
             self._dispatch()
         return job
@@ -151,20 +151,15 @@ class Scheduler:
 
     def discard(self) -> None:
         self.interrupted = False
-        with self._change.after(self._mend):
+        with self._transaction.begin(self._roll_back):
             self._supervisor.drain_wake()
             self._tasks.discard(partial(ClosedError, "this was discarded after a jump."))
-            self._skip_all()
-
-    def _skip_all(self) -> None:
-        """Have the workers skip what they have not begun."""
-        for worker in self._supervisor.workers.values():
-            worker.skip_below(self._tasks.next_number)
+            self._supervisor.skip_below(self._tasks.next_number)
 
     def resize(self, num_workers: int) -> int:
         if not self.started:
             raise RuntimeError("these workers have not been started.")
-        with self._change.after(self._mend):
+        with self._transaction.begin(self._roll_back):
             self._resized = True
             there = {worker.worker for worker in self._supervisor.workers.values()}
             self.size = num_workers
@@ -222,7 +217,7 @@ class Scheduler:
 
     def _run_once(self, patience: float | None) -> None:
         """Wait up to ``patience`` seconds (None: forever) for anything to happen, and deal with all that has."""
-        self._change.settle(self._mend)  # before the wait, because half a change may have left nobody to wake us
+        self._transaction.settle(self._roll_back)  # before the wait, because half a change may have left nobody to wake us
         supervisor = self._supervisor
         death = supervisor.missed_deaths
         # An interrupt sets its flag, then sends a byte. The byte wakes the wait, but may be drained with an older one, so look at the flag first.
@@ -232,7 +227,7 @@ class Scheduler:
             raise ClosedError("the loader was closed, or moved to another position, while it waited for a batch.")
         if not ready and not death:
             return
-        with self._change.after(self._mend):
+        with self._transaction.begin(self._roll_back):
             for fd, _ in ready:
                 worker = supervisor.workers.get(fd)
                 if supervisor.is_wake(fd):
@@ -346,7 +341,7 @@ class Scheduler:
             self._supervisor.dismiss(worker)
         self._ended[worker.serial] = worker.area.meter.counted(ended=True)
 
-    def _mend(self) -> None:
+    def _roll_back(self) -> None:
         """After an exception came out of the middle of a change (Ctrl-C at a bad moment): new workers, and everything once more."""
         if not self._supervisor.working or self._tasks.failure is not None:
             return
@@ -366,7 +361,7 @@ class Scheduler:
             why = f"; {', '.join(starting)} has not finished its start" if starting else ""
             raise TimeoutError(f"waited {timeout} s for {self._named(jobs[0])}, which no worker process has begun{why}.")
         worker, task = next(((worker, task) for worker, task in held if worker.doing() is task), held[0])
-        with self._change.after(self._mend):
+        with self._transaction.begin(self._roll_back):
             begun = worker.doing() is task
             what = self._named(task.job, worker.row if begun else IDLE)
             behind = "" if begun else ", where it has not begun"

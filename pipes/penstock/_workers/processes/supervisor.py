@@ -177,6 +177,11 @@ class Supervisor:
                 if handle.serial == serial:
                     yield handle, code
 
+    def skip_below(self, number: int) -> None:
+        """Have the workers skip every task of a lower number that they have not begun."""
+        for handle in self.workers.values():
+            handle.skip_below(number)
+
     def wake(self) -> None:
         """Wake whoever waits on the poller; from any thread."""
         if self._wake is not None:
