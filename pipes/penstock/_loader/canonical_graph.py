@@ -205,7 +205,6 @@ class FromDataset(DataLoaderWords):
                 "batch_sampler": batch_sampler is not None,
                 "order": order is not None,
             },
-            batch_sampler=batch_sampler is not None,
             drop_last=drop_last,
             tail=tail,
             split=split,

@@ -17,7 +17,6 @@ def check_together(
     *,
     batch_size: Any,
     orders: dict[str, bool],
-    batch_sampler: bool,
     drop_last: bool,
     tail: str | None,
     split: str | None,
@@ -29,8 +28,7 @@ def check_together(
     Args:
         facts: Of the dataset.
         batch_size: The argument.
-        orders: What decides the order, by its word, and whether it was given.
-        batch_sampler: Whether one was given.
+        orders: The arguments that decide the order, ``batch_sampler`` among them, and whether each was given.
         drop_last: The argument.
         tail: The argument.
         split: The argument.
@@ -43,7 +41,7 @@ def check_together(
     """
     if split not in (None, "items", "own", "within"):
         raise ValueError(f"split={split!r} is neither 'items' nor 'own' nor 'within'.")
-    given = [name for name, is_given in orders.items() if is_given]
+    given, batch_sampler = [name for name, is_given in orders.items() if is_given], orders["batch_sampler"]
     if facts.read == "forward":
         if given:
             raise ValueError(

@@ -58,6 +58,29 @@ class _Used:
     reader: weakref.ref[Any] | None = None
     gave: bool = False
 
+    @classmethod
+    def of(cls, iterable: Any, now: Any, *, is_node: bool) -> tuple[_Used, bool]:
+        """The facts about ``iterable``, which is in the state ``now``; and whether another source has read it since it was in its pristine state."""
+        used = _used.get(id(iterable))
+        if used is None:
+            used = cls(now, now)
+            with contextlib.suppress(TypeError):  # it does not support weak references
+                weakref.finalize(iterable, _used.pop, id(iterable), None)
+                _used[id(iterable)] = used
+            return used, False
+        again = is_node or used.reading or used.left == now
+        if not again:  # its owner has moved it
+            used.pristine = now
+        return used, again
+
+    def check_reader(self, source: IterableSource) -> None:
+        """Refuse ``source`` if another one has begun to read the iterable, and so has moved it."""
+        if self.reader is not None and self.reader() not in (source, None):
+            raise GraphError(
+                f"another loader has begun to read this {type(source.iterable).__name__}, which has only one position: the two would take each other's items. "
+                f"Give each loader its own, or start an epoch of this loader only after the other has finished its epoch."
+            )
+
 
 _used: dict[int, _Used] = {}  # by id, while the iterable lives: two iterables that compare equal are still two
 
@@ -157,7 +180,9 @@ class IterableSource(FirstNode[Indices]):
             return taken, place
         if place is not self._stands:
             self._go(place)
-        used = self._checked_reader()
+        used = self._used
+        if self._reader.exclusive:
+            used.check_reader(self)
         self._stands = None
         with self._rng.kept(), self._rng.watched():
             used.reading = True
@@ -226,8 +251,11 @@ class IterableSource(FirstNode[Indices]):
         with self._rng.kept():
             if not self._pristine:
                 self._rng.seed(0, START)
-                if self._take_pristine():
-                    follows = None
+                pristine = self._state_of(self._reader.pristine())
+                self._used, again = _Used.of(self.iterable, pristine, is_node=self._reader.IS_NODE)
+                self._pristine = [self._used.pristine]
+                if again:
+                    follows = None  # the epoch of its next pass is unknown
             self._resumed = inner is not None and self._resume(state)
             if self._resumed or state["ended"]:
                 self._position = state["position"]
@@ -268,38 +296,9 @@ class IterableSource(FirstNode[Indices]):
                 f"loader reads it from the beginning. Put what makes its items into its __iter__. If it is meant to give none, give it a set_epoch."
             )
 
-    def _checked_reader(self) -> _Used:
-        """The record of the iterable.
-
-        Raises:
-            GraphError: Another source has begun to read it, and so has moved it.
-        """
-        reader = self._used.reader
-        if self._reader.exclusive and reader is not None and reader() not in (self, None):
-            raise GraphError(
-                f"another loader has begun to read this {type(self.iterable).__name__}, which has only one position: the two would take each other's items. "
-                f"Give each loader its own, or start an epoch of this loader only after the other has finished its epoch."
-            )
-        return self._used
-
     def _resume(self, state: State) -> bool:
         self._rng.seed(state["epoch"], START)
         return self._reader.resume(state["epoch"], decoded(state[self._reader.KEY]), state["ended"])
-
-    def _take_pristine(self) -> bool:
-        """Find the iterable's pristine state. Return whether another source has read it since, so that the epoch of its next pass is unknown."""
-        now = self._state_of(self._reader.pristine())
-        used = _used.get(id(self.iterable))
-        again = used is not None and (self._reader.IS_NODE or used.reading or used.left == now)
-        if used is None:
-            used = _Used(now, now)
-            with contextlib.suppress(TypeError):  # it does not support weak references
-                weakref.finalize(self.iterable, _used.pop, id(self.iterable), None)
-                _used[id(self.iterable)] = used
-        elif not again:
-            used.pristine = now
-        self._pristine, self._used = [used.pristine], used
-        return again
 
     def _begin(self, epoch: int, follows: int | None, after: State | None) -> None:
         """Move to the start of ``epoch``, whatever was read before; see the top of this file.
@@ -355,8 +354,10 @@ class IterableSource(FirstNode[Indices]):
             self._resume(after)
         first = self._state_of(self._reader.state()) if after is None else None
         for past in range(begin, epoch):
-            if not ended:
-                self._read_to_its_end(past, position)
+            with contextlib.suppress(StopIteration):
+                while not ended:
+                    self._item(past, position)
+                    position += 1
             ended, position = False, 0
             self._start(past + 1)
             if first is not None and self._state_of(self._reader.state()) == first:
@@ -365,12 +366,6 @@ class IterableSource(FirstNode[Indices]):
     def _start(self, epoch: int, state: Any = None) -> None:
         self._rng.seed(epoch, START)
         self._reader.start(epoch, decoded(state))
-
-    def _read_to_its_end(self, epoch: int, position: int) -> None:
-        with contextlib.suppress(StopIteration):
-            while True:
-                self._item(epoch, position)
-                position += 1
 
     def _read_again(self, position: int) -> None:
         if position == 0:
