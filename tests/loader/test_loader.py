@@ -89,7 +89,7 @@ def test_each_pass_is_the_next_epoch():
 
 
 def test_iter_does_nothing_and_next_decides():
-    """Seen to fail when _Epoch started in __init__: the discarded iterator cost an epoch."""
+    """Seen to fail when the iterator started in __init__: the discarded iterator cost an epoch."""
     with loader() as batches:
         for _ in range(5):
             iter(batches)

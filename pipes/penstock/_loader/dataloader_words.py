@@ -1,11 +1,18 @@
-"""The attributes of ``torch.utils.data.DataLoader``: the ones that a loader shows, and what it says in place of the others."""
+"""For those who come from ``torch.utils.data.DataLoader``: which of its attributes and arguments a loader has, and what it says in place of the others."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from functools import cache
-from typing import Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+from penstock._arguments import whole_number
+from penstock._errors import GraphError
+from penstock._nodes.node import BaseNode
+
+if TYPE_CHECKING:
+    from penstock._loader.cursor import EpochCursor
 
 log = logging.getLogger("penstock")
 
@@ -80,6 +87,42 @@ class DataLoaderWords:
     persistent_workers = ReadOnly(shown=False)
     pin_memory_device = ReadOnly(shown=False)
     in_order = ReadOnly(shown=False)
+
+
+@final
+class EpochView:
+    """What trainers find as ``loader.sampler``: it can be told the epoch, and nothing else.
+
+    A loaded state that was not used yet overrides it, because such trainers miscount the epochs of a resumed run.
+    """
+
+    def __init__(self, cursor: EpochCursor) -> None:
+        self._cursor = cursor
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `Loader.set_epoch`."""
+        self._cursor.request(check_epoch(epoch), by_sampler=True)
+
+
+def check_root(root: Any, misplaced: tuple[Any, ...], dataset_words: dict[str, Any]) -> None:
+    """Refuse calls meant for ``DataLoader``, and say what to write instead."""
+    if isinstance(root, BaseNode) and not misplaced and not dataset_words:
+        return
+    words = "".join(f", {value!r:.60}" for value in misplaced)
+    words += "".join(f", {name}={value!r:.60}" for name, value in dataset_words.items() if name != "dataset")
+    if isinstance(root, BaseNode):
+        raise GraphError(
+            f"Loader(root) takes a graph, and its nodes take these arguments{words}. Give them to the Batcher, the ParallelMapper and the others."
+        )
+    came = type(dataset_words.get("dataset") if root is None else root).__name__
+    raise GraphError(
+        f"Loader(root) takes the last node of a graph, not a {came}. For a dataset write Loader.from_dataset(dataset{words or ', batch_size=…'})."
+    )
+
+
+def check_epoch(epoch: int) -> int:
+    """``epoch``, if it is the number of one."""
+    return whole_number("epoch", epoch, 0, 2**62)
 
 
 @cache

@@ -1,13 +1,10 @@
-"""Loader: the roof of a graph, and the only iterable.
+"""Loader: what stands at the end of a graph, and the only iterable.
 
 The graph upstream runs on from epoch to epoch. The loader cuts its stream into epochs, reports where it stands (`state_dict`), and decides
 where a new iterator starts. It decides at the iterator's first ``next`` and no earlier, because trainers call ``iter``,
 ``load_state_dict`` and ``set_epoch`` in every possible order.
 
-`EpochCursor`, which is pure, decides where a loader stands. This file handles what can go wrong: an exception may leave ``next`` at any line
-(Ctrl-C, a signal handler that raises, the user's own code), and the user's loop may catch it and go on. So each ``next`` first notes what
-it may have to undo (`Loader._unfinished`). An interrupted ``next`` has returned nothing, so it must leave no trace: the next call
-restores what was noted, and resets the graph. What reads the graph stands in `graph_reader.py`.
+`EpochCursor`, which is pure, decides where a loader stands. `EpochIterator` handles what can go wrong in a ``next``. `GraphReader` reads the graph.
 """
 
 from __future__ import annotations
@@ -19,10 +16,11 @@ from typing import IO, TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, 
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock._arguments import LONGEST_S, seconds, whole_number
-from penstock._errors import GraphError, StateError, StateMismatch, hide_internal_frames
+from penstock._arguments import LONGEST_S, seconds
+from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._loader.canonical_graph import FromDataset
-from penstock._loader.dataloader_words import refuse_assignment
+from penstock._loader.dataloader_words import EpochView, check_epoch, check_root, refuse_assignment
+from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.positions import Positions
@@ -33,9 +31,7 @@ from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, Node, epoch_of
 from penstock._nodes.sharder import ranks_of
 from penstock._observe.loop_clock import LoopClock
-from penstock._random.global_rng import forget_interrupted, put_back_interrupted
-from penstock._workers.lifetime import PATIENCE_S, OneThread, closing_within
-from penstock._workers.meter import now, traced
+from penstock._workers.lifetime import PATIENCE_S, closing_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -46,7 +42,6 @@ if TYPE_CHECKING:
 
     from penstock._fetch.indices import Indices
     from penstock._loader.canonical_graph import Options
-    from penstock._loader.cursor import EpochCursor
     from penstock._nodes.graph import Graph
     from penstock._statistics import LoaderStatistics
     from penstock._workers.pool import StartMethod
@@ -134,7 +129,7 @@ class Loader(FromDataset, Generic[T]):
     def __init__(
         self, root: Any = None, *misplaced: Any, infinite: bool = False, restart_on_stop_iteration: bool | None = None, **dataset_words: Any
     ) -> None:
-        _check_root(root, misplaced, dataset_words)
+        check_root(root, misplaced, dataset_words)
         node = root if isinstance(root, Node) else Cycler(root)
         self.root: Node[T] = node if index_of(node).facts.infinite else Cycler(node)
         positions = Positions(self.root)
@@ -147,10 +142,7 @@ class Loader(FromDataset, Generic[T]):
         self._reader = GraphReader(self.root, positions, self._clock, infinite=infinite, restart=restart_on_stop_iteration)
         self._infinite = infinite
         self._settings: dict[str, Any] | None = None
-        self._run = 0  # grows with each iterator started and each state loaded; iterators of earlier runs are dead
-        self._given_up = -1  # end_epoch() ended the run before this one
-        self._turn = OneThread()
-        self._unfinished: Any = None  # how things stood before the `next` that is running, or that was interrupted
+        self._runs = Runs(self._reader)
         self._unseeded: int | None = None  # how many items the default seed shuffles
         self._built_for: int | None = None  # len(dataset) when the default order was made
 
@@ -158,7 +150,7 @@ class Loader(FromDataset, Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """An iterator over one epoch. Does nothing else: its first ``next`` decides where it starts."""
-        return _Epoch(self)
+        return EpochIterator(self)
 
     def __len__(self) -> int:
         """Batches in a whole epoch on this rank. For a stream this is what its ``__len__`` claims; delivery does not depend on it.
@@ -199,7 +191,7 @@ class Loader(FromDataset, Generic[T]):
         If the stream already stands at the start of ``epoch``, as it does after the epoch before, nothing in flight is dropped. A loaded state
         inside ``epoch`` continues there; one that has completed it gives its empty remainder.
         """
-        self._reader.cursor.request(_checked_epoch(epoch))
+        self._reader.cursor.request(check_epoch(epoch))
 
     @property
     def sampler(self) -> EpochView:
@@ -232,10 +224,9 @@ class Loader(FromDataset, Generic[T]):
         After the last batch it says that the loop saw the epoch's end: a state saved from then on resumes at the next epoch. Idempotent.
         """
         self._reader.check_open()
-        self._mend()
+        self._runs.roll_back()
         if self._reader.cursor.end_epoch():
-            self._run += 1
-            self._given_up = self._run
+            self._runs.given_up = self._runs.end()
         self._reader.commits.forget(self._reader.cursor.state)
 
     @property
@@ -267,11 +258,7 @@ class Loader(FromDataset, Generic[T]):
 
         The same on every rank, under 1 KB, and never changed afterwards. Starts nothing, waits for nothing.
         """
-        if self._unfinished is None:
-            state = self._reader.commits.state_of(self._reader.cursor.state)
-        else:  # a signal handler asks in the middle of a `next`, or the last one was interrupted
-            _, _, cursor, commits = self._unfinished
-            state = cursor["state"] if commits is None else commits[0]
+        state = self._runs.state
         try:
             return {KEY: json.dumps({"format": FORMAT, "settings": self._settings_at(state), "state": state}, allow_nan=False)}
         except (TypeError, ValueError) as exc:
@@ -295,7 +282,7 @@ class Loader(FromDataset, Generic[T]):
             ClosedError: After `close`.
         """
         self._reader.check_open()
-        self._mend()
+        self._runs.roll_back()
         state = parsed(state_dict)
         changed = differences(state["settings"], as_saved_then(self._settings_at(state["state"]), state["settings"]))
         if changed and strict:
@@ -310,7 +297,7 @@ class Loader(FromDataset, Generic[T]):
             inner = state["state"]
             self.root.check(inner)
         self._reader.load(inner)
-        self._run += 1
+        self._runs.end()
 
     def commit(self, n: int = 1) -> None:
         """Make `state_dict` refer to the last *committed* batch, for trainers that look ahead or may fail in the middle of a step.
@@ -329,7 +316,7 @@ class Loader(FromDataset, Generic[T]):
         epoch, the state and the running iterator stay as they are. The length of the dataset must stay the same.
         """
         self._reader.check_open()
-        self._mend()
+        self._runs.roll_back()
         self._reader.refresh()
 
     def close(self, timeout: float = PATIENCE_S) -> None:
@@ -340,7 +327,7 @@ class Loader(FromDataset, Generic[T]):
         """
         patience = seconds("timeout", timeout) or (0.0 if timeout == 0 else LONGEST_S)
         self._reader.closed = True
-        self._run += 1
+        self._runs.end()
         if self._reader.owner is not None and os.getpid() != self._reader.owner:
             return  # a fork: the workers belong to another process
         closing_within(patience, self.root.shutdown)
@@ -414,27 +401,10 @@ class Loader(FromDataset, Generic[T]):
                 f"place: iterate over it directly, and give it the workers."
             )
         self._check_length()
-        if not self._run and not self._reader.cursor.pending:
+        if not self._runs.number and not self._reader.cursor.pending:
             warn_if_in_step(self)
         self._reader.start()
-        self._run += 1
-        return self._run
-
-    def _mend(self) -> None:
-        """Undo a `next` that Ctrl-C interrupted: it returned nothing, so nothing may have happened.
-
-        The graph is reset when the next item is asked for, and the items it had taken are loaded again. This may itself be interrupted; the next use of
-        the loader then does it from the beginning.
-        """
-        if self._unfinished is None:
-            return
-        iterator, run, cursor, commits = self._unfinished
-        iterator._run, iterator._ended = run, False
-        self._reader.cursor.restore(cursor)
-        self._reader.commits.restore(commits)
-        put_back_interrupted()
-        self._reader.cursor.lost()
-        self._unfinished = None
+        return self._runs.end()
 
     def _length(self) -> int | None:
         """Batches in a whole epoch; for a stream, what its ``__len__`` claims."""
@@ -459,116 +429,4 @@ class Loader(FromDataset, Generic[T]):
             raise GraphError(
                 f"{type(self.dataset).__name__} had {self._built_for} samples when this loader was built, and has {items} now, but the order of an "
                 f"epoch was made for {self._built_for}. Build another loader once the dataset is complete, or before each epoch in which it has changed."
-            )
-
-
-@final
-class EpochView:
-    """What trainers find as ``loader.sampler``: it can be told the epoch, and nothing else.
-
-    A loaded state that was not used yet overrides it, because such trainers miscount the epochs of a resumed run.
-    """
-
-    def __init__(self, cursor: EpochCursor) -> None:
-        self._cursor = cursor
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `Loader.set_epoch`."""
-        self._cursor.request(_checked_epoch(epoch), by_sampler=True)
-
-
-def _check_root(root: Any, misplaced: tuple[Any, ...], dataset_words: dict[str, Any]) -> None:
-    """Refuse calls meant for ``DataLoader``, and say what to write instead."""
-    if isinstance(root, BaseNode) and not misplaced and not dataset_words:
-        return
-    words = "".join(f", {value!r:.60}" for value in misplaced)
-    words += "".join(f", {name}={value!r:.60}" for name, value in dataset_words.items() if name != "dataset")
-    if isinstance(root, BaseNode):
-        raise GraphError(
-            f"Loader(root) takes a graph, and its nodes take these arguments{words}. Give them to the Batcher, the ParallelMapper and the others."
-        )
-    came = type(dataset_words.get("dataset") if root is None else root).__name__
-    raise GraphError(
-        f"Loader(root) takes the last node of a graph, not a {came}. For a dataset write Loader.from_dataset(dataset{words or ', batch_size=…'})."
-    )
-
-
-def _checked_epoch(epoch: int) -> int:
-    return whole_number("epoch", epoch, 0, 2**62)
-
-
-class _Epoch(Generic[T]):
-    """One pass over an epoch of a `Loader`. Its first ``next`` begins a run of the loader; when that run is over, so is this iterator."""
-
-    __slots__ = ("_ended", "_loader", "_run")
-
-    def __init__(self, loader: Loader[T]) -> None:
-        self._loader = loader
-        self._run: int | None = None
-        self._ended = False
-
-    def __iter__(self) -> _Epoch[T]:
-        return self
-
-    def __next__(self) -> T:
-        loader, reader, clock = self._loader, self._loader._reader, self._loader._clock
-        inside = False  # a second thread is refused, and must not touch what the first one is doing
-        noted: Any = None
-        asked = 0
-        try:
-            try:
-                with loader._turn:
-                    inside = True
-                    if loader._unfinished is not None:
-                        loader._mend()
-                    forget_interrupted()
-                    noted = self, self._run, reader.cursor.saved(), reader.commits.saved()
-                    loader._unfinished = noted
-                    asked = now()
-                    if self._run != loader._run or self._ended:
-                        self._begin(loader)
-                    try:
-                        item = reader.advance()
-                    except StopIteration as exc:
-                        self._ended = True
-                        clock.end(loader, asked, exc)
-                        raise
-                    at, moment = clock.at, now()
-                    if at < clock.until and moment < clock.report_ns and not traced:  # what `got` does; a call would cost a tiny batch 2 %
-                        clock.moments[at + 1], clock.moments[at + 2], clock.at = asked, moment, at + 2
-                    else:
-                        clock.got(loader, asked, moment)
-                loader._unfinished = None
-                return item
-            except Exception as exc:
-                if inside and not isinstance(exc, StopIteration):
-                    clock.end(loader, asked, exc)
-                    reader.lost_if_moved()
-                    put_back_interrupted()
-                hide_internal_frames(exc)
-                if inside:
-                    loader._unfinished = None
-                raise
-        except Exception:
-            raise
-        except BaseException:
-            if inside and noted is not None:
-                loader._unfinished = noted
-                loader._mend()
-            raise
-
-    def _begin(self, loader: Loader[T]) -> None:
-        """Begin a run, unless this iterator has ended."""
-        if self._ended:
-            raise StopIteration
-        if self._run is None:
-            self._run = loader._start()
-            loader._clock.begin()
-        elif loader._given_up == loader._run and self._run == loader._run - 1:
-            self._ended = True
-            raise StopIteration
-        else:
-            loader._reader.check_open()
-            raise RuntimeError(
-                "this iterator has ended, because a newer one of the same loader was started, or a state was loaded. Iterate over the newer one."
             )

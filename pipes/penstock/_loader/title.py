@@ -28,7 +28,7 @@ def _what(loader: Any) -> str:
 
 def _where(loader: Any) -> str:
     try:
-        reader, unfinished = loader._reader, loader._unfinished
+        reader, unfinished = loader._reader, loader._runs.unfinished
         positions = reader.positions
         cursor = vars(reader.cursor) if unfinished is None else unfinished[2]
         if unfinished is None:

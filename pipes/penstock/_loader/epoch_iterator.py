@@ -1,0 +1,157 @@
+"""EpochIterator: one ``for`` loop over a `Loader`; and `Runs`: which of a loader's iterators may read, and where the loader stands meanwhile.
+
+An exception may leave ``next`` at any line (Ctrl-C, a signal handler that raises, the user's own code), and the user's loop may catch it and go on. A ``next``
+that raises has returned nothing, so it must leave no trace. Hence each ``next`` first notes how things stand (`Runs.unfinished`). If it is interrupted, the next
+call restores what was noted, and resets the graph (`Runs.roll_back`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+
+from penstock._errors import hide_internal_frames
+from penstock._random.global_rng import forget_interrupted, put_back_interrupted
+from penstock._workers.lifetime import OneThread
+from penstock._workers.meter import now, traced
+
+if TYPE_CHECKING:
+    from penstock._loader.graph_reader import GraphReader
+    from penstock._nodes.node import State
+
+T = TypeVar("T", covariant=True)
+
+
+@final
+class Runs:
+    """The runs of a loader. An iterator begins one with its first ``next``, and reads until another begins, or until a state is loaded.
+
+    Args:
+        reader: Of the loader's graph.
+
+    Attributes:
+        number: That of the current run; iterators of earlier ones are dead.
+        given_up: A run that began because `Loader.end_epoch` gave up the rest of the one before it.
+        turn: Lets one thread at a time read.
+        unfinished: How things stood before the ``next`` that is running, or that was interrupted: the iterator, its run, what the cursor and the ledger of
+            commits had saved. None between two calls.
+    """
+
+    def __init__(self, reader: GraphReader[Any]) -> None:
+        self._reader = reader
+        self.number = 0
+        self.given_up = -1
+        self.turn = OneThread()
+        self.unfinished: Any = None
+
+    def end(self) -> int:
+        """End the current run; returns the number of the one that begins."""
+        self.number += 1
+        return self.number
+
+    @property
+    def state(self) -> State:
+        """The position after the last batch that ``next`` returned, or that was committed."""
+        if self.unfinished is None:
+            return self._reader.commits.state_of(self._reader.cursor.state)
+        _, _, cursor, commits = self.unfinished  # a signal handler asks in the middle of a `next`, or the last one was interrupted
+        state: State = cursor["state"] if commits is None else commits[0]
+        return state
+
+    def roll_back(self) -> None:
+        """Undo a ``next`` that Ctrl-C interrupted: it returned nothing, so nothing may have happened.
+
+        The graph is reset when the next item is asked for, and the items it had taken are loaded again. This may itself be interrupted; the next use of
+        the loader then does it from the beginning.
+        """
+        if self.unfinished is None:
+            return
+        iterator, run, cursor, commits = self.unfinished
+        iterator._run, iterator._ended = run, False
+        self._reader.cursor.restore(cursor)
+        self._reader.commits.restore(commits)
+        put_back_interrupted()
+        self._reader.cursor.lost()
+        self.unfinished = None  # last: until then all of it is done again
+
+
+class EpochIterator(Generic[T]):
+    """One pass over an epoch of a `Loader`. Its first ``next`` begins a run of the loader; when that run is over, so is this iterator."""
+
+    __slots__ = ("_ended", "_loader", "_run")
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._run: int | None = None
+        self._ended = False
+
+    def __iter__(self) -> EpochIterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        # Three layers of `try`, from the inside out: the end of an epoch is told to the clock; an Exception leaves the loader as the graph now stands, ready for
+        # the next call; anything else (Ctrl-C, SystemExit) is rolled back as if this call had never been made.
+        loader = self._loader
+        runs, reader, clock = loader._runs, loader._reader, loader._clock
+        inside = False  # a second thread is refused, and must not touch what the first one is doing
+        noted: Any = None
+        asked = 0
+        try:
+            try:
+                with runs.turn:
+                    inside = True
+                    if runs.unfinished is not None:
+                        runs.roll_back()
+                    forget_interrupted()
+                    noted = self, self._run, reader.cursor.saved(), reader.commits.saved()
+                    runs.unfinished = noted  # complete from the first moment on, because a signal handler may ask for the state at any line
+                    asked = now()
+                    if self._run != runs.number or self._ended:
+                        self._begin(loader)
+                    try:
+                        item: T = reader.advance()
+                    except StopIteration as exc:
+                        self._ended = True
+                        clock.end(loader, asked, exc)
+                        raise
+                    at, moment = clock.at, now()
+                    if at < clock.until and moment < clock.report_ns and not traced:  # what `got` does; a call would cost a tiny batch 2 %
+                        clock.moments[at + 1], clock.moments[at + 2], clock.at = asked, moment, at + 2
+                    else:
+                        clock.got(loader, asked, moment)
+                # Behind the `with`, and the last step: an interrupt before it returns no item, so it is rolled back.
+                runs.unfinished = None
+                return item
+            except Exception as exc:
+                if inside and not isinstance(exc, StopIteration):
+                    clock.end(loader, asked, exc)
+                    reader.lost_if_moved()
+                    put_back_interrupted()
+                hide_internal_frames(exc)
+                if inside:
+                    runs.unfinished = None
+                raise
+        except Exception:
+            raise
+        except BaseException:
+            # Also one that came in the handler above, which may have dropped `unfinished` already: hence `noted`.
+            if inside and noted is not None:
+                runs.unfinished = noted
+                runs.roll_back()
+            raise
+
+    def _begin(self, loader: Any) -> None:
+        """Begin a run, unless this iterator has ended."""
+        runs = loader._runs
+        if self._ended:
+            raise StopIteration
+        if self._run is None:
+            self._run = loader._start()
+            loader._clock.begin()
+        elif runs.given_up == runs.number and self._run == runs.number - 1:
+            self._ended = True
+            raise StopIteration
+        else:
+            loader._reader.check_open()
+            raise RuntimeError(
+                "this iterator has ended, because a newer one of the same loader was started, or a state was loaded. Iterate over the newer one."
+            )
