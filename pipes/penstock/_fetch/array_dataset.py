@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from penstock._arguments import Shown
-from penstock._fetch.batch_schema import has_registered
 from penstock._fetch.error_policy import annotate
+from penstock._fetch.torch_collate import has_registered
 from penstock._memory.allocation import afresh, pinned
 from penstock._memory.tree import leaves, mapped
 from penstock._random.batch_rng import BatchRng

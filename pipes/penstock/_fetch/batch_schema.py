@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import struct
-from collections.abc import Mapping
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
-import torch.utils.data._utils.worker as torch_worker
-from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import (
-    collate_float_fn,
-    collate_int_fn,
-    collate_numpy_array_fn,
-    collate_numpy_scalar_fn,
-    collate_str_fn,
-    collate_tensor_fn,
-    default_collate_fn_map,
-)
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from penstock._errors import is_own_error
+from penstock._fetch.torch_collate import TORCHS_OWN, collated_field, parts_of, plain_collate, registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,87 +31,14 @@ _FEW_NUMBERS = 4
 """From this number on, fields of one kind of number are written together."""
 
 
-def plain_collate(samples: Any) -> Any:
-    """``default_collate``, but never into shared memory."""
-    # In a process that torch takes for a DataLoader worker, it collates into its own shared memory, which we do not want.
-    info, torch_worker._worker_info = torch_worker._worker_info, None
-    try:
-        return default_collate(samples)
-    finally:
-        torch_worker._worker_info = info
-
-
 def collate_fields(samples: Sequence[Any]) -> Any:
     """The batch of ``samples``, with every field made by ``default_collate``."""
     filler = BatchSchema(samples[0], in_place=False).root.filler(iter(()))
     try:
         filler.add(samples)
     except OtherStructure:
-        return _collated_field(samples, "")
+        return collated_field(samples, "")
     return filler.finish(len(samples))
-
-
-def _collated_field(column: Any, path: str) -> Any:
-    """The batch of one field; if it cannot be made, the error gets a note that names the field, the reason and the remedy."""
-    try:
-        return plain_collate(column)
-    except Exception as exc:
-        if registered(column[0]) not in (None, *_TORCHS_OWN):
-            raise  # a function that the user registered explains its own errors
-        with contextlib.suppress(Exception):  # the samples may raise when inspected, and a frozen exception takes no note
-            exc.add_note(
-                f"{_why_not(column, path)}. Write a collate_fn that makes a batch of them (if they differ in length only, penstock.pad(0) is one), or "
-                f"use collate_fn=list to keep them as they are."
-            )
-        raise
-
-
-def _why_not(column: Sequence[Any], path: str) -> str:
-    for place, one in enumerate(column):
-        if (difference := _difference(column[0], one, path)) is not None:
-            where, first, other = difference
-            return f"samples 0 and {place} of this batch differ{f' in field {where}' * bool(where)}: {first}, and {other}"
-    return f"there is no rule for collating {_in_words(column[0])}{f', which is field {path} of these samples' * bool(path)}"
-
-
-def _difference(first: Any, other: Any, path: str) -> tuple[str, str, str] | None:
-    """The first field in which two samples differ, and a description of each."""
-    parts, others = _parts(first), _parts(other)
-    if parts is not None and others is not None and type(first) is type(other) and parts.keys() == others.keys():
-        differences = (_difference(part, others[key], f"{path}[{key!r}]") for key, part in parts.items())
-        return next((one for one in differences if one is not None), None)
-    words = _in_words(first), _in_words(other)
-    return None if words[0] == words[1] else (path, *words)
-
-
-def _in_words(one: Any) -> str:
-    if isinstance(one, torch.Tensor) and one.is_nested:
-        return "nested Tensor"
-    if isinstance(one, torch.Tensor | np.ndarray):
-        return f"{type(one).__name__} of shape {tuple(one.shape)} and dtype {one.dtype}"
-    if isinstance(one, Mapping):
-        return f"{type(one).__name__} with the keys {list(one)!r:.120}"
-    if isinstance(one, list | tuple):
-        return f"{type(one).__name__} of length {len(one)}"
-    return type(one).__name__
-
-
-# What the user registered with torch.
-
-_TORCHS_OWN = {collate_tensor_fn, collate_numpy_array_fn, collate_numpy_scalar_fn, collate_float_fn, collate_int_fn, collate_str_fn}
-
-
-def has_registered() -> bool:
-    """Whether ``default_collate_fn_map`` holds anything besides torch's own functions."""
-    return not _TORCHS_OWN.issuperset(default_collate_fn_map.values())
-
-
-def registered(sample: Any) -> Callable[..., Any] | None:
-    """The entry of ``default_collate_fn_map`` for ``sample``, looked up as ``default_collate`` does, before it opens any container."""
-    kind = type(sample)
-    if kind in default_collate_fn_map:
-        return default_collate_fn_map[kind]
-    return next((collate for key, collate in default_collate_fn_map.items() if isinstance(sample, key)), None)
 
 
 # The schema.
@@ -158,7 +74,7 @@ class BatchSchema:
         return self._registry == default_collate_fn_map
 
     def _learn(self, sample: Any, in_place: bool, column: type, path: str) -> Field:
-        parts = _parts(sample)
+        parts = parts_of(sample)
         if parts is not None:
             all_keys = list(parts)
             keyed = type(sample) is dict or dataclasses.is_dataclass(sample)
@@ -180,29 +96,11 @@ class BatchSchema:
         return _TensorField(type(sample), sample.dtype if isinstance(sample, np.ndarray | np.generic) else None, *spec, column, path)
 
 
-_LONG = 1024
-"""A list or tuple longer than this is not treated as a record: `default_collate` takes it as a whole."""
-
-
-def _parts(sample: Any) -> dict[Any, Any] | None:
-    """The children of a container that we take apart; None for a leaf. A container that the user registered with torch is a leaf."""
-    kind = type(sample)
-    is_record = dataclasses.is_dataclass(kind) and not isinstance(sample, Mapping)
-    is_sequence = kind in (list, tuple) or (isinstance(sample, tuple) and hasattr(sample, "_fields"))
-    if not (kind is dict or is_sequence or is_record) or registered(sample) is not None or (is_sequence and len(sample) > _LONG):
-        return None
-    if is_sequence:
-        return dict(enumerate(sample))
-    return (
-        {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)} if is_record else cast("dict[Any, Any]", sample)
-    )
-
-
 def _spec(sample: Any) -> Spec | None:
     """Shape and dtype of one row for a field like ``sample``; None if it cannot be written in place."""
     if type(sample) not in (torch.Tensor, np.ndarray, bool, int, float) and not isinstance(sample, np.generic):
         return None
-    if registered(sample) not in _TORCHS_OWN or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
+    if registered(sample) not in TORCHS_OWN or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
         return None  # torch collates arrays by the function for tensors, so a custom one applies to both
     if type(sample) is torch.Tensor:
         plain_memory = sample.layout is torch.strided and sample.device.type == "cpu" and not (sample.is_quantized or sample.is_nested)
@@ -280,12 +178,12 @@ class _ListField:
 
     def fell_back(self) -> bool:
         """Whether the field could be taken apart or written in place now."""
-        return _parts(self.column[0]) is not None or _spec(self.column[0]) is not None
+        return parts_of(self.column[0]) is not None or _spec(self.column[0]) is not None
 
     def finish(self, rows: int) -> Any:
-        if _parts(self.column[0]) is not None:
+        if parts_of(self.column[0]) is not None:
             return collate_fields(self.column)
-        return _collated_field(self.kind(map(_positive_strides, self.column)), self.path)
+        return collated_field(self.kind(map(_positive_strides, self.column)), self.path)
 
 
 def _positive_strides(one: Any) -> Any:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from penstock._arguments import brief
 from penstock._errors import GraphError
-from penstock._fetch.batch_schema import has_registered
 from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
 from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, epoch_aware, samples_in
 from penstock._fetch.indices import Indices
 from penstock._fetch.packing import PackView
 from penstock._fetch.sample import RowIn, SampleCursor, current
+from penstock._fetch.torch_collate import has_registered
 from penstock._fetch.watched import parts, watched
 from penstock._memory.allocation import afresh
 from penstock._memory.modes import neutral_modes
