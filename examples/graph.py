@@ -28,7 +28,7 @@ class Squares(Dataset):
 def by_hand() -> Loader:
     """Each line is a node that reads from the one before it."""
     node = Sampler(ShuffledOrder(1000, seed=1))  # which sample comes when, for any epoch
-    node = Cycler(node)  # epoch after epoch, with a mark between them
+    node = Cycler(node)  # epoch after epoch, with an end-of-epoch marker between them
     node = Sharder(node)  # this rank's share, for any number of ranks
     node = Batcher(node, batch_size=32)  # indices of one batch; nothing is loaded yet
     node = ParallelMapper(node, Fetch(Squares()), num_workers=2, method="process")  # load and collate

@@ -2,7 +2,7 @@
 
 ::
 
-    index level (cheap, pure, in the consumer's process)     data level (parallel)              roof
+    index level (cheap, pure, in the consumer's process)     data level (parallel)              your loop
     Sampler ─► Cycler ─► Sharder ─► Batcher ─►               ParallelMapper ─► PinMemory ─►     Loader
     order      epochs    ranks      batches of indices       dataset + collate  Prefetcher      epochs, state, len
 
@@ -17,7 +17,7 @@ Each package is one room. A room imports only from the rooms listed below it::
     nodes, orders, statistics  the public doors of _nodes, _random and _observe: names, and nothing else
     integrations   one file per trainer
     _datasets      our own datasets: Cached and Resident are read once, Mix mixes several
-    _loader        the roof: Loader, where an iterator starts, the saved state, the graph of from_dataset
+    _loader        Loader: where an iterator starts, the saved state, the graph of from_dataset
     _observe       how long everything takes, seen from the loop: statistics, the report, a trace, pictures
     _nodes         the node contract, and one file per node
     _streams       data in shards: which are open, which record is where; knows no format

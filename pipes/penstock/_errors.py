@@ -3,7 +3,7 @@
 PenstockError
 ├── StateError           a state_dict that this graph cannot load
 │   └── StateMismatch    saved under other settings (dataset length, order, seed, sharding)
-├── GraphError           the nodes do not fit together, or a mark was lost on its way through the graph
+├── GraphError           the nodes do not fit together, or a marker was lost on its way through the graph
 ├── SourceError          a source raised earlier, so its position is unknown: load a state first
 ├── SampleError          a sample could not be loaded: the message names its index, epoch, position and worker
 ├── WorkerDied           workers died more often than max_restarts allows
@@ -83,7 +83,7 @@ class StateMismatch(StateError):
 
 
 class GraphError(PenstockError, TypeError):
-    """Nodes do not fit together, or a mark was lost on its way through the graph."""
+    """Nodes do not fit together, or a marker was lost on its way through the graph."""
 
     __module__ = "penstock"
 

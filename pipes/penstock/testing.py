@@ -70,7 +70,7 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
 
     Args:
         build: Builds a new graph, or a new `Loader` over one; it is called ``steps + 2`` times.
-        steps: How many items to compare, marks included. Choose enough to cross the ends of two epochs, and to see items of two.
+        steps: How many items to compare, markers included. Choose enough to cross the ends of two epochs, and to see items of two.
 
     Raises:
         AssertionError: Names the step and the difference, or what draws.
@@ -189,7 +189,7 @@ def _is_int64s(indices: Any, n: int) -> bool:
 
 
 class _Stepper:
-    """Runs a node step by step; a mark is a step, too."""
+    """Runs a node step by step; a marker is a step, too."""
 
     def __init__(self, node: Any) -> None:
         self.node = self.root = node
@@ -206,10 +206,10 @@ class _Stepper:
 
     def step(self) -> Any:
         item = next(self.node)
-        is_mark = isinstance(item, EndOfEpoch)
-        self.crossed += is_mark
-        self.filled += self.empty and not is_mark
-        self.empty = is_mark
+        is_marker = isinstance(item, EndOfEpoch)
+        self.crossed += is_marker
+        self.filled += self.empty and not is_marker
+        self.empty = is_marker
         return item
 
     def close(self) -> None:

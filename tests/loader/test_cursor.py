@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock import StateError
-from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, Move, PassMark, Stay
+from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, Move, PassMarker, Stay
 
 N = 3
 
@@ -45,12 +45,12 @@ def cursor(*events: Any, sized: bool = True, infinite: bool = False, restart: bo
         match event, what:
             case "start", []:
                 move = made.start()
-                made.arrived(move, at(move.epoch + 1, 0) if isinstance(move, PassMark) else None)
+                made.arrived(move, at(move.epoch + 1, 0) if isinstance(move, PassMarker) else None)
             case "deliver", [count]:
                 for _ in range(count):
                     made.delivered(at(made.state["epoch"], made.state["position"] + 1))
             case "mark", []:
-                made.mark(at(made.state["epoch"] + 1, 0))
+                made.marker_read(at(made.state["epoch"] + 1, 0))
             case "load", [epoch, position]:
                 made.load(at(epoch, position))
             case "raise", []:
@@ -78,17 +78,17 @@ STREAM: list[tuple[list[Any], Move]] = [
     (["start", ("deliver", 1)], Jump(at(1, 0))),
     (["start", ("deliver", 1), ("ask", 0)], Jump(at(0, 0))),
     (["start", ("deliver", 1), ("ask", 1)], Jump(at(1, 0))),
-    (["start", ("deliver", N)], PassMark(0)),
-    (["start", ("deliver", N), ("ask", 1)], PassMark(0)),
+    (["start", ("deliver", N)], PassMarker(0)),
+    (["start", ("deliver", N), ("ask", 1)], PassMarker(0)),
     (["start", ("deliver", N), ("ask", 0)], Jump(at(0, 0))),
     (["start", ("deliver", N), ("ask", 2)], Jump(at(2, 0))),
     (["start", ("deliver", N), "mark"], Stay()),
     (["start", ("deliver", N), "mark", ("ask", 1)], Stay()),
     (["start", ("deliver", N), "mark", ("ask", 0)], Jump(at(0, 0))),
     (["start", ("deliver", 1), "end_epoch"], Jump(at(1, 0))),
-    (["start", ("deliver", N), "end_epoch"], PassMark(0)),
-    (["start", ("deliver", N), "end_epoch", "end_epoch"], PassMark(0)),
-    (["start", ("deliver", N), "end_epoch", ("ask", 1)], PassMark(0)),
+    (["start", ("deliver", N), "end_epoch"], PassMarker(0)),
+    (["start", ("deliver", N), "end_epoch", "end_epoch"], PassMarker(0)),
+    (["start", ("deliver", N), "end_epoch", ("ask", 1)], PassMarker(0)),
     (["start", ("deliver", N), "end_epoch", ("ask", 0)], Jump(at(0, 0))),
     (["start", ("deliver", N), "mark", "end_epoch"], Stay()),
     (["start", "lost"], Jump(at(0, 0))),
@@ -148,7 +148,7 @@ def test_a_start_from_a_loaded_state(events: list[Any], move: Move | None) -> No
 @pytest.mark.parametrize(
     ("restart", "events", "move"),
     [
-        (True, [("load", 1, N)], Jump(at(1, N), over_mark=True)),
+        (True, [("load", 1, N)], Jump(at(1, N), over_marker=True)),
         (False, [("load", 1, N)], Jump(at(1, N))),
         (False, ["start", ("deliver", N), "mark"], Stay()),
         (False, ["start", ("deliver", N), "mark", ("ask", 1)], Stay()),
@@ -162,7 +162,7 @@ def test_restart_on_stop_iteration_overrides_what_was_seen(restart: bool, events
 
 def test_a_state_behind_an_end_that_is_kept_unseen() -> None:
     made = cursor("start", ("deliver", N), "mark", restart=False)
-    assert (made.state, made.remaining, made.stands) == (at(0, N), 0, GraphPosition.BEHIND_MARK)
+    assert (made.state, made.remaining, made.stands) == (at(0, N), 0, GraphPosition.BEHIND_MARKER)
     made.arrived(made.start())
     assert (made.state, made.remaining, made.stands) == (at(1, 0), N, GraphPosition.HERE)
 
@@ -170,10 +170,10 @@ def test_a_state_behind_an_end_that_is_kept_unseen() -> None:
 def test_where_the_length_is_unknown_a_loaded_state_wins() -> None:
     """And what the trainer asks for later is relative to that. Seen to fail: without the offset."""
     made = cursor(("load", 3, 2), ("ask", 0), sized=False)
-    assert made.start() == Jump(at(3, 2), over_mark=True)
+    assert made.start() == Jump(at(3, 2), over_marker=True)
     made.arrived(made.start())
     made.delivered(at(3, 3))
-    assert made.mark(at(4, 0))
+    assert made.marker_read(at(4, 0))
     made.request(1)
     assert made.start() == Stay()
     made.request(2)
@@ -183,7 +183,7 @@ def test_where_the_length_is_unknown_a_loaded_state_wins() -> None:
 def test_an_offset_is_only_for_who_counts_by_it() -> None:
     """``set_epoch(loader.epoch)`` is what the errors advise. Seen to fail: the offset applied to every request, so that an old epoch came again."""
     made = cursor(("load", 0, 1), ("ask", 2), "start", ("deliver", 2), sized=False)
-    assert made.mark(at(1, 0))
+    assert made.marker_read(at(1, 0))
     assert made.state == at(1, 0)
     made.request(1)
     assert made.start() == Stay()
@@ -191,7 +191,7 @@ def test_an_offset_is_only_for_who_counts_by_it() -> None:
 
 def test_an_endless_cursor_passes_marks() -> None:
     made = cursor("start", ("deliver", N), infinite=True)
-    assert not made.mark(at(1, 0))
+    assert not made.marker_read(at(1, 0))
     made.delivered(at(1, 1))
     assert made.start() == Stay()
 
@@ -231,7 +231,7 @@ class AgainstAList(RuleBasedStateMachine):
         behind = None
         if isinstance(move, Jump):
             self.graph = dict(move.state)
-        elif isinstance(move, PassMark):
+        elif isinstance(move, PassMarker):
             assert self.read() == ("mark", move.epoch)
             behind = dict(self.graph or {})
         self.cursor.arrived(move, behind)
@@ -249,7 +249,7 @@ class AgainstAList(RuleBasedStateMachine):
             assert self.cursor.state == self.graph
         else:
             assert number == before["epoch"]
-            if self.cursor.mark(dict(self.graph)):
+            if self.cursor.marker_read(dict(self.graph)):
                 self.running = False
             assert self.cursor.state == at(before["epoch"] + 1, 0)
 

@@ -1,4 +1,4 @@
-"""The roof: where iterators start, what states mean, in every order in which trainers call."""
+"""Loader: where iterators start, what states mean, in every order in which trainers call."""
 
 from __future__ import annotations
 
@@ -646,7 +646,7 @@ def test_what_may_change_between_save_and_load(other):
 @pytest.mark.parametrize("wrap", [lambda node: node, lambda node: Batcher(node, 2)], ids=["whole", "in part"])
 @pytest.mark.parametrize("delivered", [1, 5])
 def test_two_loaders_over_one_graph_do_not_take_each_others_items(wrap, delivered):
-    """In mid-epoch and at an epoch's end; whoever starts somewhere else may. Seen to fail: without the check in `_advance`, in `_pass_mark`, in `refresh`."""
+    """In mid-epoch and at an epoch's end; whoever starts somewhere else may. Seen to fail: without the check in `_advance`, in `_pass_marker`, in `refresh`."""
     graph = Cycler(Sampler(SequentialOrder(5)))
     one, other = Loader(graph), Loader(wrap(graph))
     batches = iter(one)

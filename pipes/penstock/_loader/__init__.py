@@ -1,1 +1,1 @@
-"""The roof of a graph."""
+"""Loader, what builds its graph, and its saved state."""

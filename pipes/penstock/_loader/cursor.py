@@ -1,10 +1,10 @@
 """EpochCursor: where a loader stands, and where its next iterator starts. Pure: no threads, and it never touches the graph.
 
-The cursor is told what happened: a batch was delivered, a mark was read, a state was loaded, an epoch was asked for. At the first ``next`` of an
-iterator it says what the graph must do before the first batch: stay, pass one mark, or jump to a state. Until then nothing moves, because
+The cursor is told what happened: a batch was delivered, a marker was read, a state was loaded, an epoch was asked for. At the first ``next`` of an
+iterator it says what the graph must do before the first batch: stay, pass one marker, or jump to a state. Until then nothing moves, because
 trainers call ``iter``, ``load_state_dict`` and ``set_epoch`` in every possible order.
 
-The end of an epoch is *seen* once its mark was consumed: by the ``StopIteration`` of the loop, by `EpochCursor.end_epoch`, or because the next epoch
+The end of an epoch is *seen* once its marker was consumed: by the ``StopIteration`` of the loop, by `EpochCursor.end_epoch`, or because the next epoch
 began. After a seen end the state is the start of the next epoch. A state taken on the epoch's last batch has not seen the end: when it is loaded,
 it gives the empty remainder of that epoch first, so that the code after the loop (a scheduler's step, validation) runs.
 """
@@ -32,7 +32,7 @@ class Epochs(Protocol):
         ...
 
     def end_of(self, epoch: int) -> State:
-        """The state in which only the mark of ``epoch`` is left."""
+        """The state in which only the marker of ``epoch`` is left."""
         ...
 
     def sized(self) -> bool:
@@ -46,21 +46,21 @@ class Stay(NamedTuple):
 
 
 @final
-class PassMark(NamedTuple):
-    """The graph must read the mark that ends ``epoch``; nothing it has loaded ahead is lost."""
+class PassMarker(NamedTuple):
+    """The graph must read the marker that ends ``epoch``; nothing it has loaded ahead is lost."""
 
     epoch: int
 
 
 @final
 class Jump(NamedTuple):
-    """The graph must be reset to ``state``. With ``over_mark``, a mark that comes first is passed and ends nothing."""
+    """The graph must be reset to ``state``. With ``over_marker``, a marker that comes first is passed and ends nothing."""
 
     state: State
-    over_mark: bool = False
+    over_marker: bool = False
 
 
-Move = Stay | PassMark | Jump
+Move = Stay | PassMarker | Jump
 
 
 class GraphPosition(Enum):
@@ -68,8 +68,8 @@ class GraphPosition(Enum):
 
     AWAY = "anywhere: only a jump leads to the state"
     HERE = "at the state"
-    BEFORE_MARK = "at the end of the epoch before the state's, with the mark still unread"
-    BEHIND_MARK = "at the start of the epoch after the state's, with the mark already read"
+    BEFORE_MARKER = "at the end of the epoch before the state's, with the marker still unread"
+    BEHIND_MARKER = "at the start of the epoch after the state's, with the marker already read"
 
 
 @final
@@ -78,7 +78,7 @@ class EpochCursor:
 
     Args:
         epochs: Answers the cursor's questions about the graph.
-        infinite: Epochs end nothing: marks are passed.
+        infinite: Epochs end nothing: markers are passed.
         restart: Whether a state of a finished epoch continues with the next epoch (True) or with the empty remainder (False). None: with the
             next epoch if the end was seen.
 
@@ -88,7 +88,7 @@ class EpochCursor:
         stands: Where the graph is.
         fresh: Nothing was delivered since this state was jumped to, loaded or begun.
         pending: The state was loaded, and no batch was asked for yet.
-        over_mark: The next mark ends nothing.
+        over_marker: The next marker ends nothing.
         begun: The state is not at the start of its epoch.
     """
 
@@ -100,7 +100,7 @@ class EpochCursor:
         self.stands = GraphPosition.AWAY
         self.fresh = True
         self.pending = False
-        self.over_mark = False
+        self.over_marker = False
         self.begun = False
         self._resumed = False  # the run began at a loaded state, which counts as unused until a batch is delivered
         self._again = False  # the first item of this run raised: the next run begins at the same place
@@ -121,7 +121,7 @@ class EpochCursor:
     @property
     def remaining(self) -> int | None:
         """Items still to come in the epoch."""
-        return 0 if self.stands is GraphPosition.BEHIND_MARK else self.epochs.remaining(self.here)
+        return 0 if self.stands is GraphPosition.BEHIND_MARKER else self.epochs.remaining(self.here)
 
     # What happened.
 
@@ -141,7 +141,7 @@ class EpochCursor:
     def delivered(self, state: State) -> None:
         """An item was handed out, and ``state`` is the position after it."""
         self.state = state
-        self.fresh = self.over_mark = self._resumed = self._again = False
+        self.fresh = self.over_marker = self._resumed = self._again = False
         self.begun = True
 
     def raised(self, state: State) -> None:
@@ -151,11 +151,11 @@ class EpochCursor:
         if self.fresh:
             self._again, self.pending = True, self._resumed
 
-    def mark(self, behind: State) -> bool:
-        """A mark was read, and the graph's state is now ``behind`` it. Returns whether the loop's epoch ends here."""
-        ends = not (self._infinite or self.over_mark)
+    def marker_read(self, behind: State) -> bool:
+        """A marker was read, and the graph's state is now ``behind`` it. Returns whether the loop's epoch ends here."""
+        ends = not (self._infinite or self.over_marker)
         if ends and self._restart is False:
-            self.stands, self.fresh = GraphPosition.BEHIND_MARK, True
+            self.stands, self.fresh = GraphPosition.BEHIND_MARKER, True
         else:
             self._stand(behind, GraphPosition.HERE)
         return ends
@@ -168,13 +168,13 @@ class EpochCursor:
         at_end = before is GraphPosition.HERE and self._complete
         self._stand(
             self._start(epoch_of(self.state) + 1),
-            GraphPosition.HERE if before is GraphPosition.BEHIND_MARK else GraphPosition.BEFORE_MARK if at_end else GraphPosition.AWAY,
+            GraphPosition.HERE if before is GraphPosition.BEHIND_MARKER else GraphPosition.BEFORE_MARKER if at_end else GraphPosition.AWAY,
         )
         return True
 
     def lost(self) -> None:
         """Nobody knows where the graph is; the state still holds."""
-        if self.stands is GraphPosition.BEHIND_MARK:
+        if self.stands is GraphPosition.BEHIND_MARKER:
             self._again = True
         else:
             self.stands = GraphPosition.AWAY
@@ -189,13 +189,13 @@ class EpochCursor:
 
     def graph_was_reset(self) -> None:
         """The graph was reset to `graph_state`, and the run continues."""
-        if self.stands is not GraphPosition.BEHIND_MARK:
+        if self.stands is not GraphPosition.BEHIND_MARKER:
             self.stands = GraphPosition.HERE
 
     @property
     def graph_state(self) -> State:
         """Where the graph should be in the middle of a run."""
-        return self._start(epoch_of(self.state) + 1) if self.stands is GraphPosition.BEHIND_MARK else self.state
+        return self._start(epoch_of(self.state) + 1) if self.stands is GraphPosition.BEHIND_MARKER else self.state
 
     # Where the next iterator starts.
 
@@ -216,18 +216,18 @@ class EpochCursor:
         return self._from_stream(None if requested is None else self._absolute(requested))
 
     def arrived(self, move: Move, state: State | None = None) -> None:
-        """The graph has made ``move``; ``state`` is the graph's own after a mark that it passed."""
+        """The graph has made ``move``; ``state`` is the graph's own after a marker that it passed."""
         resumed, requested = self.pending, self._requested
         if isinstance(move, Jump):
             begun = not self._at_start(move.state)
             self._stand(move.state, GraphPosition.HERE)
-            self.over_mark, self.begun = move.over_mark, begun
-            if resumed and requested is not None and move.over_mark:
+            self.over_marker, self.begun = move.over_marker, begun
+            if resumed and requested is not None and move.over_marker:
                 self._offset = epoch_of(move.state) - requested
-        elif isinstance(move, PassMark):
+        elif isinstance(move, PassMarker):
             assert state is not None
             self._stand(state, GraphPosition.HERE)
-        elif self.stands is GraphPosition.BEHIND_MARK:
+        elif self.stands is GraphPosition.BEHIND_MARKER:
             self._stand(self._start(epoch_of(self.state) + 1), GraphPosition.HERE)
         self._resumed, self._requested = resumed, None
 
@@ -235,13 +235,13 @@ class EpochCursor:
         epoch = epoch_of(self.state)
         # Also if the remainder is empty, so that the code at the end of the user's epoch runs.
         if requested == epoch:
-            return Jump(self.state, over_mark=self._infinite)
+            return Jump(self.state, over_marker=self._infinite)
         if self._completes(requested):
             return Jump(self._start(epoch + 1))
         if requested is None:
-            return Jump(self.state, over_mark=self._infinite or (self._restart is True and self.begun))
+            return Jump(self.state, over_marker=self._infinite or (self._restart is True and self.begun))
         if self._infinite or not self._sized:
-            return Jump(self.state, over_mark=True)
+            return Jump(self.state, over_marker=True)
         self._requested = None
         raise StateError(
             f"set_epoch({requested}) was called, but the loaded state is in epoch {epoch_of(self.here)}. Start your loop at loader.epoch, "
@@ -249,17 +249,17 @@ class EpochCursor:
         )
 
     def _from_stream(self, requested: int | None) -> Move:
-        epoch, finished = epoch_of(self.state), self.stands is GraphPosition.BEHIND_MARK
+        epoch, finished = epoch_of(self.state), self.stands is GraphPosition.BEHIND_MARKER
         if self.stands is GraphPosition.AWAY or (self._again and not finished):
             if requested is None and (self.fresh or self._infinite):
                 return Jump(self.state)
             return Jump(self._start(epoch + 1 if requested is None else requested))
         if self.fresh and not finished and requested in (None, epoch):
-            return PassMark(epoch - 1) if self.stands is GraphPosition.BEFORE_MARK else Stay()
+            return PassMarker(epoch - 1) if self.stands is GraphPosition.BEFORE_MARKER else Stay()
         if finished and requested in (None, epoch + 1):
             return Jump(self._start(epoch + 1)) if self._again else Stay()
         if not self.fresh and self._complete and requested in (None, epoch + 1):
-            return PassMark(epoch)
+            return PassMarker(epoch)
         if requested is None and self._infinite:
             return Stay()
         return Jump(self._start(epoch + 1 if requested is None else requested))
@@ -293,4 +293,4 @@ class EpochCursor:
         """Move to ``state`` with every flag cleared; callers set those that differ."""
         self.state, self.stands = state, stands
         self.fresh = True
-        self.pending = self.over_mark = self.begun = self._resumed = self._again = False
+        self.pending = self.over_marker = self.begun = self._resumed = self._again = False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from penstock._errors import ClosedError, GraphError, SourceError, is_own_error
 from penstock._fetch.indices import Indices
-from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMark
+from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
 from penstock._loader.state_dict import CommitLedger
 from penstock._nodes.node import EndOfEpoch, epoch_of, origin
 from penstock._nodes.parallel_mapper import ParallelMapper
@@ -44,7 +44,7 @@ class GraphReader(Generic[T]):
     Args:
         root: The last node.
         positions: Of the graph.
-        clock: Is told when a mark was passed.
+        clock: Is told when a marker was passed.
         infinite: Marks end nothing.
         restart: See `EpochCursor`.
 
@@ -87,8 +87,8 @@ class GraphReader(Generic[T]):
         move, state = cursor.start(), None
         if isinstance(move, Jump):
             self._jump(move.state)
-        elif isinstance(move, PassMark):
-            state = self._pass_mark(move.epoch)
+        elif isinstance(move, PassMarker):
+            state = self._pass_marker(move.epoch)
         cursor.arrived(move, state)
         self.commits.forget(cursor.state)
 
@@ -137,20 +137,20 @@ class GraphReader(Generic[T]):
                 if epoch_of(state) != epoch:
                     raise GraphError(
                         f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream of the Cycler lost it. "
-                        f"A node of your own must hand on marks; penstock.nodes.Node does."
+                        f"A node of your own must hand on markers; penstock.nodes.Node does."
                     )
                 cursor.delivered(state)
                 self.commits.delivered(state)
                 return item.plain() if isinstance(item, Indices) else item
             if item.epoch != epoch:
-                raise GraphError(f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the mark before it.")
-            if self._infinite and cursor.fresh and not cursor.over_mark:
+                raise GraphError(f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the marker before it.")
+            if self._infinite and cursor.fresh and not cursor.over_marker:
                 raise ValueError(
                     f"epoch {item.epoch} has no batch on this rank, so an infinite loader would spin. Use a larger dataset, or tail='pad'."
                 )
-            if not cursor.over_mark and cursor.state == self.positions.start_of(epoch, cursor.state):
+            if not cursor.over_marker and cursor.state == self.positions.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
-            if cursor.mark(root.get_state()):
+            if cursor.marker_read(root.get_state()):
                 raise StopIteration
             self._clock.mark()
 
@@ -171,13 +171,13 @@ class GraphReader(Generic[T]):
                 "StopIteration came out of the graph: a node downstream of the Cycler ended, or a function in one raised it."
             ) from exc
 
-    def _pass_mark(self, epoch: int) -> State:
-        """Read the mark that ends ``epoch``; returns the graph's state after it."""
+    def _pass_marker(self, epoch: int) -> State:
+        """Read the marker that ends ``epoch``; returns the graph's state after it."""
         self._check_graph()
         item: Any = self.root.next()
         if item != EndOfEpoch(epoch):
             raise GraphError(
-                f"EndOfEpoch({epoch}) was due, but something else came: a node downstream of the Cycler lost the mark, or len() is wrong."
+                f"EndOfEpoch({epoch}) was due, but something else came: a node downstream of the Cycler lost the marker, or len() is wrong."
             )
         return self.root.get_state()
 

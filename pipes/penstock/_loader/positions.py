@@ -44,7 +44,7 @@ class Positions:
         return state
 
     def end_of(self, epoch: int) -> State:
-        """The state in which only the mark of ``epoch`` is left."""
+        """The state in which only the marker of ``epoch`` is left."""
         return {"epoch": epoch, "source": None}
 
     def sized(self) -> bool:

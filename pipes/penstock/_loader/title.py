@@ -36,7 +36,7 @@ def _where(loader: Any) -> str:
         else:
             state = cursor["state"]
             epoch, whole = epoch_of(state), positions.remaining(positions.start_of(epoch_of(state), state))
-            left = 0 if cursor["stands"] is GraphPosition.BEHIND_MARK else positions.remaining(state)
+            left = 0 if cursor["stands"] is GraphPosition.BEHIND_MARKER else positions.remaining(state)
         where = f"epoch {epoch}" + ("" if left is None or whole is None else f", batch {whole - left:,} of {whole:,}")
         if reader.closed:
             where = f"closed in {where}"

@@ -21,11 +21,11 @@ T = TypeVar("T", covariant=True)
 
 @final
 class Cycler(IndexNode[T]):
-    """Repeat ``source`` epoch after epoch, with an `EndOfEpoch` mark after each.
+    """Repeat ``source`` epoch after epoch, with an `EndOfEpoch` marker after each.
 
     Put it downstream of the sampler and upstream of everything slow. Then workers never learn that an epoch ended, and the pipeline never drains.
 
-    Its state is ``{"epoch": e, "source": s}``. ``s`` is None if epoch ``e`` has no items left, only its mark.
+    Its state is ``{"epoch": e, "source": s}``. ``s`` is None if epoch ``e`` has no items left, only its marker.
 
     Args:
         source: A finite node, ours or torchdata's. It signals its end with ``StopIteration``.
@@ -52,7 +52,7 @@ class Cycler(IndexNode[T]):
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[T], State]:
         inner = place["source"]
-        if inner is None:  # a state said that only the mark is left
+        if inner is None:  # a state said that only the marker is left
             return [], place
         if self._failure is not None:
             raise SourceError.after(self._failure)

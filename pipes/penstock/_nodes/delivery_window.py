@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
-from penstock._nodes.node import is_mark
+from penstock._nodes.node import is_marker
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Entry:
     """One item of the source, and the source's ``state`` after it.
 
     Args:
-        value: A mark or the source's error; these need no worker.
+        value: A marker or the source's error; these need no worker.
         job: The job of a worker. If both are None, the item was delivered before the state was saved.
     """
 
@@ -50,7 +50,7 @@ class DeliveryWindow:
     """Entries in the order of the source; decides which one is delivered next.
 
     Args:
-        in_order: Deliver only the oldest entry. If False, deliver whichever is done first, but never pass a mark or an error.
+        in_order: Deliver only the oldest entry. If False, deliver whichever is done first, but never pass a marker or an error.
 
     Attributes:
         base: The source's state before the oldest undelivered entry.
@@ -92,7 +92,7 @@ class DeliveryWindow:
 
         Args:
             most: Bound on the jobs under way. Out of order, four times as many entries may wait for an older one.
-            prefetch_next_epoch: Whether items of the next epoch may be pulled before the mark of this one is delivered.
+            prefetch_next_epoch: Whether items of the next epoch may be pulled before the marker of this one is delivered.
         """
         if self._exhausted or self.under_way >= most or len(self._entries) >= 4 * most + 4:
             return False
@@ -101,9 +101,11 @@ class DeliveryWindow:
         last = self._entries[-1]
         if self.holds_error:
             return False  # whether the source can go on after this error is known only once it has been raised
-        if not is_mark(last.value):
+        if not is_marker(last.value):
             return True
-        empty_epoch = len(self._entries) > 1 and is_mark(self._entries[-2].value)  # stop here, or a source without items is pulled forever
+        empty_epoch = len(self._entries) > 1 and is_marker(
+            self._entries[-2].value
+        )  # stop here, or a source without items is pulled forever
         return prefetch_next_epoch and not empty_epoch
 
     @property

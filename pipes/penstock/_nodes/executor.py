@@ -239,8 +239,8 @@ class Executor:
             return 0
         return self.depth + 1 if self.num_workers else 0
 
-    def mark(self) -> None:
-        """The epoch has ended."""
+    def epoch_ended(self) -> None:
+        """The end-of-epoch marker is delivered."""
         if self.auto is not None:
             self.auto.mark()
 

@@ -34,7 +34,7 @@ class Facts:
     Attributes:
         settings: What must be the same when a state is loaded: names and JSON values.
         rank_settings: What must be the same on every rank, although no state holds it: names and JSON values.
-        infinite: There is a `Cycler`, so that epochs end with a mark and never with ``StopIteration``.
+        infinite: There is a `Cycler`, so that epochs end with a marker and never with ``StopIteration``.
         carries_over_epochs: An epoch begins where the one before it was left, even if that was left early.
         sharded_by: Who deals the items to the ranks: the `Sharder` (``"items"``), or the source itself (``"own"``); None if the user has not said.
         may_run_ahead: The next epoch may be read early. Not if the training loop may change the items that the source will yield.
@@ -123,7 +123,7 @@ class IndexNode(Node[T]):
         return self.upstream.skip(place)
 
     def over(self, place: State) -> tuple[EndOfEpoch, State]:
-        """The mark at ``place``, where no item is left, and the place behind the mark. ``StopIteration`` of a finite graph."""
+        """The marker at ``place``, where no item is left, and the place behind the marker. ``StopIteration`` of a finite graph."""
         return self.upstream.over(place)
 
     def check(self, state: Any) -> None:
@@ -237,7 +237,7 @@ class _Positioned(FirstNode[Any]):
         super().__init__(Facts({}) if self._below is None else self._below.facts)
         self._node = node
         self._stands: State | None = None  # the place where the node is, known by its identity
-        self._mark: tuple[State, EndOfEpoch, State] | None = None  # read, and not asked for yet: the place before it, and behind it
+        self._marker: tuple[State, EndOfEpoch, State] | None = None  # read, and not asked for yet: the place before it, and behind it
 
     @property
     def first(self) -> FirstNode[Any]:
@@ -250,7 +250,7 @@ class _Positioned(FirstNode[Any]):
         return left_at(self._node, place)
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[Any], State]:
-        if self._mark is not None and self._mark[0] is place:
+        if self._marker is not None and self._marker[0] is place:
             return [], place
         taken: list[Any] = []
         if n == 0:
@@ -263,7 +263,7 @@ class _Positioned(FirstNode[Any]):
             except StopIteration:
                 break
             if isinstance(item, EndOfEpoch):
-                self._mark = before, item, node.get_state()
+                self._marker = before, item, node.get_state()
                 return taken, before
             if k % every == first:
                 taken.append(item)
@@ -273,13 +273,13 @@ class _Positioned(FirstNode[Any]):
     def over(self, place: State) -> tuple[EndOfEpoch, State]:
         if not self.facts.infinite:
             raise StopIteration
-        if self._mark is None or self._mark[0] is not place:
+        if self._marker is None or self._marker[0] is not place:
             items, place = self.read(place, 1)
-            if items or self._mark is None:
+            if items or self._marker is None:
                 raise StateError(f"{type(self._node).__name__} has another item where its epoch was to end: the state is damaged.")
-        _, mark, self._stands = self._mark
-        self._mark = None
-        return mark, self._stands
+        _, marker, self._stands = self._marker
+        self._marker = None
+        return marker, self._stands
 
     def peek(self, place: State, positions: Any) -> Sequence[Any]:
         raise GraphError(
@@ -296,12 +296,12 @@ class _Positioned(FirstNode[Any]):
 
     def restart(self, place: State | None) -> State:
         self._node.reset()
-        self._mark, self._stands = None, self._node.get_state()
+        self._marker, self._stands = None, self._node.get_state()
         return self._stands
 
     def _moved(self, place: State) -> Node[Any]:
         """The node, at ``place``. Until its new place is known, nobody knows where it is: an exception may come out of it."""
-        stands, self._stands, self._mark = self._stands, None, None
+        stands, self._stands, self._marker = self._stands, None, None
         if stands is not place:
             self._node.reset(place)
         return self._node

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 from penstock._memory.recycler import Recycler
 from penstock._nodes.index_node import index_of
 from penstock._nodes.inline_work import InlineWork
-from penstock._nodes.node import Node, is_mark
+from penstock._nodes.node import Node, is_marker
 from penstock._random.orders import checked_seed
 from penstock._workers.meter import now
 
@@ -31,7 +31,7 @@ class Mapper(Node[T]):
 
     Args:
         source: The items.
-        map_fn: A `Fetch`, or any callable of one value. Never called for a mark.
+        map_fn: A `Fetch`, or any callable of one value. Never called for a marker.
         seed: Seed of the samples' random numbers; default: the seed of the order.
         seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, and restore the caller's
             afterwards. See `ParallelMapper`.
@@ -68,7 +68,7 @@ class Mapper(Node[T]):
         return self._work.in_step
 
     def _transformed(self, item: Any) -> Any:
-        if is_mark(item):
+        if is_marker(item):
             return item
         began = now()
         value = self.transform(item)

@@ -1,4 +1,4 @@
-"""The contract of every node in the graph, and the mark that ends an epoch.
+"""The contract of every node in the graph, and the end-of-epoch marker.
 
 A graph is a chain of nodes, each with one ``source``. At the index level items are `Indices`; downstream of the mapper they are
 batches. `EndOfEpoch` travels in the stream, through every node, in order. This is the only file that imports torchdata.
@@ -53,7 +53,7 @@ else:
 @final
 @dataclass(frozen=True, slots=True)
 class EndOfEpoch:
-    """The mark that a `Cycler` puts behind the last item of ``epoch``."""
+    """The end-of-epoch marker, which a `Cycler` puts behind the last item of ``epoch``."""
 
     epoch: int
 
@@ -61,7 +61,7 @@ class EndOfEpoch:
 EndOfEpoch.__module__ = "penstock.nodes"  # not in the class: a dataclass looks for its module while it is made
 
 
-def is_mark(item: object) -> bool:
+def is_marker(item: object) -> bool:
     """Whether ``item`` is an `EndOfEpoch`."""
     return isinstance(item, EndOfEpoch)
 
@@ -69,7 +69,7 @@ def is_mark(item: object) -> bool:
 class Node(Shown, BaseNode[T], Generic[T]):
     """A node of the graph. To write one that changes items, override `transform`; nothing else is needed.
 
-    ``transform`` sees values only, never a mark or an address, and the state of such a node is its source's. A node with a state of
+    ``transform`` sees values only, never a marker or an address, and the state of such a node is its source's. A node with a state of
     its own overrides `reset`, `get_state`, `start_of`, `check` and `next` together, and nests its source's state under ``"source"``. It hands on as many
     items as it gets, or overrides `counted`.
 
@@ -115,7 +115,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
         return self._source
 
     def transform(self, item: Any) -> Any:
-        """Return the new value of ``item``. Never called for a mark."""
+        """Return the new value of ``item``. Never called for a marker."""
         return item
 
     # The torchdata contract: reset, next, get_state.

@@ -180,7 +180,7 @@ class ParallelMapper(Node[T]):
         entry = self._awaited()
         job = entry.job
         if job is None and not isinstance(entry.value, BaseException):
-            executor.mark()
+            executor.epoch_ended()
             window.deliver(entry)
             return cast("T", entry.value)  # the end-of-epoch marker
         try:
@@ -297,7 +297,7 @@ class ParallelMapper(Node[T]):
             self.source.reset(place)
 
     def _done_at_once(self) -> Any:
-        """The next item, made in this thread past the window, or the mark; `_HELD` if it raises, or if there is none: the window knows.
+        """The next item, made in this thread past the window, or the marker; `_HELD` if it raises, or if there is none: the window knows.
 
         An interrupt leaves the window as it was, so the next call does all of it again.
         """

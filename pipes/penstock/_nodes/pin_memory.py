@@ -10,7 +10,7 @@ import torch
 
 from penstock._memory.devices import can_pin, pin
 from penstock._memory.tree import leaves
-from penstock._nodes.node import is_mark
+from penstock._nodes.node import is_marker
 from penstock._nodes.reader_node import ReaderNode
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class PinMemory(ReaderNode[T]):
 
     def next(self) -> T:
         item = super().next()
-        self._passed += not self._threaded and not is_mark(item)
+        self._passed += not self._threaded and not is_marker(item)
         return item
 
     def _counted(self, elapsed_s: float, items: int) -> NodeStatistics:
@@ -71,7 +71,7 @@ class _Pin:
         self.pinned = self.already = 0
 
     def __call__(self, item: Any) -> Any:
-        if is_mark(item):
+        if is_marker(item):
             return item
         if not self.ready:
             torch.accelerator.set_device_index(self.device)

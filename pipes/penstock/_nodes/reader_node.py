@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock._arguments import seconds, whole_number
 from penstock._errors import ClosedError
 from penstock._nodes.index_node import index_of
-from penstock._nodes.node import Node, State, is_mark
+from penstock._nodes.node import Node, State, is_marker
 from penstock._workers.reader_thread import ReaderThread
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class ReaderNode(Node[T]):
         )
 
     def _converter(self) -> Callable[[Any], Any] | None:
-        """The function that the thread applies to each item and mark. Called in the consumer's thread, at the first `reset`."""
+        """The function that the thread applies to each item and marker. Called in the consumer's thread, at the first `reset`."""
         return None
 
     def _holds(self) -> Callable[[Any], bool] | None:
@@ -148,4 +148,4 @@ class ReaderNode(Node[T]):
         in_step = [node for node in self.source.chain() if hasattr(node, "in_step")]
         if self._prefetch_next_epoch:
             return (lambda item: any(node.in_step for node in in_step)) if in_step else None
-        return lambda item: is_mark(item) or any(node.in_step for node in in_step)
+        return lambda item: is_marker(item) or any(node.in_step for node in in_step)

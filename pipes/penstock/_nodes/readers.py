@@ -213,7 +213,7 @@ def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:
     name = f"{type(node).__module__}.{type(node).__name__}"
     if index_of(ours).facts.infinite:
         raise GraphError(
-            f"{name} is downstream of a Cycler and would get EndOfEpoch marks, which it cannot handle. "
+            f"{name} is downstream of a Cycler and would get EndOfEpoch markers, which it cannot handle. "
             f"Put it upstream of the Cycler, or write a penstock.nodes.Node."
         )
     if not any(hasattr(one, "map_fn") for one in ours.chain()):

@@ -145,8 +145,8 @@ class Sharder(IndexNode[T]):
         return self._owned(self.upstream.skip(_inner(place)))
 
     def over(self, place: State) -> tuple[EndOfEpoch, State]:
-        mark, behind = self.upstream.over(_inner(place))
-        return mark, self._owned(behind)
+        marker, behind = self.upstream.over(_inner(place))
+        return marker, self._owned(behind)
 
     def check(self, state: Any) -> None:
         if isinstance(state, dict) and "world_size" in state:

@@ -10,7 +10,7 @@ import torch
 from penstock._memory.devices import Streams, can_pin, pin, resolve_device
 from penstock._memory.modes import neutral_modes
 from penstock._memory.tree import has_method, leaves, mapped
-from penstock._nodes.node import is_mark
+from penstock._nodes.node import is_marker
 from penstock._nodes.reader_node import ReaderNode
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class _Mover:
         self._in_flight: deque[tuple[Any, Any]] = deque()
 
     def __call__(self, item: Any) -> Any:
-        if is_mark(item):
+        if is_marker(item):
             return item
         streams, own = self.streams, self.streams.own
         if own is None:
