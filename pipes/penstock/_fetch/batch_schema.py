@@ -80,6 +80,7 @@ class BatchSchema:
             keyed = type(sample) is dict or dataclasses.is_dataclass(sample)
             inner = list if keyed else tuple  # the type `default_collate` gets for a column, and returns for a column of strings
             fields: dict[tuple[Any, ...], Field] = {}
+            # By the exact type: a bool is an int for Python, and a dtype of its own for torch.
             for kind in (float, int):
                 keys = tuple(key for key, part in parts.items() if type(part) is kind and _spec(part) is not None) if in_place else ()
                 if len(keys) >= _FEW_NUMBERS:
@@ -87,6 +88,7 @@ class BatchSchema:
                     self.specs.append(((len(keys),), torch.float64 if kind is float else torch.int64))
                     parts = {key: part for key, part in parts.items() if key not in keys}
             for key, part in parts.items():
+                # In the order in which `specs` grows, because the fillers take their memory from one iterator.
                 fields[key,] = self._learn(part, in_place, inner, f"{path}[{key!r}]")
             return _Container(type(sample), all_keys, fields)
         spec = _spec(sample) if in_place else None
@@ -106,6 +108,9 @@ def _spec(sample: Any) -> Spec | None:
         plain_memory = sample.layout is torch.strided and sample.device.type == "cpu" and not (sample.is_quantized or sample.is_nested)
         return (tuple(sample.shape), sample.dtype) if plain_memory and not sample.requires_grad and _in_numpy(sample.dtype) else None
     try:
+        # Torch is asked what it makes of one sample, so no rule of its for numbers and dtypes is repeated here. It
+        # refuses negative strides, which the copy does not have; the copy of a scalar array has a dimension, hence
+        # `reshape`.
         batch = plain_collate([np.ascontiguousarray(sample).reshape(sample.shape) if type(sample) is np.ndarray else sample])
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None  # `default_collate` will raise the error that explains it
@@ -215,6 +220,8 @@ class _TensorField:
 
     def _tensors(self, column: Sequence[Any], rows: torch.Tensor) -> None:
         first = column[0]
+        # `stack` into memory of another dtype converts in silence. It refuses tensors that require grad, and so does
+        # `_numpy`, so those are not looked for.
         if set(map(type, column)) != {torch.Tensor} or {one.dtype for one in column} != {self.dtype}:
             raise TypeError
         each = first.numel()
@@ -233,6 +240,8 @@ class _TensorField:
         if set(map(type, column)) != {np.ndarray}:
             raise TypeError
         if len(column) > 1 and self.shape:
+            # `concatenate` sees only the sum: arrays of 1 and 3 rows would fill the places of two of 2, one overlapping
+            # the other.
             if set(map(len, column)) != {self.shape[0]}:
                 raise TypeError
             # This raises if the other dimensions or the dtypes differ from those of `rows`.
@@ -245,6 +254,8 @@ class _TensorField:
 
     def _numbers(self, column: Sequence[Any], rows: torch.Tensor) -> None:
         into = rows.numpy()
+        # Where the first is a float, torch makes floats of whatever follows, and so does `struct`; see `_CODES`. Ints
+        # are looked at one by one, because `struct` would take a bool for one.
         if set(map(type, column[:1] if self.kind is float else column)) != {self.kind}:
             raise TypeError
         if self.kind in _CODES:
@@ -271,6 +282,7 @@ class _InPlace:
             except (TypeError, ValueError, RuntimeError, OverflowError, struct.error) as exc:
                 if not is_own_error(exc):
                     raise
+                # The samples of earlier calls are gone, and the memory has their values.
                 rows = [self.row(row) for row in range(self._written)]
                 self._fallback = _ListField(self._field.column, self._field.path)
                 self._fallback.add(rows)
@@ -324,6 +336,7 @@ class _Numbers:
         if self._fallback is None:
             end = self._written + len(column)
             try:
+                # As in `_TensorField._numbers`.
                 decisive = column[0] if field.kind is float else itertools.chain.from_iterable(column)
                 if set(map(type, decisive)) != {field.kind}:
                     raise TypeError
@@ -333,6 +346,7 @@ class _Numbers:
             except (TypeError, ValueError, OverflowError, struct.error) as exc:
                 if not is_own_error(exc):
                     raise
+                # Python numbers again, and none has changed: float64 and int64 hold every float, and every int that `struct` took.
                 written = self._table[: self._written].T.tolist()
                 self._fallback = [_ListField(field.column, path) for path in field.paths]
                 for one, values in zip(self._fallback, written, strict=True):
@@ -382,6 +396,7 @@ class _Container:
     def columns(self, samples: Sequence[Any]) -> list[Sequence[Any]]:
         if set(map(type, samples)) != {self.kind}:
             raise OtherStructure
+        # The getters below would not notice keys or places that are too many.
         if not self.is_record and set(map(len, samples)) != {len(self.keys)}:
             raise OtherStructure
         try:
@@ -399,6 +414,7 @@ class _Container:
         if self.is_record:
             record: Any = object.__new__(self.kind)
             for name, value in zip(self.keys, values, strict=True):
+                # Also into a frozen dataclass.
                 object.__setattr__(record, name, value)
             return record
         return self.kind(*values) if self.is_named else values if batch else self.kind(values)

@@ -284,7 +284,7 @@ class ParallelMapper(Node[T]):
                 return
             except Exception as exc:  # from the source, or from submitting the item; `next` raises it when its turn comes
                 if not is_own_error(exc):
-                    raise
+                    raise  # a signal handler's: no entry, so `_go_to` has the item read again
                 place = source.get_state()
                 entry = Entry(exc, None, place)
             self._at = place
@@ -304,7 +304,7 @@ class ParallelMapper(Node[T]):
         window, source, executor = self._window, self.source, self.executor
         if self._at is not window.base:
             self._go_to(window.base)
-        self._at = None
+        self._at = None  # as `_go_to` does, which costs a call: unless this ends well, the source is reset at the next one
         try:
             asked = now()
             item = source.next()
@@ -332,6 +332,7 @@ class ParallelMapper(Node[T]):
         except BaseException as exc:
             if not is_own_error(exc):
                 raise
+            # An entry after all, with a job that is done: `next` raises its error and counts it, as it does for a worker's.
             job = Job(item)
             job.error, job.done = exc, True
             self._at = place

@@ -143,6 +143,7 @@ class Controller:
         return self._go_to(self._high, why)
 
     def _trim(self, found: Measurement) -> int:
+        # Never back to a number that was seen to be too small.
         number = max(found.need, self._before + 1)
         if number >= found.workers:
             return self._settle(found, f"the loop waits {found.stall:.0%} of the time")
@@ -166,11 +167,14 @@ class Controller:
             return self.number
         slower = found.stall > 2 * TARGET >= base.stall
         other = base.stall > TARGET and not base.rate / _CHANGED <= found.rate <= base.rate * _CHANGED
+        # Fewer only if the loop is another one than when the number was settled. Otherwise idle workers were taken
+        # away, missed and brought back again and again, while nothing had changed.
         fewer = found.stall <= TARGET and found.need < self.number and (base.stall > TARGET or found.need < base.need)
         room = found.stall > 2 * TARGET and found.most > self.number and self._bounded
         self._odd = self._odd + 1 if slower or other or fewer or room else 0
         if self._odd < self._patience:
             return self.number
+        # A loop that changes all the time would otherwise have workers started and ended forever.
         self._patience *= 2
         self._phase, self._before, self._seen = "growing", 0, {found.workers: found}
         return self._growing(found)

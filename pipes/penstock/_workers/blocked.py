@@ -51,6 +51,8 @@ class Blocked:
 
     def stamp(self) -> int | None:
         """A number if all wait: if it is the same later, they have waited without a break. None if one does not."""
+        # Before the places: if a thread leaves and comes back in between, this number is an old one, which no later
+        # stamp has.
         turn = self.turn
         return turn if all(self.waits) else None
 
@@ -85,6 +87,8 @@ class Place:
                 before = blocked.look()
             return wait(*arguments)
         finally:
+            # While this thread still counts as waiting: what it draws itself, from the next line of the loop on, is no
+            # worker's.
             if before is not None and (after := blocked.look()) != before and not blocked.off:
                 blocked.changed = before, after
             blocked.turn = next(blocked.turns)

@@ -84,6 +84,7 @@ def undisturbed(act: Callable[[], None], lock: Any) -> None:
     """
     done = Bell()
     errors: list[BaseException] = []
+    # A single call in C; `Thread.start` would wait in Python code, see `start`.
     _thread.start_new_thread(_act, (act, lock, errors, done))
     done.wait()
     if errors:
@@ -131,6 +132,7 @@ _WAKING_S = 0.1
 
 def join(threads: Iterable[threading.Thread], timeout: float) -> None:
     """Wait up to ``timeout`` seconds for threads that were told to end. The log names each that is still at work; it is abandoned as a daemon."""
+    # One deadline for all of them: with a tenth of a second for each, many threads took long to close.
     deadline = time.monotonic() + max(timeout, _WAKING_S)
     for thread in threads:
         if not thread.is_alive() or thread is threading.current_thread():

@@ -134,6 +134,8 @@ class _Core:
             item = shelf.read()
             with self.lock:
                 self.inside = False
+                # Both as they are while the lock is held: a reset that came while the item was read has set `running`
+                # to False, and the item belongs to the old position.
                 running, awaited = self.running, self.paused or not self.running
                 if running:
                     shelf.items.append(item)
@@ -332,6 +334,8 @@ class ReaderThread:
         try:
             while True:
                 left = None if self._timeout is None else began + self._timeout - time.perf_counter()
+                # The item counts, not the ring: look once more even if the time is over, because an interrupt may have
+                # swallowed a ring.
                 in_time = self._core.ready.wait(left)
                 item = self._take()
                 if item is not None:

@@ -67,6 +67,8 @@ class _Core:
     def stop(self) -> None:
         self.stopped = True
         self.clear()
+        # Idle threads must hear of it, and so must the consumer, if it waits in another thread than the one that
+        # closes.
         self.wake(len(self.cells))
         self.finished.ring()
 
@@ -153,6 +155,7 @@ def _run(core: _Core, number: int) -> None:
         since = meter.begin()
         try:
             value = core.work(job.task, core.cells[number], core.allocate)
+        # Also a SystemExit of user code: it would end this thread, and the job would never be done.
         except BaseException as exc:
             with contextlib.suppress(Exception):  # a frozen exception takes no note
                 exc.add_note(f"in worker thread {number} ({name})")
@@ -238,6 +241,8 @@ class ThreadPool:
         core.wake(core.leaving)
         for number in numbers:
             self._started = False  # first: after an interrupt, the next call starts those that are listed
+            # `threads` alone says which numbers are taken. When that was noted in two places, an interrupt at the wrong
+            # line left a number that stood for a thread in one of them only.
             core.threads[number] = self._thread(number)
         try:
             self._start_threads()

@@ -103,6 +103,7 @@ class ByZygote:
         except (BrokenPipeError, ConnectionResetError):
             raise self._lost() from None
         while True:
+            # Deaths that were reported before the answer came. The poller will not show them again, so they are kept for `deaths`.
             which, what, value = self._report(0)
             if what == ENDED:
                 self.missed_deaths.append((which, value))
@@ -126,6 +127,8 @@ class ByZygote:
         if self._zygote.is_over:
             self._zygote.reap()
             return True
+        # Our half only: the zygote takes no more orders, but reports on, until it ends after its last worker. Its end-of-file says
+        # that all have ended.
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         poller = select.poll()

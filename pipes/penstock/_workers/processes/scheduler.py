@@ -94,6 +94,8 @@ class Scheduler:
         got = self.lock.acquire(timeout=timeout)  # its holder was interrupted, and lets go unless it is stuck in user code
         try:
             self.closed = True
+            # The lock is held by a thread that is starting the workers, which takes longer than this call may. It looks
+            # at `closed` when they have started, and ends them.
             if not got and not self.started:
                 return  # whoever is starting them will see that
             if self._ending.acquire(timeout=max(0.0, deadline - time.monotonic())):  # otherwise another thread is at it
@@ -258,11 +260,15 @@ class Scheduler:
         able = [worker for worker in workers if len(worker.held) < most and worker.ready and not worker.stuck and worker.worker < self.size]
         if not any(len(worker.held) <= refill_at for worker in able):
             return
+        # First what has an owner, for every worker with room: one whose queue is full, or that needs no refill yet,
+        # must not keep the others from theirs.
         if self._tasks.owned:
             for worker in able:
                 while len(worker.held) < most and (task := self._tasks.take(worker.worker)) is not None:
                     self._hand(worker, task)
         while able:
+            # The least loaded anew for each task. When only the worker to be refilled got tasks, it got four in a row,
+            # and whoever waited for the second waited twice as long.
             worker = min(able, key=_load) if len(able) > 1 else able[0]
             if len(worker.held) >= most or (task := self._tasks.take()) is None:
                 break
@@ -301,6 +307,7 @@ class Scheduler:
             self._tasks.fail(partial(type(error), *error.args))
 
     def _replace(self, worker: WorkerHandle, code: int) -> None:
+        # Until nothing is left: a worker may have answered more than one read takes.
         while self._receive(worker):  # its death may be known before its last answers are read, and they are as good as ever
             pass
         self._remove(worker)
@@ -330,6 +337,7 @@ class Scheduler:
             )
         if blamed is not None and self._tasks.blame(blamed, row):
             self._tasks.finish(blamed, error=SampleError(f"{name} has killed two workers; the last of them: {how}"))
+        # After `blame`, so that a task whose row has killed twice is over by now, and is not put back.
         self._tasks.requeue(worker.held)
         if needed:
             self._supervisor.launch(worker.worker)
@@ -345,6 +353,9 @@ class Scheduler:
         """After an exception came out of the middle of a change (Ctrl-C at a bad moment): new workers, and everything once more."""
         if not self._supervisor.working or self._tasks.failure is not None:
             return
+        # Nothing half made is looked at. Whoever is alive goes, whatever it holds, and the table is rebuilt from the
+        # jobs alone: slow, and right whichever line the exception came out of. First the helper thread that may still
+        # be starting a worker has to be done.
         self._supervisor.settle()
         for worker in list(self._supervisor.workers.values()):
             self._remove(worker)

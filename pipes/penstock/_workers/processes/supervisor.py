@@ -72,6 +72,7 @@ class Supervisor:
         )
         method = context.get_start_method()
         self.stop(time.monotonic() + PATIENCE_S)  # what is left of a start that was interrupted
+        # A new lock, because `stop` keeps the old one for good: a helper thread that comes too late must not find it free.
         self._stopping, self._settled, self._launching = False, False, threading.Lock()
         try:
             self._launcher = ByZygote(self._setup, self.poller) if method == "fork" else ByContext(self._setup, context, self.poller)
@@ -103,6 +104,8 @@ class Supervisor:
         """
         if self._launcher is None:
             raise ClosedError(_ENDED)
+        # In a helper thread, where no signal handler runs: an interrupt between the fork and the entry in `workers`
+        # would leave a process that nobody knows of.
         undisturbed(partial(self._launch, self._launcher, worker), self._launching)
 
     def _launch(self, launcher: Launcher, worker: int) -> None:

@@ -96,6 +96,8 @@ class TaskTable:
         job = task.job
         if job.done:
             return
+        # `done` comes after what it promises. The task is forgotten after that: if an interrupt comes in between,
+        # `restart` sees that the job is done; the other way round nobody would ever end it.
         job.value, job.error = value, error
         job.done = True
         self._wanted.pop(task.number, None)
@@ -109,6 +111,7 @@ class TaskTable:
 
     def requeue(self, tasks: Iterable[PendingTask]) -> None:
         """Put what a dead worker held, oldest first, back at the front of the backlog: it has waited longest."""
+        # From the youngest to the oldest, each to the very front: in the end the oldest is first.
         for task in reversed([task for task in tasks if not task.job.done]):
             self._queue(task.owner).appendleft(task)
 
@@ -126,6 +129,7 @@ class TaskTable:
         """End every task with an error, each with one of its own."""
         for task in self._wanted.values():
             if not task.job.done:
+                # A new error for each job: a single one would collect the traceback of every place that raises it.
                 task.job.error, task.job.done = why(), True
         self._wanted.clear()
         self._backlog.clear()

@@ -91,6 +91,8 @@ class WorkerHandle:
             handle = cls(serial, worker, ours, area, SlotTable(kept_batches), lifeline, list(range(places)))
             send(ours, HELLO.pack(nbytes, setup_bytes), [memory, end, *setup_fds])
             yield handle, theirs
+            # Not before: after an error or an interrupt in the body our ends close, and whatever was started of the
+            # worker ends by that.
             undo.pop_all()
 
     @property
@@ -119,6 +121,9 @@ class WorkerHandle:
             OSError: A large task, and no memory or file descriptor for it. The worker does not hold it.
         """
         fds = []
+        # A task's body lies in the shared area, and only its address goes over the socket: so messages have one size,
+        # and `MOST_HELD` of them fit the buffer. A larger body gets memory of its own, before anything else: if there
+        # is none, this worker must not count as its holder.
         if len(task.body) > Area.PLACE:
             fds.append(create(len(task.body)))
             attach(fds[0], len(task.body))[:] = task.body
@@ -130,6 +135,7 @@ class WorkerHandle:
             self.area.places[place][: len(task.body)] = task.body
         drops = self.slots.dropped(DROPS)
         self._unsent += TASK.pack(task.number, place, len(task.body), slot, *drops, *_NO_DROPS[len(drops) :])
+        # A descriptor is sent at once, so that of the messages that arrive together at most one has brought one.
         if fds or len(self._unsent) >= TASK.size * AT_ONCE:
             self.flush(fds)
         for fd in fds:
@@ -139,6 +145,8 @@ class WorkerHandle:
         """Send what was not sent, all at once; never blocks."""
         if not self._unsent:
             return
+        # Forgotten before it is sent: sent twice, a task would be done twice and answered twice. If Ctrl-C comes in
+        # between, it is not sent at all, and the rollback replaces the worker.
         message, self._unsent = self._unsent, b""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead, and its death brings the tasks back
             send(self.channel, message, fds or ())
@@ -191,6 +199,9 @@ class WorkerHandle:
         task, (place, lent) = self.held.popleft(), self._lent.popleft()
         assert task.number == answer.number, "a worker answers in the order in which it was asked"
         self._places.append(place)
+        # It used another slot than the one that it was lent, because that was too small, or none, because it needed
+        # none. Then the lent one is free again, and only in the second case worth keeping: when every returned slot was
+        # kept, memory filled with slots that nothing fitted.
         if answer.slot != lent:
             self.slots.give_back(lent, useful=answer.slot == NO_SLOT)
         if answer.trouble is not None:

@@ -142,6 +142,7 @@ class _Server:
                 if number < cells[Area.WANTED]:
                     self._channel.sendall(ANSWER.pack(number, SKIPPED, NO_SLOT, 0, 0, 0))
                     continue
+                # Before the work: if the task kills this process, the consumer finds here which one it was.
                 cells[Area.DOING] = number
                 if nbytes > Area.PLACE and not fds:
                     raise OSError(errno.EMFILE, "no room for the task's file descriptor")
@@ -195,6 +196,7 @@ class _Server:
         try:
             slot, size, start, end, fd = self._slots.send(parcel)
         except MemoryError as error:
+            # Short enough for the task's place, because there is no memory for a slot.
             self._answer(number, ERROR, self._failure(error, Area.PLACE))
             return
         message = ANSWER.pack(number, status, slot, size, start, end)
@@ -216,6 +218,8 @@ def _end_with(lifeline: int) -> None:
     try:
         import fcntl
 
+        # A pipe becomes readable when its other end closes. With O_ASYNC the kernel tells the owner by a signal, and
+        # F_SETSIG makes that one which nothing in this process can hold up, whatever code it is in.
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore]
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)

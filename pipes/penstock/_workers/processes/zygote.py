@@ -104,6 +104,9 @@ class Zygote:
         until_up(self._fork, self.kill)
 
     def _fork(self) -> tuple[int, int]:
+        # Signals are held from before the fork until this process knows the pid, and in the child until it has dropped
+        # the program's handlers. Otherwise a handler that raises here leaves a process that nobody knows of, a zombie
+        # later; and one that raises in the child ends that.
         self.control, theirs = socket.socketpair()
         with theirs, signals_held():
             self.pid = fork(self._pids)
