@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
-from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock._errors import is_own_error
-from penstock._fetch.torch_collate import TORCHS_OWN, collated_field, parts_of, plain_collate, registered
+from penstock._fetch.torch_collate import collated_field, parts_of, row_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +82,7 @@ class BatchSchema:
             fields: dict[tuple[Any, ...], Field] = {}
             # By the exact type: a bool is an int for Python, and a dtype of its own for torch.
             for kind in (float, int):
-                keys = tuple(key for key, part in parts.items() if type(part) is kind and _spec(part) is not None) if in_place else ()
+                keys = tuple(key for key, part in parts.items() if type(part) is kind and row_spec(part) is not None) if in_place else ()
                 if len(keys) >= _FEW_NUMBERS:
                     fields[keys] = _NumbersField(kind, inner, [f"{path}[{key!r}]" for key in keys])
                     self.specs.append(((len(keys),), torch.float64 if kind is float else torch.int64))
@@ -91,44 +91,11 @@ class BatchSchema:
                 # In the order in which `specs` grows, because the fillers take their memory from one iterator.
                 fields[key,] = self._learn(part, in_place, inner, f"{path}[{key!r}]")
             return _Container(type(sample), all_keys, fields)
-        spec = _spec(sample) if in_place else None
+        spec = row_spec(sample) if in_place else None
         if spec is None:
             return _ListField(column, path)
         self.specs.append(spec)
         return _TensorField(type(sample), sample.dtype if isinstance(sample, np.ndarray | np.generic) else None, *spec, column, path)
-
-
-def _spec(sample: Any) -> Spec | None:
-    """Shape and dtype of one row for a field like ``sample``; None if it cannot be written in place."""
-    if type(sample) not in (torch.Tensor, np.ndarray, bool, int, float) and not isinstance(sample, np.generic):
-        return None
-    if registered(sample) not in TORCHS_OWN or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
-        return None  # torch collates arrays by the function for tensors, so a custom one applies to both
-    if type(sample) is torch.Tensor:
-        plain_memory = sample.layout is torch.strided and sample.device.type == "cpu" and not (sample.is_quantized or sample.is_nested)
-        return (tuple(sample.shape), sample.dtype) if plain_memory and not sample.requires_grad and _in_numpy(sample.dtype) else None
-    try:
-        # Torch is asked what it makes of one sample, so no rule of its for numbers and dtypes is repeated here. It
-        # refuses negative strides, which the copy does not have; the copy of a scalar array has a dimension, hence
-        # `reshape`.
-        batch = plain_collate([np.ascontiguousarray(sample).reshape(sample.shape) if type(sample) is np.ndarray else sample])
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return None  # `default_collate` will raise the error that explains it
-    shape = getattr(sample, "shape", ())
-    if type(batch) is not torch.Tensor or batch.shape != (1, *shape) or not _in_numpy(batch.dtype):
-        return None
-    same = type(sample) in (bool, int, float) or batch.numpy().dtype == sample.dtype
-    return (shape, batch.dtype) if same else None
-
-
-def _in_numpy(dtype: torch.dtype) -> bool:
-    if dtype is torch.bfloat16:
-        return True
-    try:
-        torch.empty(0, dtype=dtype, device="cpu").numpy()
-    except (TypeError, RuntimeError):
-        return False
-    return True
 
 
 # The fields, and their fillers for one batch.
@@ -183,7 +150,7 @@ class _ListField:
 
     def fell_back(self) -> bool:
         """Whether the field could be taken apart or written in place now."""
-        return parts_of(self.column[0]) is not None or _spec(self.column[0]) is not None
+        return parts_of(self.column[0]) is not None or row_spec(self.column[0]) is not None
 
     def finish(self, rows: int) -> Any:
         if parts_of(self.column[0]) is not None:

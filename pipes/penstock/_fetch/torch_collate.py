@@ -1,4 +1,4 @@
-"""What torch's ``default_collate`` makes of one field: which rules it has, and why it refused. Pure."""
+"""What torch's ``default_collate`` makes of one field: which rules it has, what a row of the batch is, and why it refused. Pure."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from torch.utils.data._utils.collate import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from penstock._memory.allocation import Spec
 
 TORCHS_OWN = {collate_tensor_fn, collate_numpy_array_fn, collate_numpy_scalar_fn, collate_float_fn, collate_int_fn, collate_str_fn}
 """Its rules, as long as the user has registered no others."""
@@ -67,6 +69,39 @@ def parts_of(sample: Any) -> dict[Any, Any] | None:
     return (
         {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)} if is_record else cast("dict[Any, Any]", sample)
     )
+
+
+def row_spec(sample: Any) -> Spec | None:
+    """Shape and dtype of one row for a field like ``sample``; None if it cannot be written in place."""
+    if type(sample) not in (torch.Tensor, np.ndarray, bool, int, float) and not isinstance(sample, np.generic):
+        return None
+    if registered(sample) not in TORCHS_OWN or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
+        return None  # torch collates arrays by the function for tensors, so a custom one applies to both
+    if type(sample) is torch.Tensor:
+        plain_memory = sample.layout is torch.strided and sample.device.type == "cpu" and not (sample.is_quantized or sample.is_nested)
+        return (tuple(sample.shape), sample.dtype) if plain_memory and not sample.requires_grad and _in_numpy(sample.dtype) else None
+    try:
+        # Torch is asked what it makes of one sample, so no rule of its for numbers and dtypes is repeated here. It
+        # refuses negative strides, which the copy does not have; the copy of a scalar array has a dimension, hence
+        # `reshape`.
+        batch = plain_collate([np.ascontiguousarray(sample).reshape(sample.shape) if type(sample) is np.ndarray else sample])
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None  # `default_collate` will raise the error that explains it
+    shape = getattr(sample, "shape", ())
+    if type(batch) is not torch.Tensor or batch.shape != (1, *shape) or not _in_numpy(batch.dtype):
+        return None
+    same = type(sample) in (bool, int, float) or batch.numpy().dtype == sample.dtype
+    return (shape, batch.dtype) if same else None
+
+
+def _in_numpy(dtype: torch.dtype) -> bool:
+    if dtype is torch.bfloat16:
+        return True
+    try:
+        torch.empty(0, dtype=dtype, device="cpu").numpy()
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def collated_field(column: Any, path: str) -> Any:
