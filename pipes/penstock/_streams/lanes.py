@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 from penstock._errors import GraphError
 from penstock._fetch.error_policy import annotate
 from penstock._streams.progress import LINE_S, Progress
-from penstock._streams.retrying import Closing
+from penstock._workers.lifetime import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock._fetch.error_policy import annotate, describe
 from penstock._streams.run_cursor import running
-from penstock._workers.lifetime import told_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
+
+    from penstock._workers.lifetime import Closing
 
 _logger = logging.getLogger("penstock")
 
@@ -36,27 +36,6 @@ NETWORK: Final = frozenset(
 """What the libraries under fsspec raise when an answer breaks off: package and class. These are no subclasses of `OSError`, though they should be."""
 
 LONGEST_PAUSE_S: Final = 60.0
-_LOOK_S: Final = 0.1
-
-
-@final
-class Closing:
-    """Ends the pauses of those who read: while it is set, and in the thread of a pool that is told to end. A `threading.Event` otherwise."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.set, self.clear = self._event.set, self._event.clear
-
-    def is_set(self) -> bool:
-        """Whether nobody wants what this thread reads."""
-        return self._event.is_set() or told_to_end.get()()
-
-    def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for that; whether it is so."""
-        deadline = time.monotonic() + timeout
-        while not self.is_set() and (left := deadline - time.monotonic()) > 0:
-            self._event.wait(min(left, _LOOK_S))
-        return self.is_set()
 
 
 def iter_with_retries(

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from penstock._random.order import Order
-    from penstock._streams.retrying import Closing
     from penstock._streams.steps import Step
+    from penstock._workers.lifetime import Closing
 
 
 class ShardOptions(TypedDict, total=False):

@@ -45,6 +45,29 @@ PATIENCE_S = 2.0
 told_to_end: ContextVar[Callable[[], bool]] = ContextVar("penstock_told_to_end", default=lambda: False)
 """In a worker thread: whether its pool has told it to end. What waits for long in it should ask now and then."""
 
+_LOOK_S = 0.1
+
+
+@final
+class Closing:
+    """Ends the pauses of those who read: while it is set, and in the thread of a pool that is told to end. A `threading.Event` otherwise."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.set, self.clear = self._event.set, self._event.clear
+
+    def is_set(self) -> bool:
+        """Whether nobody wants what this thread reads."""
+        return self._event.is_set() or told_to_end.get()()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to ``timeout`` seconds for that; whether it is so."""
+        deadline = time.monotonic() + timeout
+        while not self.is_set() and (left := deadline - time.monotonic()) > 0:
+            self._event.wait(min(left, _LOOK_S))
+        return self.is_set()
+
+
 _deadline: ContextVar[float | None] = ContextVar("penstock_deadline", default=None)
 
 
