@@ -208,11 +208,23 @@ class Executor:
             item: Of the source.
             idle: Nothing is in progress. Then the item is split among all workers, so that the first batch takes the time of a few samples.
         """
+        work = self._work
         try:
-            return self._submitted(item, idle)
+            if self.num_workers > 1 and isinstance(work, FetchTask):
+                if self._owners is not None and isinstance(item, Indices):
+                    rows = self._owners.rows(item)
+                    if item.is_batch and (len(rows) > 1 or (rows and work.collates_itself)):
+                        return self._split(work, item, [work.part(item, own) for own in rows.values()], [*rows])
+                    one: Job = self._pool.submit(item, next(iter(rows), None))
+                    return one
+                alone = self._draws is not None and self._draws.trying
+                if idle and not alone and (parts := work.parts(item, self.num_workers, here=self._threaded)):
+                    return self._split(work, item, parts, [None] * len(parts))
+            job: Job = self._pool.submit(item)
+            return job
         except Exception as exc:
             if is_own_error(exc):
-                annotate(exc, f"while handing over {self._work.name(item, IDLE)}")
+                annotate(exc, f"while handing over {work.name(item, IDLE)}")
             raise
 
     def wait(self, jobs: Sequence[Job]) -> None:
@@ -243,21 +255,6 @@ class Executor:
         """The end-of-epoch marker is delivered."""
         if self.auto is not None:
             self.auto.mark()
-
-    def _submitted(self, item: Any, idle: bool) -> Job | SplitJob:
-        work = self._work
-        if self.num_workers > 1 and isinstance(work, FetchTask):
-            if self._owners is not None and isinstance(item, Indices):
-                rows = self._owners.rows(item)
-                if item.is_batch and (len(rows) > 1 or (rows and work.collates_itself)):
-                    return self._split(work, item, [work.part(item, own) for own in rows.values()], [*rows])
-                one: Job = self._pool.submit(item, next(iter(rows), None))
-                return one
-            alone = self._draws is not None and self._draws.trying
-            if idle and not alone and (parts := work.parts(item, self.num_workers, here=self._threaded)):
-                return self._split(work, item, parts, [None] * len(parts))
-        job: Job = self._pool.submit(item)
-        return job
 
     def _split(self, work: FetchTask, item: Indices, parts: list[Part], to: list[int | None]) -> SplitJob:
         jobs, allocate = list(map(self._pool.submit, parts, to)), self._allocate
