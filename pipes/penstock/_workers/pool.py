@@ -105,7 +105,11 @@ class SplitJob:
 
 
 class Pool(Protocol):
-    """Workers that live as long as the pool. Threads and processes share this protocol."""
+    """Workers that live as long as the pool. Threads and processes share this protocol.
+
+    A pool may have more, and whoever uses that asks whether it is there: ``unpacked``, how long it took to rebuild results here; ``pids``, the processes
+    of its workers. A pool whose workers share this process has ``threads``, their identifiers.
+    """
 
     def start(self) -> None:
         """Start the workers. Idempotent."""
