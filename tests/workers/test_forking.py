@@ -9,20 +9,17 @@ import resource
 import signal
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
 from penstock import Loader
 from penstock._errors import WorkerDied
-from penstock._workers import forking as fork_module
-from penstock._workers.forking import ATTEMPTS, come_up, until_up
+from penstock._workers.forking import until_up
 from penstock._workers.process_pool import ProcessPool
-from penstock._workers.processes import zygote as zygote_module
 from penstock.testing import Tagged
 
 if TYPE_CHECKING:
@@ -138,103 +135,36 @@ def test_a_fork_of_others_at_the_same_time_can_draw() -> None:
     os.close(speaks)
 
 
-@pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[bool]]:
-    """Make the first children hang on a lock before they come up. Returns a list of those that came up."""
+class Hooks:
+    """What the next forks of this process do before they come up: by fork hooks, which any program may have, and which cannot be taken back."""
 
-    def first(n: int) -> list[bool]:
-        came: list[bool] = []
+    def __init__(self) -> None:
+        self.lives: tuple[Callable[[], None], ...] = ()
+        self.forked = 0
+        os.register_at_fork(after_in_parent=self.count, after_in_child=self.live)
 
-        def comes_up(pid: int, said: int, look_ms: float) -> bool:
-            came.append(really(pid, said, look_ms))
-            return came[-1]
+    def count(self) -> None:
+        self.forked += 1
 
-        def come_up() -> None:
-            if len(came) < n:
-                hangs()
-            really_come_up()
-
-        really, really_come_up = fork_module._comes_up, fork_module.come_up
-        monkeypatch.setattr(fork_module, "_comes_up", comes_up)
-        monkeypatch.setattr(zygote_module, "come_up", come_up)
-        return came
-
-    return first
+    def live(self) -> None:
+        if os.getppid() == PARENT and self.forked < len(self.lives):
+            self.lives[self.forked]()
 
 
-def test_a_zygote_that_hangs_is_forked_again(hanging: Callable[[int], list[bool]]) -> None:
-    """Seen to fail: a child that hangs counted as up."""
-    came = hanging(2)
-    with Loader.from_dataset(Tagged(8), batch_size=4, num_workers=2, method="process") as loader:
-        assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert came == [False, False, True]
+PARENT = os.getpid()
+HOOKS = Hooks()
 
 
-def test_a_zygote_that_dies_at_once_and_is_reaped_by_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen to fail: `Zygote.exit_code` without handling that (`ChildProcessError`)."""
-
-    def until_gone(fork: Callable[[], tuple[int, int]], kill: Callable[[], None]) -> None:
-        pid, _ = fork()
-        while psutil.pid_exists(pid):
-            time.sleep(0)
-
-    monkeypatch.setattr(zygote_module, "come_up", dies)
-    monkeypatch.setattr(zygote_module, "until_up", until_gone)
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+def forks(*lives: Callable[[], None]) -> int:
+    """How many processes a pool forks until one comes up that works, if they live so one after the other."""
+    HOOKS.lives, HOOKS.forked = lives, 0
     pool = ProcessPool(Drawn(), 1)
     try:
-        with pytest.raises(WorkerDied, match=r"the process that forks the workers .* has died"):
-            drawn_by(pool, 7)
+        assert drawn_by(pool, 3)[0] == 3
     finally:
+        HOOKS.lives = ()
         pool.shutdown()
-        signal.signal(signal.SIGCHLD, before)
-
-
-def test_none_that_comes_up_is_an_error(hanging: Callable[[int], list[bool]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No child is left behind (the leak fixture checks). Seen to fail: without killing."""
-    hanging(2)
-    monkeypatch.setattr(fork_module, "ATTEMPTS", 2)
-    with (
-        Loader.from_dataset(Tagged(8), batch_size=4, num_workers=2, method="process") as loader,
-        pytest.raises(WorkerDied, match=r"2 processes forked from this one hung as they started.*forkserver"),
-    ):
-        next(iter(loader))
-
-
-def children(*lives: Callable[[], None]) -> int:
-    """Fork children until one comes up. Returns how many it took."""
-    forked: list[tuple[int, int]] = []
-    pipes: list[int] = []
-
-    def fork() -> tuple[int, int]:
-        said, say = os.pipe()
-        pid = fork_module.fork([])
-        if pid == 0:
-            try:
-                come_up()
-                lives[len(forked)]()
-                os.write(say, b"!")
-            finally:
-                os._exit(0)
-        forked.append((pid, said))
-        pipes.extend((said, say))  # keep both ends, as another fork may do, so that there is no end-of-file
-        return forked[-1]
-
-    def kill() -> None:
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(forked[-1][0], signal.SIGKILL)
-            os.waitpid(forked[-1][0], 0)
-
-    try:
-        until_up(fork, kill)
-    except BaseException:
-        kill()
-        raise
-    finally:
-        for end in pipes:
-            os.close(end)
-    kill()
-    return len(forked)
+    return HOOKS.forked
 
 
 def works() -> None:
@@ -287,16 +217,39 @@ def dies() -> None:
     os._exit(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("lives", "forked"), [([works], 1), ([touches], 1), ([is_stopped], 1), ([sleeps], 1), ([dies], 1), ([hangs, hangs, works], 3)]
+    ("lives", "forked"),
+    [([works], 1), ([touches], 1), ([is_stopped], 1), ([sleeps], 1), ([hangs, hangs, works], 3), ([signal.pause], 2)],
 )
 def test_only_what_hangs_is_killed(lives: list[Callable[[], None]], forked: int) -> None:
-    """A dead child counts as up, because its reader sees the death. Seen to fail: killing every child that does not report within 0.2 s; every
-    one that sleeps; every one that made no progress, whatever its state; waiting for dead children.
+    """What sleeps without end gets more time, because nobody can prove that it will never wake.
+
+    Seen to fail: killing every child that does not report within 0.2 s; every one that sleeps; every one that made no progress, whatever its state;
+    waiting for proof; a child that hangs counted as up.
     """
-    assert children(*lives) == forked
+    assert forks(*lives) == forked
 
 
+@pytest.mark.slow
+def test_none_that_comes_up_is_an_error() -> None:
+    """No child is left behind (the leak fixture checks). Seen to fail: without killing."""
+    with pytest.raises(WorkerDied, match=r"20 processes forked from this one hung as they started.*forkserver"):
+        forks(*[hangs] * 20)
+
+
+@pytest.mark.parametrize("reaped_by", [signal.SIG_DFL, signal.SIG_IGN], ids=["us", "the kernel"])
+def test_one_that_dies_at_once_is_told(reaped_by: Any) -> None:
+    """Its reader sees the death. Seen to fail: waiting for dead children; an exit code that nobody has (`ChildProcessError`)."""
+    before = signal.signal(signal.SIGCHLD, reaped_by)
+    try:
+        with pytest.raises(WorkerDied, match=r"the process that forks the workers .* has died"):
+            forks(dies)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.slow
 def test_a_generator_that_another_thread_draws_from_without_a_pause_costs_few_forks() -> None:
     """We wait for the lock before the fork, so it is free in that moment. Seen to fail: without the wait (`WorkerDied`); a wait for it once, some lines
     before the fork (a third of all forks hung on a busy machine, and a start has but 20 of them).
@@ -306,7 +259,7 @@ def test_a_generator_that_another_thread_draws_from_without_a_pause_costs_few_fo
         torch.randperm(1_000_000)
 
     with beside(draw), beside(torch_draws):
-        forked = [children(*[lambda: None] * ATTEMPTS) for _ in range(20)]
+        forked = [forks() for _ in range(20)]
     assert sum(forked) <= 26  # some draw in native code
 
 
@@ -329,23 +282,9 @@ def busy() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("lives", [pytest.param(starved, marks=pytest.mark.soak), waits_for_a_starved_thread])
-def test_one_that_is_starved_of_the_processor_is_slow_and_does_not_hang(lives: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_starved_of_the_processor_is_slow_and_does_not_hang(lives: Callable[[], None]) -> None:
     """Its only thread, or the thread that its first thread waits for. Seen to fail: only the first thread examined."""
-    monkeypatch.setattr(fork_module, "_LOOK_MS", 1)  # as if it were slower still
-    assert children(lives) == 1
-
-
-def test_one_that_sleeps_without_end_is_killed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """We cannot prove that it will never wake, so it gets more time. Seen to fail: waiting for proof."""
-    monkeypatch.setattr(fork_module, "_LOOK_MS", 10)
-    assert children(signal.pause, works) == 2
-
-
-def test_where_the_kernel_does_not_say_what_a_child_waits_for_one_that_hangs_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on machines that forbid ``/proc/PID/syscall``, or on another architecture."""
-    monkeypatch.setattr(fork_module, "_FUTEX", "")
-    monkeypatch.setattr(fork_module, "_LOOK_MS", 10)
-    assert children(hangs, works) == 2
+    assert forks(lives) == 1
 
 
 def test_one_that_is_gone_without_a_trace_counts_as_up() -> None:
