@@ -7,6 +7,7 @@ import gc
 import linecache
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,11 +36,14 @@ class Strikes:
         handler: Called at that line; most raise something.
         passed: Lines of ``__next__`` with one of these texts are not struck.
         within: Where the files are whose lines are struck.
+        each_time: A line that an act runs several times is struck at each of them.
     """
 
-    def __init__(self, handler: Callable[[], Any] = stop, *, passed: Sequence[str] = (), within: str = PACKAGE) -> None:
-        self.handler, self.passed, self.within = handler, passed, within
-        self.at: set[tuple[str, int, int]] = set()
+    def __init__(
+        self, handler: Callable[[], Any] = stop, *, passed: Sequence[str] = (), within: str = PACKAGE, each_time: bool = False
+    ) -> None:
+        self.handler, self.passed, self.within, self.each_time = handler, passed, within, each_time
+        self.at: set[tuple[str, int, int, int]] = set()
         self.last = ""
 
     def __call__(self, act: Callable[[], Any], every: int = 1) -> tuple[Any, bool]:
@@ -48,6 +52,7 @@ class Strikes:
         Nothing is collected meanwhile: nothing comes out of a generator that an earlier test has left in a cycle, whatever is raised in it.
         """
         new, struck, me = 0, False, os.getpid()
+        times = Counter[Any]()
 
         def trace(frame: Any, event: str, _: Any) -> Any:
             nonlocal new, struck
@@ -56,7 +61,10 @@ class Strikes:
             code = frame.f_code
             if not code.co_filename.startswith(self.within) or code.co_name in ("_abandoned", "_retire_all"):
                 return None  # nothing comes out of a finalizer, nor out of what is called at a fork
-            place = (code.co_filename, frame.f_lineno, frame.f_back.f_lineno or 0)
+            place = (code.co_filename, frame.f_lineno, frame.f_back.f_lineno or 0, 0)
+            if self.each_time and event == "line":
+                times[place] += 1
+                place = (*place[:3], times[place])
             if event == "line" and place not in self.at and not self._never_struck(frame):
                 self.at.add(place)
                 new += 1

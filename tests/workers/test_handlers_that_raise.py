@@ -1,68 +1,52 @@
 """A signal handler raises an ordinary exception while the consumer waits: nothing is left locked, and no wake-up is lost.
 
-The exception is raised at each line that the wait runs, one after another, in the standard library too: a trace function is a signal that comes
-on command. Afterwards the same object must work as if nothing had happened.
+Afterwards the same object must work as if nothing had happened.
 """
 
 from __future__ import annotations
 
-import gc
-import linecache
 import signal
-import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from strikes import Strikes
 
-from penstock import Loader, SourceError
 from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._workers.thread_pool import ThreadPool
 from penstock.nodes import Cycler, Node, Prefetcher, Sampler
 from penstock.orders import SequentialOrder
-from penstock.testing import Tagged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class Alarm(ValueError):
     """The exception that the handler raises."""
 
 
-def struck_at(line: int, act: Callable[[], Any]) -> bool:
-    """Whether ``act`` was interrupted, at the ``line``-th line that it runs in this thread."""
-    lines = 0
+def alarmed(number: int, frame: Any) -> None:
+    raise Alarm
 
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal lines
-        # Python handles no signal before the clean-up of a with statement on a lock, but it does call a trace function.
-        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        if event == "line" and not text.startswith("with "):
-            lines += 1
-            if lines == line:
-                raise Alarm
-        return trace
 
-    sys.settrace(trace)
-    try:
-        act()
-    except Alarm:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    """An installed one, because only its exceptions are known as a handler's."""
+    before = signal.signal(signal.SIGUSR1, alarmed)
+    yield
+    signal.signal(signal.SIGUSR1, before)
 
 
 def every_line(act: Callable[[], Any], then: Callable[[], None]) -> int:
-    """Strike at each of the first lines of ``act``, and each time see that ``then`` ends; how often it was struck. How many lines a wait has, depends
-    on timing."""
-    struck = 0
-    for line in range(1, 100):
-        struck += struck_at(line, act)
+    """Strike at each line of ``act``, those of the standard library too, and each time see that ``then`` ends; how many lines there were."""
+    strikes, struck = Strikes(lambda: signal.raise_signal(signal.SIGUSR1), within=""), True
+    while struck:
+        try:
+            _, struck = strikes(act)
+        except Alarm:
+            struck = True
         then()
-    return struck
+    return len(strikes.at)
 
 
 class Slow:
@@ -137,45 +121,3 @@ class SlowPlanner:
     def __call__(self, request):
         time.sleep(0.001)
         return request.epoch
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("roof", [lambda node: node, Prefetcher], ids=["threads", "threads under a Prefetcher"])
-def test_a_loop_that_catches_the_alarm_goes_on(roof):
-    """A thousand real signals. Seen to fail: a `RuntimeError` about a lock in one of 2000, and once a hang.
-
-    Nothing is collected meanwhile: what a handler raises in a finalizer that the garbage collector calls, Python can only print.
-    """
-    armed = False
-
-    def handler(number: int, frame: Any) -> None:
-        if armed:
-            raise Alarm
-
-    gc.collect()
-    gc.disable()
-    before = signal.signal(signal.SIGALRM, handler)
-    alarms = 0
-    try:
-        with Loader(roof(Loader.from_dataset(Tagged(10**6), batch_size=1, num_workers=2, method="thread").root)) as loader:
-            batches = iter(loader)
-            for number in range(1000):
-                try:
-                    armed = True
-                    signal.setitimer(signal.ITIMER_REAL, 0.00005 + number % 20 * 0.0001)
-                    for _ in range(10000):
-                        next(batches)
-                except Alarm:
-                    armed = False
-                    alarms += 1
-                except SourceError:
-                    armed = False
-                    loader.load_state_dict(loader.state_dict())
-                    batches = iter(loader)
-                armed = False
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        gc.enable()
-    assert alarms > 500
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]

@@ -1,15 +1,15 @@
-"""TaskTable: each rule as a table of cases, interrupted at every line, and as a state machine against lists."""
+"""TaskTable: interrupted at every line, and as a state machine against lists."""
 
 from __future__ import annotations
 
 import itertools
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from strikes import Strikes
 
 from penstock import ClosedError, WorkerDied
 from penstock._workers.pool import Job
@@ -50,158 +50,12 @@ def taken(table: TaskTable, owner: int | None = None) -> PendingTask:
     return task
 
 
-def numbers(tasks: list[PendingTask]) -> list[int]:
-    return [task.number for task in tasks]
-
-
 def drained(table: TaskTable, owner: int | None = None) -> list[int]:
     """Take and finish all tasks that wait for ``owner``, in order."""
     tasks = list(iter(lambda: table.take(owner), None))
     for task in tasks:
         table.finish(task, task.body)
-    return numbers(tasks)
-
-
-@pytest.mark.parametrize(
-    ("held", "ended", "order"),
-    [
-        ([], [], [4, 5]),
-        ([0, 1, 2, 3], [], [0, 1, 2, 3, 4, 5]),
-        ([2, 3], [], [2, 3, 4, 5]),
-        ([0, 1, 2, 3], [0], [1, 2, 3, 4, 5]),
-        ([0, 1, 2, 3], [1, 3], [0, 2, 4, 5]),
-        ([0, 1], [0, 1], [4, 5]),
-        ([3, 1], [], [3, 1, 4, 5]),
-    ],
-)
-def test_what_a_dead_worker_held_comes_first_and_in_its_order(held: list[int], ended: list[int], order: list[int]) -> None:
-    """Seen to fail: without `reversed`; `extend` instead of `extendleft`; tasks that have ended put back, too."""
-    table, _ = table_of(6)
-    tasks = [taken(table) for _ in range(4)]
-    for number in ended:
-        table.finish(tasks[number])
-    table.requeue(tasks[number] for number in held)
-    assert drained(table) == order
-
-
-def test_the_later_death_comes_first() -> None:
-    table, _ = table_of(5)
-    tasks = [taken(table) for _ in range(4)]
-    table.requeue(tasks[:2])
-    table.requeue(tasks[2:])
-    assert drained(table) == [2, 3, 0, 1, 4]
-
-
-@pytest.mark.parametrize(
-    ("deaths", "again"),
-    [
-        ([(0, 7)], [False]),
-        ([(0, 7), (0, 7)], [False, True]),
-        ([(0, 7), (0, 8)], [False, False]),
-        ([(0, 7), (1, 7)], [False, False]),
-        ([(0, 7), (0, 8), (0, 7)], [False, False, True]),
-        ([(0, -1), (0, -1)], [False, True]),
-        ([(0, 7), (0, 7), (0, 7)], [False, True, True]),
-    ],
-)
-def test_the_same_row_of_the_same_task_is_to_blame_the_second_time(deaths: list[tuple[int, int]], again: list[bool]) -> None:
-    """Seen to fail: no row remembered; the last one only; one set of rows for all tasks."""
-    table, _ = table_of(2)
-    tasks = [taken(table), taken(table)]
-    assert [table.blame(tasks[number], row) for number, row in deaths] == again
-
-
-def test_a_task_is_settled_once() -> None:
-    """Seen to fail: `finish` that does not check the job (a late answer replaced the error of an abandoned job, and was counted)."""
-    table, jobs = table_of(2)
-    task = taken(table)
-    error = TimeoutError("late")
-    table.finish(task, error=error)
-    table.finish(task, "its value, which comes too late")
-    assert (jobs[0].value, jobs[0].error, jobs[0].settled) == (None, error, 1)
-    assert (len(table), table.waiting, table.finished) == (1, 1, 1)
-
-
-def test_discard_ends_what_waits_and_what_is_held_but_nothing_to_come() -> None:
-    """Seen to fail: the backlog kept; one error for all jobs, which then collects every traceback."""
-    table, jobs = table_of(4)
-    tasks = [taken(table), taken(table)]
-    table.finish(tasks[1], 1)
-    table.discard(lambda: ClosedError("moved"))
-    assert [type(job.error) for job in jobs] == [ClosedError, type(None), ClosedError, ClosedError]
-    assert len({id(job.error) for job in jobs}) == 4
-    assert [job.settled for job in jobs] == [1] * 4
-    table.finish(tasks[0], 0)
-    table.requeue(tasks)
-    assert (len(table), table.waiting, table.finished, table.next_number) == (0, 0, 1, 4)
-    table.add(job := CountedJob(4), b"4")
-    assert drained(table) == [4]
-    assert job.value == b"4"
-
-
-def test_fail_ends_what_is_to_come_too() -> None:
-    """Seen to fail: `failure` not looked at by `add`."""
-    table, jobs = table_of(2)
-    table.fail(lambda: WorkerDied("once too often"))
-    table.add(job := CountedJob(2), b"2")
-    assert [type(one.error) for one in [*jobs, job]] == [WorkerDied] * 3
-    assert (len(table), table.waiting) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("owners", "mine", "other", "any"),
-    [
-        ([None, None, None, None], [], [], [0, 1, 2, 3]),
-        ([1, 1, 1, 1], [0, 1, 2, 3], [], []),
-        ([2, 1, 2, 1], [1, 3], [0, 2], []),
-        ([None, 1, None, 2], [1], [3], [0, 2]),
-        ([0, 0, 1, None], [2], [], [3]),
-    ],
-)
-def test_a_task_waits_for_its_owner(owners: list[int | None], mine: list[int], other: list[int], any: list[int]) -> None:
-    """Seen to fail: `add` that ignores the owner; `take` that hands out anybody's tasks where the owner has none."""
-    table, _ = table_of(4, owners)
-    assert (table.waiting, bool(table.owned)) == (4, set(owners) != {None})
-    assert drained(table, 1) == mine
-    assert drained(table, 2) == other
-    assert drained(table) == any
-    assert drained(table, 0) == [number for number, owner in enumerate(owners) if owner == 0]
-    assert (table.waiting, len(table)) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("owners", "order"),
-    [([1, 1, 1, 1], ([0, 1, 2, 3, 4], [5])), ([1, None, 1, None], ([0, 2, 4], [1, 3, 5])), ([None] * 4, ([4], [0, 1, 2, 3, 5]))],
-)
-def test_what_a_dead_owner_held_waits_for_its_replacement(owners: list[int | None], order: tuple[list[int], list[int]]) -> None:
-    """Seen to fail: `requeue` that puts all of it where anybody may take it."""
-    table, _ = table_of(6, [*owners, 1])
-    table.requeue([taken(table, owner) for owner in owners])
-    assert (drained(table, 1), drained(table)) == order
-
-
-def interrupted_at(line: int, act: Callable[[], Any]) -> bool:
-    """Whether ``act`` was interrupted, at the ``line``-th line of the table that it runs."""
-    lines = 0
-
-    def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal lines
-        if frame.f_code.co_filename != task_table.__file__:
-            return None
-        lines += event == "line"
-        if event == "line" and lines == line:
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+    return [task.number for task in tasks]
 
 
 CHANGES: dict[str, Callable[[TaskTable, list[PendingTask]], Any]] = {
@@ -220,19 +74,18 @@ CHANGES: dict[str, Callable[[TaskTable, list[PendingTask]], Any]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_restart_mends_a_change_that_was_interrupted_at_any_line(name: str) -> None:
     """Seen to fail: `restart` that keeps the backlog; that brings back jobs that are done; `finish` that forgets a task before its job is done."""
-    line, stopped = 0, True
+    strikes, stopped = Strikes(within=task_table.__file__, each_time=True), True
     while stopped:
-        line += 1
         table, jobs = table_of(7, [None, None, None, None, None, 1, 1])
         held = [taken(table), taken(table), taken(table)]
         table.finish(held.pop(), b"2")
-        stopped = interrupted_at(line, lambda table=table, held=held: CHANGES[name](table, held))
+        _, stopped = strikes(lambda table=table, held=held: CHANGES[name](table, held))
         table.restart()
         undone = [job.task for job in jobs if not job.done]
-        assert [*drained(table)[: len([n for n in undone if n < 5])], *drained(table, 1)[:2]] == undone, f"interrupted at line {line}"
-        assert [job.settled for job in jobs] == [1] * 7, f"interrupted at line {line}"
-        assert all(job.value == b"%d" % job.task and job.error is None for job in jobs if job.task in undone), f"interrupted at line {line}"
-    assert line > 1
+        assert [*drained(table)[: len([n for n in undone if n < 5])], *drained(table, 1)[:2]] == undone, strikes.last
+        assert [job.settled for job in jobs] == [1] * 7, strikes.last
+        assert all(job.value == b"%d" % job.task and job.error is None for job in jobs if job.task in undone), strikes.last
+    assert strikes.at
 
 
 class AgainstLists(RuleBasedStateMachine):
