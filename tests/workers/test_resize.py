@@ -13,7 +13,6 @@ import psutil
 import pytest
 from strikes import Strikes, in_turn
 
-from penstock._workers import thread_pool
 from penstock._workers.pool import IDLE
 from penstock._workers.process_pool import ProcessPool
 from penstock._workers.processes.worker_handle import WorkerHandle
@@ -239,13 +238,14 @@ def test_a_pool_takes_the_threads_that_there_is_room_for(
 ) -> None:
     """Seen to fail: the `RuntimeError` reached the training loop, and the next `resize` took them for started."""
     pool = make("thread")
-    really = thread_pool.start
+    start, room = threading.Thread.start, iter(range(2))
 
-    def start(threads: list[threading.Thread], lock: Any) -> None:
-        really(threads[:3], lock)
-        raise RuntimeError("can't start new thread")
+    def start_if_there_is_room(thread: threading.Thread) -> None:
+        if next(room, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
-    monkeypatch.setattr(thread_pool, "start", start)
+    monkeypatch.setattr(threading.Thread, "start", start_if_there_is_room)
     assert pool.resize(MOST) == pool.size == 3
     assert "can't start new thread" in caplog.text
     works(pool)
