@@ -304,12 +304,6 @@ class TestState:
             == Loader.from_dataset(mix(weights=[(0, WEIGHTS), (4000, {"b": 1})]))._reader.positions.facts.rank_settings
         )
 
-    def test_of_other_sources_is_refused(self):
-        state = Loader.from_dataset(mix()).state_dict()
-        sources = three((50, 991, 299))
-        with pytest.raises(penstock.StateMismatch, match="sources was"):
-            Loader.from_dataset(Mix(sources, WEIGHTS, epoch_size=600)).load_state_dict(state)
-
 
 class Stream(IterableDataset):
     def __iter__(self):

@@ -60,23 +60,6 @@ def test_batches_are_the_ordinary_loaders(how, ranks):
                 assert held.state_dict() == ordinary.state_dict()
 
 
-def test_a_run_may_change_to_resident_data_and_back():
-    """Seen to fail: the dataset's type as a part of the settings."""
-    rows = resident()
-    with loader(Samples()) as ordinary, loader(rows) as held, loader(Samples()) as again:
-        expected = [list(ordinary) for _ in range(2)]
-        first = loader(Samples())
-        batches = iter(first)
-        got = [next(batches) for _ in range(2)]
-        held.load_state_dict(first.state_dict())
-        batches = iter(held)
-        got += [next(batches) for _ in range(2)]
-        again.load_state_dict(held.state_dict())
-        got += list(again)
-        for one, other in zip(got, expected[0], strict=True):
-            assert_same(one, other)
-
-
 def test_each_rank_holds_the_whole_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under torchrun. Seen to fail: each rank loaded its share only, and the other rows were whatever memory held."""
     monkeypatch.setenv("RANK", "1")

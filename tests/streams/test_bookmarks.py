@@ -8,25 +8,20 @@ import json
 import multiprocessing
 import os
 import pickle
-import stat
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import Loader, Shards
 from penstock._errors import StateMismatch
 from penstock._streams import bookmarks
 from penstock._streams.bookmarks import Bookmarks, default_folder
 from penstock._streams.facts import Contradiction, Fact, Facts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KEYS = [f"data/{shard}.tar 1000 {shard}" for shard in range(8)]
 BINDING = {"steps": ["filter"], "seed": 7}
@@ -315,16 +310,6 @@ def test_a_named_folder_that_cannot_be_written_is_refused_when_built(in_the_way:
         marks(in_the_way)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_named_folder_without_the_right_to_write_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    try:
-        with pytest.raises(PermissionError, match="cannot be kept"):
-            marks(tmp_path / "folder")
-    finally:
-        tmp_path.chmod(stat.S_IRWXU)
-
-
 def test_the_default_folder_need_not_be_writable(
     in_the_way: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -378,26 +363,6 @@ def test_a_relative_folder_stays_where_it_was(tmp_path: Path, monkeypatch: pytes
     pickle.loads(pickle.dumps(one)).add(0, 0, 10, every_pass=True)
     assert one.outputs(0, 0) == 10
     assert [file.parts[len(tmp_path.parts)] for file in files(tmp_path)] == ["here"]
-
-
-def test_threads_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
-    one = marks(tmp_path, keys=["key"] * 400)
-    gate = threading.Barrier(4)
-
-    def add(first: int) -> None:
-        gate.wait()
-        for shard in range(first, 400, 4):
-            one.add(shard, 0, shard, every_pass=True)
-
-    threads = [threading.Thread(target=add, args=(first,)) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    later = marks(tmp_path, keys=["key"] * 400)
-    assert [later.outputs(shard, 0) for shard in range(400)] == list(range(400))
-    (file,) = files(tmp_path)
-    assert len(file.read_bytes().splitlines()) == 400
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -480,43 +445,4 @@ def test_processes_that_append_at_once_lose_nothing_also_if_one_is_killed(tmp_pa
     assert len(files(folder)) == 4
 
 
-def test_nothing_is_open_between_two_calls(tmp_path: Path, one_file: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    one = marks(tmp_path)
-    one.add(2, 0, 5, every_pass=True)
-    one.refresh()
-    assert len(os.listdir("/proc/self/fd")) == before
-    one.add(3, 0, 5, every_pass=True)
-    assert one.outputs(3, 0) == 5
-
-
 # Of `Shards`.
-
-
-def five(shard: object) -> Iterator[int]:
-    return iter(range(5))
-
-
-def seven(shard: object) -> Iterator[int]:
-    return iter(range(7))
-
-
-def counted(shards: Any, open: Any, **words: Any) -> int:
-    """How many items one epoch has, once bookmarks were made of two passes."""
-    data = Shards(shards, open, epoch_size=60, lanes=2, **words)
-    with Loader.from_dataset(data, batch_size=5) as loader:
-        return sum(len(batch) for batch in loader)
-
-
-@pytest.mark.parametrize("of_files", [True, False])
-def test_other_data_has_other_bookmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_files: bool) -> None:
-    """Seen to fail: bookmarks bound to the steps alone, so that any two datasets of numbered shards shared them, in the user's cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    paths = [tmp_path / f"{shard}.bin" for shard in range(4)]
-    for path in paths:
-        path.touch()
-    for open in (five, seven, five):
-        assert counted(paths if of_files else 4, open) == 60
-    assert len({file.parent for file in files(tmp_path)}) == (2 if of_files else 0)
-    assert counted(4, five, bookmarks=tmp_path / "named") == 60
-    assert len(files(tmp_path / "named")) == 1

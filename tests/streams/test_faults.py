@@ -17,7 +17,6 @@ from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from fault_proxy import Fault, FaultProxy
 from format_laws import open_files
@@ -135,32 +134,6 @@ def test_a_disk_that_breaks_off_again_and_again_changes_nothing(tmp_path: Path, 
     if "multiprocessing_context" not in way:
         assert disk.broke > 20
         assert disk.open == 0
-
-
-@pytest.mark.soak
-def test_an_hours_worth_of_records() -> None:
-    """360,000 records: one hour of a hundred a second. Each shard breaks off about once each time it is read."""
-    lengths = [random.Random(shard).randrange(500, 1500) for shard in range(200)]
-
-    def read(disk: Disk) -> Iterator[np.ndarray]:
-        data = Shards(200, disk, epoch_size=72_000, lanes=8, steps=[Filter(not_of_five)], bookmarks=False, retries=8)
-        with Loader.from_dataset(data, batch_size=500, shuffle=True, seed=3) as loader:
-            for _ in range(5):
-                for batch in loader:
-                    yield batch.numpy()
-        data.close()
-
-    disk = Disk(lengths)
-    seen: Counter[int] = Counter()
-    for batch, expected in zip(read(disk), read(Disk(lengths, faults=False)), strict=True):
-        assert np.array_equal(batch, expected)
-        seen.update(batch.tolist())
-        assert disk.open <= 8
-    assert seen.total() == 360_000
-    assert disk.open == 0
-    assert disk.broke > 200
-    assert len(seen) == sum(number % 5 != 3 for length in lengths for number in range(length))
-    assert max(seen.values()) - min(seen.values()) <= 2
 
 
 # Faults that last.
@@ -298,27 +271,6 @@ def test_a_shard_that_has_become_shorter_since_its_bookmark_was_made(
     with build() as loader, pytest.raises(StateMismatch, match="shard 1 .* gave 4 outputs before and 3 now"):
         loader.load_state_dict(state)
         list(loader)
-
-
-@pytest.mark.parametrize("way", WAYS[:2])
-def test_a_missing_shard_is_an_error_or_is_left_out(tmp_path: Path, way: dict[str, Any]) -> None:
-    for shard in (0, 1, 3):
-        (tmp_path / f"{shard}.jsonl").write_bytes(lines(shard, 5))
-    paths = [str(tmp_path / f"{shard}.jsonl") for shard in range(4)]
-    words: dict[str, Any] = {"epoch_size": 15, "lanes": 1, "bookmarks": tmp_path / "bookmarks"}
-
-    def read(data: Shards) -> list[tuple[int, int]]:
-        with Loader.from_dataset(data, batch_size=5, collate_fn=list, **way) as loader:
-            found = [(one["shard"], one["record"]) for _ in range(2) for batch in loader for one in batch]
-        data.close()
-        return found
-
-    with pytest.raises(FileNotFoundError, match=r"2\.jsonl") as caught:
-        read(formats.jsonl(paths, **words))
-    assert any("2.jsonl" in note for note in caught.value.__notes__)
-    deal = Deal(4, 1)
-    expected = [(shard, record) for number in range(8) for shard in [deal[number][1]] if shard != 2 for record in range(5)]
-    assert read(formats.jsonl(paths, on_error="skip", **words)) == expected
 
 
 # An object store.

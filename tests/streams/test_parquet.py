@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from format_laws import assert_keeps_the_laws, assert_ranks_share_one_sequence, every_way, open_files, read
 
-from penstock import Loader, Mix
-from penstock.formats import jsonl, parquet
+from penstock import Loader
+from penstock.formats import parquet
 
 
 def table(n, first=0):
@@ -95,16 +95,6 @@ class TestLaws:
 
     def test_ranks_share_one_sequence(self, files):
         assert_ranks_share_one_sequence(parquet(files, lanes=3))
-
-    def test_a_mix_with_json_lines(self, files, tmp_path):
-        (tmp_path / "0.jsonl").write_text("".join(f'{{"id": {1000 + line}}}\n' for line in range(10)))
-        lines = jsonl(tmp_path / "0.jsonl", counts=[10])
-        mix = Mix({"rows": parquet(files, ["id"]), "lines": lines}, {"rows": 3, "lines": 1}, epoch_size=400)
-        ids = [row["id"] for row in read(mix)[0]]
-        ours, theirs = [number for number in ids if number < 1000], [number - 1000 for number in ids if number >= 1000]
-        assert ours == [k % 30 for k in range(len(ours))]
-        assert theirs == [k % 10 for k in range(len(theirs))]
-        assert abs(len(ours) - 300) < 16
 
 
 class TestResources:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -92,12 +90,6 @@ def test_whatever_fails_every_record_comes_once_or_the_error(faults: list[int], 
         assert set(flaky.starts) == {0}
 
 
-def test_it_seeks_to_the_record_at_which_it_failed() -> None:
-    flaky = Flaky(3, 2)
-    assert list(read(flaky, seeks=True, start=2)) == RECORDS[2:]
-    assert flaky.starts == [2, 5, 7]
-
-
 def test_pauses_double_and_begin_anew_after_a_record(pauses: list[float], caplog: pytest.LogCaptureFixture) -> None:
     """Seen to fail: retries counted over the whole shard."""
     assert list(read(Flaky(2, 2, 1, 3, -1, 3), pause_s=0.25)) == RECORDS  # the fourth attempt comes one record further
@@ -108,17 +100,6 @@ def test_pauses_double_and_begin_anew_after_a_record(pauses: list[float], caplog
 def test_no_pause_is_longer_than_a_minute(pauses: list[float]) -> None:
     assert list(read(Flaky(*[-1] * 10), retries=10)) == RECORDS
     assert pauses == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60]
-
-
-@pytest.mark.parametrize("retries", [0, 1, 3])
-def test_an_error_that_lasts_is_raised_and_names_shard_and_record(retries: int, pauses: list[float]) -> None:
-    flaky = Flaky(*[5] * 20)
-    records = read(flaky, retries=retries)
-    assert list(itertools.islice(records, 5)) == RECORDS[:5]
-    with pytest.raises(ConnectionResetError, match=DOWN) as caught:
-        next(records)
-    assert caught.value.__notes__ == ["in record 5 of tar file a.tar" + (f", tried {retries + 1} times" if retries else "")]
-    assert len(flaky.starts) == 1 + retries == 1 + len(pauses)
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, EOFError])
@@ -237,37 +218,3 @@ def test_what_failed_is_closed_before_it_is_opened_again(monkeypatch: pytest.Mon
     monkeypatch.setattr(retrying.time, "sleep", lambda _: seen.append(flaky.open))
     assert list(read(flaky)) == RECORDS
     assert seen == [0, 0]
-
-
-def test_a_list_can_be_read_and_what_has_no_records_is_named() -> None:
-    assert list(read(lambda _: RECORDS, start=2)) == RECORDS[2:]
-    with pytest.raises(TypeError) as caught:
-        list(read(lambda _: 7))
-    assert caught.value.__notes__ == ["while opening tar file a.tar, to read on from record 0"]
-
-
-@pytest.mark.timeout(60)
-def test_a_pause_ends_when_the_run_is_closed() -> None:
-    """Seen to fail: a pause by ``time.sleep``. Otherwise this waits for an hour."""
-    closing, waiting = threading.Event(), threading.Event()
-    raised: list[Exception] = []
-
-    class Closing:
-        def wait(self, timeout: float) -> bool:
-            waiting.set()
-            return closing.wait(timeout)
-
-    def run() -> None:
-        try:
-            list(read(Flaky(-1, -1, -1), pause_s=3600, closing=Closing()))
-        except OSError as exc:
-            raised.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert waiting.wait(100)
-    began = time.monotonic()
-    closing.set()
-    thread.join(100)
-    assert time.monotonic() - began < 20
-    assert [exc.__notes__ for exc in raised] == [["while opening tar file a.tar, to read on from record 0"]]

@@ -115,21 +115,14 @@ def test_a_filter_does_not_change_the_order_of_the_rest(n, window, kept) -> None
 
 
 def test_shuffles_differ_by_seed_pass_shard_and_place_among_the_steps() -> None:
-    def order(**words):
-        return tuple(run(range(50), Shuffle(50), **words))
+    """Seen to fail: two shuffles under the keys of the first."""
 
-    assert len({order(), order(seed=2), order(pass_=1), order(shard=4), tuple(run(range(50), Shuffle(50), Shuffle(50)))}) == 5
+    def order(*more, **words):
+        return tuple(run(range(50), Shuffle(50), *more, **words))
+
+    assert len({order(), order(seed=2), order(pass_=1), order(shard=4), order(Shuffle(50))}) == 5
+    assert list(order(Shuffle(50))) != [order()[place] for place in order()]
     assert order() == order()
-
-
-def test_two_shuffles_are_not_the_same_one_twice() -> None:
-    """Seen to fail: both under the keys of the first."""
-    once, twice = list(run(range(50), Shuffle(50))), list(run(range(50), Shuffle(50), Shuffle(50)))
-    assert twice != [once[place] for place in once]
-
-
-def test_what_comes_does_not_depend_on_where_the_shard_ends() -> None:
-    assert list(run(range(1000), Shuffle(64)))[:936] == list(run(range(2000), Shuffle(64)))[:936]
 
 
 # Packing
@@ -274,16 +267,6 @@ def test_arguments_of_pack_are_checked(arguments, message) -> None:
         Pack(**arguments)
 
 
-def test_packing_is_frozen() -> None:
-    lengths = np.random.default_rng(3).integers(1, 50, 12)
-    assert [[int(part[0]) for part in members(row)] for row in run(sequences(lengths), Pack(60, window=6))] == [
-        [1, 3, 5],
-        [2, 4, 7],
-        [6, 9, 11],
-        [8, 10, 12],
-    ]
-
-
 # Random numbers
 
 
@@ -330,11 +313,6 @@ def test_draws_differ_by_seed_pass_and_shard() -> None:
 
     assert len({draws(), draws(seed=2), draws(pass_=1), draws(shard=4)}) == 4
     assert draws() == draws()
-
-
-def test_draws_are_frozen() -> None:
-    assert [round(draw, 6) for _, _, draw in run(range(2), drawn, seed=5, pass_=2, shard=7)] == [0.678148, 0.702231]
-    assert list(run(range(8), Shuffle(8), seed=5, pass_=2, shard=7)) == [0, 2, 3, 4, 1, 5, 7, 6]
 
 
 @pytest.mark.parametrize(

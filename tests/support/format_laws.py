@@ -68,10 +68,10 @@ def assert_ranks_share_one_sequence(dataset: Any, **words: Any) -> None:
 
 
 def open_files(folder: Any) -> list[str]:
-    """The files in ``folder`` that this process has open or mapped."""
+    """The files in ``folder`` that this process has open or mapped, as often as they are."""
     folder = os.path.realpath(folder)
     links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
-    found = {os.readlink(link) for link in links if os.path.exists(link)}
+    found = [os.readlink(link) for link in links if os.path.exists(link)]
     with open("/proc/self/maps") as maps:
-        found |= {words[5].strip() for line in maps if len(words := line.split(maxsplit=5)) == 6}
+        found += {words[5].strip() for line in maps if len(words := line.split(maxsplit=5)) == 6}
     return sorted(name for name in found if name.startswith(folder))
