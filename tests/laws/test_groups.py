@@ -7,6 +7,7 @@ from itertools import islice, product
 
 import numpy as np
 import pytest
+from fleets import chain, endless
 from pairwise import engines, pairwise
 
 import penstock
@@ -80,47 +81,32 @@ def test_every_document_comes_once_in_an_epoch_on_any_number_of_ranks(kind, worl
         assert sorted(seen) == [10_000 * epoch + 100 * index + place for index in range(N) for place in range(LENGTHS[index])]
 
 
-def endless(one):
-    while True:
-        for batch in one:
-            yield [{name: plain(field)[1][row] for name, field in batch.items()} for row in range(len(batch["tokens"]))]
-
-
-def links_of(kind, links):
-    """The global sequence of a chain of (ranks, batch size, steps), each going on from a state that one of the ranks before has saved."""
-    state, sequence = None, []
-    for k, (world_size, batch_size, steps) in enumerate(links):
-        words = {"batch_size": batch_size, "drop_last": True} if "packs" in kind else {}
-        ranks = [loader(kind, rank=rank, world_size=world_size, **words) for rank in range(world_size)]
-        for one in ranks:
-            if state is not None:
-                one.load_state_dict(state)
-        streams = [endless(one) for one in ranks]
-        for _ in range(steps):
-            hands = [next(stream) for stream in streams]
-            sequence += [pack for row in zip(*hands, strict=True) for pack in row] if "packs" in kind else hands
-            states = [one.state_dict() for one in ranks]
-            assert states == [states[0]] * world_size
-        state = states[k % world_size]
-        for one in ranks:
-            one.close()
-    return sequence
+def rows_of(batch):
+    return [{name: plain(field)[1][row] for name, field in batch.items()} for row in range(len(batch["tokens"]))]
 
 
 @pytest.mark.parametrize("kind", ["packs", "packs, transformed", "packs of a mix", "packs, counted"])
 def test_packs_go_on_with_one_sequence_on_other_numbers_of_ranks(kind):
     """Global batches of 12: tokens, borders and random numbers, in order, over ends of epochs."""
-    with loader(kind, batch_size=12, drop_last=True) as alone:
-        expected = list(islice((pack for batch in endless(alone) for pack in batch), 12 * 5))
-    assert links_of(kind, [(4, 3, 1), (3, 4, 2), (1, 12, 1), (2, 6, 1)]) == expected
+
+    def build(**words):
+        return loader(kind, drop_last=True, **words)
+
+    with build(batch_size=12) as alone:
+        expected = list(islice((pack for batch in endless(alone, rows_of) for pack in batch), 12 * 5))
+    assert chain(build, [(4, 3, 1), (3, 4, 2), (1, 12, 1), (2, 6, 1)], rows_of) == expected
 
 
 @pytest.mark.parametrize("kind", ["buckets", "buckets, counted"])
 def test_buckets_go_on_with_one_sequence_on_other_numbers_of_ranks(kind):
     """Within an epoch: at its end each number of ranks drops another rest."""
+
+    def build(*, batch_size, **words):
+        return loader(kind, **words)
+
     with loader(kind) as alone:
-        expected = list(islice(endless(alone), 10))
-    assert links_of(kind, [(1, 0, 1), (4, 0, 1), (3, 0, 1), (2, 0, 1)]) == expected
+        expected = list(islice(endless(alone, rows_of), 10))
+    assert chain(build, [(1, 0, 1), (4, 0, 1), (3, 0, 1), (2, 0, 1)], rows_of, whole=True) == expected
 
 
 @groups

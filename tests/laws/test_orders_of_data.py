@@ -7,6 +7,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from fleets import chain, endless
 from pairwise import engines, pairwise
 
 import penstock
@@ -68,39 +69,20 @@ def test_each_resumes_everywhere_on_a_rank(data, rank, tail):
     assert_resumes_everywhere(lambda: loader(data, batch_size=2, rank=rank, world_size=3, tail=tail), steps=12)
 
 
-def links_of(data, links):
-    """The global sequence of a chain of (ranks, batch size, steps), each going on from a state that one of the ranks before has saved."""
-    state, sequence = None, []
-    for k, (world_size, batch_size, steps) in enumerate(links):
-        ranks = [
-            loader(data, batch_size=batch_size, rank=rank, world_size=world_size, tail="drop", drop_last=True) for rank in range(world_size)
-        ]
-        for one in ranks:
-            if state is not None:
-                one.load_state_dict(state)
-        streams = [endless(one) for one in ranks]
-        for _ in range(steps):
-            hands = [next(stream) for stream in streams]
-            sequence += [sample for row in zip(*hands, strict=True) for sample in row]
-            states = [one.state_dict() for one in ranks]
-            assert states == [states[0]] * world_size
-        state = states[k % world_size]
-        for one in ranks:
-            one.close()
-    return sequence
-
-
-def endless(one):
-    while True:
-        for values, numbers in one:
-            yield list(zip(values.tolist(), numbers.tolist(), strict=True))
+def rows_of(batch):
+    values, numbers = batch
+    return list(zip(values.tolist(), numbers.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("data", ["mix", "mix in stages", "mix in runs", "shards with a window"])
 def test_four_ranks_and_then_three_read_one_sequence(data):
     """Global batches of 12: samples and their random numbers, in order, over ends of epochs."""
-    expected = list(islice((sample for batch in endless(loader(data, batch_size=12, drop_last=True)) for sample in batch), 12 * 9))
-    assert links_of(data, [(4, 3, 3), (3, 4, 2), (1, 12, 1), (2, 6, 3)]) == expected
+
+    def build(**words):
+        return loader(data, tail="drop", drop_last=True, **words)
+
+    expected = list(islice((sample for batch in endless(build(batch_size=12), rows_of) for sample in batch), 12 * 9))
+    assert chain(build, [(4, 3, 3), (3, 4, 2), (1, 12, 1), (2, 6, 3)], rows_of) == expected
 
 
 @pytest.mark.parametrize("data", DATA)

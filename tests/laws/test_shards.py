@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import zstandard
+from fleets import chain, endless
 from pairwise import engines
 
 import penstock
@@ -91,10 +92,12 @@ def loader(folder, data, **words):
     return Loader.from_dataset(DATA[data](folder), **{"batch_size": 6, "shuffle": True, "seed": 5, "transform": drawn, **words})
 
 
-def endless(one):
-    while True:
-        for values, numbers in one:
-            yield list(zip(values.tolist(), numbers.tolist(), strict=True))
+def rows_of(batch):
+    return list(zip(*(field.tolist() for field in batch), strict=True))
+
+
+def batches_of(one):
+    return endless(one, rows_of)
 
 
 @pytest.mark.parametrize(("data", "workers"), engines(DATA))
@@ -116,40 +119,31 @@ def test_the_sequence_is_the_same_in_every_format(folder, shuffle):
     sequences = {}
     for data in DATA.keys() - {"mix", "forward, no window"}:
         with loader(folder, data, shuffle=shuffle) as one:
-            sequences[data] = list(islice(endless(one), 9))
+            sequences[data] = list(islice(batches_of(one), 9))
     assert all(sequence == sequences["indexed"] for sequence in sequences.values())
 
 
 def test_a_state_goes_from_one_format_to_another(folder):
     """An index written later, or files compressed in mid-training, change no sample."""
-    expected = list(islice(endless(loader(folder, "tar")), 9))
+    expected = list(islice(batches_of(loader(folder, "tar")), 9))
     with loader(folder, "tar, forward") as one:
-        assert list(islice(endless(one), 5)) == expected[:5]
+        assert list(islice(batches_of(one), 5)) == expected[:5]
         state = one.state_dict()
     with loader(folder, "tar.gz") as one:
         one.load_state_dict(state)
-        assert list(islice(endless(one), 4)) == expected[5:]
+        assert list(islice(batches_of(one), 4)) == expected[5:]
 
 
 @pytest.mark.parametrize("data", ["indexed", "forward", "jsonl.zst", "tar", "tar, forward", "mix"])
 def test_any_ranks_read_one_sequence(folder, data):
     """Global batches of 12, samples and their random numbers, over ends of epochs; each link goes on from what one of the ranks before has saved."""
-    words = {"tail": "drop", "drop_last": True}
-    expected = list(islice((sample for batch in endless(loader(folder, data, batch_size=12, **words)) for sample in batch), 12 * 14))
-    state, sequence = None, []
-    for k, (world_size, steps) in enumerate([(1, 2), (2, 3), (4, 2), (3, 4), (1, 1), (2, 2)]):
-        ranks = [loader(folder, data, batch_size=12 // world_size, rank=rank, world_size=world_size, **words) for rank in range(world_size)]
-        for one in ranks:
-            if state is not None:
-                one.load_state_dict(state)
-        streams = [endless(one) for one in ranks]
-        for _ in range(steps):
-            hands = [next(stream) for stream in streams]
-            sequence += [sample for row in zip(*hands, strict=True) for sample in row]
-            states = [one.state_dict() for one in ranks]
-            assert states == [states[0]] * world_size
-        state = states[k % world_size]
-    assert sequence == expected
+
+    def build(**words):
+        return loader(folder, data, tail="drop", drop_last=True, **words)
+
+    expected = list(islice((sample for batch in batches_of(build(batch_size=12)) for sample in batch), 12 * 14))
+    links = [(1, 12, 2), (2, 6, 3), (4, 3, 2), (3, 4, 4), (1, 12, 1), (2, 6, 2)]
+    assert chain(build, links, rows_of) == expected
 
 
 class Killed:
@@ -172,9 +166,9 @@ def test_a_worker_that_is_killed_in_mid_shard_changes_nothing(tmp_path, caplog):
     (tmp_path / "mark").touch()
     words = {"batch_size": 7, "shuffle": True, "num_workers": 2, "method": "process", "transform": drawn}
     with Loader.from_dataset(Shards(6, Killed(tmp_path / "mark"), counts=[40] * 6, lanes=2, window=5), **words) as one:
-        expected = list(islice(endless(one), 80))
+        expected = list(islice(batches_of(one), 80))
     with Loader.from_dataset(Shards(6, Killed(tmp_path / "now"), counts=[40] * 6, lanes=2, window=5), **words) as one:
-        assert list(islice(endless(one), 80)) == expected
+        assert list(islice(batches_of(one), 80)) == expected
     assert (tmp_path / "now").exists()
     assert "SIGKILL" in caplog.text
 
@@ -196,11 +190,11 @@ def test_a_state_is_small_with_a_million_shards():
 def test_no_file_is_open_after_close(folder, data):
     here = psutil.Process()
     with loader(folder, data) as one:
-        list(islice(endless(one), 5))
+        list(islice(batches_of(one), 5))
         dataset = one.dataset
         assert any(str(folder) in file.path for file in here.open_files())
         dataset.close()
         assert not any(str(folder) in file.path for file in here.open_files())
-        list(islice(endless(one), 5))
+        list(islice(batches_of(one), 5))
     del one
     dataset.close()
