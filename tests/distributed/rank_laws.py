@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 import torchdata.nodes
 from ranks import RANK, WORLD_SIZE, error, flat, gathered, in_order, run
-from sklearn.datasets import load_digits
 from torch.distributed.algorithms.join import Join
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -186,38 +185,6 @@ class WithoutLength:
 
 
 # Evaluation.
-
-
-def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = load_digits(return_X_y=True)
-    return torch.tensor(images, dtype=torch.int64), torch.tensor(labels)
-
-
-def confusion(images: torch.Tensor, labels: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    """The confusion matrix of a nearest-center classifier, in whole numbers, so that sums do not depend on their order."""
-    guesses = ((images[:, None, :] - centres) ** 2).sum(dim=2).argmin(dim=1)
-    return torch.bincount(labels * 10 + guesses, minlength=100)
-
-
-def an_exact_evaluation_equals_that_of_one_process():
-    """Accuracy over scikit-learn's 1797 digits; a ``DistributedSampler`` counts some of them twice, unless their number divides evenly among the ranks."""
-    images, labels = digits()
-    centres = torch.stack([images[labels == digit].sum(dim=0) // int((labels == digit).sum()) for digit in range(10)])
-    for n in (1797, 1795):
-        data = torch.utils.data.TensorDataset(images[:n], labels[:n])
-        alone = confusion(*data.tensors, centres)
-        ours, theirs = torch.zeros(100, dtype=torch.int64), torch.zeros(100, dtype=torch.int64)
-        with Loader.from_dataset(data, batch_size=64, tail="exact") as batches:
-            for x, y in batches:
-                ours += confusion(x, y, centres)
-        for x, y in DataLoader(data, batch_size=64, sampler=DistributedSampler(data, shuffle=False)):
-            theirs += confusion(x, y, centres)
-        dist.all_reduce(ours)
-        dist.all_reduce(theirs)
-        assert torch.equal(ours, alone)
-        assert ours.view(10, 10).trace() / ours.sum() == alone.view(10, 10).trace() / n
-        assert int(theirs.sum()) == n + -n % WORLD_SIZE
-        assert torch.equal(theirs, alone) == (n % WORLD_SIZE == 0)
 
 
 def in_step(batches):
@@ -451,7 +418,6 @@ def main() -> None:
         a_distributed_sampler_of_one_rank_is_dealt,
         whole_batches_of_a_batch_sampler_are_dealt,
         a_batch_sampler_without_a_length_is_padded_too,
-        an_exact_evaluation_equals_that_of_one_process,
         ranks_that_run_out_first_or_get_nothing_stay_in_step,
         uneven_training_joins,
         a_rank_beyond_the_world_is_refused,

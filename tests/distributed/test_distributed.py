@@ -29,20 +29,7 @@ pytestmark = [pytest.mark.slow]
 def test_the_laws_hold_on(world_size: int, run_program: Callable[..., str]) -> None:
     """Each law is a function of rank_laws.py. Of those, seen to fail: see the docstrings there."""
     said = run_program(HERE / "rank_laws.py", ranks=world_size)
-    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 16, 2: 20, 4: 22}[world_size]
-
-
-SAMPLERS = [
-    "random.Random()",
-    "np.random.default_rng()",
-    "torch.Generator().seed()",
-    "the order of a set",
-    "cannot be pickled",
-    "other weights",
-    "other indices",
-    "a list",
-    "differs from the second epoch on",
-]
+    assert len(set(re.findall(r"good: \w+\n", said))) == {1: 15, 2: 19, 4: 21}[world_size]
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +44,11 @@ def disagreements(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, li
     return said
 
 
-DISAGREE = [
-    *SAMPLERS,
-    *(f"{name}, read by a thread" for name in SAMPLERS),
-    *("other batches", "other batches, within", "another order of the files", "updated"),
-]
-
-
 def test_ranks_that_disagree_are_seen(disagreements: list[dict[str, list[str]]]) -> None:
     """Before training, inside an epoch, behind it and over a loaded state. Seen to fail: all but inside an epoch, because nobody looked at what a sampler will yield."""
-    for name in DISAGREE:
+    disagreeing = [name for name in disagreements[0] if not name.startswith("equal: ")]
+    assert len(disagreeing) == 22
+    for name in disagreeing:
         first, other = (said[name] for said in disagreements)
         assert first == other
         what = "shard_names" if "files" in name else r"what the sampler yields \(a checksum\)"

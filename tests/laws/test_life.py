@@ -9,9 +9,7 @@ import threading
 import pytest
 import torch
 
-import penstock
 from penstock import Loader
-from penstock.nodes import Prefetcher
 from penstock.testing import Tagged
 
 
@@ -77,18 +75,6 @@ def test_an_exception_in_the_loop_leaves_nothing(options):
         for _ in Loader.from_dataset(Who(6), batch_size=1, num_workers=2, **options):
             raise RuntimeError("out of memory")
     gc.collect()
-
-
-def test_a_loader_under_a_prefetcher_leaves_nothing():
-    loader = Loader(Prefetcher(Loader.from_dataset(Who(6), batch_size=1, num_workers=2, method="thread").root))
-    next(iter(loader))
-    del loader
-    gc.collect()
-
-
-def test_penstock_has_no_thread_without_a_loader():
-    assert penstock.__all__
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
 
 
 @pytest.mark.parametrize("options", METHODS[:2])

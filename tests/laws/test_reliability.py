@@ -38,6 +38,9 @@ from penstock import Loader
 from penstock._memory.parcel import Parcel
 from penstock.testing import Tagged
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))  # for the program
+from sessions import session
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -542,17 +545,6 @@ def test_nothing_is_left_and_nothing_is_said(end: str, method: str, tmp_path: Pa
     assert said == "" or (end.startswith("an exception") and said.endswith("LookupError: of the user\n") and said.count("Traceback") == 1)
     if sent == signal.SIGINT:
         assert output.endswith("interrupted\n")
-
-
-def session(leader: int) -> list[psutil.Process]:
-    """The live processes of the session that process ``leader`` began."""
-
-    def belongs(process: psutil.Process) -> bool:
-        with contextlib.suppress(OSError, psutil.Error):
-            return os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE
-        return False
-
-    return [process for process in psutil.process_iter() if belongs(process)]
 
 
 # Elsewhere than on Linux.

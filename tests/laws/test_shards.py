@@ -6,22 +6,26 @@ import gzip
 import io
 import json
 import os
+import pickle
 import signal
 import tarfile
 import time
 from itertools import islice
 
 import numpy as np
-import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from fleets import chain, endless
+from format_laws import open_files
 from pairwise import engines
 
+import datasets
 import penstock
 from penstock import Loader, Mix, Shards
 from penstock.__main__ import main
-from penstock.formats import jsonl, tar
+from penstock.formats import arrow, hf, jsonl, parquet, tar
 from penstock.testing import assert_resumes_everywhere
 
 COUNTS = [3, 0, 9, 1, 4, 5]  # 22 records; record i of all shards together is i
@@ -41,9 +45,13 @@ def folder(tmp_path_factory):
                     member = tarfile.TarInfo(f"{value:03d}.{suffix}")
                     member.size = len(data)
                     archive.addfile(member, io.BytesIO(data))
+        table = pa.table({"value": pa.array(range(first, first + count), pa.int64())})
+        pq.write_table(table, folder / f"{k}.parquet", row_group_size=4)
+        with pa.ipc.new_file(folder / f"{k}.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=4)
         (folder / f"{k}.tar.gz").write_bytes(gzip.compress((folder / f"{k}.tar").read_bytes()))
         first += count
-    assert main(["index", f"{folder}/*"]) == 0
+    assert main(["index", f"{folder}/*.jsonl*", f"{folder}/*.tar*"]) == 0
     return folder
 
 
@@ -82,6 +90,9 @@ DATA = {
     "tar": lambda folder: tar(folder / "*.tar", **ORDER),
     "tar, forward": lambda folder: tar(folder / "*.tar", counts=COUNTS, **ORDER),
     "tar.gz": lambda folder: tar(folder / "{0..5}.tar.gz", **ORDER),
+    "hf": lambda folder: hf(datasets.Dataset.from_dict({"value": list(range(22))}).to_iterable_dataset(num_shards=5), **ORDER),
+    "parquet": lambda folder: parquet(folder / "*.parquet", **ORDER),
+    "arrow": lambda folder: arrow(folder / "*.arrow", **ORDER),
     "mix": lambda folder: Mix(
         {"a": tar(folder / "*.tar", counts=COUNTS, **ORDER), "b": jsonl(folder / "*.jsonl")}, {"a": 1, "b": 1}, epoch_size=22
     ),
@@ -107,8 +118,34 @@ def test_each_resumes_everywhere(folder, data, workers):
     assert_resumes_everywhere(lambda: loader(folder, data, **options), steps=10)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("data", ["jsonl", "tar.gz", "parquet", "arrow", "hf"])
+def test_each_resumes_in_a_spawned_worker(folder, data):
+    options = {"num_workers": 1, "multiprocessing_context": "spawn", "prefetch_next_epoch": False}
+    with loader(folder, data) as one:
+        expected = list(islice(batches_of(one), 7))
+    with loader(folder, data, **options) as one:
+        assert list(islice(batches_of(one), 5)) == expected[:5]
+        state = one.state_dict()
+    with loader(folder, data, **options) as one:
+        one.load_state_dict(state)
+        assert list(islice(batches_of(one), 2)) == expected[5:]
+
+
+@pytest.mark.parametrize("data", [data for data in DATA if data != "mix"])
+def test_the_samples_are_those_at_the_indices_of_the_order(folder, data):
+    dataset = pickle.loads(pickle.dumps(DATA[data](folder)))
+    order = dataset.order(shuffle=True, seed=5)
+    with loader(folder, data, transform=None, collate_fn=list, tail="exact") as one:
+        for epoch in range(2):
+            assert [sample for batch in one for sample in batch] == [
+                dataset[index] for index in order.indices(epoch, np.arange(22)).tolist()
+            ]
+    dataset.close()
+
+
 @pytest.mark.parametrize("tail", ["pad", "drop"])
-@pytest.mark.parametrize("data", ["indexed", "forward", "tar, forward", "mix"])
+@pytest.mark.parametrize("data", ["indexed", "forward", "tar, forward", "parquet", "mix"])
 def test_each_resumes_everywhere_on_a_rank(folder, data, tail):
     assert_resumes_everywhere(lambda: loader(folder, data, batch_size=2, rank=2, world_size=3, tail=tail), steps=12)
 
@@ -117,7 +154,7 @@ def test_each_resumes_everywhere_on_a_rank(folder, data, tail):
 def test_the_sequence_is_the_same_in_every_format(folder, shuffle):
     """By position or forward, compressed or not: it is a matter of speed only."""
     sequences = {}
-    for data in DATA.keys() - {"mix", "forward, no window"}:
+    for data in DATA.keys() - {"mix", "forward, no window", "parquet", "arrow", "hf"}:  # of the last three, a shard is no file
         with loader(folder, data, shuffle=shuffle) as one:
             sequences[data] = list(islice(batches_of(one), 9))
     assert all(sequence == sequences["indexed"] for sequence in sequences.values())
@@ -134,7 +171,7 @@ def test_a_state_goes_from_one_format_to_another(folder):
         assert list(islice(batches_of(one), 4)) == expected[5:]
 
 
-@pytest.mark.parametrize("data", ["indexed", "forward", "jsonl.zst", "tar", "tar, forward", "mix"])
+@pytest.mark.parametrize("data", ["indexed", "forward", "jsonl.zst", "tar", "tar, forward", "parquet", "arrow", "hf", "mix"])
 def test_any_ranks_read_one_sequence(folder, data):
     """Global batches of 12, samples and their random numbers, over ends of epochs; each link goes on from what one of the ranks before has saved."""
 
@@ -186,15 +223,14 @@ def test_a_state_is_small_with_a_million_shards():
         assert time.thread_time() - begin < 1, "1 ms each leaves room for a busy machine; it takes about 50 us, as for any data"
 
 
-@pytest.mark.parametrize("data", ["tar", "tar, forward", "jsonl", "jsonl.zst"])
+@pytest.mark.parametrize("data", ["tar", "tar, forward", "jsonl", "jsonl.zst", "parquet", "arrow"])
 def test_no_file_is_open_after_close(folder, data):
-    here = psutil.Process()
     with loader(folder, data) as one:
         list(islice(batches_of(one), 5))
         dataset = one.dataset
-        assert any(str(folder) in file.path for file in here.open_files())
+        assert open_files(folder)
         dataset.close()
-        assert not any(str(folder) in file.path for file in here.open_files())
+        assert open_files(folder) == []
         list(islice(batches_of(one), 5))
     del one
     dataset.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pytest
-from format_laws import assert_keeps_the_laws, assert_ranks_share_one_sequence, every_way, open_files, read
+from format_laws import open_files, read
 
 from penstock.formats import arrow
 
@@ -93,15 +93,6 @@ class TestRows:
             row = data[index]
             assert row["id"] == index
             row.clear()
-
-
-class TestLaws:
-    @every_way
-    def test_exact_resume(self, files, way):
-        assert_keeps_the_laws(arrow(files, lanes=2), way)
-
-    def test_ranks_share_one_sequence(self, files):
-        assert_ranks_share_one_sequence(arrow(files, lanes=3))
 
 
 class TestResources:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from format_laws import assert_keeps_the_laws, assert_ranks_share_one_sequence, every_way, open_files, read
+from format_laws import every_way, open_files, read
 
 from penstock import Loader
 from penstock.formats import parquet
@@ -86,15 +86,6 @@ class TestRows:
                 data[20]
         finally:
             memory.rm("/penstock", recursive=True)
-
-
-class TestLaws:
-    @every_way
-    def test_exact_resume(self, files, way):
-        assert_keeps_the_laws(parquet(files, lanes=2), way)
-
-    def test_ranks_share_one_sequence(self, files):
-        assert_ranks_share_one_sequence(parquet(files, lanes=3))
 
 
 class TestResources:

@@ -31,6 +31,9 @@ import penstock
 from penstock.integrations.lightning import LightningCallback
 from penstock.testing import Tagged
 
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+from two_stream import TwoStreamBatchSampler
+
 N, B = 48, 4
 WITHOUT, WITH, DATALOADER, STATEFUL = KINDS = ("penstock", "penstock with the line", "DataLoader", "StatefulDataLoader")
 PEERS = KINDS[2:]
@@ -287,33 +290,6 @@ def sequence(results: list[list[list[int]]]) -> list[int]:
 
 
 # Two streams, and P classes by K samples, on ranks that Lightning starts.
-
-
-class TwoStreamBatchSampler(Sampler):
-    """Batches of ``primary`` indices, each once per epoch, filled up with ``secondary`` ones, which are cycled."""
-
-    def __init__(self, primary: range, secondary: range, primary_size: int, secondary_size: int) -> None:
-        self.primary, self.secondary = primary, secondary
-        self.primary_size, self.secondary_size = primary_size, secondary_size
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.primary) // self.primary_size
-
-    def __iter__(self):
-        rng = np.random.default_rng((7, self.epoch))
-        primary = rng.permutation(self.primary)
-        secondary = np.concatenate(
-            [rng.permutation(self.secondary) for _ in range(1 + len(self) * self.secondary_size // len(self.secondary))]
-        )
-        for k in range(len(self)):
-            yield [
-                *primary[k * self.primary_size : (k + 1) * self.primary_size].tolist(),
-                *secondary[k * self.secondary_size : (k + 1) * self.secondary_size].tolist(),
-            ]
 
 
 class PKSampler(Sampler):
