@@ -16,7 +16,6 @@ import struct
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -745,50 +744,6 @@ def test_killed_while_the_folder_is_made(where: str, tmp_path: Path, counted: Co
     fill(cached)
     assert same(cached[1], counted.right(1))
     assert sorted(os.listdir(tmp_path / "cache")) == ["penstock.data", "penstock.index", "penstock.json"]
-
-
-LARGE, LIVES = 1000, 60
-
-
-@linux
-@pytest.mark.soak
-def test_killed_at_any_instant_nothing_is_wrong_and_only_what_is_missing_is_loaded(place: Path | None, tmp_path: Path) -> None:
-    """Two processes at a time, sixty times, are killed at random. Seen to fail: the index written first."""
-    chance = random.Random(1)
-    dataset = Even(tmp_path / "calls", LARGE, columns=2000)
-    cached = Cached(dataset, place)
-    filled = 0
-    for life in range(LIVES):
-        tokens, give = os.pipe()  # one per sample, so that the cache does not fill too soon
-
-        def work(tokens: int = tokens, life: int = life) -> None:
-            mine = Cached(dataset, place) if place is not None and life % 2 else cached
-            for index in random.Random(f"{life} {os.getpid()}").sample(range(LARGE), LARGE):
-                os.read(tokens, 1)
-                mine[index]
-
-        children = [forked(work) for _ in range(2)]
-        os.write(give, bytes(chance.randrange(1, 40)))
-        until = time.perf_counter() + chance.random() * 5e-3
-        while time.perf_counter() < until:
-            pass
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-            ended(child)
-        os.close(tokens)
-        os.close(give)
-        assert cached.filled >= filled
-        filled = cached.filled
-        there = [index for index in range(LARGE) if cached._files.entries[index]]  # type: ignore[union-attr]
-        before = len(dataset.calls())
-        assert all(same(cached[index], dataset.right(index)) for index in there)
-        assert len(dataset.calls()) == before
-    assert len(dataset.calls()) <= filled + 2 * LIVES
-    before = len(dataset.calls())
-    rerun = Cached(dataset, place) if place is not None else cached
-    fill(rerun)
-    assert sorted(dataset.calls()[before:]) == [index for index in range(LARGE) if index not in there]
-    assert rerun.filled == LARGE
 
 
 @linux

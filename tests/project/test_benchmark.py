@@ -85,15 +85,6 @@ def test_loaders_are_compared_turn_by_turn() -> None:
     assert "| tiny rows, 32 float32 | ahead 1.50 (1.50 to 1.50), CPU time 1.00, Grain | - | - |" in page
 
 
-def test_runs_that_disagree_are_said_to() -> None:
-    """Seen to fail: "ahead" and "behind" taken for agreement."""
-    fast, slow, same = (
-        data(name, **{"penstock, inline": speed, "Grain, inline": 100}) for name, speed in (("a", 150), ("b", 50), ("c", 100))
-    )
-    agree = [tables.summary(runs).splitlines()[2].split(" | ")[-1].rstrip(" |") for runs in ([fast, fast], [fast, slow], [fast, same])]
-    assert agree == ["yes", "no", "but for ties"]
-
-
 def test_a_page_keeps_what_is_outside_the_markers(tmp_path: Path) -> None:
     """Seen to fail: the second writing left the tables of the first."""
     page = tmp_path / "page.md"

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-LONG = [
-    "ddp_elastic",
-    "demo",
-    "lightning_ddp_two_streams",
-]  # they start interpreters themselves; of the last, test_lightning.py runs as much
+LONG = ["ddp_elastic", "demo", "lightning_ddp_two_streams"]  # they start interpreters themselves
 SCRIPTS = sorted(
     file
     for file in EXAMPLES.glob("*.py")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import itertools
 import json
 import os
 import random
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections import Counter
@@ -19,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fault_proxy import Fault, FaultProxy
-from format_laws import open_files
 
 from penstock import Filter, Loader, Shards, StateMismatch, formats
 from penstock.__main__ import main
@@ -173,25 +169,6 @@ def test_a_fault_that_lasts_is_raised_with_shard_and_record_and_a_resume_goes_on
     data.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [WAYS[1], WAYS[2]])
-def test_a_read_that_never_ends_is_answered_by_a_time_out_and_does_not_keep_the_loader_open(way: dict[str, Any]) -> None:
-    """A thread cannot be stopped, so it is let go here; a process is."""
-    let_go = threading.Event()
-
-    def hangs(shard: int) -> Iterator[int]:
-        yield shard
-        let_go.wait()
-        yield shard
-
-    data = Shards(4, hangs, epoch_size=40, lanes=2, bookmarks=False)
-    with Loader.from_dataset(data, batch_size=2, timeout=1, **way) as loader, pytest.raises(TimeoutError, match="dataset index"):
-        for _ in loader:  # none at all, where a thread that is ahead in the lane hangs first
-            pass
-    let_go.set()
-    data.close()
-
-
 def test_closing_the_loader_ends_the_pauses_of_its_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Seen to fail: the thread is abandoned after 2 s, and goes on for an hour; and with on_error="skip", the shard is noted as cut short."""
     assert iter_with_retries.__kwdefaults__ is not None
@@ -217,33 +194,8 @@ def test_closing_the_loader_ends_the_pauses_of_its_threads(monkeypatch: pytest.M
 # Shards that are cut short, changed or missing.
 
 
-def tar_bytes(samples: int) -> bytes:
-    with io.BytesIO() as memory:
-        with tarfile.open(fileobj=memory, mode="w") as tar:
-            for sample in range(samples):
-                member = tarfile.TarInfo(f"{sample:03}.txt")
-                member.size = 600
-                tar.addfile(member, io.BytesIO(f"{sample:03}".encode() * 200))
-        return memory.getvalue()
-
-
 def lines(shard: int, n: int = 30) -> bytes:
     return b"".join(json.dumps({"shard": shard, "record": record, "text": "x" * 100}).encode() + b"\n" for record in range(n))
-
-
-@pytest.mark.parametrize(("name", "keep"), [("a.tar", 0.1), ("a.tar", 0.8), ("a.tar.gz", 0.5), ("a.jsonl", 0.5), ("a.jsonl.gz", 0.8)])
-def test_a_file_that_is_cut_short_is_an_error_that_names_it_and_not_its_end(tmp_path: Path, name: str, keep: float) -> None:
-    """Seen to fail: an end of the file taken for the end of its records."""
-    whole = tar_bytes(30) if ".tar" in name else lines(0)
-    whole = gzip.compress(whole, 0) if name.endswith(".gz") else whole
-    (tmp_path / name).write_bytes(whole[: int(len(whole) * keep)])
-    read = formats.tar if ".tar" in name else formats.jsonl
-    data = read(tmp_path / name, epoch_size=30, bookmarks=False)
-    with Loader.from_dataset(data, batch_size=None, collate_fn=list) as loader, pytest.raises((ValueError, EOFError), match=name) as caught:
-        for _ in loader:
-            pass
-    assert any(name in note for note in caught.value.__notes__)
-    assert open_files(tmp_path) == []  # though the error is still there, with all that its traceback holds
 
 
 @pytest.mark.parametrize("relied_on", [True, False])

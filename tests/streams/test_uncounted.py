@@ -18,7 +18,7 @@ import pytest
 import webdataset
 
 import datasets
-from penstock import Filter, Loader, Shards, Shuffle, StateMismatch, formats
+from penstock import Filter, Loader, Shards, StateMismatch, formats
 from penstock.__main__ import main
 from penstock._command.indexing import index_files
 from penstock._streams import shard_keys
@@ -93,44 +93,6 @@ def test_a_tar_is_what_webdataset_yields(folder):
     data.order(shuffle=False, seed=0)
     assert [data[k] for k in range(len(theirs))] == theirs
     data.close()
-
-
-def odd_files(record):
-    """Of half of the files nothing is left, as with classes that lie together."""
-    return record["value"] // 100 % 2
-
-
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_a_filter_leaves_every_rank_with_as_many_batches(folder, world_size):
-    """The case in which ranks that read their own files get 50, 50, 20 and 0 rows, and hang."""
-    seen = []
-    for rank in range(world_size):
-        data = hf_stream(folder, epoch_size=33, lanes=1, steps=[Filter(odd_files)], bookmarks=False)
-        with Loader.from_dataset(data, 2, rank=rank, world_size=world_size) as loader:
-            seen.append([value for batch in loader for value in batch["value"].tolist()])
-            assert len(seen[-1]) == 33 // world_size
-    whole = [seen[k % world_size][k // world_size] for k in range(33 // world_size * world_size)]
-    assert whole == [100 * k + i for k in (1, 3, 5) for i in range(RECORDS)][: len(whole)]
-
-
-@pytest.mark.parametrize("stop", [3, 20])
-def test_a_shuffle_loses_nothing_where_it_is_stopped(folder, stop):
-    """The case in which a shuffle buffer loses ten rows, and repeats two."""
-
-    def build():
-        data = hf_stream(folder, epoch_size=FILES * RECORDS, lanes=1, steps=[Shuffle(16)], bookmarks=False)
-        return Loader.from_dataset(data, shuffle=True, seed=1)
-
-    with build() as loader:
-        expected = [batch["value"].item() for batch in loader]
-    assert sorted(expected) == [100 * k + i for k in range(FILES) for i in range(RECORDS)]
-    with build() as loader:
-        batches = iter(loader)
-        seen = [next(batches)["value"].item() for _ in range(stop)]
-        state = loader.state_dict()
-    with build() as loader:
-        loader.load_state_dict(state)
-        assert seen + [batch["value"].item() for batch in loader] == expected
 
 
 def test_with_bookmarks_a_resume_reads_less_than_a_shard_a_lane(tmp_path):

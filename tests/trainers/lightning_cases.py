@@ -20,11 +20,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import penstock
@@ -289,54 +288,6 @@ def sequence(results: list[list[list[int]]]) -> list[int]:
     return [value for batches in zip(*results, strict=True) for round_ in zip(*batches, strict=True) for value in round_]
 
 
-# Two streams, and P classes by K samples, on ranks that Lightning starts.
-
-
-class PKSampler(Sampler):
-    """Batches of P classes by K samples; each class once per epoch. Draws from NumPy's global generator, as many such samplers do."""
-
-    def __init__(self, labels: list[int], p: int, k: int) -> None:
-        self.of = {label: [i for i, other in enumerate(labels) if other == label] for label in sorted(set(labels))}
-        self.p, self.k = p, k
-
-    def __len__(self) -> int:
-        return len(self.of) // self.p
-
-    def __iter__(self):
-        labels = np.random.permutation(list(self.of))
-        for first in range(0, len(self) * self.p, self.p):
-            yield [int(i) for label in labels[first : first + self.p] for i in np.random.choice(self.of[label], self.k, replace=False)]
-
-
-LABELS = [i % 12 for i in range(N)]
-STREAMS: dict[str, tuple[Any, dict[str, Any], int]] = {
-    "divides": (lambda: TwoStreamBatchSampler(range(20), range(20, N), 2, 2), {}, 7),
-    "within": (lambda: TwoStreamBatchSampler(range(20), range(20, N), 2, 2), {"split": "within"}, 14),
-    "drop": (lambda: TwoStreamBatchSampler(range(18), range(18, N), 2, 2), {"tail": "drop"}, 7),
-    "exact": (lambda: TwoStreamBatchSampler(range(20), range(20, N), 2, 2), {"tail": "exact"}, 7),
-    "pad": (lambda: TwoStreamBatchSampler(range(18), range(18, N), 2, 2), {"tail": "pad"}, 7),
-    "classes": (lambda: PKSampler(LABELS, 2, 2), {"tail": "drop"}, 4),
-}
-"""The sampler's constructor, the loader's options, and the step of the second epoch to resume from."""
-
-
-def run_stream(name: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
-    """Two epochs over a user's batch sampler, without a stop and from the middle of the second."""
-    make, options, at = STREAMS[name]
-
-    def once(resume: Path | None, place: Path) -> list[list[int]]:
-        case = Case(name, MID, 1.5)
-        model = Model(case, None, None)
-        with penstock.Loader.from_dataset(Tagged(N), batch_sampler=make(), seed=5, **options) as loader:
-            saver = ModelCheckpoint(dirpath=place, filename="{step}", save_top_k=-1, every_n_train_steps=at)
-            new_trainer(ranks, [saver, LightningCallback()], max_epochs=2).fit(model, loader, ckpt_path=resume)
-        return model.seen
-
-    whole = once(None, folder / name)
-    (file,) = (folder / name).glob("*.ckpt")
-    return {"whole": whole, "resumed": once(file, folder / name / "resumed"), "at": at}
-
-
 def what_dataloader_does() -> dict[str, str | int]:
     """The same sampler in a DataLoader: Lightning's error, and, without Lightning's sampler, how many primaries this rank trains."""
     said: dict[str, str | int] = {}
@@ -410,7 +361,7 @@ def main(folder: Path, peers: bool) -> None:
     """Run everything on this rank of two, and write the results to this rank's file."""
     quiet()
     faulthandler.dump_traceback_later(800, exit=True)
-    seen: dict[str, Any] = {"cases": {}, "changes": {}, "streams": {}}
+    seen: dict[str, Any] = {"cases": {}, "changes": {}}
     for case in CASES:
         kinds = [WITH, *([WITHOUT] if peers else []), *(PEERS if peers and case.loader != "endless" else [])]
         seen["cases"][case.name] = {kind: run(case, kind, folder, ranks=2) for kind in kinds}
@@ -426,8 +377,6 @@ def main(folder: Path, peers: bool) -> None:
                 ranks=2,
                 fails=None if case.fails is None else int(case.fails * N // B / 2),
             )
-    for name in STREAMS:
-        seen["streams"][name] = run_stream(name, folder)
     seen["dataloader"] = what_dataloader_does()
     seen["refusals"] = refusals()
     seen["validated"] = validated()

@@ -87,7 +87,6 @@ def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     of_cases([rank["cases"] for rank in ranks])
     of_changes([rank["changes"] for rank in ranks], tmp_path)
-    of_streams([rank["streams"] for rank in ranks])
     for said in [rank["refusals"] for rank in ranks]:
         assert said["unequal"].startswith("0 steps: the ranks have [6, 5] training batches per epoch, and DDP hangs")
         assert said["wrapped"].startswith("0 steps: a penstock.Loader is inside a DataLoader")
@@ -131,34 +130,6 @@ def validations(case: Case) -> int:
     if not case.validated:
         return 0
     return int((3 - case.resume) / case.trainer.get("val_check_interval", 1) + 0.5)
-
-
-def of_streams(ranks: list[dict[str, Any]]) -> None:
-    for name, (make, _, at) in cases.STREAMS.items():
-        for seen in ranks:
-            assert seen[name]["resumed"] == seen[name]["whole"][at:], name
-        epochs = [[[i for i in batch if i // 1000 == e] for rank in ranks for batch in rank[name]["whole"]] for e in (0, 1)]
-        for e, batches in enumerate(epochs):
-            values = sorted(i - 1000 * e for batch in batches for i in batch)
-            if name == "classes":
-                assert sorted({(k, cases.LABELS[i - 1000 * e]) for k, batch in enumerate(batches) for i in batch}, key=lambda pair: pair[1])
-                assert [sum(cases.LABELS[i] == label for i in values) for label in range(12)] == [2] * 12
-                continue
-            primaries = make().primary
-            counts = [values.count(i) for i in primaries]
-            if name in ("divides", "within", "exact"):
-                assert counts == [1] * 20, name
-            elif name == "drop":
-                assert sorted(counts) == [0, 0] + [1] * 16
-            else:
-                assert sorted(counts) == [1] * 16 + [2] * 2
-            assert all(sum(i - 1000 * e in primaries for i in batch) == len(batch) // 2 for batch in batches), "the streams stay mixed"
-        if name == "divides":
-            sampler = make()
-            for e in (0, 1):
-                sampler.set_epoch(e)
-                expected = [[1000 * e + i for i in batch] for batch in sampler]
-                assert [rank[name]["whole"][5 * e : 5 * e + 5] for rank in ranks] == [expected[0::2], expected[1::2]]
 
 
 def test_ctrl_c_leaves_nobody(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from strikes import Strikes, in_turn
 
 from penstock._workers.pool import IDLE
 from penstock._workers.process_pool import ProcessPool
-from penstock._workers.processes.worker_handle import WorkerHandle
 from penstock._workers.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
@@ -191,27 +190,6 @@ def test_an_interrupt_at_any_line_of_a_change_is_mended_by_the_next(make: Any, k
         }
     else:
         assert len(pool.pids) == pool.size
-
-
-def test_an_interrupt_as_the_start_of_a_worker_ends_is_mended(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker is known by then, and its channel is closed on the way out. Seen to fail: a `KeyError` out of every call from then on."""
-    pool = make("fork")
-    really = WorkerHandle.connected
-
-    @contextlib.contextmanager
-    def connected(*words: Any) -> Iterator[Any]:
-        with really(*words) as both:
-            yield both
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(WorkerHandle, "connected", connected)
-    with pytest.raises(KeyboardInterrupt):
-        pool.resize(3)
-    monkeypatch.undo()
-    works(pool)
-    assert pool.resize(3) == 3
-    until(pool, lambda: pool.all_ready)
-    assert len(pool.pids) == 3
 
 
 def test_a_pool_takes_the_processes_that_there_is_room_for(make: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -35,6 +35,7 @@ pytestmark = [
 METHODS = ["thread", "fork", "forkserver", "spawn", "plans by fork", "plans by forkserver", "plans by spawn"]
 PROCESSES = ["fork", "forkserver", "spawn"]
 INT, TERM, USR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+OTHERS = [signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGXCPU, getattr(signal, "SIGRTMIN", USR1)]
 
 
 def table(*columns: list[Any], fast: list[Any]) -> list[Any]:
@@ -121,19 +122,22 @@ def program(server: subprocess.Popen[str], tmp_path: Path) -> Iterator[Callable[
 
 @pytest.mark.parametrize(
     ("method", "number", "answer"),
-    table(
-        METHODS,
-        [INT, TERM, USR1],
-        ["flag", "raise"],
-        fast=[
-            ("thread", INT, "raise"),
-            ("fork", INT, "flag"),
-            ("fork", TERM, "flag"),
-            ("fork", USR1, "raise"),
-            ("spawn", INT, "raise"),
-            ("plans by fork", TERM, "raise"),
-        ],
-    ),
+    [
+        *table(
+            METHODS,
+            [INT, TERM, USR1],
+            ["flag", "raise"],
+            fast=[
+                ("thread", INT, "raise"),
+                ("fork", INT, "flag"),
+                ("fork", TERM, "flag"),
+                ("fork", USR1, "raise"),
+                ("spawn", INT, "raise"),
+                ("plans by fork", TERM, "raise"),
+            ],
+        ),
+        *table(["fork"], OTHERS, ["raise"], fast=[("fork", signal.SIGHUP, "raise")]),
+    ],
 )
 def test_a_signal_to_the_group_is_the_main_processs_to_answer(program: Any, method: str, number: signal.Signals, answer: str) -> None:
     """It answers once, and reads on: the same processes deliver every batch, and one that is killed afterwards is replaced.
@@ -143,7 +147,9 @@ def test_a_signal_to_the_group_is_the_main_processs_to_answer(program: Any, meth
     """
     case = program(method, number, answer)
     case.until_ready()
-    os.killpg(case.pid, number)
+    os.kill(case.pid, number) if number == signal.SIGALRM else os.killpg(
+        case.pid, number
+    )  # another process's alarm ends a worker, as in any program
     code = {"flag": 0, "raise": 7 if number != signal.SIGINT else -signal.SIGINT}[answer]
     assert (case.ended(), case.answered_by) == (code, [case.pid]), case.errors
     result = case.delivered()
@@ -177,20 +183,6 @@ def test_children_that_others_reap_are_replaced_and_closed_all_the_same(program:
     assert "Traceback" not in case.errors
 
 
-@pytest.mark.parametrize(
-    "number",
-    table([signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM, signal.SIGXCPU, getattr(signal, "SIGRTMIN", USR1)], fast=[signal.SIGHUP]),
-)
-def test_so_is_every_signal_that_the_program_has_a_handler_for(program: Any, number: signal.Signals) -> None:
-    """Except SIGALRM: another process's alarm is not sent to a group, and ends a worker, as in any program."""
-    case = program("fork", number, "raise")
-    case.until_ready()
-    os.kill(case.pid, number) if number == signal.SIGALRM else os.killpg(case.pid, number)
-    assert (case.ended(), case.answered_by) == (7, [case.pid]), case.errors
-    case.delivered()
-    assert case.errors.count("It is replaced") == 1, case.errors
-
-
 @pytest.mark.parametrize("method", table(["fork", "spawn", "plans by fork", "plans by spawn"], fast=["fork"]))
 def test_signals_while_processes_are_started_are_the_main_processs_to_answer(program: Any, method: str) -> None:
     """One after the other, from before the first process is started until the last batch.
@@ -207,42 +199,6 @@ def test_signals_while_processes_are_started_are_the_main_processs_to_answer(pro
     assert result["before"] == result["after"]
     assert case.errors.count("It is replaced") == (method in PROCESSES), case.errors
     assert "Traceback" not in case.errors
-
-
-EXIT = """
-import weakref
-class Kept: pass
-kept = Kept()
-weakref.finalize(kept, int)  # so the interpreter's exit handler for these runs after multiprocessing's
-
-import multiprocessing, random, sys
-sys.path.insert(0, {folder!r})
-import signalled
-
-def main():
-    global loader, batches
-    loader = signalled.build({method!r})
-    batches = iter(loader)
-    print(len(next(batches)), len(multiprocessing.active_children()))
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "children"),
-    [
-        ("spawn", 1),
-        *(pytest.param(*case, marks=pytest.mark.soak) for case in [("forkserver", 2), ("plans by fork", 0), ("plans by spawn", 1)]),
-    ],
-)
-def test_a_program_that_ends_with_its_processes_alive_ends(method: str, children: int, run_script: Any, tmp_path: Path) -> None:
-    """At exit `multiprocessing` sends SIGTERM to them and waits. Seen to hang: without a finalizer that runs before that."""
-    program = tmp_path / "program.py"
-    program.write_text(EXIT.format(folder=str(Path(__file__).parent), method=method))
-    assert run_script(program).split() == ["2", str(children)]
 
 
 STUCK = """
