@@ -221,16 +221,6 @@ def fail(cell: Any, kind: Callable[..., BaseException], *arguments: Any) -> None
 # Values.
 
 
-@pytest.mark.parametrize(("method", "queue_size"), [("fork", 1), ("fork", 3), pytest.param("spawn", 3, marks=pytest.mark.soak)])
-def test_results_are_those_of_their_tasks(pools: Any, method: str, queue_size: int) -> None:
-    """Seen to fail: slots lent while they are viewed."""
-    pool = pools(method=method, queue_size=queue_size)
-    jobs = [pool.submit((full, size, value)) for value in range(20) for size in (1, 1000, BIG)]
-    for job in jobs:
-        _, size, value = job.task
-        assert torch.equal(result(pool, job), torch.full((size,), float(value)))
-
-
 VALUES: dict[str, Callable[[], Any]] = {
     **{
         f"{dtype}"[6:]: lambda dtype=dtype: torch.arange(100_000).remainder(2).to(dtype)
@@ -311,18 +301,6 @@ def test_tasks_of_any_size_arrive(pools: Any) -> None:
 def whose(cell: Any, value: int) -> tuple[int, int]:
     info: Any = get_worker_info()
     return info.id, value
-
-
-@pytest.mark.parametrize(("queue_size", "refill_at"), [(1, None), (2, 0), (8, 4)])
-def test_a_task_goes_to_its_owner(pools: Any, queue_size: int, refill_at: int | None) -> None:
-    """Also if all belong to one, and between tasks for anybody. Seen to fail: `submit` that drops ``to``; `_feed` that takes for the first hungry worker."""
-    pool = pools(3, queue_size=queue_size, refill_at=refill_at)
-    for owners in ([0, 1, 2] * 7, [2] * 21, [1, None, 0, None, 1, None, None]):
-        jobs = [(owner, pool.submit((whose, value), owner)) for value, owner in enumerate(owners)]
-        for value, (owner, job) in enumerate(jobs):
-            worker, got = result(pool, job)
-            assert (got, job.worker) == (value, worker)
-            assert owner in (None, worker)
 
 
 @pytest.mark.parametrize("queue_size", [1, 8])
@@ -651,17 +629,6 @@ def test_an_error_that_means_something_to_loops_is_wrapped(pools: Any, kind: Any
     assert type(caught.value.__cause__) is kind
     assert done(pool, echo, 1) == 1
     assert pool.statistics().restarts == 0
-
-
-def test_a_result_that_cannot_be_pickled_is_an_error(pools: Any) -> None:
-    pool = pools(1)
-    with pytest.raises(SampleError, match=r"the result, a builtins.function, cannot be pickled"):
-        done(pool, _lambda)
-    assert done(pool, echo, 1) == 1
-
-
-def _lambda(cell: Any) -> Any:
-    return lambda: None
 
 
 class Exits:
