@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock._errors import StateMismatch
@@ -54,6 +54,7 @@ def one_file(tmp_path: Path) -> Path:
 # Facts.
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.none() | st.integers(0, 2), st.integers(0, 1) | st.just(5)).map(lambda words: Fact(*words)),

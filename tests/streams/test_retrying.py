@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock._streams import retrying
@@ -74,6 +74,7 @@ def outcome(records: Iterator[Any]) -> tuple[list[Any], OSError | None]:
     return found, None
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-1, 13), max_size=8), st.integers(0, 12), st.booleans())
 def test_whatever_fails_every_record_comes_once_or_the_error(faults: list[int], start: int, seeks: bool) -> None:
     """Seen to fail: reading on from one record later, from the first, and from the number of records since the last error."""

@@ -95,7 +95,7 @@ def test_a_step_may_be_any_callable_from_an_iterator_to_an_iterable() -> None:
 # Order
 
 
-@settings(deadline=None)  # 0.2 s, which a busy machine may take
+@settings(deadline=None)
 @given(n=st.integers(0, 3000), window=st.integers(0, 1500), pass_=st.integers(0, 3))
 def test_shuffle_is_the_sliding_shuffle(n, window, pass_) -> None:
     """Seen to fail: a record released too early; every block of offsets the same."""
@@ -104,6 +104,7 @@ def test_shuffle_is_the_sliding_shuffle(n, window, pass_) -> None:
     assert list(run(range(n), Shuffle(window), pass_=pass_)) == expected.tolist()
 
 
+@settings(deadline=None)
 @given(n=st.integers(0, 300), window=st.integers(0, 100), kept=st.sets(st.integers(0, 299)))
 def test_a_filter_does_not_change_the_order_of_the_rest(n, window, kept) -> None:
     """Seen to fail: keys by the place among what was kept."""
@@ -139,6 +140,7 @@ def members(row):
     return [row["tokens"][segments == number] for number in range(1, int(segments.max()) + 1)]
 
 
+@settings(deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 60), max_size=80),
     capacity=st.integers(1, 40),
