@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import logging
+import multiprocessing
 import os
 import pickle
 import random
@@ -331,6 +332,19 @@ def test_the_second_epoch_of_a_loader_calls_nothing(way: dict[str, Any], place: 
 def fill(cached: Cached) -> None:
     for index in range(len(cached)):
         cached[index]
+
+
+@linux
+def test_memory_goes_along_to_a_process_of_multiprocessings(tmp_path: Path) -> None:
+    dataset = Counted(tmp_path / "calls")
+    cached = Cached(dataset)
+    process = multiprocessing.get_context("spawn").Process(target=fill, args=(cached,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert cached.filled == N
+    assert len(dataset.calls()) == N
+    process.close()
 
 
 @linux

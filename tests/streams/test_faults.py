@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fault_proxy import Fault, FaultProxy
+from format_laws import open_files
 
 from penstock import Filter, Loader, Shards, StateMismatch, formats
 from penstock.__main__ import main
@@ -196,6 +197,17 @@ def test_closing_the_loader_ends_the_pauses_of_its_threads(monkeypatch: pytest.M
 
 def lines(shard: int, n: int = 30) -> bytes:
     return b"".join(json.dumps({"shard": shard, "record": record, "text": "x" * 100}).encode() + b"\n" for record in range(n))
+
+
+def test_a_file_that_is_cut_short_is_an_error_that_names_it_and_not_its_end(tmp_path: Path) -> None:
+    """Seen to fail: an end of the file taken for the end of its records."""
+    (tmp_path / "a.jsonl").write_bytes(lines(0)[: len(lines(0)) // 2])
+    data = formats.jsonl(tmp_path / "a.jsonl", epoch_size=30, bookmarks=False)
+    with Loader.from_dataset(data, batch_size=None, collate_fn=list) as loader, pytest.raises(ValueError, match="a.jsonl") as caught:
+        for _ in loader:
+            pass
+    assert any("a.jsonl" in note for note in caught.value.__notes__)
+    assert open_files(tmp_path) == []  # though the error is still there, with all that its traceback holds
 
 
 @pytest.mark.parametrize("relied_on", [True, False])
