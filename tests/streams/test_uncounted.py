@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import signal
 import tarfile
 import threading
 from collections import Counter
@@ -365,3 +366,29 @@ def test_pieces_of_an_indexed_file(tmp_path):
     assert index_files([str(tmp_path / "a.jsonl")], None, 1, io.StringIO(), io.StringIO()) == 0
     pieces = Shards.of(formats.jsonl(tmp_path / "a.jsonl"), 10, epoch_size=50, lanes=1, bookmarks=False)
     assert list(Loader.from_dataset(pieces, None)) == list(range(50))
+
+
+class Replacing:
+    """Opens a file of lines. The first process that has read five of them puts another file of the same size in its place, and dies."""
+
+    def __call__(self, path):
+        with path.open() as file:
+            for number, line in enumerate(file):
+                if number == 5 and "old" in line:
+                    other = path.with_suffix(".new")
+                    other.write_text("new\n" * 99)
+                    other.replace(path)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield line
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_the_successor_of_a_worker_reads_no_other_version(tmp_path, context):
+    """Seen to fail: each process knew only what it had seen itself, so the next one read the new file."""
+    (tmp_path / "0").write_text("old\n" * 99)
+    shards = Shards([tmp_path / "0"], Replacing(), epoch_size=99, bookmarks=False)
+    with (
+        Loader.from_dataset(shards, 3, num_workers=1, method="process", multiprocessing_context=context) as loader,
+        pytest.raises(ValueError, match=r"0 has changed since it was first looked at, by another process of this loader\. Leave files"),
+    ):
+        list(loader)
