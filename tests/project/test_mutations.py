@@ -58,58 +58,6 @@ def test_a_test_that_is_gone_is_seen() -> None:
     assert not exists("tests/nodes/test_tails.py::A::test_b")
 
 
-SOURCE = """
-class A:
-    def f(self, x):
-        # a comment
-        if x >= 1 and (
-            self.y == "b"
-        ):
-            self.end(x, now=True)
-        return f(x)[x]
-
-def f(x):
-    return x
-"""
-
-
-@pytest.mark.parametrize(
-    ("place", "old", "new", "there"),
-    [
-        ("A.f", "x >= 1 and self.y == 'b'", "False", "if False:"),
-        ("A", "self.y == 'b'", "True", "x >= 1 and True"),
-        ("A.f", "self.end(...)", "None", "    None\n"),
-        ("A.f", "self.end(x, now=...)", "pass", "    pass\n"),
-        ("A.f", "return f(x)[...]", "self.end(); return 1", "self.end()\n        return 1"),
-        ("a.py::f", "x", "1", "return 1"),
-        ("a.py", "x >= 1", "x > 1", "x > 1 and"),
-    ],
-)
-def test_a_fault_is_found_by_its_syntax(tmp_path, place, old, new, there) -> None:
-    (tmp_path / "a.py").write_text(SOURCE)
-    (tmp_path / "b.py").write_text("def f(x): return x")
-    path, changed = Fault(place, old, new, SHARE).applied(tmp_path)
-    assert path == tmp_path / "a.py"
-    assert there in changed
-    assert changed.count(ast.unparse(ast.parse(new)).split("\n")[0]) > ast.unparse(ast.parse(SOURCE)).count(new)
-
-
-@pytest.mark.parametrize(
-    ("place", "old", "why"),
-    [
-        ("A.f", "x", "A.f in a.py has this 4 times, not once"),
-        ("A.f", "y", "A.f in a.py has this 0 times, not once"),
-        ("A.g", "x", "A.g is in no file"),
-        ("f", "x", "f is in a.py and b.py"),
-    ],
-)
-def test_what_is_not_there_once_is_not_replaced(tmp_path, place, old, why) -> None:
-    (tmp_path / "a.py").write_text(SOURCE)
-    (tmp_path / "b.py").write_text("def f(x): return x")
-    with pytest.raises(Stale, match=why):
-        Fault(place, old, "1", SHARE).applied(tmp_path)
-
-
 def run(tmp_path, *faults: Fault) -> tuple[int, str]:
     """Exit status and output of the program over these faults alone."""
     file = tmp_path / "faults.txt"
