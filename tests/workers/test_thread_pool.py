@@ -166,7 +166,8 @@ def test_stuck_threads_are_left_behind_by_name(gate, caplog):
 
 
 def test_a_close_at_any_line_of_a_jump_leaves_no_thread():
-    """By another thread, or by a handler of SIGTERM. Seen to fail: `discard` took the wake-ups of `stop` out of the inbox, and idle threads waited on.
+    """By another thread, or by a handler of SIGTERM. Seen to fail: `discard` took the wake-ups of `stop` out of the inbox.
+
     Seen to hang: `Lock` instead of `RLock`.
     """
     strikes, struck = Strikes(lambda: pool._core.stop()), True
