@@ -166,10 +166,7 @@ def test_stuck_threads_are_left_behind_by_name(gate, caplog):
 
 
 def test_a_close_at_any_line_of_a_jump_leaves_no_thread():
-    """By another thread, or by a handler of SIGTERM. Seen to fail: `discard` took the wake-ups of `stop` out of the inbox.
-
-    Seen to hang: `Lock` instead of `RLock`.
-    """
+    """By another thread, or by a handler of SIGTERM. Seen to fail: `discard` took the wake-ups of `stop` out of the inbox."""
     strikes, struck = Strikes(lambda: pool._core.stop()), True
     while struck:
         pool = ThreadPool(Gated(), 2)
