@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from penstock.__main__ import main
-from penstock._streams import index_file, indexing
+from penstock._streams import index_file
 from penstock._streams.files import Stamp
 from penstock._streams.index_file import place_of, read_header, read_offsets, write_index
 from penstock.formats import _jsonl, jsonl, tar
