@@ -22,7 +22,6 @@ from torch.utils.data import default_collate
 
 from penstock._fetch.collate import BatchBuilder, Collator
 from penstock._memory.allocation import afresh
-from penstock._memory.tree import nbytes
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 
@@ -586,16 +585,6 @@ def test_memory_is_asked_for_once_and_only_where_needed():
     assert arena.calls == [[((2,), torch.float64)]] * 2
 
 
-def test_one_memory_for_batches_of_other_structures():
-    """A second call for the same batch may return the same memory, so nothing in it may be in use by then."""
-    for pieces in ([4], [1] * 4, [2, 2]):
-        arena, collator = Arena(), Collator()
-        for make in SHAPES:
-            samples = column(make, 1, 2, 3, 4)
-            found, expected = outcome(in_pieces, collator, samples, pieces, arena), outcome(default_collate, samples)
-            assert difference(found, expected) is None
-
-
 def test_large_rows():
     """Seen to fail: only the first piece of a column of tensors that is written in pieces."""
     check(column(lambda k: torch.full((2000,), k), *range(40)), column(lambda k: torch.full((2000,), k), *range(40, 60)))
@@ -682,15 +671,3 @@ def run_of_changes(tree, others, seed):
 def test_random_structures_and_random_changes(tree, others, seed):
     """Seen to fail: each of the faults named above."""
     run_of_changes(tree, others, seed)
-
-
-def test_nbytes():
-    assert nbytes({"x": torch.zeros(3), "y": [np.zeros(2), 1, None, "abc"]}) == 12 + 16 + 8 + 8 + 3
-    assert nbytes(object()) == float("inf")
-    assert nbytes([{1}]) == float("inf")
-
-
-def test_nbytes_of_sparse_tensors():
-    """Torch says of these that "nbytes is not defined"."""
-    assert nbytes(torch.eye(3).to_sparse_csr()) > 0
-    assert nbytes(torch.eye(3).to_sparse()) > 0

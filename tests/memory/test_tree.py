@@ -8,6 +8,7 @@ from collections import OrderedDict, UserDict, UserList
 from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
@@ -71,6 +72,12 @@ class Late:
     y: Any = dataclasses.field(init=False)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: Any
+    y: Any
+
+
 class Pair(tuple):
     """A class of one's own, with an attribute."""
 
@@ -127,6 +134,7 @@ BATCHES = {
     "mapping whose copies share": lambda: Boxed(x=x(), y=x()),
     "mapping without update": lambda: Fixed(x=x()),
     "dataclass half set": lambda: Late(x()),
+    "frozen dataclass with slots": lambda: Frozen(x(), x()),
     "itself": endless,
 }
 
@@ -156,6 +164,15 @@ def test_the_first_batch_is_sized_and_not_lost(name):
 def test_leaves_come_in_order_and_shared_ones_each_time():
     shared = [1, 2]
     assert list(leaves({"a": shared, "b": (shared, OrderedDict(x=3), Late(4))})) == [1, 2, 1, 2, 3, 4]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_what_is_sized():
+    """Torch says of some sparse tensors that "nbytes is not defined"."""
+    assert nbytes({"x": torch.zeros(3), "y": [np.zeros(2), 1, None, "abc"]}) == 12 + 16 + 8 + 8 + 3
+    assert nbytes(object()) == nbytes([{1}]) == math.inf
+    assert nbytes(torch.eye(3).to_sparse_csr()) > 0
+    assert nbytes(torch.eye(3).to_sparse()) > 0
 
 
 def test_sizing_never_raises():

@@ -229,24 +229,11 @@ def test_an_address_keeps_its_key(value):
 # Graphs built by hand.
 
 
-@pytest.fixture
-def wrap():
-    made = []
-
-    def build(*args, **options):
-        made.append(SamplerWrapper(*args, plan_ahead=False, **options))
-        return made[-1]
-
-    yield build
-    for node in made:
-        node.shutdown()
-
-
 def test_a_list_that_nobody_spoke_about_is_refused(wrap):
     """Seen to fail: it was a batch."""
     with pytest.raises(ValueError, match=r"list yields lists, .*batches=True\) for batches, or batches=False where") as raised:
         next(wrap([0, [1, 2]]))
-    assert raised.value.__notes__ == ["while list was asked for the indices of epoch 0"]
+    assert raised.value.__notes__[0] == "while list was asked for the indices of epoch 0"
 
 
 def test_what_is_no_batch_is_refused(wrap):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
 import random
-import threading
 from itertools import count, islice
 
 import numpy as np
 import pytest
 import torch
+from samplers import following, plain
 from torch.utils.data import BatchSampler, DataLoader
 
-from penstock import ClosedError, GraphError, Loader
+from penstock import GraphError, Loader
 from penstock._nodes import sampler_reading
 from penstock.nodes import SamplerWrapper
 
@@ -92,19 +90,6 @@ class Here:
 
 
 @pytest.fixture
-def wrap():
-    made = []
-
-    def build(*args, **options):
-        made.append(SamplerWrapper(*args, **options))
-        return made[-1]
-
-    yield build
-    for node in made:
-        node.shutdown()
-
-
-@pytest.fixture
 def blocks(monkeypatch):
     """Blocks of 10 items, or 10 samples in batches."""
     if multiprocessing.get_start_method() != "fork":
@@ -112,24 +97,6 @@ def blocks(monkeypatch):
     monkeypatch.setattr(sampler_reading, "CHUNK", BLOCK)
     monkeypatch.setattr(sampler_reading, "LARGE", BLOCK)
     monkeypatch.setattr(sampler_reading, "BATCHES", 2)
-
-
-def following(node, steps):
-    """The next items, and the states after them; over the ends of epochs."""
-    items, states = [], []
-    while len(items) < steps:
-        try:
-            item = next(node)
-        except StopIteration:
-            node.reset(node.start_of(node.get_state()["epoch"] + 1))
-        else:
-            items.append(item)
-            states.append(json.loads(json.dumps(node.get_state())))
-    return items, states
-
-
-def plain(items):
-    return [item.plain() for item in items]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -213,9 +180,6 @@ def test_blocks_give_what_the_whole_gives(blocks, wrap, monkeypatch, make, plan_
     assert read == expected
 
 
-# An end after all.
-
-
 def test_it_is_said_once_that_a_sampler_is_read_in_blocks(blocks, wrap, caplog):
     node = wrap(Told(3 * BLOCK))
     following(node, 7 * BLOCK)
@@ -250,41 +214,3 @@ def test_padding_an_endless_sampler_is_refused(blocks):
     refused = pytest.raises(GraphError, match="Passes cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'")
     with Loader.from_dataset(range(N), sampler=Passes(), rank=0, world_size=2) as loader, refused:
         next(iter(loader))
-
-
-# Bounds, and ends.
-
-
-class Halts:
-    """Stands still in its second block."""
-
-    def __init__(self, says):
-        self.says = says
-
-    def __iter__(self):
-        yield from range(BLOCK)
-        os.write(self.says, b".")
-        threading.Event().wait()
-
-
-def test_a_wait_for_a_block_is_interrupted(blocks, wrap):
-    ours, theirs = os.pipe()
-    node = wrap(Halts(theirs))
-    following(node, BLOCK)
-    assert os.read(ours, 1) == b"."
-    told = []
-
-    def read():
-        try:
-            next(node)
-        except ClosedError as error:
-            told.append(error)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    node.interrupt()
-    reader.join(100)
-    assert len(told) == 1
-    assert node.get_state()["position"] == BLOCK
-    node.shutdown()
-    os.close(ours), os.close(theirs)

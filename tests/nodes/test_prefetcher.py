@@ -135,10 +135,11 @@ def test_a_depth_that_is_none_is_refused(depth):
 def test_pin_memory_without_an_accelerator_passes_through_and_says_so():
     with pytest.warns(UserWarning, match="no accelerator"):
         node = PinMemory(Mapper(source(), torch.tensor))
-    batch = next(node)
-    assert batch.item() == 0
+    assert next(node).item() == 0
     assert not [thread for thread in threading.enumerate() if thread.name == "penstock-pin"]
     assert node.statistics()[-1].pinned == PinStatistics(pinned=0, already=1)
+    with Loader.from_dataset(range(4), batch_size=2, pin_memory=True, num_workers=1, method="thread") as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
 
 
 @pytest.mark.gpu
