@@ -1,4 +1,4 @@
-"""EpochCursor: every branch as a table, and as a state machine against a graph that is a list."""
+"""Where a loader's next iterator starts, whatever a trainer calls before it and in whatever order: a state machine against a list of epochs."""
 
 from __future__ import annotations
 
@@ -9,282 +9,132 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock import StateError
-from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, Move, PassMarker, Stay
+from penstock import Loader, StateError
+from penstock.testing import Tagged
 
-N = 3
-
-
-class Numbers:
-    """Epochs of `N` items; ``sized`` is whether anybody knows that."""
-
-    def __init__(self, is_sized: bool = True) -> None:
-        self.is_sized = is_sized
-
-    def sized(self) -> bool:
-        return self.is_sized
-
-    def remaining(self, state: Any) -> int | None:
-        return N - state["position"] if self.is_sized else None
-
-    def start_of(self, epoch: int, after: Any = None) -> Any:
-        return at(epoch, 0)
-
-    def end_of(self, epoch: int) -> Any:
-        return at(epoch, N)
-
-
-def at(epoch: int, position: int) -> dict[str, int]:
-    return {"epoch": epoch, "position": position}
-
-
-def cursor(*events: Any, sized: bool = True, infinite: bool = False, restart: bool | None = None) -> EpochCursor:
-    """One to which ``events`` have happened, in words."""
-    made = EpochCursor(Numbers(sized), infinite=infinite, restart=restart)
-    for event, *what in (event if isinstance(event, tuple) else (event,) for event in events):
-        match event, what:
-            case "start", []:
-                move = made.start()
-                made.arrived(move, at(move.epoch + 1, 0) if isinstance(move, PassMarker) else None)
-            case "deliver", [count]:
-                for _ in range(count):
-                    made.delivered(at(made.state["epoch"], made.state["position"] + 1))
-            case "mark", []:
-                made.marker_read(at(made.state["epoch"] + 1, 0))
-            case "load", [epoch, position]:
-                made.load(at(epoch, position))
-            case "raise", []:
-                made.raised(made.state)
-            case "end_epoch", []:
-                made.end_epoch()
-            case "lost", []:
-                made.lost()
-            case "ask", [epoch]:
-                made.request(epoch)
-            case "view", [epoch]:
-                made.request(epoch, by_sampler=True)
-            case _:
-                raise AssertionError(event)
-    return made
-
-
-STREAM: list[tuple[list[Any], Move]] = [
-    ([], Jump(at(0, 0))),
-    ([("ask", 0)], Jump(at(0, 0))),
-    ([("ask", 4)], Jump(at(4, 0))),
-    (["start"], Stay()),
-    (["start", ("ask", 0)], Stay()),
-    (["start", ("ask", 1)], Jump(at(1, 0))),
-    (["start", ("deliver", 1)], Jump(at(1, 0))),
-    (["start", ("deliver", 1), ("ask", 0)], Jump(at(0, 0))),
-    (["start", ("deliver", 1), ("ask", 1)], Jump(at(1, 0))),
-    (["start", ("deliver", N)], PassMarker(0)),
-    (["start", ("deliver", N), ("ask", 1)], PassMarker(0)),
-    (["start", ("deliver", N), ("ask", 0)], Jump(at(0, 0))),
-    (["start", ("deliver", N), ("ask", 2)], Jump(at(2, 0))),
-    (["start", ("deliver", N), "mark"], Stay()),
-    (["start", ("deliver", N), "mark", ("ask", 1)], Stay()),
-    (["start", ("deliver", N), "mark", ("ask", 0)], Jump(at(0, 0))),
-    (["start", ("deliver", 1), "end_epoch"], Jump(at(1, 0))),
-    (["start", ("deliver", N), "end_epoch"], PassMarker(0)),
-    (["start", ("deliver", N), "end_epoch", "end_epoch"], PassMarker(0)),
-    (["start", ("deliver", N), "end_epoch", ("ask", 1)], PassMarker(0)),
-    (["start", ("deliver", N), "end_epoch", ("ask", 0)], Jump(at(0, 0))),
-    (["start", ("deliver", N), "mark", "end_epoch"], Stay()),
-    (["start", "lost"], Jump(at(0, 0))),
-    (["start", ("deliver", 1), "lost"], Jump(at(1, 0))),
-    (["start", ("deliver", 1), "lost", ("ask", 0)], Jump(at(0, 0))),
-    (["start", "raise"], Jump(at(0, 0))),
-    (["start", ("deliver", 1), "raise"], Jump(at(1, 0))),
-]
-
-
-@pytest.mark.parametrize(("events", "move"), STREAM)
-def test_a_start_in_the_stream(events: list[Any], move: Move) -> None:
-    """Seen to fail: `end_epoch` that is not idempotent; `fresh` not set by a mark; a raised first item that counts as begun."""
-    assert cursor(*events).start() == move
-
-
-LOADED: list[tuple[list[Any], Move | None]] = [
-    ([("load", 1, 2)], Jump(at(1, 2))),
-    ([("load", 1, 2), ("ask", 1)], Jump(at(1, 2))),
-    ([("ask", 1), ("load", 1, 2)], Jump(at(1, 2))),
-    ([("load", 1, 2), ("ask", 2)], None),
-    ([("load", 1, 2), ("ask", 0)], None),
-    ([("load", 1, 2), ("view", 0)], Jump(at(1, 2))),
-    ([("load", 1, 2), ("view", 2)], Jump(at(1, 2))),
-    ([("load", 1, N)], Jump(at(1, N))),
-    ([("load", 1, N), ("ask", 1)], Jump(at(1, N))),
-    ([("load", 1, N), ("ask", 2)], Jump(at(2, 0))),
-    ([("load", 1, N), ("ask", 3)], None),
-    ([("load", 1, N), ("view", 1)], Jump(at(1, N))),
-    ([("load", 1, N), ("view", 2)], Jump(at(2, 0))),
-    ([("load", 1, N), ("view", 3)], Jump(at(1, N))),
-    ([("load", 1, N), "end_epoch"], Jump(at(2, 0))),
-    ([("load", 1, 2), "end_epoch"], Jump(at(2, 0))),
-    ([("load", 1, 2), "end_epoch", ("ask", 5)], Jump(at(5, 0))),
-    ([("load", 2, 0)], Jump(at(2, 0))),
-    ([("load", 2, 0), "end_epoch"], Jump(at(2, 0))),
-    ([("load", 1, 2), "start", "raise"], Jump(at(1, 2))),
-    ([("load", 1, 2), "start", "raise", ("ask", 3)], None),
-    ([("load", 1, 2), "start", ("deliver", 1), ("ask", 3)], Jump(at(3, 0))),
-    (["start", ("deliver", 1), ("load", 0, 1)], Jump(at(0, 1))),
-    (["start", ("deliver", 1), ("load", 0, 1), ("load", 5, 1)], Jump(at(5, 1))),
-]
-
-
-@pytest.mark.parametrize(("events", "move"), LOADED)
-def test_a_start_from_a_loaded_state(events: list[Any], move: Move | None) -> None:
-    """None: refused, once; the state is there still. Seen to fail: the view refused like a request; a completed epoch taken for another one."""
-    made = cursor(*events)
-    if move is not None:
-        assert made.start() == move
-        return
-    with pytest.raises(StateError, match=f"the loaded state is in epoch {made.state['epoch']}"):
-        made.start()
-    assert made.start() == Jump(made.state)
-
-
-@pytest.mark.parametrize(
-    ("restart", "events", "move"),
-    [
-        (True, [("load", 1, N)], Jump(at(1, N), over_marker=True)),
-        (False, [("load", 1, N)], Jump(at(1, N))),
-        (False, ["start", ("deliver", N), "mark"], Stay()),
-        (False, ["start", ("deliver", N), "mark", ("ask", 1)], Stay()),
-        (False, ["start", ("deliver", N), "mark", ("ask", 0)], Jump(at(0, 0))),
-        (False, ["start", ("deliver", N), "mark", "end_epoch"], Stay()),
-    ],
-)
-def test_restart_on_stop_iteration_overrides_what_was_seen(restart: bool, events: list[Any], move: Move) -> None:
-    assert cursor(*events, restart=restart).start() == move
-
-
-def test_a_state_behind_an_end_that_is_kept_unseen() -> None:
-    made = cursor("start", ("deliver", N), "mark", restart=False)
-    assert (made.state, made.remaining, made.stands) == (at(0, N), 0, GraphPosition.BEHIND_MARKER)
-    made.arrived(made.start())
-    assert (made.state, made.remaining, made.stands) == (at(1, 0), N, GraphPosition.HERE)
-
-
-def test_where_the_length_is_unknown_a_loaded_state_wins() -> None:
-    """And what the trainer asks for later is relative to that. Seen to fail: without the offset."""
-    made = cursor(("load", 3, 2), ("ask", 0), sized=False)
-    assert made.start() == Jump(at(3, 2), over_marker=True)
-    made.arrived(made.start())
-    made.delivered(at(3, 3))
-    assert made.marker_read(at(4, 0))
-    made.request(1)
-    assert made.start() == Stay()
-    made.request(2)
-    assert made.start() == Jump(at(5, 0))
-
-
-def test_an_offset_is_only_for_who_counts_by_it() -> None:
-    """``set_epoch(loader.epoch)`` is what the errors advise. Seen to fail: the offset applied to every request, so that an old epoch came again."""
-    made = cursor(("load", 0, 1), ("ask", 2), "start", ("deliver", 2), sized=False)
-    assert made.marker_read(at(1, 0))
-    assert made.state == at(1, 0)
-    made.request(1)
-    assert made.start() == Stay()
-
-
-def test_an_endless_cursor_passes_marks() -> None:
-    made = cursor("start", ("deliver", N), infinite=True)
-    assert not made.marker_read(at(1, 0))
-    made.delivered(at(1, 1))
-    assert made.start() == Stay()
+N = 2
 
 
 class AgainstAList(RuleBasedStateMachine):
-    """A loader over a graph that is a list of items and marks; a shadow says which items should come.
+    """The model is where the loader stands (a position of `N`: at the end of the epoch, which nobody has seen yet) and what was asked of it since.
 
-    Seen to fail: `arrived` that forgets a request made before a failed jump; `end_epoch` behind an end that gives up the next epoch.
+    Seen to fail: an `end_epoch` that is not idempotent, or that behind an end gives up the next epoch; `fresh` not set by a mark; the sampler's view
+    refused like a request; a completed epoch taken for another one; `load` that keeps the end unseen whatever ``restart_on_stop_iteration`` says.
     """
 
-    @initialize(restart=st.sampled_from([None, True]))
-    def begin(self, restart: bool | None) -> None:
-        self.cursor = EpochCursor(Numbers(), infinite=False, restart=restart)
-        self.graph: dict[str, int] | None = None
-        self.running = False
-        self.states = [at(0, 0)]
+    @initialize(restart=st.sampled_from([None, True, False]), infinite=st.booleans(), workers=st.sampled_from([0, 0, 0, 2]))
+    def begin(self, restart: bool | None, infinite: bool, workers: int) -> None:
+        self.restart, self.infinite = restart, infinite
+        words: dict[str, Any] = {"infinite": infinite, "restart_on_stop_iteration": restart, "num_workers": workers, "method": "thread"}
+        self.loader = Loader.from_dataset(Tagged(N), **words)
+        self.iterator: Any = None
+        self.at = (0, 0)
+        self.loaded = False
+        self.asked: int | None = None
+        self.by_sampler = False
+        self.states = [(self.loader.state_dict(), self.at)]
 
-    def read(self) -> tuple[str, int]:
-        assert self.graph is not None
-        epoch, position = self.graph["epoch"], self.graph["position"]
-        if position == N:
-            self.graph = at(epoch + 1, 0)
-            return "mark", epoch
-        self.graph = at(epoch, position + 1)
-        return "item", position
+    @property
+    def here(self) -> tuple[int, int]:
+        epoch, position = self.at
+        return (epoch + 1, 0) if self.loaded and self.restart and position == N else self.at
 
-    @rule(fails=st.booleans())
-    def start(self, fails: bool) -> None:
-        try:
-            move = self.cursor.start()
-        except StateError:
-            return
-        if fails and isinstance(move, Jump):  # the reset raised: nothing has changed, but nobody knows where the graph is
-            self.cursor.lost()
-            self.running = False
-            return
-        behind = None
-        if isinstance(move, Jump):
-            self.graph = dict(move.state)
-        elif isinstance(move, PassMarker):
-            assert self.read() == ("mark", move.epoch)
-            behind = dict(self.graph or {})
-        self.cursor.arrived(move, behind)
-        self.running = True
-        assert self.graph == self.cursor.graph_state
+    def target(self) -> tuple[int, int] | None:
+        """Where the next iterator starts; None: it is refused."""
+        (epoch, position), asked = self.at, self.asked
+        completes = position == N and asked == epoch + 1
+        if not self.loaded:
+            if asked is not None:
+                return asked, 0
+            return self.at if position == 0 or self.infinite else (epoch + 1, 0)
+        if self.by_sampler and not completes:
+            asked = None
+        if asked not in (None, epoch) and not completes:
+            return None
+        passes = completes or self.infinite or (self.restart is True and asked is None)
+        return (epoch + 1, 0) if passes and position == N else self.at
 
-    @precondition(lambda self: self.running)
     @rule()
+    def start(self) -> None:
+        target, iterator = self.target(), iter(self.loader)
+        self.asked = None
+        if target is None:
+            with pytest.raises(StateError, match=f"the loaded state is in epoch {self.here[0]}. Start your loop at loader.epoch"):
+                next(iterator)
+            self.iterator = None
+            return
+        if self.iterator is not None:
+            self.older = self.iterator
+        self.at, self.loaded, self.iterator = target, False, iterator
+        self.advance()
+
+    @precondition(lambda self: self.iterator is not None)
+    @rule(items=st.integers(1, N + 1))
+    def read(self, items: int) -> None:
+        while items and self.iterator is not None:
+            self.advance()
+            items -= 1
+
     def advance(self) -> None:
-        before = dict(self.cursor.state)
-        kind, number = self.read()
-        if kind == "item":
-            assert (before["epoch"], before["position"]) == (self.graph["epoch"], number)
-            self.cursor.delivered(dict(self.graph))
-            assert self.cursor.state == self.graph
-        else:
-            assert number == before["epoch"]
-            if self.cursor.marker_read(dict(self.graph)):
-                self.running = False
-            assert self.cursor.state == at(before["epoch"] + 1, 0)
+        epoch, position = self.at
+        if self.infinite and position == N:
+            epoch, position = epoch + 1, 0
+        batch = next(self.iterator, None)
+        if position < N:
+            assert batch is not None
+            assert batch.tolist() == [1000 * epoch + position]
+            self.at = epoch, position + 1
+            return
+        assert batch is None
+        assert list(self.iterator) == []
+        self.at, self.iterator = self.at if self.restart is False else (epoch + 1, 0), None
+
+    @precondition(lambda self: self.iterator is not None and hasattr(self, "older"))
+    @rule()
+    def take_from_an_older_one(self) -> None:
+        with pytest.raises(RuntimeError, match="newer one|a state was loaded"):
+            next(self.older)
+        del self.older
 
     @rule()
     def save(self) -> None:
-        self.states.append(dict(self.cursor.state))
+        self.states.append((self.loader.state_dict(), self.here))
 
     @rule(data=st.data())
     def load(self, data: Any) -> None:
-        self.cursor.load(data.draw(st.sampled_from(self.states)))
-        self.running = False
+        state, self.at = data.draw(st.sampled_from(self.states))
+        self.loader.load_state_dict(state)
+        self.loaded, self.iterator = True, None
+        if self.restart is False and self.at[0] and not self.at[1]:
+            self.at = self.at[0] - 1, N  # the end of the epoch before is to be seen again
 
-    @rule(epoch=st.integers(0, 3), by_sampler=st.booleans())
-    def ask(self, epoch: int, by_sampler: bool) -> None:
-        self.cursor.request(epoch, by_sampler=by_sampler)
+    @precondition(lambda self: not self.infinite)
+    @rule(ahead=st.sampled_from([0, 1, 1, 2, -1]), by_sampler=st.booleans())
+    def ask(self, ahead: int, by_sampler: bool) -> None:
+        self.asked, self.by_sampler = max(0, self.at[0] + ahead), by_sampler
+        (self.loader.sampler if by_sampler else self.loader).set_epoch(self.asked)
 
     @rule()
     def end_epoch(self) -> None:
-        before = dict(self.cursor.state)
-        ended = self.cursor.end_epoch()
-        assert self.cursor.state == (at(before["epoch"] + 1, 0) if ended else before)
-        assert ended == (before["position"] > 0)
-        self.running = self.running and not ended
+        self.loader.end_epoch()
+        if self.at[1]:
+            assert self.iterator is None or list(self.iterator) == []
+            self.at, self.loaded, self.iterator = (self.at[0] + 1, 0), False, None
 
     @rule()
-    def interrupt(self) -> None:
-        self.cursor.lost()
-        self.running = False
+    def refresh(self) -> None:
+        self.loader.refresh()
 
     @invariant()
     def numbers_agree(self) -> None:
-        if hasattr(self, "cursor"):
-            here = self.cursor.here
-            assert self.cursor.remaining == N - here["position"]
+        if hasattr(self, "loader"):
+            told = self.loader.epoch, self.loader.position, self.loader.remaining, self.loader.is_last
+            assert told == (*self.here, N - self.here[1], self.here[1] == N)
+
+    def teardown(self) -> None:
+        if hasattr(self, "loader"):
+            self.loader.close()
 
 
-AgainstAList.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+AgainstAList.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestAgainstAList = AgainstAList.TestCase
