@@ -134,18 +134,6 @@ def test_training_goes_on_after_validation_that_ran_ahead():
     assert weight.grad == sum(range(N))
 
 
-def test_validation_inside_an_epoch_of_training():
-    """A loop in a mode, in the middle of a loop that is not: half of the epoch in either."""
-    weight = torch.zeros((), requires_grad=True)
-    with Loader.from_dataset(rows(), batch_size=1) as loader:
-        for k, batch in enumerate(loader):
-            (batch[0][:, 0] * weight).sum().backward()
-            if k % 2:
-                with torch.inference_mode():
-                    list(Loader.from_dataset(rows(), batch_size=BATCH))
-    assert weight.grad == sum(range(N))
-
-
 @by_how
 def test_user_code_runs_with_gradients_wherever_it_runs(how):
     """Under the consumer's ``torch.no_grad`` too, as in a worker. Seen to fail: inline, and for the first batch of threads, it did not."""

@@ -7,13 +7,12 @@ import os
 import threading
 from itertools import islice
 
-import numpy as np
 import pytest
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import DistributedSampler, RandomSampler
 
 import penstock
 from penstock import Loader
-from penstock.nodes import Batcher, Cycler, Fetch, IterableSource, ParallelMapper, Prefetcher, Sampler, SamplerWrapper
+from penstock.nodes import Batcher, Cycler, Fetch, ParallelMapper, Prefetcher, Sampler, SamplerWrapper
 from penstock.orders import SequentialOrder, TorchOrder
 from penstock.testing import Tagged
 
@@ -41,25 +40,6 @@ def test_jumps_under_a_reader_thread_over_a_planned_source(source):
                 batches.set_epoch(e)
                 next(iter(batches))
                 assert batches.epoch == e
-
-
-def test_ctrl_c_in_the_first_next_leaves_a_usable_loader(monkeypatch):
-    """Seen to fail when a stopped crew kept its closed sockets: "Bad file descriptor", for ever."""
-    from penstock._workers.processes.supervisor import Supervisor
-
-    launch, calls = Supervisor.launch, []
-
-    def interrupted(self, worker):
-        calls.append(worker)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        launch(self, worker)
-
-    monkeypatch.setattr(Supervisor, "launch", interrupted)
-    with loader(num_workers=2) as batches:
-        with pytest.raises(KeyboardInterrupt):
-            next(iter(batches))
-        assert values(batches) == epoch(0)
 
 
 class Slow(Tagged):
@@ -137,22 +117,6 @@ def test_a_length_that_follows_the_epoch(plan_ahead, workers):
             assert got == seen[k + 1 :]
 
 
-def test_end_epoch_is_no_loaded_state():
-    """Seen to fail when it was: set_epoch of a later epoch was refused, and that of the same one was empty."""
-    with loader() as batches:
-        for e in (0, 2, 4):
-            batches.set_epoch(e)
-            assert values(islice(batches, 2)) == epoch(e)[:2]
-            batches.end_epoch()
-            assert (batches.epoch, batches.remaining, batches.is_last) == (e + 1, 4, False)
-        batches.set_epoch(4)
-        assert values(batches) == epoch(4)
-    with loader(restart_on_stop_iteration=False) as batches:
-        for _ in batches:
-            batches.end_epoch()
-        assert values(batches) == epoch(1)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [2, 4])
 def test_a_loaded_state_whose_first_batch_failed_is_still_loaded(workers, stop):
@@ -176,24 +140,6 @@ def test_a_loaded_state_whose_first_batch_failed_is_still_loaded(workers, stop):
         if stop == 2:
             assert batches.state_dict() == state
         assert values(batches) == (epoch(0, 2) if stop == 2 else epoch(1))
-
-
-def test_numbers_agree_behind_a_loaded_complete_state():
-    with loader() as batches:
-        list(islice(batches, 4))
-        state = batches.state_dict()
-        assert (batches.epoch, batches.position, batches.remaining, batches.is_last) == (0, 4, 0, True)
-        batches.load_state_dict(state)
-        assert (batches.epoch, batches.position, batches.remaining, batches.is_last) == (0, 4, 0, True)
-        list(batches)
-        state = batches.state_dict()
-        assert (batches.epoch, batches.position, batches.remaining, batches.is_last) == (1, 0, 4, False)
-        batches.load_state_dict(state)
-        assert (batches.epoch, batches.position, batches.remaining, batches.is_last) == (1, 0, 4, False)
-    with loader(restart_on_stop_iteration=True) as batches:
-        list(islice(batches, 4))
-        batches.load_state_dict(batches.state_dict())
-        assert (batches.epoch, batches.position, batches.remaining, batches.is_last) == (1, 0, 4, False)
 
 
 def test_an_endless_loader_goes_on_behind_a_complete_state_either_way():
@@ -239,52 +185,6 @@ def test_a_forked_child_is_told_and_does_not_hang(build):
         assert len(values(iterator)) == 3
 
 
-def test_a_stateful_iterable_is_put_back_by_a_jump():
-    """One that goes on from where it was, unless it is told otherwise."""
-
-    class GoesOn(IterableDataset):
-        def __init__(self):
-            self.k = 0
-
-        def __iter__(self):
-            while self.k < 5:
-                self.k += 1
-                yield self.k - 1
-            self.k = 0
-
-        def state_dict(self):
-            return {"k": self.k}
-
-        def load_state_dict(self, state):
-            self.k = state["k"]
-
-    with Loader(IterableSource(GoesOn())) as batches:
-        assert list(islice(batches, 2)) == [0, 1]
-        assert list(batches) == [0, 1, 2, 3, 4]
-        assert list(islice(batches, 3)) == [0, 1, 2]
-        batches.set_epoch(0)
-        assert list(batches) == [0, 1, 2, 3, 4]
-
-
-def test_an_iterable_that_counts_its_own_epochs_keeps_counting():
-    class Counts(IterableDataset):
-        def __init__(self):
-            self.epoch = -1
-
-        def __iter__(self):
-            self.epoch += 1
-            return iter([10 * self.epoch, 10 * self.epoch + 1])
-
-        def state_dict(self):
-            return {"epoch": self.epoch}
-
-        def load_state_dict(self, state):
-            self.epoch = state["epoch"]
-
-    with Loader(IterableSource(Counts())) as batches:
-        assert [list(batches) for _ in range(3)] == [[0, 1], [10, 11], [20, 21]]
-
-
 def test_an_empty_batch_of_a_batch_sampler():
     with Loader.from_dataset(Tagged(5), batch_sampler=[[0], [], [1, 2]], collate_fn=list) as batches:
         assert list(batches) == [[0], [], [1, 2]]
@@ -295,22 +195,6 @@ def test_an_empty_batch_of_a_batch_sampler():
             next(iterator)
         assert raised.value.__notes__[0] == "while loading an empty batch (epoch 0)"
         assert next(iterator).tolist() == [1, 2]
-
-
-def test_set_epoch_takes_any_whole_number_within_bounds():
-    with loader() as batches:
-        batches.set_epoch(np.int64(2))
-        assert values(batches) == epoch(2)
-        with pytest.raises(ValueError, match="below"):
-            batches.set_epoch(2**70)
-
-
-def test_a_refused_commit_arms_nothing():
-    with loader() as batches:
-        with pytest.raises(ValueError, match="commit"):
-            batches.commit(False)
-        next(iter(batches))
-        assert json.loads(batches.state_dict()["penstock"])["state"]["source"]["position"] == B
 
 
 def test_an_environment_that_is_no_number_says_so(monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import traceback
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,12 +85,6 @@ def test_nested_tensors_are_refused_in_the_words_of_torch():
     error = raised(Loader.from_dataset(samples, 2))
     assert "Batches of nested tensors are not currently supported" in str(error)
     assert "there is no rule for collating nested Tensor" in error.__notes__[0]
-
-
-@by_how
-def test_the_remedy_works(how):
-    with Loader.from_dataset(Samples(lambda i: torch.ones(i + 1)), 4, collate_fn=list, **how) as batches:
-        assert [[len(one) for one in batch] for batch in batches] == [[1, 2, 3, 4]]
 
 
 # Tracebacks.
@@ -297,100 +290,6 @@ def test_the_empty_rest_of_an_epoch_is_no_empty_epoch(caplog):
 # Streams.
 
 
-class Own(IterableDataset):
-    """Begins anew in its ``__iter__``, and returns itself."""
-
-    def __iter__(self):
-        self.i = 0
-        return self
-
-    def __next__(self):
-        if self.i == 5:
-            raise StopIteration
-        self.i += 1
-        return 10 * self.i
-
-
-class OwnWithState(Own):
-    def state_dict(self):
-        return {"i": getattr(self, "i", 0)}
-
-    def load_state_dict(self, state):
-        self.i = state["i"]
-
-
-@pytest.mark.parametrize("kind", [Own, OwnWithState])
-@pytest.mark.parametrize("taken", range(4))
-def test_a_stream_that_is_its_own_iterator_is_read_each_epoch_and_resumed(kind, taken):
-    """The commonest way to write one. Seen to fail: refused; and, loaded only before its ``__iter__``, resumed at its beginning."""
-    with Loader.from_dataset(kind(), 2) as loader:
-        whole = [[batch.tolist() for batch in loader] for _ in range(2)]
-        assert whole == [[[10, 20], [30, 40], [50]]] * 2
-        batches = iter(loader)
-        for _ in range(taken):
-            next(batches)
-        state = loader.state_dict()
-    with Loader.from_dataset(kind(), 2) as loader, warnings.catch_warnings(action="ignore"):
-        loader.load_state_dict(state)
-        assert [batch.tolist() for batch in loader] == whole[0][taken:]
-        assert [batch.tolist() for batch in loader] == whole[0]
-
-
-class StatefulPass:
-    """Of `HasStatefulPasses`: knows where it is, which the dataset does not."""
-
-    def __init__(self):
-        self.at = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        if self.at == 5:
-            raise StopIteration
-        self.at += 1
-        return 10 * self.at
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-class HasStatefulPasses(IterableDataset):
-    def __iter__(self):
-        return StatefulPass()
-
-
-class StateOfItsOwnPass(StatefulPass, IterableDataset):
-    """Has no state before its first ``__iter__``, which begins anew."""
-
-    def __init__(self):
-        pass
-
-    def __iter__(self):
-        self.at = 0
-        return self
-
-
-@pytest.mark.parametrize("kind", [HasStatefulPasses, StateOfItsOwnPass])
-@pytest.mark.parametrize("taken", range(4))
-def test_a_stream_whose_passes_have_the_state_resumes_by_it(kind, taken):
-    """As with StatefulDataLoader. Seen to fail: an AttributeError of the user's at the first batch; read again from its beginning, with a warning."""
-    with Loader.from_dataset(kind(), 2) as loader:
-        whole = [[batch.tolist() for batch in loader] for _ in range(2)]
-        assert whole == [[[10, 20], [30, 40], [50]]] * 2
-        batches = iter(loader)
-        for _ in range(taken):
-            next(batches)
-        state = loader.state_dict()
-    with Loader.from_dataset(kind(), 2) as loader:
-        loader.load_state_dict(state)
-        assert [batch.tolist() for batch in loader] == whole[0][taken:]
-        assert [batch.tolist() for batch in loader] == whole[0]
-
-
 class Sized(IterableDataset):
     def __init__(self, said, real):
         self.said, self.real = said, real
@@ -409,26 +308,6 @@ def test_a_stream_with_a_length_has_one_in_batches(words):
         assert len(loader) == len(list(loader)) == len(loader) == len(list(loader))
         assert hasattr(loader.sampler, "set_epoch")
         assert loader.remaining is None or loader.remaining == 0
-
-
-@pytest.mark.parametrize("taken", range(1, 4))
-def test_whoever_counts_the_batches_of_a_stream_and_asks_for_the_next_epoch_gets_it(taken):
-    """As a bare Lightning does. Seen to fail: the empty rest of the epoch came in the place of the next one."""
-    with Loader.from_dataset(Sized(6, 6), 2) as loader:
-        batches = iter(loader)
-        for _ in range(taken):
-            next(batches)
-        state = loader.state_dict()
-    with Loader.from_dataset(Sized(6, 6), 2) as loader, warnings.catch_warnings(action="ignore"):
-        loader.load_state_dict(state)
-        loader.sampler.set_epoch(0 if taken < 3 else 1)
-        batches = iter(loader)
-        assert [next(batches).tolist() for _ in range(3 - taken % 3)] == [[0, 1], [2, 3], [4, 5]][taken % 3 :]
-        for epoch in range(1 if taken < 3 else 2, 4):
-            loader.sampler.set_epoch(epoch)
-            batches = iter(loader)
-            assert [next(batches).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
-            assert loader.epoch == epoch
 
 
 def test_a_stream_whose_length_lies_is_told_once_and_read_to_its_end():

@@ -208,17 +208,6 @@ def test_a_signal_handler_in_the_middle_of_next_sees_the_batch_before() -> None:
     assert {text.splitlines()[0] for text in seen} == {"<penstock.Loader of Alarmed, no workers: epoch 0, batch 1 of 7>"}
 
 
-def test_an_interrupted_loader_still_shows_itself() -> None:
-    class Stopped(Squares):
-        def __getitem__(self, index: int) -> float:
-            raise KeyboardInterrupt
-
-    with loader(Stopped()) as one:
-        with pytest.raises(KeyboardInterrupt):
-            next(iter(one))
-        assert repr(one) == "<penstock.Loader of Stopped, no workers: epoch 0, batch 0 of 7>"
-
-
 def test_the_tree_shows_settings_and_items_of_an_epoch() -> None:
     mix = Mix({"a": Subset(Squares(), range(20)), "b": list(range(30))}, {"a": 1, "b": 2}, epoch_size=48)
     with loader(mix, rank=1, world_size=2) as one:

@@ -1,17 +1,16 @@
-"""Loader: where iterators start, what states mean, in every order in which trainers call."""
+"""The roof: what iterators and states mean. In every order in which trainers call: `test_cursor`."""
 
 from __future__ import annotations
 
 import copy
 import json
-import random
 from itertools import islice
 
 import pytest
 
 import penstock
 from penstock import Loader
-from penstock.nodes import Batcher, Cycler, EndOfEpoch, Node, ParallelMapper, Sampler
+from penstock.nodes import Batcher, Cycler, EndOfEpoch, IterableSource, Node, ParallelMapper, Sampler
 from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
 
@@ -42,42 +41,18 @@ def epoch(e: int, start: int = 0) -> list[list[int]]:
     return [[1000 * e + i for i in range(first, min(first + B, N))] for first in range(0, N, B)][start:]
 
 
-class Countless(penstock.nodes.Node):
-    """A finite source that does not know its length."""
+class Countless:
+    """An iterable without a length."""
 
-    def __init__(self, n: int) -> None:
-        super().__init__()
-        self.n = n
-        self.at_item = 0
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
 
-    def reset(self, initial_state=None) -> None:
-        super().reset(initial_state)
-        self.at_item, self.at_epoch = (initial_state["item"], initial_state["epoch"]) if initial_state else (0, 0)
-
-    def next(self) -> int:
-        if self.at_item == self.n:
-            raise StopIteration
-        self.at_item += 1
-        return 1000 * self.at_epoch + self.at_item - 1
-
-    def get_state(self):
-        return {"epoch": self.at_epoch, "item": self.at_item}
-
-    def start_of(self, epoch):
-        return {"epoch": epoch, "item": 0}
-
-    def remaining(self, state=None):
-        return None
-
-    def items_per_epoch(self):
-        return None
-
-    def check(self, state):
-        pass
+    def __iter__(self):
+        return iter(range(1000 * self.epoch, 1000 * self.epoch + N))
 
 
 def unsized(**options) -> Loader:
-    return Loader(ParallelMapper(Batcher(Cycler(Countless(N)), B), list, 2), **options)
+    return Loader(ParallelMapper(Batcher(Cycler(IterableSource(Countless())), B), list, 2), **options)
 
 
 # Iterating.
@@ -86,18 +61,6 @@ def unsized(**options) -> Loader:
 def test_each_pass_is_the_next_epoch():
     with loader() as batches:
         assert [values(batches) for _ in range(3)] == [epoch(0), epoch(1), epoch(2)]
-
-
-def test_iter_does_nothing_and_next_decides():
-    """Seen to fail when the iterator started in __init__: the discarded iterator cost an epoch."""
-    with loader() as batches:
-        for _ in range(5):
-            iter(batches)
-        state = batches.state_dict()
-        assert values(batches) == epoch(0)
-        discarded = iter(batches)
-        batches.load_state_dict(state)
-        assert values(discarded) == epoch(0)
 
 
 def test_nothing_starts_before_the_first_batch():
@@ -116,19 +79,6 @@ def test_epoch_ends_by_count_without_stop_iteration():
         for e in range(4):
             assert values(islice(batches, len(batches))) == epoch(e)
         assert len(resets) == 1
-
-
-def test_part_of_an_epoch_then_the_next_one():
-    with loader() as batches:
-        assert values(islice(batches, 2)) == epoch(0)[:2]
-        assert values(batches) == epoch(1)
-
-
-def test_break_drops_the_rest_of_the_epoch():
-    with loader(num_workers=2, method="thread") as batches:
-        for _ in batches:
-            break
-        assert values(batches) == epoch(1)
 
 
 def test_endless_goes_on_where_it_stands():
@@ -161,14 +111,6 @@ def test_a_started_iterator_dies_when_a_newer_one_starts():
         assert values(new) == epoch(1)[1:]
 
 
-def test_a_newer_iterator_that_did_not_start_kills_nothing():
-    with loader() as batches:
-        old = iter(batches)
-        next(old)
-        iter(batches)
-        assert values(old) == epoch(0)[1:]
-
-
 def test_an_exhausted_iterator_stays_so():
     with loader() as batches:
         iterator = iter(batches)
@@ -180,13 +122,6 @@ def test_an_exhausted_iterator_stays_so():
 # set_epoch.
 
 
-def test_set_epoch_in_a_loop_is_the_same_stream():
-    with loader() as batches:
-        for e in range(3):
-            batches.set_epoch(e)
-            assert values(batches) == epoch(e)
-
-
 def test_set_epoch_in_a_loop_drops_nothing():
     """Seen to fail when set_epoch always jumped."""
     with loader(prefetch_next_epoch=False) as batches:
@@ -195,33 +130,6 @@ def test_set_epoch_in_a_loop_drops_nothing():
             batches.set_epoch(e)
             assert values(islice(batches, 4)) == epoch(e)
         assert len(resets) == 1
-
-
-def test_set_epoch_moves_nothing_by_itself():
-    with loader() as batches:
-        iterator = iter(batches)
-        next(iterator)
-        state = batches.state_dict()
-        batches.set_epoch(7)
-        assert batches.state_dict() == state
-        assert values(iterator) == epoch(0)[1:]
-        assert values(batches) == epoch(7)
-        assert values(batches) == epoch(8)
-
-
-@pytest.mark.parametrize("asked", [0, 1, 5])
-def test_set_epoch_elsewhere_jumps(asked):
-    with loader() as batches:
-        list(batches), next(iter(batches))  # epoch 1 is partly delivered
-        batches.set_epoch(asked)
-        assert values(batches) == epoch(asked)
-
-
-def test_set_epoch_back_to_a_delivered_epoch():
-    with loader() as batches:
-        list(batches)
-        batches.set_epoch(0)
-        assert values(batches) == epoch(0)
 
 
 def test_set_epoch_continues_a_loaded_epoch():
@@ -268,109 +176,35 @@ def test_set_epoch_to_another_epoch_than_the_loaded_one_is_refused():
         assert values(batches) == epoch(1, 2)
 
 
+@pytest.mark.filterwarnings("ignore:Countless has no state_dict")
 def test_set_epoch_yields_to_the_state_of_an_unsized_loader():
-    """Trainers count the epochs of an un-sized loader wrongly."""
+    """Trainers count the epochs of an un-sized loader wrongly; what they ask for later is relative to that, unless they go by `loader.epoch`.
+
+    Seen to fail: without the offset; with it applied to every request, so that an old epoch came again.
+    """
     with unsized() as batches:
         list(batches), list(islice(batches, 2))
         state = batches.state_dict()
     with unsized() as resumed:
         resumed.load_state_dict(state)
-        resumed.set_epoch(0)
-        assert list(resumed) == epoch(1, 2)
+        for asked in (0, 1, 2):
+            resumed.set_epoch(asked)
+            assert list(resumed) == epoch(asked + 1, 0 if asked else 2)
+    with unsized() as resumed:
+        start = resumed.state_dict()
+        resumed.load_state_dict(start)
+        for asked, expected in ((2, 0), (1, 1)):
+            resumed.set_epoch(asked)
+            assert list(resumed) == epoch(expected)
 
 
-@pytest.mark.parametrize("wrong", [-1, 1.0, "1", None, True])
+@pytest.mark.parametrize("wrong", [-1, 1.0, "1", None, True, 2**70])
 def test_set_epoch_refuses_what_is_no_epoch(wrong):
     with pytest.raises(ValueError, match="whole number"):
         loader().set_epoch(wrong)
 
 
 # Saving and loading.
-
-
-@pytest.mark.parametrize("make", [loader, lambda: loader(num_workers=2, method="thread"), unsized])
-@pytest.mark.parametrize("stop", range(13))
-def test_resume_at_every_batch(make, stop):
-    """In order, by value, across epochs; also right after the last batch of one."""
-
-    def flat(batches, n):
-        out = []
-        while len(out) < n:
-            for batch in batches:
-                out.append(list(map(int, batch)))
-                if len(out) == n:
-                    return out, batches.state_dict()
-        return out, batches.state_dict()
-
-    with make() as whole:
-        expected, _ = flat(whole, 20)
-    with make() as first:
-        before, state = flat(first, stop)
-        assert before == expected[:stop]
-    with make() as second:
-        second.load_state_dict(json.loads(json.dumps(state)))
-        assert flat(second, 20 - stop)[0] == expected[stop:]
-
-
-def test_a_state_says_whether_the_end_of_the_epoch_was_seen():
-    """Seen to fail when both were the same: the work behind the loop was skipped by a resume, or done twice."""
-    with loader() as batches:
-        last = [(batches.epoch, batches.state_dict()) for _ in batches][-1]
-        assert last[0] == 0
-        assert (batches.epoch, batches.state_dict()) != last
-        assert batches.epoch == 1
-    with loader() as fresh:
-        fresh.set_epoch(1)
-        next(iter(fresh))
-        fresh.load_state_dict(batches.state_dict())
-        assert values(fresh) == epoch(1)
-
-
-def test_completed_epoch_resumes_to_its_empty_remainder_or_to_the_next_one():
-    with loader() as batches:
-        list(islice(batches, 4))
-        state = batches.state_dict()
-    with loader() as resumed:
-        resumed.load_state_dict(state)
-        assert resumed.epoch == 0
-        assert values(resumed) == []
-        assert resumed.epoch == 1
-        assert values(resumed) == epoch(1)
-    with loader(restart_on_stop_iteration=True) as resumed:
-        resumed.load_state_dict(state)
-        assert resumed.epoch == 1
-        assert values(resumed) == epoch(1)
-    with loader(restart_on_stop_iteration=False) as resumed:
-        resumed.load_state_dict(state)
-        assert resumed.epoch == 0
-        assert values(resumed) == []
-        assert values(resumed) == epoch(1)
-
-
-def test_load_is_right_at_any_moment_and_again():
-    with loader() as batches:
-        list(islice(batches, 2))
-        state = batches.state_dict()
-        running = iter(batches)
-        next(running)
-        batches.load_state_dict(state)
-        batches.load_state_dict(state)
-        assert batches.state_dict() == state
-        with pytest.raises(RuntimeError, match="a state was loaded"):
-            next(running)
-        assert values(batches) == epoch(0, 2)
-
-
-def test_state_dict_before_load_changes_nothing():
-    """torchdata's Loader ignores the loaded state then; torch.distributed.checkpoint calls in this order."""
-    with loader() as batches:
-        list(islice(batches, 3))
-        state = batches.state_dict()
-    with loader() as resumed:
-        fresh = resumed.state_dict()
-        assert fresh.keys() == state.keys()
-        resumed.load_state_dict(state)
-        assert values(resumed) == epoch(0, 3)
 
 
 def test_a_state_never_changes_after_it_was_taken():
@@ -423,15 +257,6 @@ def test_end_epoch_gives_up_the_rest_in_the_state_too():
             next(iter(resumed))
 
 
-def test_end_epoch_at_the_end_of_an_epoch_does_nothing():
-    with loader() as batches:
-        list(batches)
-        state = batches.state_dict()
-        batches.end_epoch()
-        assert batches.state_dict() == state
-        assert values(batches) == epoch(1)
-
-
 def test_commit_means_the_last_committed_batch():
     with loader() as batches:
         batches.commit(0)
@@ -450,8 +275,12 @@ def test_commit_means_the_last_committed_batch():
 
 
 def test_commit_must_be_armed():
-    with loader() as batches, pytest.raises(ValueError, match=r"commit\(0\)"):
-        batches.commit()
+    with loader() as batches:
+        for wrong, said in ((1, r"commit\(0\)"), (False, "commit")):
+            with pytest.raises(ValueError, match=said):
+                batches.commit(wrong)
+        next(iter(batches))
+        assert json.loads(batches.state_dict()["penstock"])["state"]["source"]["position"] == B, "a refused one arms nothing"
 
 
 def test_a_new_iterator_and_a_load_forget_what_was_not_committed():
@@ -468,23 +297,6 @@ def test_a_new_iterator_and_a_load_forget_what_was_not_committed():
 
 
 # Where it stands.
-
-
-def test_position_remaining_is_last_and_epoch_at_every_batch():
-    with loader(num_workers=2, method="thread") as batches:
-        seen = []
-        for _ in range(2):
-            seen += [(batches.epoch, batches.position, batches.remaining, batches.is_last, len(batches)) for _ in batches]
-        assert seen == [(e, k, 4 - k, k == 4, 4) for e in (0, 1) for k in (1, 2, 3, 4)]
-
-
-def test_len_is_that_of_a_whole_epoch_after_a_resume():
-    with loader() as batches:
-        list(islice(batches, 3))
-        batches.load_state_dict(batches.state_dict())
-        assert (len(batches), batches.remaining) == (4, 1)
-        assert values(batches) == epoch(0, 3)
-        assert len(batches) == 4
 
 
 def test_len_never_pins_the_rank(monkeypatch):
@@ -521,20 +333,6 @@ def test_sampler_has_set_epoch_and_nothing_else():
             batches.sampler.set_epoch(-1)
 
 
-@pytest.mark.parametrize(
-    ("delivered", "asked", "expected"), [(2, 0, epoch(0, 2)), (2, 5, epoch(0, 2)), (4, 1, epoch(1)), (4, 0, []), (4, 3, [])]
-)
-def test_sampler_yields_to_a_loaded_state_unless_it_had_completed_the_epoch_before(delivered, asked, expected):
-    """Seen to fail: without the exception for the epoch behind a completed one a bare Lightning trains 0 batches; without yielding, it is refused."""
-    with loader() as batches:
-        list(islice(batches, delivered))
-        state = batches.state_dict()
-    with loader() as resumed:
-        resumed.load_state_dict(state)
-        resumed.sampler.set_epoch(asked)
-        assert values(resumed) == expected
-
-
 # States that are refused.
 
 
@@ -548,14 +346,9 @@ def saved() -> dict:
     "state",
     [
         None,
-        5,
-        "text",
-        [],
         {},
         {"penstock": 5},
         {"penstock": "{"},
-        {"penstock": "[]"},
-        {"penstock": "{}"},
         {"penstock": '{"format": 2, "settings": {}, "state": {}}'},
         {"penstock": '{"format": true, "settings": {}, "state": {}}'},
         {"penstock": '{"format": 1, "settings": {}}'},
@@ -566,6 +359,7 @@ def saved() -> dict:
     ],
 )
 def test_what_is_no_state_is_refused_and_the_loader_stays_usable(state):
+    """Any others: `test_hostile_states`."""
     with loader() as batches:
         with pytest.raises(penstock.StateError):
             batches.load_state_dict(state)
@@ -575,23 +369,14 @@ def test_what_is_no_state_is_refused_and_the_loader_stays_usable(state):
 @pytest.mark.parametrize(
     "inner",
     [
-        {},
         {"epoch": 0},
         {"epoch": -1, "source": None},
-        {"epoch": 0.0, "source": None},
         {"epoch": True, "source": None},
-        {"epoch": "0", "source": None},
         {"epoch": 2**63, "source": None},
-        {"epoch": 0, "source": 5},
-        {"epoch": 0, "source": {"epoch": 0}},
         {"epoch": 0, "source": {"epoch": 1, "position": 0}},
         {"epoch": 0, "source": {"epoch": 0, "position": N + 1}},
-        {"epoch": 0, "source": {"epoch": 0, "position": -1}},
         {"epoch": 0, "source": {"epoch": 0, "position": 3, "extra": 1}},
-        {"delivered": [1], "source": {"epoch": 0, "source": None}},
-        {"delivered": [-1], "source": {"epoch": 0, "source": None}, "rank": 0, "world_size": 1},
         {"delivered": [2, 1], "source": {"epoch": 0, "source": None}, "rank": 0, "world_size": 1},
-        {"delivered": "x", "source": {"epoch": 0, "source": None}, "rank": 0, "world_size": 1},
     ],
 )
 def test_a_state_out_of_bounds_is_refused(inner):
@@ -810,12 +595,3 @@ def test_a_lost_or_mangled_mark_is_named(bad, words):
     with Loader(bad(Batcher(Cycler(Sampler(SequentialOrder(N))), B))) as batches, pytest.raises(penstock.GraphError, match=words):
         for _ in range(2):
             list(batches)
-
-
-def test_the_callers_random_numbers_are_left_alone():
-    random.seed(1)
-    expected = random.random()
-    random.seed(1)
-    with loader(shuffle=True) as batches:
-        list(batches)
-    assert random.random() == expected

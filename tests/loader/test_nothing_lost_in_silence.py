@@ -429,22 +429,6 @@ def test_two_loaders_one_after_another_or_resumed_are_not_in_step():
         assert warned(one, other) == []
 
 
-@pytest.mark.parametrize("epoch", range(1, 3))
-def test_restart_on_stop_iteration_false_gives_the_empty_remainder_whoever_saved(epoch):
-    """torchdata's own meaning. Seen to fail: only where the loader that saved had been told so, too."""
-    with Loader.from_dataset(range(3)) as loader:
-        for _ in range(epoch):
-            list(loader)
-        state = loader.state_dict()
-    with Loader.from_dataset(range(3), restart_on_stop_iteration=False) as loader:
-        loader.load_state_dict(state)
-        assert (loader.epoch, list(loader)) == (epoch - 1, [])
-        assert ([batch.tolist() for batch in loader], loader.epoch) == ([[0], [1], [2]], epoch)
-        loader.load_state_dict(state)
-        loader.set_epoch(epoch)
-        assert [batch.tolist() for batch in loader] == [[0], [1], [2]]
-
-
 class Shuffles:
     """Goes on shuffling by a generator of its own, and can be neither pickled nor copied."""
 

@@ -7,7 +7,6 @@ from itertools import islice
 
 import pytest
 
-import penstock
 from penstock import Loader
 from penstock._loader.state_dict import differences
 from penstock.testing import Tagged
@@ -33,83 +32,6 @@ def resumed(state, **options) -> list[list[int]]:
         return values(fresh)
 
 
-def test_before_the_first_batch():
-    with loader() as batches:
-        state = batches.state_dict()
-        assert state == batches.state_dict()
-    assert resumed(state) == epoch(0)
-
-
-def test_before_the_first_batch_of_a_later_epoch():
-    with loader() as batches:
-        list(batches)
-        iter(batches)
-        state = batches.state_dict()
-    assert resumed(state) == epoch(1)
-
-
-def test_taken_twice_and_saved_right_after_a_load():
-    with loader() as batches:
-        list(islice(batches, 2))
-        state = batches.state_dict()
-        assert batches.state_dict() == state
-    with loader() as one:
-        one.load_state_dict(state)
-        again = one.state_dict()
-        assert again == state
-    with loader() as other:
-        other.load_state_dict(again)
-        iter(other)
-        assert other.state_dict() == state
-    assert resumed(again) == epoch(0, 2)
-
-
-def test_loaded_without_ever_iterating_and_closed():
-    with loader() as batches:
-        batches.load_state_dict(batches.state_dict())
-
-
-def test_during_a_validation():
-    """The training loader's state does not move while another loader is read, and a validation always begins at its start."""
-    with loader() as training, loader(prefetch_next_epoch=False) as validation:
-        iterator = iter(training)
-        next(iterator)
-        for e in range(2):
-            for k, _ in enumerate(validation):
-                state = training.state_dict()
-                if e == 1 and k == 1:
-                    break
-        assert resumed(state) == epoch(0, 1)
-        assert values(iterator) == epoch(0, 1)
-
-
-def test_into_a_loader_that_has_run_far_ahead():
-    with loader(prefetch_factor=8) as batches:
-        list(islice(batches, 1))
-        state = batches.state_dict()
-        list(batches), list(batches)
-        batches.load_state_dict(state)
-        assert values(batches) == epoch(0, 1)
-        assert values(batches) == epoch(1)
-
-
-def test_over_and_over_within_one_loop():
-    with loader() as batches:
-        list(islice(batches, 2))
-        state = batches.state_dict()
-        for _ in range(5):
-            batches.load_state_dict(state)
-            assert values(islice(batches, 1)) == epoch(0, 2)[:1]
-
-
-def test_after_close_is_refused():
-    batches = loader()
-    state = batches.state_dict()
-    batches.close()
-    with pytest.raises(penstock.ClosedError):
-        batches.load_state_dict(state)
-
-
 @pytest.mark.parametrize("restart", [None, True, False])
 @pytest.mark.parametrize("end", ["unseen", "StopIteration", "end_epoch", "next epoch"])
 def test_behind_the_last_batch(restart, end):
@@ -123,58 +45,6 @@ def test_behind_the_last_batch(restart, end):
         state = batches.state_dict()
     expected = epoch(1, 1) if end == "next epoch" else epoch(1) if restart or (end != "unseen" and restart is None) else []
     assert resumed(state, restart_on_stop_iteration=restart) == expected
-
-
-def test_a_loader_that_does_not_restart_keeps_the_end_unseen():
-    """``restart_on_stop_iteration=False``: Composer's way. Seen to fail: `mark` that stands behind the mark whatever was asked for."""
-    with loader(restart_on_stop_iteration=False) as batches:
-        last = [batches.state_dict() for _ in batches][-1]
-        assert batches.state_dict() == last
-        assert (batches.epoch, batches.remaining) == (0, 0)
-        batches.refresh()
-        assert values(batches) == epoch(1)
-    assert resumed(last, restart_on_stop_iteration=False) == []
-
-
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize(("asked", "expected"), [(1, epoch(1, 2)), (0, None), (2, None), (7, None)])
-def test_set_epoch_before_and_after_loading(before, asked, expected):
-    with loader() as batches:
-        list(batches), list(islice(batches, 2))
-        state = batches.state_dict()
-    with loader() as fresh:
-        if before:
-            fresh.set_epoch(asked)
-        fresh.load_state_dict(state)
-        if not before:
-            fresh.set_epoch(asked)
-        if expected is not None:
-            assert values(fresh) == expected
-        else:
-            with pytest.raises(penstock.StateError, match=f"set_epoch\\({asked}\\)"):
-                next(iter(fresh))
-
-
-def test_a_limited_epoch():
-    """limit = 2 batches: without end_epoch the state stands in mid-epoch, with it behind the epoch."""
-    for ended, expected in ((False, epoch(0, 2)), (True, epoch(1))):
-        with loader() as batches:
-            for _ in islice(batches, 2):
-                pass
-            if ended:
-                batches.end_epoch()
-            state = batches.state_dict()
-            assert values(batches) == epoch(1)
-        assert resumed(state) == expected
-
-
-def test_end_epoch_before_anything():
-    with loader() as batches:
-        batches.end_epoch()  # nothing of an epoch was delivered, so there is no rest to give up: idempotent behind an epoch's end
-        assert values(batches) == epoch(0)
-        batches.end_epoch()
-        batches.end_epoch()
-        assert values(batches) == epoch(1)
 
 
 def test_the_state_of_rank_0_in_the_last_round_gives_the_empty_remainder_on_every_rank():
@@ -191,18 +61,6 @@ def test_the_state_of_rank_0_in_the_last_round_gives_the_empty_remainder_on_ever
             again.load_state_dict(state)
             epochs = [(again.epoch, values(again)) for _ in range(2)]
         assert epochs == [(0, []), (1, [[1000 + item] for item in share])]
-
-
-@pytest.mark.parametrize("stop", [2, 4])
-def test_end_epoch_twice_gives_up_one_epoch(stop):
-    with loader() as batches:
-        iterator = iter(batches)
-        list(islice(iterator, stop))
-        batches.end_epoch()
-        batches.end_epoch()
-        assert list(iterator) == []
-        assert batches.epoch == 1
-        assert values(batches) == epoch(1)
 
 
 def test_commit_survives_the_end_of_an_epoch_and_a_resume():

@@ -279,28 +279,6 @@ def test_a_closed_one_leaves_nothing_in_the_middle_of_a_change(method: str, dict
             next(iter(auto))
 
 
-def test_a_fork_of_a_growing_loader_is_refused_there_and_goes_on_here(dictate: Any) -> None:
-    dictate(2, 4, 1)
-    with loader(num_workers=0) as inline:
-        expected = [values for values, _ in epochs(inline, 1)]
-    with loader(method="fork") as auto:
-        batches = iter(auto)
-        found = [next(batches).tolist() for _ in range(4)]
-        pid = os.fork()
-        if not pid:
-            code = 1
-            with contextlib.suppress(BaseException):
-                try:
-                    next(batches)
-                except penstock.ClosedError:
-                    code = 0
-            os._exit(code)
-        found += [next(batches).tolist() for _ in range(5)]
-        assert os.waitpid(pid, 0)[1] == 0
-        found += [batch.tolist() for batch in batches]
-    assert found == expected
-
-
 def test_a_dataset_changed_in_between_is_loaded_anew_by_as_many(dictate: Any) -> None:
     """`Loader.refresh` replaces the pool. Seen to fail: the new pool had the first number, and the node another one."""
     told = dictate(4, 2)

@@ -12,17 +12,6 @@ from penstock.nodes import Batcher, Cycler, EndOfEpoch, IterableSource, Node, Sa
 from penstock.orders import SequentialOrder, ShuffledOrder
 
 
-def test_a_mark_after_each_epoch_and_a_block_leaves_it():
-    node = Cycler(Sampler(SequentialOrder(3)))
-    place = node.start(0)
-    for epoch, size, blocks in ((0, 2, [[0, 1], [2], []]), (1, 9, [[0, 1, 2], []])):
-        for expected in blocks:
-            items, place = node.read(place, size)
-            assert items.plain() == expected
-        mark, place = node.over(place)
-        assert mark == EndOfEpoch(epoch)
-
-
 def test_a_place_that_is_read_again_gives_the_same_items():
     """What a read returns depends on nothing but its place: so one that was interrupted is done again. Seen to fail: indices computed ahead of which the epoch, or the position, was not compared."""
     node = Batcher(Cycler(Sampler(ShuffledOrder(11, 0))), 4)
@@ -56,18 +45,6 @@ def test_an_empty_epoch_is_a_mark_and_an_endless_loader_does_not_spin(source):
 def test_an_iterator_is_refused_at_once():
     with pytest.raises(TypeError, match="can be read only once"):
         IterableSource(iter(range(3)))
-
-
-def test_the_epoch_reaches_an_iterable_with_set_epoch():
-    class Told:
-        def set_epoch(self, epoch):
-            self.epoch = epoch
-
-        def __iter__(self):
-            return iter(range(1000 * self.epoch, 1000 * self.epoch + 2))
-
-    with Loader(IterableSource(Told())) as loader:
-        assert [list(loader) for _ in range(3)] == [[0, 1], [1000, 1001], [2000, 2001]]
 
 
 class Named(Node):

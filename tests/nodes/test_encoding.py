@@ -182,26 +182,17 @@ def test_what_holds_itself_is_refused():
 @pytest.mark.parametrize(
     "tagged",
     [
-        {TAG: "pickle"},
-        {TAG: None},
         {TAG: []},
         {TAG: "tuple"},
-        {TAG: "tuple", "items": 3},
-        {TAG: "dict", "items": [[1]]},
         {TAG: "dict", "items": [[[], 1]]},
-        {TAG: "set", "items": [[]]},
-        {TAG: "float", "bits": "x"},
         {TAG: "bytes", "data": "***"},
-        {TAG: "tensor", "dtype": "load", "shape": [1], "data": "AA=="},
         {TAG: "tensor", "dtype": "int64", "shape": [9], "data": "AAAAAAAAAAA="},
         {TAG: "array", "dtype": "|O", "shape": [1], "data": "AAAAAAAAAAA="},
-        {TAG: "array", "dtype": "<i8", "shape": [2], "data": "AAAAAAAAAAA="},
-        {TAG: "array", "dtype": 7, "shape": [], "data": "AA=="},
     ],
     ids=repr,
 )
 def test_a_damaged_tag_is_a_state_error(tagged):
-    """Seen to fail: a KeyError, a TypeError or a RuntimeError of torch, for each of them."""
+    """Any others: `test_hostile_files`. Seen to fail: a KeyError, a TypeError or a RuntimeError of torch, for each of them."""
     with pytest.raises(StateError, match="cannot be read"):
         decoded({"a": [tagged]})
     with pytest.raises(StateError, match="cannot be read"):
@@ -247,8 +238,6 @@ def resumed(build, steps):
         (lambda at: {"at": {0: at}}, lambda state: state["at"].get(0, 0)),
         (lambda at: {"at": (at, "x")}, lambda state: state["at"][0] if isinstance(state["at"], tuple) else 0),
         (lambda at: {"at": torch.tensor(at)}, lambda state: int(state["at"])),
-        (lambda at: {"at": np.int64(at)}, lambda state: state["at"].item()),
-        (lambda at: {"at": {at}}, lambda state: state["at"].pop()),
     ],
 )
 def test_a_source_gets_its_state_back_as_it_was(keep, place):

@@ -204,11 +204,6 @@ def test_reading_epochs_again_is_said_once(caplog):
     assert "IterableWrapper has a state and no set_epoch, so to get to the start of epoch 3 it is read on from epoch 0" in caplog.text
 
 
-def test_a_node_downstream_of_a_cycler_is_refused_by_hand_too():
-    with pytest.raises(GraphError, match="is downstream of a Cycler"):
-        IterableSource(tn.Batcher(Cycler(IterableSource(range(3))), 2))
-
-
 # torchdata's nodes over ours.
 
 

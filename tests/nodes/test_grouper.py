@@ -106,12 +106,8 @@ class TestTheState:
         [
             {"block": 7, "taken": 0, "position": 20},
             {"block": 6, "taken": 1, "position": 40},
-            {"block": 0, "taken": 2, "position": 3},
             {"block": 3, "taken": 4, "position": 3},
             {"block": 3, "taken": 1, "position": 2**63 - 1},
-            {"block": -1, "taken": 0, "position": 3},
-            {"block": 1, "taken": 1.0, "position": 3},
-            {"block": 1, "position": 3},
         ],
     )
     def test_out_of_bounds_is_refused(self, wrong):

@@ -141,23 +141,6 @@ def test_always_means_always():
     assert all(dataset.waited)
 
 
-@pytest.mark.parametrize("draw", [lambda index: 1.0, of_all], ids=["calm", "drawing"])
-def test_an_error_comes_in_its_place_and_the_next_batch_behind_it(draw):
-    def failing(index: int) -> float:
-        drawn = draw(index)
-        if index == B:
-            raise KeyError("second batch")
-        return drawn
-
-    consumer = Consumer()
-    with Loader(Prefetcher(graph(Samples(consumer, failing)), 4)) as loader:
-        batches = iter(loader)
-        assert next(batches)[0].tolist() == [0, 1, 2]
-        with pytest.raises(KeyError, match="second batch"):
-            next(batches)
-        assert next(batches)[0].tolist() == [6, 7, 8]
-
-
 def changed_in_place(item: Any) -> Any:
     torch.rand(())
     item = item if isinstance(item, list) else list(item)  # a generator can neither be copied nor read again

@@ -89,12 +89,6 @@ class Plus(torchdata.nodes.BaseNode):
         return self.source.state_dict()
 
 
-def test_foreign_nodes_below_the_cycler():
-    node = Batcher(Cycler(Plus(torchdata.nodes.IterableWrapper(range(3)))), 2)
-    plain = [item if isinstance(item, EndOfEpoch) else item.plain() for item in islice(node, 4)]
-    assert plain == [[1, 2], [3], EndOfEpoch(0), [1, 2]]
-
-
 def test_a_foreign_node_above_the_cycler_is_refused_when_built():
     for build in (
         lambda cycler: torchdata.nodes.Batcher(cycler, 2),

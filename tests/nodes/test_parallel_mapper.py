@@ -38,13 +38,6 @@ class Gates:
             self.gates[value].set()
 
 
-@pytest.mark.parametrize(("workers", "method"), [(0, "thread"), (3, "thread"), (1, "process")])
-def test_items_and_marks_come_in_order(workers, method):
-    node = ParallelMapper(source(3), ten, workers, method=method)
-    assert list(islice(node, 9)) == [0, 10, 20, EndOfEpoch(0), 0, 10, 20, EndOfEpoch(1), 0]
-    node.shutdown()
-
-
 def test_a_function_gets_values_and_lists_without_their_address():
     node = ParallelMapper(Batcher(source(3), 2), lambda values: (type(values), values), 0)
     assert next(node) == (list, [0, 1])
@@ -211,26 +204,17 @@ def test_an_error_of_the_source_arrives_in_its_turn(workers):
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("function", "words", "said"),
     [
-        {"num_workers": -1},
-        {"num_workers": 1.0},
-        {"num_workers": True},
-        {"num_workers": 1, "prefetch_factor": 0},
-        {"num_workers": 1, "max_concurrent": 0},
-        {"num_workers": 1, "method": "fork"},
-        {"num_workers": 1, "timeout": float("nan")},
-        {"num_workers": 1, "timeout": -3},
+        (ten, {"num_workers": True}, "num_workers"),
+        (ten, {"num_workers": 1, "max_concurrent": 0}, "max_concurrent"),
+        (Tagged(3), {"num_workers": 0}, r"Fetch\(dataset\)"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(bad):
-    with pytest.raises(ValueError, match="num_workers|prefetch_factor|max_concurrent|method|timeout"):
-        ParallelMapper(source(), ten, **bad)
-
-
-def test_what_is_no_function_is_refused():
-    with pytest.raises(ValueError, match=r"Fetch\(dataset\)"):
-        ParallelMapper(source(), Tagged(3), 0)
+def test_arguments_that_make_no_sense_are_refused(function, words, said):
+    """Those that `Loader.from_dataset` has too: `test_dataloader_words`."""
+    with pytest.raises(ValueError, match=said):
+        ParallelMapper(source(), function, **words)
 
 
 def test_a_state_never_changes_after_it_was_taken():

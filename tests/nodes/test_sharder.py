@@ -94,13 +94,6 @@ def test_an_unsized_source_is_dealt_by_reading():
 # The sources of rank and world size.
 
 
-def test_the_environment_is_read_at_the_first_item(monkeypatch):
-    with Loader.from_dataset(Tagged(6), batch_size=2) as loader:
-        monkeypatch.setenv("RANK", "1")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        assert [batch.tolist() for batch in loader] == [[1, 3], [5]]
-
-
 @pytest.fixture
 def group(tmp_path):
     """A process group of one."""

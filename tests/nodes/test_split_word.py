@@ -93,13 +93,6 @@ def test_several_ranks_have_to_be_told_who_deals(build):
     assert "split='own': it gives each rank its own share" in said[0]
 
 
-def test_a_node_that_is_not_wrapped_has_to_be_told_too():
-    """Seen to fail: it was dealt."""
-    loader = Loader(Sharder(Cycler(torchdata.nodes.IterableWrapper(range(4))), 0, 2, tail="drop"))
-    with loader, pytest.raises(GraphError, match=r"IterableWrapper can only be read .* IterableSource\(..., split=...\)"):
-        next(iter(loader))
-
-
 @pytest.mark.parametrize(("build", "split"), [(canonical, None), (by_hand, "own"), (foreign, "items")])
 def test_one_rank_needs_no_word_and_keeps_its_state(build, split):
     """Seen to fail: split="own" was refused by name."""
@@ -323,15 +316,6 @@ def test_an_own_split_with_a_state_is_bound_to_its_rank(caplog):
         assert list(loader) == [102, 103, 104]
 
 
-def test_a_state_of_another_word_is_refused():
-    """Seen to fail: split="own" was refused by name."""
-    with canonical(Stream(), split="items", tail="drop") as loader:
-        next(iter(loader))
-        saved = loader.state_dict()
-    with canonical(Stream(), split="own") as loader, pytest.raises(StateMismatch, match="split was 'items' and is 'own'"):
-        loader.load_state_dict(saved)
-
-
 @pytest.mark.filterwarnings("ignore:Own has no state_dict")
 @pytest.mark.parametrize("make", [Own, Stateful, lambda r: torchdata.nodes.IterableWrapper(Stateful(r))])
 def test_an_own_split_resumes_everywhere(make):
@@ -362,10 +346,3 @@ def test_a_word_that_makes_no_sense_is_refused_when_built(build, error, text):
     """Seen to fail: no such words."""
     with pytest.raises(error, match=text):
         build()
-
-
-def test_a_source_that_was_told_goes_through_from_dataset():
-    """Seen to fail: no such word of the source."""
-    for split in (None, "own"):
-        with canonical(IterableSource(Own(1), split="own"), 1, split=split) as loader:
-            assert list(loader) == [100, 101, 102, 103, 104]

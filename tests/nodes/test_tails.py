@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock._nodes.tails import batches, check_tail, share
+from penstock._nodes.tails import batches, share
 
 
 def dealt(items: int, world_size: int, tail: str) -> list[int]:
@@ -28,8 +27,3 @@ def test_share_is_what_dealing_by_hand_gives(items, world_size, tail):
 def test_batches_is_what_cutting_gives(items, batch_size, drop_last):
     cut = [range(items)[start : start + batch_size] for start in range(0, items, batch_size)]
     assert batches(items, batch_size, drop_last) == len([one for one in cut if len(one) == batch_size or not drop_last])
-
-
-def test_a_tail_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"tail='cut' is none of \('pad', 'drop', 'exact'\)"):
-        check_tail("cut")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -178,28 +177,6 @@ def test_a_graph_that_ended_before_it_started_does_not_start(build):
         with pytest.raises(ClosedError):
             node.reset()
     assert threading.active_count() == 1 or not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
-
-
-def send(connection: Any, node: Node[Any]) -> None:
-    connection.send(items(node))
-    connection.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["threads", pytest.param("Prefetcher", marks=pytest.mark.soak)])
-def test_a_graph_can_be_sent_to_a_process_that_is_spawned(name):
-    """Like Lightning's ``ddp_spawn``. Seen to fail: "cannot pickle '_thread.RLock' object"."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    node = DATA_LEVEL[name]()
-    process = context.Process(target=send, args=(theirs, node))
-    process.start()
-    theirs.close()
-    assert ours.recv() == items(node)
-    process.join(100)
-    assert process.exitcode == 0
-    process.close()
-    ours.close()
 
 
 @pytest.mark.slow
