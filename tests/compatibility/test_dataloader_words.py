@@ -15,7 +15,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     TensorDataset,
@@ -23,7 +22,6 @@ from torch.utils.data import (
     default_convert,
 )
 
-import penstock
 from penstock import GraphError, Loader
 from penstock._loader import dataloader_words
 from penstock.nodes import Batcher, Cycler, Fetch, ParallelMapper, Sampler
@@ -131,15 +129,6 @@ def test_shows_the_functions_of_torch_where_none_was_given():
     assert Loader.from_dataset(Numbers(), batch_size=None).collate_fn is default_convert
 
 
-def test_shows_the_dataset_of_a_stream():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(range(N))
-
-    stream = Stream()
-    assert Loader.from_dataset(stream).dataset is stream
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -233,10 +222,6 @@ def test_a_timeout_of_more_than_a_month_waits_forever(method, timeout):
 def test_what_is_no_number_is_refused(words, said):
     with pytest.raises(ValueError, match=said):
         Loader.from_dataset(Numbers(), **words)
-
-
-def test_has_a_version():
-    assert penstock.__version__.count(".") == 2
 
 
 # Sending a loader to another process.

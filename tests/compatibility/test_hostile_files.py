@@ -487,15 +487,6 @@ def test_a_link_in_place_of_the_folder_of_a_dataset_leads_no_bookmark_elsewhere(
     assert not list((tmp_path / "empty").iterdir())
 
 
-def test_a_link_in_the_place_of_an_index_or_of_kept_samples_is_replaced(tmp_path: Path) -> None:
-    """It is a file's name that is replaced, so this held before there was a test."""
-    for name in ("x.index", "kept"):
-        (tmp_path / name).symlink_to(tmp_path / "target")
-    write_index(str(tmp_path / "x.index"), "tar", stamp(__file__), np.array([0]))
-    filtered([1], math.isfinite, cache=tmp_path / "kept")
-    assert sorted(path.name for path in tmp_path.iterdir() if not path.is_symlink()) == ["kept", "x.index"]
-
-
 # For long.
 
 REPEATS = int(os.environ.get("PENSTOCK_REPEATS", "1"))

@@ -14,7 +14,6 @@ from torch.utils.data import ConcatDataset, Subset
 
 from penstock import Loader
 from penstock.nodes import Prefetcher
-from penstock.testing import assert_resumes_everywhere
 
 INLINE = pytest.param({"num_workers": 0}, id="inline")
 FORK = pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="fork")
@@ -79,27 +78,6 @@ def test_a_resumed_loader_is_told_too(way):
     with Loader.from_dataset(Curriculum(6), batch_size=2, **way) as resumed:
         resumed.load_state_dict(state)
         assert values(resumed) == rest == expected(6, 2, [2])[0][1:]
-
-
-@pytest.mark.slow
-def test_resuming_everywhere_is_exact():
-    def build():
-        return Loader.from_dataset(Values(Curriculum(5)), batch_size=2, shuffle=True, num_workers=1, multiprocessing_context="fork")
-
-    assert_resumes_everywhere(build, steps=7)
-
-
-class Values(Subset):
-    """The values without the PID, inside one of torch's wrappers."""
-
-    def __init__(self, dataset):
-        super().__init__(dataset, range(len(dataset)))
-
-    def __getitem__(self, index):
-        return super().__getitem__(index)[0]
-
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
 
 
 def test_a_replaced_worker_is_told_too():

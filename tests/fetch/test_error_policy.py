@@ -144,20 +144,6 @@ def test_what_the_index_level_raised_counts_as_delivered(workers):
     assert seen == [("0", 1), ("1", 2), (2, 2), (3, 3), ("4", 5), ("5", 6)]
 
 
-def test_ctrl_c_inline_is_ctrl_c_and_the_batch_is_still_to_come():
-    """Seen to fail: an entry that counts as delivered; an entry that does not count as open (two items are pulled)."""
-    dataset = Failing(6, 1, kind=KeyboardInterrupt, arguments=())
-    with Loader.from_dataset(dataset, batch_size=2) as loader:
-        batches = iter(loader)
-        with pytest.raises(KeyboardInterrupt):
-            next(batches)
-        assert loader.remaining == 3
-        dataset.bad = ()
-        assert next(batches).tolist() == [0, 1]
-        assert loader.remaining == 2
-        assert [batch.tolist() for batch in batches] == [[2, 3], [4, 5]]
-
-
 @pytest.mark.parametrize("way", WAYS[:3])
 @pytest.mark.parametrize(
     ("kind", "arguments"),
@@ -253,36 +239,6 @@ def test_a_function_decides(way, tmp_path):
         assert epoch(loader)[0] == [1000, 1001, -1002]
         assert loader.statistics().nodes[-1].failures.skipped < loader.statistics().nodes[-1].failures.failed
     assert {"2 0 2", "5 0 5", "2 1 2"} <= set(log.read_text().splitlines())
-
-
-class Noisy(Failing):
-    def __getitem__(self, index):
-        if index == 5:
-            penstock.sample().rng.random()
-        super().__getitem__(index)
-        return penstock.sample().rng.random()
-
-
-class Drawing(Tagged):
-    def __getitem__(self, index):
-        return penstock.sample().rng.random()
-
-
-def noise(exc, index, epoch, position):
-    return penstock.sample().rng.random()
-
-
-def test_a_substitute_is_as_reproducible_as_a_sample():
-    """Its random numbers depend only on the address, whatever the sample drew before it failed. Seen to fail: `_substitute` without reseeding."""
-
-    def drawn(**way):
-        with Loader.from_dataset(Noisy(8, 2, 5), batch_size=4, on_error=noise, seed=3, **way) as loader:
-            return epoch(loader)
-
-    expected = drawn()
-    assert expected == drawn(num_workers=2, method="thread") == drawn(num_workers=1, multiprocessing_context="fork")
-    with Loader.from_dataset(Drawing(8), batch_size=4, seed=3) as whole:
-        assert epoch(whole) == expected
 
 
 def test_an_error_of_the_function_is_an_error():

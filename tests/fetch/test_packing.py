@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 import penstock
 from penstock import Loader, Packs
@@ -63,17 +63,6 @@ class Random(Sequences):
             "position": np.full(n, own.position),
             "index": np.full(n, own.index),
         }
-
-
-class EpochAware(Sequences):
-    epoch = -1
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __getitem__(self, index: int) -> Any:
-        assert (info := get_worker_info()) is None or isinstance(info.dataset, EpochAware)
-        return np.full(self.lengths[index], self.epoch)
 
 
 class TestAPack:
@@ -239,11 +228,6 @@ class TestALoaderOfPacks:
         batches = loaded(dataset(), transform=negated, **way)[0]
         assert min(token for batch in batches for row in batch["x"] for token in row) == -803
         assert {position for batch in batches for row in batch["drawn"] for position in row} == set(range(9)) - {empty}
-
-    @pytest.mark.parametrize("way", [WAYS[0], WAYS[2]])
-    def test_tells_the_dataset_its_epoch(self, way):
-        for epoch, batches in enumerate(loaded(EpochAware(), Packs(LENGTHS, 10, pad=-1), 2, **way)):
-            assert {token for batch in batches for row in batch["tokens"] for token in row} == {-1, epoch}
 
     def test_counts_packs_in_a_batch_and_in_its_length(self):
         with Loader.from_dataset(Sequences(), 2, groups=Packs(LENGTHS, 10, count=True), drop_last=True) as loader:

@@ -164,21 +164,6 @@ def test_what_is_padded_is_written_into_the_memory_of_the_batch():
     assert [batch[name].data_ptr() - memory.data_ptr() for name in "ab"] == [0, 48]
 
 
-@pytest.mark.parametrize("method", ["thread", "process"])
-def test_batches_that_are_kept_never_change(method):
-    """Their memory is recycled only when nobody holds it. Seen red with an allocator that gave the same slot twice."""
-    with Loader.from_dataset(
-        Long(), 4, collate_fn=pad(), num_workers=2, method=method, multiprocessing_context="fork" if method == "process" else None
-    ) as loader:
-        for _ in range(3):
-            batches = list(loader)
-            for number, batch in enumerate(batches):
-                for row, tokens in enumerate(batch):
-                    index = 4 * number + row
-                    assert tokens[: 5000 + index].eq(index).all()
-                    assert tokens[5000 + index :].eq(0).all()
-
-
 class Long:
     def __len__(self):
         return 48

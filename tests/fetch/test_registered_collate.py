@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
+from comparison import difference
 from penstock import Loader, Resident
 from penstock._fetch.array_dataset import gathered
 from penstock._fetch.collate import BatchBuilder, Collator
@@ -101,16 +102,6 @@ REGISTERED = {
 }
 
 
-def same(ours, theirs):
-    if isinstance(theirs, torch.Tensor):
-        return type(ours) is type(theirs) and ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-    if isinstance(theirs, dict):
-        return type(ours) is type(theirs) and list(ours) == list(theirs) and all(same(ours[key], theirs[key]) for key in theirs)
-    if isinstance(theirs, list | tuple):
-        return type(ours) is type(theirs) and len(ours) == len(theirs) and all(map(same, ours, theirs))
-    return ours == theirs
-
-
 def ours(collator, samples, size):
     batch = BatchBuilder(collator, len(samples), afresh)
     for start in range(0, len(samples), size):
@@ -131,17 +122,17 @@ def test_what_is_registered_goes_first(what, size, registry):
         collator = Collator()
         original = dict(registry)
         if name not in ("dataclass", "its child"):
-            assert same(ours(collator, [make(k) for k in range(3)], size), default_collate([make(k) for k in range(3)]))
+            assert difference(ours(collator, [make(k) for k in range(3)], size), default_collate([make(k) for k in range(3)])) is None
         else:
             assert type(ours(collator, [make(k) for k in range(3)], size)).__name__ in ("Point", "Nearer")
         registry.update(REGISTERED[what])
         samples = [make(k) for k in range(3, 6)]
         for _ in range(2):
-            assert same(ours(collator, samples, size), default_collate(samples)), f"{name}: {ours(collator, samples, size)}"
+            assert difference(ours(collator, samples, size), default_collate(samples)) is None, name
         registry.clear()
         registry.update(original)
         if name not in ("dataclass", "its child"):
-            assert same(ours(collator, samples, size), default_collate(samples))
+            assert difference(ours(collator, samples, size), default_collate(samples)) is None
 
 
 def test_tensors_of_other_shapes_may_be_padded(registry):

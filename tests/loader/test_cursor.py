@@ -67,8 +67,8 @@ class AgainstAList(RuleBasedStateMachine):
         passes = completes or self.infinite or (self.restart is True and asked is None)
         return (epoch + 1, 0) if passes and position == N else self.at
 
-    @rule()
-    def start(self) -> None:
+    @rule(items=st.integers(1, N + 2))
+    def start(self, items: int) -> None:
         target, iterator = self.target(), iter(self.loader)
         self.asked = None
         if target is None:
@@ -79,7 +79,7 @@ class AgainstAList(RuleBasedStateMachine):
         if self.iterator is not None:
             self.older = self.iterator
         self.at, self.loaded, self.iterator = target, False, iterator
-        self.advance()
+        self.read(items)
 
     @precondition(lambda self: self.iterator is not None)
     @rule(items=st.integers(1, N + 1))

@@ -184,6 +184,8 @@ class TestOverManyBlocks:
             )
             node.reset()
             hands.append([seconds[item.values] for item in epoch(node)])
+        batches = [batch for hand in hands for batch in hand]
+        assert 1 - sum(batch.sum() for batch in batches) / sum(batch.max() * len(batch) for batch in batches) < 0.02, "little is padding"
         cost = np.array([[batch.max() * len(batch) * (1 + batch.max() / 20) for batch in hand] for hand in hands])
         assert least < 1 - cost.mean() / cost.max(axis=0).mean() < most
 

@@ -61,32 +61,6 @@ class TestPacks:
         assert lists(packed(np.array([], np.int64), 10)) == []
 
 
-class TestPieces:
-    @given(lengths=st.lists(st.integers(0, 100), max_size=30).map(lambda lengths: np.array(lengths, np.int64)), capacity=st.integers(1, 40))
-    @settings(max_examples=100, deadline=None)
-    def test_of_split_items_are_all_of_them(self, lengths, capacity):
-        pieces = pieces_of(lengths, capacity, "split")
-        assert pieces.lengths.max(initial=0) <= capacity
-        parts = [[] for _ in lengths]
-        for item, start, length in zip(*map(np.ndarray.tolist, pieces), strict=True):
-            parts[item] += range(start, start + length)
-        assert parts == [list(range(length)) for length in lengths.tolist()]
-
-    def test_of_truncated_items_are_their_beginnings(self):
-        pieces = pieces_of(np.array([3, 12, 0]), 5, "truncate")
-        assert [field.tolist() for field in pieces] == [[0, 1], [0, 0], [3, 5]]
-
-    @pytest.mark.parametrize("oversize", ["split", "truncate", "error"])
-    def test_of_empty_items_are_none(self, oversize):
-        """Seen red with one piece for each of them: a pack of nothing else cannot be loaded, and which they are changes with the shuffle."""
-        assert [field.tolist() for field in pieces_of(np.array([0, 3, 0]), 5, oversize)] == [[1], [0], [3]]
-
-    def test_are_refused_where_that_was_asked_for(self):
-        assert pieces_of(np.array([3, 5]), 5, "error").lengths.tolist() == [3, 5]
-        with pytest.raises(ValueError, match="item 1 has the length 12, but the capacity is 5"):
-            pieces_of(np.array([3, 12]), 5, "error")
-
-
 def padded(lengths, groups):
     return np.array([lengths[group].max() * len(group) for group in groups])
 
@@ -113,32 +87,5 @@ class TestBuckets:
         assert len(groups) == batches
         assert min(map(len, groups)) > 0
 
-    def test_pad_little_and_keep_ranks_busy_alike(self):
-        """8 ranks, speech-like lengths in seconds: runs of 8, aligned, against batches that are shuffled one by one."""
-        lengths = (np.random.default_rng(3).lognormal(1.9, 0.7, 8192).clip(0.5, 35) * 100).astype(np.int64)
-        waits = {}
-        for alike in (1, 8):
-            groups = lists(bucketed(lengths, 20_000, 64, alike, words(4000)))
-            sizes = padded(lengths, groups)
-            assert 1 - lengths.sum() / sizes.sum() < 0.01
-            longest = np.array([lengths[group].max() for group in groups])
-            cost = (sizes * (1 + longest / 2000))[: len(groups) // 8 * 8].reshape(-1, 8)
-            waits[alike] = 1 - cost.mean() / cost.max(axis=1).mean()
-        assert waits[8] < 0.04
-        assert waits[1] > 0.15
-
-    def test_come_in_another_order_by_other_words(self):
-        lengths = documents(600) % 3000 + 1
-        one, other, again = (lists(bucketed(lengths, 9000, 64, 4, words(seed=seed))) for seed in (1, 2, 1))
-        assert one == again != other
-        assert sorted(map(tuple, one)) == sorted(map(tuple, other))
-
     def test_of_nothing_are_none(self):
         assert lists(bucketed(np.array([], np.int64), 30, 8, 4, words())) == []
-
-
-def test_are_frozen():
-    """A release that changes one of these changes every user's groups: never edit them."""
-    lengths = documents(40) % 900 + 1
-    assert lists(packed(lengths, 1000))[:6] == [[0, 6], [1, 11, 25], [2, 37], [3, 33], [4, 38], [5, 23]]
-    assert lists(bucketed(lengths, 4000, 16, 2, words()))[:4] == [[21], [38], [25, 3, 0, 34, 29, 23, 35], [5, 18, 6, 33, 2]]

@@ -32,81 +32,42 @@ class Rotated:
         return {"order": "rotated", "length": self.n}
 
 
-class Counting(Rotated):
-    def indices(self, epoch, positions):
-        self.calls += 1
-        return (positions + self.calls) % self.n
+def rotated_by(indices: Any, settings: Any = None) -> Rotated:
+    """One whose ``indices(order, epoch, positions)``, or whose ``settings``, is another."""
+
+    class Impure(Rotated):
+        def indices(self, epoch, positions):
+            self.calls += 1
+            return indices(self, epoch, positions)
+
+        def settings(self):
+            return super().settings() if settings is None else settings(self)
+
+    return Impure()
 
 
-class Stale(Rotated):
+def stale(order, epoch, positions):
     """What it keeps is of the epoch of the last call that was not for a single position."""
-
-    def indices(self, epoch, positions):
-        if len(positions) != 1:
-            self.kept = epoch
-        return (positions + self.kept) % self.n
+    if len(positions) != 1:
+        order.kept = epoch
+    return (positions + order.kept) % order.n
 
 
-class ByPlace(Rotated):
-    """Goes by the place in the call, and not by the position."""
-
-    def indices(self, epoch, positions):
-        return (np.arange(len(positions)) + epoch) % self.n
-
-
-class Drawing(Rotated):
-    def indices(self, epoch, positions):
-        return (positions + random.randrange(self.n)) % self.n
+def writing(order, epoch, positions):
+    out = positions.copy()
+    positions[:] = 0
+    return out
 
 
 class DrawsWhenBuilt(Rotated):
+    drawn = 0
+
     def __init__(self):
         super().__init__()
-        self.offset = DrawsWhenBuilt.drawn = getattr(DrawsWhenBuilt, "drawn", 0) + 1
+        self.offset = DrawsWhenBuilt.drawn = DrawsWhenBuilt.drawn + 1
 
     def indices(self, epoch, positions):
         return (positions + self.offset) % self.n
-
-
-class Beyond(Rotated):
-    def indices(self, epoch, positions):
-        return positions + epoch
-
-
-class Halves(Rotated):
-    def indices(self, epoch, positions):
-        return positions / 2
-
-
-class Lists(Rotated):
-    def indices(self, epoch, positions):
-        return positions.tolist()
-
-
-class Same(Rotated):
-    def indices(self, epoch, positions):
-        return positions
-
-
-class Writing(Rotated):
-    def indices(self, epoch, positions):
-        out = positions.copy()
-        positions[:] = 0
-        return out
-
-
-class NoJson(Rotated):
-    def settings(self):
-        return {1: (2, 3)}
-
-
-class Telling(Rotated):
-    def settings(self):
-        return {"calls": self.calls}
-
-    def indices(self, epoch, positions):
-        self.calls += 1
-        return super().indices(epoch, positions)
 
 
 def test_a_pure_order_passes():
@@ -118,19 +79,21 @@ def test_a_pure_order_passes():
 @pytest.mark.parametrize(
     ("order", "why"),
     [
-        (Counting(), "read backwards gave"),
-        (Stale(), "read one by one gave 0 at position 0 of epoch 2, and not 2 as before"),
-        (ByPlace(), "read backwards gave 2 at position 19 of epoch 2, and not 1 as before"),
-        (Drawing(), "gave .* as before"),  # whichever way of reading first draws another number
-        (Beyond(), "epoch 1, position 19: 20 is not an index of the dataset"),
-        (Halves(), "20 positions gave float64 of shape"),
-        (Lists(), "but returned a list"),
-        (Same(), "must return a new array"),
-        (Writing(), "wrote to the positions"),
-        (NoJson(), "must return JSON"),
-        (Telling(), "has the settings"),
+        (rotated_by(lambda order, epoch, positions: (positions + order.calls) % order.n), "read backwards gave"),
+        (rotated_by(stale), "read one by one gave 0 at position 0 of epoch 2, and not 2 as before"),
+        (
+            rotated_by(lambda order, epoch, positions: (np.arange(len(positions)) + epoch) % order.n),
+            "read backwards gave 2 at position 19 of epoch 2, and not 1 as before",
+        ),
+        (rotated_by(lambda order, epoch, positions: (positions + random.randrange(order.n)) % order.n), "gave .* as before"),
+        (rotated_by(lambda order, epoch, positions: positions + epoch), "epoch 1, position 19: 20 is not an index of the dataset"),
+        (rotated_by(lambda order, epoch, positions: positions / 2), "20 positions gave float64 of shape"),
+        (rotated_by(lambda order, epoch, positions: positions.tolist()), "but returned a list"),
+        (rotated_by(lambda order, epoch, positions: positions), "must return a new array"),
+        (rotated_by(writing), "wrote to the positions"),
+        (rotated_by(Rotated.indices, lambda order: {1: (2, 3)}), "must return JSON"),
+        (rotated_by(Rotated.indices, lambda order: {"calls": order.calls}), "has the settings"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Rotated) else "",
 )
 def test_one_that_is_not_is_named(order, why):
     with pytest.raises(AssertionError, match=why):
