@@ -27,6 +27,8 @@ def saved() -> dict[tuple[int, int], Any]:
 
 
 STATES = saved()
+AHEAD = st.sampled_from([0, 1, 1, 2, -1])
+"""Which epoch is asked for, counted from the one where the loader stands."""
 
 
 class AgainstAList(RuleBasedStateMachine):
@@ -67,8 +69,10 @@ class AgainstAList(RuleBasedStateMachine):
         passes = completes or self.infinite or (self.restart is True and asked is None)
         return (epoch + 1, 0) if passes and position == N else self.at
 
-    @rule(items=st.integers(1, N + 2))
-    def start(self, items: int) -> None:
+    @rule(items=st.integers(1, N + 2), ahead=st.none() | AHEAD, by_sampler=st.booleans())
+    def start(self, items: int, ahead: int | None, by_sampler: bool) -> None:
+        if ahead is not None:
+            self.ask(ahead, by_sampler)
         target, iterator = self.target(), iter(self.loader)
         self.asked = None
         if target is None:
@@ -123,9 +127,15 @@ class AgainstAList(RuleBasedStateMachine):
         if self.restart is False and self.at[0] and not self.at[1]:
             self.at = self.at[0] - 1, N  # the end of the epoch before is to be seen again
 
-    @precondition(lambda self: not self.infinite)
-    @rule(ahead=st.sampled_from([0, 1, 1, 2, -1]), by_sampler=st.booleans())
+    @rule(at=st.sampled_from(sorted(STATES)), items=st.integers(1, N + 2), ahead=st.none() | AHEAD, by_sampler=st.booleans())
+    def resume(self, at: tuple[int, int], **words: Any) -> None:
+        self.load(at)
+        self.start(**words)
+
+    @rule(ahead=AHEAD, by_sampler=st.booleans())
     def ask(self, ahead: int, by_sampler: bool) -> None:
+        if self.infinite:
+            return
         self.asked, self.by_sampler = max(0, self.at[0] + ahead), by_sampler
         (self.loader.sampler if by_sampler else self.loader).set_epoch(self.asked)
 
