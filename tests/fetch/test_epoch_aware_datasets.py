@@ -11,14 +11,11 @@ from itertools import islice
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset
+from ways import FORK, INLINE, SPAWN, THREAD
 
 from penstock import Loader
 from penstock.nodes import Prefetcher
 
-INLINE = pytest.param({"num_workers": 0}, id="inline")
-FORK = pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="fork")
-SPAWN = pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="spawn", marks=pytest.mark.soak)
-THREAD = pytest.param({"num_workers": 2, "method": "thread"}, id="thread")
 processes = pytest.mark.parametrize("way", [INLINE, FORK, SPAWN])
 anywhere = pytest.mark.parametrize("way", [INLINE, THREAD, FORK, SPAWN])
 

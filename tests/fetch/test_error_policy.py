@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from ways import SPAWN, WAYS, every_way
 
 import penstock
 from penstock import SKIP, Loader, SampleError
@@ -19,13 +20,7 @@ from penstock.nodes import Cycler, Node, ParallelMapper, Sampler
 from penstock.orders import SequentialOrder
 from penstock.testing import Tagged, assert_resumes_everywhere
 
-WAYS = [
-    pytest.param({"num_workers": 0}, id="inline"),
-    pytest.param({"num_workers": 2, "method": "thread"}, id="thread"),
-    pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="fork"),
-    pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="spawn", marks=pytest.mark.soak),
-]
-ways = pytest.mark.parametrize("way", WAYS)
+ways = pytest.mark.parametrize("way", [*WAYS, SPAWN])
 
 
 class Tangled(Exception):
@@ -109,7 +104,7 @@ def test_an_error_has_its_type_its_traceback_and_its_address(way):
             assert "__getitem__" in str(error.__cause__) or error.__traceback__.tb_next is not None
 
 
-@pytest.mark.parametrize("way", WAYS[:3])
+@every_way
 @pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt])
 def test_what_means_something_to_loops_arrives_as_an_error(way, kind):
     """Seen to fail: `Job.result` raising the error directly. Inline, Ctrl-C cannot be distinguished from a KeyboardInterrupt of the dataset."""
@@ -144,7 +139,7 @@ def test_what_the_index_level_raised_counts_as_delivered(workers):
     assert seen == [("0", 1), ("1", 2), (2, 2), (3, 3), ("4", 5), ("5", 6)]
 
 
-@pytest.mark.parametrize("way", WAYS[:3])
+@every_way
 @pytest.mark.parametrize(
     ("kind", "arguments"),
     [(Tangled, (1, 2)), (Closed, ("closed",)), (Unspeakable, ()), (Frozen, (5,))],
@@ -165,7 +160,7 @@ def test_any_exception_arrives(way, kind, arguments):
         assert "__getitem__" in str(seen[1].__cause__)
 
 
-@pytest.mark.parametrize("way", WAYS[:3])
+@every_way
 def test_an_error_of_collate_names_the_batch(way):
     with Loader.from_dataset([torch.zeros(n % 3) for n in range(4)], batch_size=2, on_error="skip", **way) as loader:
         error = epoch(loader)[0]
@@ -195,7 +190,7 @@ def test_skip_shortens_the_batch_and_moves_nothing_else(way, kind, caplog):
     assert messages[0].endswith("failure 1 in 3 samples: ValueError: bad pixel") or "ValueError: bad pixel" in messages[0]
 
 
-@pytest.mark.parametrize("way", WAYS[:3])
+@every_way
 def test_a_batch_of_which_nothing_is_left_raises(way):
     with Loader.from_dataset(Failing(6, 2, 3), batch_size=2, on_error="skip", **way) as loader:
         seen = epoch(loader)
@@ -204,7 +199,7 @@ def test_a_batch_of_which_nothing_is_left_raises(way):
         assert loader.statistics().nodes[-1].failures.failed == 2
 
 
-@pytest.mark.parametrize("way", WAYS[:3])
+@every_way
 def test_a_single_sample_that_fails_raises_or_is_replaced(way):
     """Without batches there is no batch to shorten."""
     with Loader.from_dataset(Failing(3, 1), batch_size=None, on_error="skip", **way) as loader:
@@ -265,7 +260,7 @@ def test_resuming_is_exact_whatever_fails(options):
 # The budget.
 
 
-@pytest.mark.parametrize("way", WAYS[:3])
+@every_way
 def test_more_than_max_errors_raises_and_the_loader_goes_on(way):
     with Loader.from_dataset(Failing(8, 1, 2, 4), batch_size=2, on_error="skip", max_errors=2, **way) as loader:
         seen = epoch(loader)

@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
+from ways import every_way
 
 import penstock
 from penstock import Loader, Packs
 from penstock._fetch.packing import PackIndex, PackView
 from penstock._random.sample_rng import numpy_generator
 
-WAYS = [
-    pytest.param({}, id="inline"),
-    pytest.param({"num_workers": 2, "method": "thread"}, id="threads"),
-    pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="processes"),
-]
 LENGTHS = [3, 12, 0, 5, 7, 2, 9, 1, 4]
 
 
@@ -175,7 +171,7 @@ def loaded(dataset, packs=None, epochs=1, **words):
 
 
 class TestALoaderOfPacks:
-    @pytest.mark.parametrize("way", WAYS)
+    @every_way
     @pytest.mark.parametrize("dataset", [Sequences, Together])
     def test_gives_every_place_once(self, dataset, way):
         for batches in loaded(dataset(), Packs(LENGTHS, 10, pad=-1), 2, **way):
@@ -183,7 +179,7 @@ class TestALoaderOfPacks:
             assert sorted(tokens) == [100 * index + place for index, length in enumerate(LENGTHS) for place in range(length)]
 
     @pytest.mark.filterwarnings("ignore:.* from the global random numbers in worker threads")  # "torch" does
-    @pytest.mark.parametrize("way", WAYS)
+    @every_way
     def test_gives_each_sequence_random_numbers_of_its_position_in_the_order(self, way):
         """The same for all pieces of a sequence, so they fit together. Seen red with members that draw from the pack's generator."""
         dataset, order = Random(), penstock.orders.ShuffledOrder(len(LENGTHS), 5)
@@ -218,7 +214,7 @@ class TestALoaderOfPacks:
             ]
             assert set(drawn[real & (index == one)].tolist()) == set(again)
 
-    @pytest.mark.parametrize("way", WAYS)
+    @every_way
     @pytest.mark.parametrize("dataset", [Sequences, Together])
     def test_transforms_each_sequence_before_it_is_cut(self, dataset, way):
         def negated(sequence):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from ways import WAYS, every_way
 
 import penstock
 from penstock import Cached, Loader
@@ -17,11 +18,6 @@ from penstock.nodes import Fetch
 from penstock.testing import Tagged, assert_resumes_everywhere
 
 N = 23
-WAYS = [
-    pytest.param({}, id="inline"),
-    pytest.param({"num_workers": 2, "method": "thread"}, id="threads"),
-    pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="processes"),
-]
 
 
 class Stream(IterableDataset):
@@ -57,7 +53,7 @@ def expected(values: list[int], epoch: int) -> list[list[float]]:
     return [[float(value), numpy_generator(5, epoch, position).random(), float(position)] for position, value in enumerate(values)]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@every_way
 @pytest.mark.parametrize(
     "data", [lambda: list(range(N)), Stream, Together, lambda: Cached(Together())], ids=["list", "stream", "together", "cached"]
 )
@@ -102,7 +98,7 @@ def decoded(sample: int) -> int:
     return sample
 
 
-@pytest.mark.parametrize("way", WAYS)
+@every_way
 @pytest.mark.parametrize(
     ("data", "name"), [(lambda: list(range(N)), "dataset index 6"), (Stream, "the item 6"), (Together, "dataset index 6")]
 )

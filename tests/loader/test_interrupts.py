@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from global_draws import generators
 from leaks import no_leaks
 from pairwise import pairwise
+from resumable import Resumable
 from strikes import Stop, Strikes, in_turn
 from torch.utils.data import IterableDataset
 
@@ -43,29 +45,12 @@ class Numbers(IterableDataset):
         yield from range(N)
 
 
-class Resumable(IterableDataset):
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self):
-        while self.at < N:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
 BUILDS: dict[str, Callable[[], Loader[Any]]] = {
     "inline": lambda: Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=1),
     "threads": lambda: Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=1, num_workers=2, method="thread"),
     "a stream": lambda: Loader.from_dataset(Numbers(), batch_size=B),
     "a stream, threads": lambda: Loader.from_dataset(Numbers(), batch_size=B, num_workers=2, method="thread"),
-    "a stream with a state": lambda: Loader.from_dataset(Resumable(), batch_size=B, num_workers=1, method="thread"),
+    "a stream with a state": lambda: Loader.from_dataset(Resumable(N), batch_size=B, num_workers=1, method="thread"),
     "processes": lambda: Loader.from_dataset(
         Tagged(N), batch_size=B, shuffle=True, seed=1, num_workers=1, multiprocessing_context="fork", prefetch_factor=2
     ),
@@ -92,11 +77,6 @@ def odd(record: int) -> int:
 
 def plain(batch: Any) -> Any:
     return batch.tolist() if hasattr(batch, "tolist") else batch
-
-
-def generators() -> tuple[Any, ...]:
-    """Where the user's own generators stand."""
-    return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
 
 
 @cache

@@ -14,7 +14,7 @@ import torch
 import torchdata.nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
+from resumable import Resumable
 
 from penstock import Loader, StateError
 from penstock._nodes.encoding import TAG, decoded, encoded
@@ -202,18 +202,12 @@ def test_a_damaged_tag_is_a_state_error(tagged):
 # In a source.
 
 
-class Numbers(IterableDataset):
+class Numbers(Resumable):
     """Counts to six, and stores its position as ``keep`` says."""
 
     def __init__(self, keep=lambda at: {"at": {0: at}}, place=lambda state: state["at"].get(0, 0)) -> None:
-        self.at = 0
+        super().__init__(6)
         self.keep, self.place = keep, place
-
-    def __iter__(self):
-        while self.at < 6:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
 
     def state_dict(self):
         return self.keep(self.at)

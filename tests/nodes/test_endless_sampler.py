@@ -9,6 +9,7 @@ from itertools import count, islice
 import numpy as np
 import pytest
 import torch
+from global_draws import draw, seeded
 from samplers import following, plain
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -170,13 +171,13 @@ def test_blocks_give_what_the_whole_gives(blocks, wrap, monkeypatch, make, plan_
     whole = wrap(Ends(), seed=3, plan_ahead=False)
     expected = plain(whole)
     node = wrap(make(), seed=3, plan_ahead=plan_ahead)
-    random.seed(7), np.random.seed(7), torch.manual_seed(7)
+    seeded()
     read, drawn = [], []
     for _ in range(55):
         read.append(next(node).plain())
-        drawn.append((random.random(), np.random.random(), float(torch.rand(()))))
-    random.seed(7), np.random.seed(7), torch.manual_seed(7)
-    assert drawn == [(random.random(), np.random.random(), float(torch.rand(()))) for _ in drawn]
+        drawn.append(draw())
+    seeded()
+    assert drawn == [draw() for _ in drawn]
     assert read == expected
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from global_draws import generators
 from pairwise import pairwise
 
 from penstock import Loader, sample
@@ -81,10 +82,6 @@ def graph(dataset: Any, mapper: str = "ParallelMapper", **options: Any) -> Any:
 
 def values(batches: Any) -> list[Any]:
     return [[part.tolist() for part in batch] for batch in batches]
-
-
-def generators() -> tuple[Any, ...]:
-    return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
 
 
 @pytest.mark.parametrize(("reader", "mapper", "draw"), pairwise(READERS, MAPPERS, DRAWS))

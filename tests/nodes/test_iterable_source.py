@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from itertools import islice
 
-import numpy as np
 import pytest
-import torch
 import torchdata.nodes
+from global_draws import draw, generators, seeded
+from resumable import Resumable
 from torch.utils.data import IterableDataset
 
 from penstock import GraphError, Loader, SourceError
@@ -18,23 +17,6 @@ from penstock._random.global_rng import global_rngs_kept
 from penstock.nodes import Batcher, Cycler, IterableSource, Mapper, Prefetcher
 
 N = 6
-
-
-def draw():
-    """One number from each global generator."""
-    return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-
-def generators():
-    """The states of the generators, as values that compare."""
-    name, words, *rest = np.random.get_state()
-    return random.getstate(), (name, words.tolist(), *rest), torch.get_rng_state().tolist()
-
-
-def seeded(seed=7):
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 @pytest.fixture(autouse=True)
@@ -62,24 +44,6 @@ class DrawsAtOnce(IterableDataset):
         return ((*self.told, *begun, *draw()) for _ in range(N))
 
 
-class KeepsItsPlace(IterableDataset):
-    """Draws for each item, and resumes from a state."""
-
-    at = 0
-
-    def __iter__(self):
-        while self.at < N:
-            self.at += 1
-            yield draw()
-        self.at = 0
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
 def loaded(dataset, epochs=2, **options):
     """The data of some epochs, and the user's draws after each batch."""
     seeded()
@@ -93,7 +57,9 @@ def loaded(dataset, epochs=2, **options):
 
 
 every_dataset = pytest.mark.parametrize(
-    "make", [Draws, DrawsAtOnce, KeepsItsPlace, lambda: torchdata.nodes.IterableWrapper(Draws())], ids=["plain", "told", "stateful", "node"]
+    "make",
+    [Draws, DrawsAtOnce, lambda: Resumable(N, lambda at: draw()), lambda: torchdata.nodes.IterableWrapper(Draws())],
+    ids=["plain", "told", "stateful", "node"],
 )
 
 

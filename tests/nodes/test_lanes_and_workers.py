@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from global_draws import generators
 from torch.utils.data import get_worker_info
 
 import penstock
@@ -185,20 +186,16 @@ def drawn(samples: list[Any]) -> list[Any]:
     return [(sample["value"], random.random(), np.random.randn(), torch.rand(()).item()) for sample in samples]
 
 
-def here() -> list[str]:
-    return [str(random.getstate()), str(np.random.get_state()), str(torch.get_rng_state().tolist())]
-
-
 @pytest.mark.parametrize("lanes", [8, 1])
 def test_a_collate_fn_runs_here_and_draws_as_anywhere(lanes: int) -> None:
     """Our generators stay as they are. Seen to fail: `Loaded` collated without ``kept``; a batch of one owner collated in the worker."""
-    before = here()
+    before = generators()
     runs = []
     for workers in (0, 1, 3):
         with loading(Lanes(lanes), workers, collate_fn=drawn, seed=5) as loader:
             runs.append([batch for _ in range(2) for batch in loader])
     assert runs[0] == runs[1] == runs[2]
-    assert here() == before
+    assert generators() == before
     with loading(Lanes(lanes), collate_fn=collated_in) as loader:
         assert set(loader) == {os.getpid()}
 

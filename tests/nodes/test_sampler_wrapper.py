@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from global_draws import generators, seeded
 from samplers import following, plain
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 from torch.utils.data import Sampler as TorchSampler
@@ -201,35 +202,31 @@ class TestSamplerWrapperSeeds:
     def test_all_that_a_sampler_draws_from(self, wrap, name):
         """Another order with another seed, or epoch, and no trace in the global generators. Seen red with each of the seedings left out."""
         read = epochs(wrap(seeded_samplers()[name], batches=in_batches(name), seed=3), 3)
-        random.seed(1), np.random.seed(1), torch.manual_seed(1)
-        before = global_states()
+        seeded(1)
+        before = generators()
         assert epochs(wrap(seeded_samplers()[name], batches=in_batches(name), seed=3, plan_ahead=False), 3) == read
-        assert global_states() == before
+        assert generators() == before
         assert read[0] != read[1] != read[2] != read[0]
         assert epochs(wrap(seeded_samplers()[name], batches=in_batches(name), seed=4), 1) != read[:1]
 
     def test_also_while_another_thread_draws(self, wrap, name):
         """Every draw of the other thread is the one it would have been. Seen red with a user's sampler read here instead of in a helper process."""
-        random.seed(7), np.random.seed(7), torch.manual_seed(7)
+        seeded(7)
         done, drawn = threading.Event(), []
 
-        def draw():
+        def keep_drawing():
             while not done.is_set():
-                drawn.append((random.random(), np.random.random(), float(torch.rand(()))))
+                drawn.append(draw())
 
-        thread = threading.Thread(target=draw)
+        thread = threading.Thread(target=keep_drawing)
         thread.start()
         try:
             epochs(wrap(seeded_samplers()[name], batches=in_batches(name)), 4)
         finally:
             done.set()
             thread.join()
-        random.seed(7), np.random.seed(7), torch.manual_seed(7)
-        assert drawn == [(random.random(), np.random.random(), float(torch.rand(()))) for _ in drawn]
-
-
-def global_states():
-    return random.getstate(), [str(part) for part in np.random.get_state()], torch.get_rng_state().tolist()
+        seeded(7)
+        assert drawn == [draw() for _ in drawn]
 
 
 class TestSamplerWrapperResumes:
@@ -272,12 +269,12 @@ class TestSamplerWrapperPlansAhead:
             read = epochs(node, 3)
         assert len(caught) == 1
         assert read == epochs(wrap(Mixed()), 3)
-        before = global_states()
+        before = generators()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             node.reset(node.start_of(3))
             next(node)
-        assert global_states() == before
+        assert generators() == before
 
 
 class TestSamplerWrapperFails:

@@ -10,6 +10,7 @@ from itertools import islice
 import pytest
 import torchdata.nodes
 from pairwise import pairwise
+from resumable import Resumable
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from penstock import GraphError, Loader, StateMismatch
@@ -37,23 +38,9 @@ class Own(IterableDataset):
         return iter(range(100 * self.r, 100 * self.r + self.n + (self.r == 0)))
 
 
-class Stateful(IterableDataset):
+def stateful(r):
     """Splits itself, and stores its own position."""
-
-    def __init__(self, r):
-        self.r, self.at = r, 0
-
-    def __iter__(self):
-        while self.at < 5:
-            self.at += 1
-            yield 100 * self.r + self.at - 1
-        self.at = 0
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
+    return Resumable(5, lambda at: 100 * r + at)
 
 
 def canonical(dataset, rank=0, world_size=2, **options):
@@ -295,7 +282,7 @@ def test_an_own_split_loads_at_the_same_world_size_only(saved_by, loaded_by):
 
 def test_an_own_split_with_a_state_is_bound_to_its_rank(caplog):
     """And the first item says so, once. Seen to fail: another rank's state was loaded."""
-    with canonical(Stateful(1), 1, split="own") as loader:
+    with canonical(stateful(1), 1, split="own") as loader:
         assert list(islice(loader, 2)) == [100, 101]
         assert [record.name for record in caplog.records] == ["penstock"]
         assert "each rank's state is its own, and loads only on that rank" in caplog.text
@@ -305,19 +292,19 @@ def test_an_own_split_with_a_state_is_bound_to_its_rank(caplog):
         assert list(loader) == [100, 101, 102, 103, 104]
         assert len(caplog.records) == 1
     for rank, world_size in ((0, 2), (1, 3)):
-        with canonical(Stateful(rank), rank, world_size, split="own") as loader:
+        with canonical(stateful(rank), rank, world_size, split="own") as loader:
             loader.load_state_dict(saved)
             with pytest.raises(
                 StateMismatch, match=f"saved by rank 1 of 2, .*this is rank {rank} of {world_size}. Load the state that this rank saved"
             ):
                 next(iter(loader))
-    with canonical(Stateful(1), 1, split="own") as loader:
+    with canonical(stateful(1), 1, split="own") as loader:
         loader.load_state_dict(saved)
         assert list(loader) == [102, 103, 104]
 
 
 @pytest.mark.filterwarnings("ignore:Own has no state_dict")
-@pytest.mark.parametrize("make", [Own, Stateful, lambda r: torchdata.nodes.IterableWrapper(Stateful(r))])
+@pytest.mark.parametrize("make", [Own, stateful, lambda r: torchdata.nodes.IterableWrapper(stateful(r))])
 def test_an_own_split_resumes_everywhere(make):
     """Seen to fail: split="own" was refused by name."""
     assert_resumes_everywhere(lambda: Batcher(Sharder(Cycler(IterableSource(make(1), split="own")), 1, 2), 2), steps=9)

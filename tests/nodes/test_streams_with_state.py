@@ -9,6 +9,7 @@ from itertools import islice
 
 import pytest
 from pairwise import pairwise
+from resumable import Resumable
 from torch.utils.data import IterableDataset
 
 from penstock import GraphError, Loader
@@ -104,27 +105,18 @@ class BeginsAnew(IterableDataset):
     __next__ = Pass.__next__
 
 
-class GoesOn(IterableDataset):
+class GoesOn(Resumable):
     """A generator that continues from the dataset's position."""
 
     fails_at = None
 
     def __init__(self):
-        self.i = 0
+        super().__init__(N, self.item_at)
 
-    def __iter__(self):
-        while self.i < N:
-            self.i += 1
-            if self.i - 1 == self.fails_at:
-                raise KeyboardInterrupt
-            yield self.i - 1
-        self.i = 0
-
-    def state_dict(self):
-        return {"i": self.i}
-
-    def load_state_dict(self, state):
-        self.i = state["i"]
+    def item_at(self, at):
+        if at == self.fails_at:
+            raise KeyboardInterrupt
+        return at
 
 
 KINDS = [WithFlag, StateOfTheLastPass, HasStatefulPasses, StateOfItsOwnPass, BeginsAnew, GoesOn]

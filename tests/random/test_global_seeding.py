@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from global_draws import generators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
@@ -246,15 +247,6 @@ def test_an_error_in_a_watched_batch():
 # The caller's generators.
 
 
-def states():
-    return (
-        random.getstate(),
-        [str(part) for part in np.random.get_state()],
-        np.random.get_state()[1].tolist(),
-        torch.get_rng_state().tolist(),
-    )
-
-
 @pytest.mark.parametrize(("draw", "before"), [*pairwise(KINDS, ["nothing", "randn", "all"]), *pairwise(DRAWS, ["all"])])
 def test_inline_loading_leaves_the_callers_generators_to_the_bit(draw, before):
     """Whatever the dataset draws, and where, and whatever the caller draws between batches. Seen to fail: `_watched` without `put_back`;
@@ -267,9 +259,9 @@ def test_inline_loading_leaves_the_callers_generators_to_the_bit(draw, before):
                     np.random.randn()
                 if before == "all":
                     random.gauss(0, 1), torch.randn(()), np.random.random()
-                found = states()
+                found = generators()
                 next(iterator, None)
-                assert states() == found
+                assert generators() == found
 
 
 def test_the_callers_draws_are_no_surprise():
@@ -298,7 +290,7 @@ def test_the_watch_sees_a_draw_of_a_kept_deviate_and_puts_back(both_ways, kept):
     `_TorchMemory.read` without the deviates."""
     seed_globals(1, 2, 3)
     kept()
-    found = states()
+    found = generators()
     watch = GlobalRngSnapshot()
     before = watch.look()
     drawn = kept()
@@ -307,7 +299,7 @@ def test_the_watch_sees_a_draw_of_a_kept_deviate_and_puts_back(both_ways, kept):
         draw()
     watch.put_back(before)
     assert watch.look() == before
-    assert states() == found
+    assert generators() == found
     assert kept() == drawn
 
 
