@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from global_draws import generators, seeded
+from global_draws import draw, generators, seeded
 from samplers import following, plain
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 from torch.utils.data import Sampler as TorchSampler
