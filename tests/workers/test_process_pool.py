@@ -916,7 +916,7 @@ class Stuck:
 def main():
     loader = Loader.from_dataset(Stuck(), batch_size=1, num_workers=2, multiprocessing_context={method!r})
     next(iter(loader))
-    workers = [os.pidfd_open(pid) for pid in loader.root._pool.pids]
+    workers = [os.pidfd_open(pid) for pid in loader.root.executor._pool.pids]
     if os.fork() == 0:
         os.kill(os.getppid(), signal.SIGKILL)
         for worker in workers:
