@@ -39,8 +39,8 @@ def whole_number(name: str, value: Any, least: int, below: int = 2**63, remedy: 
     return number
 
 
-def seconds(name: str, value: Any) -> float | None:
-    """``value`` in seconds; None, which waits forever, for None, 0 and `LONGEST_S` or more.
+def seconds(name: str, value: Any, zero: str = "waits forever") -> float | None:
+    """``value`` in seconds; None, which means what the message says of ``zero``, for None, 0 and `LONGEST_S` or more.
 
     Raises:
         ValueError: ``value`` is negative or not a number.
@@ -52,7 +52,7 @@ def seconds(name: str, value: Any) -> float | None:
     except (TypeError, ValueError):
         number = math.nan
     if not number >= 0:
-        raise ValueError(f"{name}={value!r:.200} must be a number of seconds, 0 or more; 0 waits forever.")
+        raise ValueError(f"{name}={value!r:.200} must be a number of seconds, 0 or more; 0 {zero}.")
     return None if number >= LONGEST_S else number or None
 
 

@@ -68,9 +68,6 @@ class Counting(Node):
     def check(self, state) -> None:
         self.source.check(state["source"])
 
-    def remaining(self, state=None):
-        return self.source.remaining(None if state is None else state["source"])
-
 
 class Countdown(IterableDataset):
     """Stateful in torchdata's sense: an iterable with its own state_dict."""

@@ -378,7 +378,7 @@ class Loader(FromDataset, Generic[T]):
 
         It is logged as ``INFO``, or as a warning if the log takes no less.
         """
-        self._clock.report_every(seconds("every_s", every_s) or 0.0)
+        self._clock.report_every(seconds("every_s", every_s, zero="logs none") or 0.0)
 
     # What an iterator asks of its loader.
 

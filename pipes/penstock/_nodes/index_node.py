@@ -106,12 +106,15 @@ class IndexNode(Node[T]):
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[T], State]:
         """Pass over ``n * every`` items from ``place`` on. Returns those at ``first``, ``first + every``, …, and the place behind them all.
 
-        Fewer than ``n`` items mean that the epoch ends there. ``n`` may be 0: a source that plans its epoch does so then.
+        Fewer than ``n`` items mean that the epoch ends there. ``n`` may be 0: a source that plans its epoch does so then. Whoever reads on begins at the
+        place that this has returned, also after an empty read.
         """
         return self.upstream.read(place, n, every, first)
 
     def peek(self, place: State, positions: np.ndarray) -> Sequence[T]:
-        """The items of the epoch of ``place`` at ``positions`` (int64, shape ``(n,)``). Positions past the end wrap around.
+        """The items of the epoch of ``place`` at ``positions`` (int64, shape ``(n,)``) among those that this node yields.
+
+        Positions past the last of them wrap around: a node that yields fewer items than its source has must map them.
 
         Raises:
             GraphError: It cannot be read by position.
