@@ -72,51 +72,6 @@ def test_states_out_of_order_load_into_a_smaller_window_and_are_saved_again(work
     assert sorted(first + rest) == list(range(40))
 
 
-class Dyn:
-    """4 batches in even epochs, 8 in odd ones."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        return 4 if self.epoch % 2 == 0 else 8
-
-    def __iter__(self):
-        return iter([[2 * k, 2 * k + 1] for k in range(len(self))])
-
-
-@pytest.mark.parametrize("plan_ahead", [True, False])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_length_that_follows_the_epoch(plan_ahead, workers):
-    """Seen to fail when len(sampler) was believed for every epoch: half of a resumed epoch was taken for delivered."""
-
-    def build():
-        return Loader.from_dataset(Tagged(20), batch_sampler=Dyn(), plan_ahead=plan_ahead, num_workers=workers, method="thread")
-
-    def told(batches):
-        return (batches.epoch, batches.position, batches.remaining, batches.is_last, len(batches))
-
-    with build() as batches:
-        states, seen = [], []
-        for _ in range(3):
-            for batch in batches:
-                states.append((told(batches), batches.state_dict()))
-                seen.append(batch.tolist())
-    lengths = {0: 4, 1: 8, 2: 4}
-    assert [where for where, _ in states] == [(e, k, n - k, k == n, n) for e, n in lengths.items() for k in range(1, n + 1)]
-    for k, (where, state) in enumerate(states[:-1]):
-        with build() as resumed:
-            resumed.load_state_dict(state)
-            assert told(resumed) == where
-            got = []
-            while len(got) < len(seen) - k - 1:
-                got += values(resumed)
-            assert got == seen[k + 1 :]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [2, 4])
 def test_a_loaded_state_whose_first_batch_failed_is_still_loaded(workers, stop):

