@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 from itertools import islice
@@ -62,19 +61,6 @@ def test_it_is_called_once_per_epoch_and_worker():
         for _ in range(3):
             list(loader)
     assert dataset.told == [0, 1, 2]
-
-
-@processes
-def test_a_resumed_loader_is_told_too(way):
-    with Loader.from_dataset(Curriculum(6), batch_size=2, **way) as loader:
-        list(loader), list(loader)
-        batches = iter(loader)
-        next(batches)
-        state = json.loads(json.dumps(loader.state_dict()))
-        rest = values(batches)
-    with Loader.from_dataset(Curriculum(6), batch_size=2, **way) as resumed:
-        resumed.load_state_dict(state)
-        assert values(resumed) == rest == expected(6, 2, [2])[0][1:]
 
 
 def test_a_replaced_worker_is_told_too():

@@ -16,9 +16,7 @@ from ways import SPAWN, WAYS, every_way
 import penstock
 from penstock import SKIP, Loader, SampleError
 from penstock._fetch.error_policy import WINDOW, ErrorBudget, PartialBatch, SampleFailure
-from penstock.nodes import Cycler, Node, ParallelMapper, Sampler
-from penstock.orders import SequentialOrder
-from penstock.testing import Tagged, assert_resumes_everywhere
+from penstock.testing import Tagged
 
 ways = pytest.mark.parametrize("way", [*WAYS, SPAWN])
 
@@ -116,27 +114,6 @@ def test_what_means_something_to_loops_arrives_as_an_error(way, kind):
     assert kind.__name__ in str(seen[1])
     assert "dataset index" in str(seen[1])
     assert type(seen[1].__cause__) is kind
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_the_index_level_raised_counts_as_delivered(workers):
-    """It counts from the next call on, with any kind of worker. Seen to fail: inline work without an entry for it."""
-
-    class Choosy(Node):
-        def transform(self, item):
-            if item in (2, 3):
-                raise ValueError(item)
-            return item
-
-    seen = []
-    with Loader(ParallelMapper(Choosy(Cycler(Sampler(SequentialOrder(6)))), str, workers)) as loader:
-        batches = iter(loader)
-        for _ in range(6):
-            try:
-                seen.append((next(batches), loader.position))
-            except ValueError as error:
-                seen.append((error.args[0], loader.position))
-    assert seen == [("0", 1), ("1", 2), (2, 2), (3, 3), ("4", 5), ("5", 6)]
 
 
 @every_way
@@ -244,17 +221,6 @@ def test_an_error_of_the_function_is_an_error():
         seen = epoch(loader)
     assert shapes(seen) == [LookupError, [2, 3]]
     assert isinstance(seen[0].__context__, ValueError)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "multiprocessing_context": "fork"}])
-def test_resuming_is_exact_whatever_fails(options):
-    def build():
-        return Loader.from_dataset(
-            Failing(11, 2, 5, 6), batch_size=3, shuffle=True, seed=4, on_error="skip", max_errors=1000, rank=0, world_size=1, **options
-        )
-
-    assert_resumes_everywhere(build, steps=9)
 
 
 # The budget.

@@ -7,7 +7,7 @@ import multiprocessing
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset
 from torch_modes import every_mode, seen
 
 from penstock import Loader, Resident, sample
@@ -186,16 +186,3 @@ def test_an_order_of_torchs_is_drawn_on_the_cpu():
     expected = TorchOrder(N, 3).plan(1).tolist()
     with torch.device("meta"):
         assert TorchOrder(N, 3).plan(1).tolist() == expected
-
-
-@by_how
-def test_a_sampler_of_torchs_draws_on_the_cpu(how):
-    options = HOW[how] | {"batch_size": BATCH}
-    expected, loader = (
-        Loader.from_dataset(rows(), sampler=RandomSampler(range(N), generator=torch.Generator().manual_seed(3)), **options)
-        for _ in range(2)
-    )
-    with expected, loader:
-        with every_mode():
-            batches = list(loader)
-        assert [plain(batch) for batch in batches] == [plain(batch) for batch in expected]

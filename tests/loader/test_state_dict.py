@@ -90,19 +90,6 @@ def test_commit_survives_the_end_of_an_epoch_and_a_resume():
         assert got == rest
 
 
-def test_shuffled_states_are_the_same_whatever_ran_before():
-    """A state says nothing of how its loader came there."""
-    straight, jumped = [], []
-    with loader(shuffle=True) as batches:
-        list(batches), list(batches)
-        straight = [batches.state_dict() for _ in batches]
-    with loader(shuffle=True) as batches:
-        list(islice(batches, 3))
-        batches.set_epoch(2)
-        jumped = [batches.state_dict() for _ in batches]
-    assert straight == jumped
-
-
 def test_a_setting_that_reads_like_a_missing_one_is_a_difference():
     """Seen to fail: a text stood for what is not there."""
     assert differences({"name": "not there"}, {}) == ["name was 'not there' and is not there"]

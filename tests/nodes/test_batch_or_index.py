@@ -280,22 +280,3 @@ def test_shares_in_batches_are_no_indices(batch_size):
     sampler = BatchSampler(DistributedSampler(range(8), 2, 0), 2, False)
     with pytest.raises(GraphError, match=r"DistributedSampler deals out .*pass it as batch_sampler=.*the sampler that it shards"):
         Loader.from_dataset(Keys(), batch_size=batch_size, sampler=sampler)
-
-
-def test_a_sampler_that_has_every_attribute_is_read():
-    """For example a proxy. Seen to fail: its ``.sampler.sampler.sampler…`` was followed forever."""
-
-    class Proxy:
-        def __getattr__(self, name):
-            if name.startswith("_") or name in ("rank", "num_replicas", "process_index"):
-                raise AttributeError(name)
-            return Proxy()
-
-        def __call__(self, *_):
-            return self
-
-        def __iter__(self):
-            return iter([[0, 1], [2]])
-
-    with Loader.from_dataset(range(3), batch_sampler=Proxy()) as loader:
-        assert [batch.tolist() for batch in loader] == [[0, 1], [2]]

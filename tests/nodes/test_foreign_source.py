@@ -107,10 +107,6 @@ def epochs(make, n=5):
         return [list(loader) for _ in range(n)]
 
 
-def saved(loader):
-    return json.loads(json.dumps(loader.state_dict()))
-
-
 @pytest.mark.parametrize("name", [name for name in CHAINS if "random" not in name and "iterable" not in name])
 def test_an_epoch_reached_by_running_is_torchdatas_own(name):
     loader = tn.Loader(CHAINS[name]())

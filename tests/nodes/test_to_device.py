@@ -20,7 +20,6 @@ from penstock import Loader, Resident
 from penstock._memory.devices import can_pin, pin
 from penstock._nodes import to_device
 from penstock._nodes.to_device import _Mover
-from penstock._statistics import PinStatistics
 from penstock.nodes import Batcher, Cycler, EndOfEpoch, Fetch, ParallelMapper, PinMemory, Sampler, ToDevice
 from penstock.orders import SequentialOrder
 from penstock.testing import assert_resumes_everywhere
@@ -318,20 +317,6 @@ def test_batches_arrive_on_the_device_in_order(workers):
 
 @pytest.mark.gpu
 @gpu
-def test_a_batch_on_its_way_is_not_delivered():
-    node = ToDevice(loaded(), accelerator(), 3)
-    next(node)
-    state = node.get_state()
-    assert state["source"]["position"] == 2
-    other = ToDevice(loaded(), accelerator(), 1)
-    other.reset(state)
-    assert next(other)["label"].tolist() == [2, 3]
-    node.shutdown()
-    other.shutdown()
-
-
-@pytest.mark.gpu
-@gpu
 def test_the_copy_waits_for_nobody_and_the_consumer_for_the_copy():
     """The consumer's stream is delayed; batches still arrive complete, whenever it reads them."""
     streams = torch.get_device_module(accelerator())
@@ -361,16 +346,6 @@ def test_pinned_memory_is_not_used_again_before_the_copy_is_over():
         for images, labels in copies:
             assert torch.equal(images[:, 0, 0].cpu().long(), labels)
             assert torch.equal(images[:, -1, -1].cpu().long(), labels)
-
-
-@pytest.mark.gpu
-@gpu
-def test_pin_memory_has_nothing_to_do_where_batches_are_made_pinned():
-    node = PinMemory(loaded(pin_memory=True))
-    batches = list(islice(node, 5))
-    assert all(batch["image"].is_pinned() for batch in batches)
-    assert node.statistics()[-1].pinned == PinStatistics(pinned=0, already=5)
-    node.shutdown()
 
 
 class Boxed:
@@ -410,18 +385,6 @@ def test_resident_on_the_device_is_the_ordinary_loader():
                 assert [part.device for part in batch] == [accelerator()] * 2
                 assert all(torch.equal(mine.cpu(), its) for mine, its in zip(batch, other, strict=True))
         assert loader.state_dict() == ordinary.state_dict()
-
-
-@pytest.mark.gpu
-@gpu
-def test_an_index_that_is_out_of_bounds_does_not_end_the_device():
-    resident = Resident(torch.utils.data.TensorDataset(torch.arange(20)), accelerator())
-    with Loader.from_dataset(resident, batch_size=2, sampler=[-1, 3, 4, 20]) as loader:
-        batches = iter(loader)
-        assert next(batches)[0].tolist() == [19, 3]
-        with pytest.raises(IndexError, match="index 20 is out of bounds"):
-            next(batches)
-    assert torch.ones(3, device=accelerator()).sum().item() == 3
 
 
 @pytest.mark.gpu

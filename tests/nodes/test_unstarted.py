@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
-import textwrap
 import threading
 import weakref
 from itertools import islice
@@ -37,6 +33,7 @@ from penstock.nodes import (
     ToDevice,
 )
 from penstock.orders import ShuffledOrder, TorchOrder
+from penstock.testing import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,14 +115,6 @@ def items(node: Node[Any], n: int = 9) -> list[Any]:
         node.shutdown()
 
 
-def plain(item: Any) -> Any:
-    if isinstance(item, torch.Tensor):
-        return item.tolist()
-    if isinstance(item, list | tuple):
-        return [plain(part) for part in item]
-    return item
-
-
 @pytest.mark.parametrize("build", GRAPHS)
 def test_a_copy_of_a_graph_that_was_never_started_gives_the_same_items(build):
     """Seen to fail for every node with its own workers or memory: locks, threads, pools and a device's module cannot be pickled."""
@@ -177,29 +166,3 @@ def test_a_graph_that_ended_before_it_started_does_not_start(build):
         with pytest.raises(ClosedError):
             node.reset()
     assert threading.active_count() == 1 or not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_graph_that_was_built_before_a_fork_can_be_read_first_in_the_child(tmp_path):
-    """Seen to fail on Python 3.13: a thread that was made before the fork counts as started in the child."""
-    program = textwrap.dedent("""
-        import os
-        from penstock import Loader
-        from penstock.nodes import Prefetcher
-        from penstock.testing import Tagged
-        loaders = [
-            Loader.from_dataset(Tagged(8), batch_size=2, num_workers=2, method="thread"),
-            Loader(Prefetcher(Loader.from_dataset(Tagged(8), batch_size=2).root)),
-            Loader.from_dataset(Tagged(8), batch_size=2, num_workers=1, multiprocessing_context="fork"),
-        ]
-        child = os.fork()
-        read = [[batch.tolist() for batch in loader] for loader in loaders]
-        assert read == [[[0, 1], [2, 3], [4, 5], [6, 7]]] * 3, read
-        for loader in loaders:
-            loader.close()
-        if child:
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    """)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
