@@ -8,6 +8,7 @@ import threading
 from itertools import islice
 
 import pytest
+from epochs import B, N, epoch, loader, values
 from torch.utils.data import DistributedSampler, RandomSampler
 
 import penstock
@@ -15,20 +16,6 @@ from penstock import Loader
 from penstock.nodes import Batcher, Cycler, Fetch, ParallelMapper, Prefetcher, Sampler, SamplerWrapper
 from penstock.orders import SequentialOrder, TorchOrder
 from penstock.testing import Tagged
-
-N, B = 10, 3
-
-
-def loader(**options) -> Loader:
-    return Loader.from_dataset(Tagged(N), batch_size=B, **options)
-
-
-def epoch(e: int, start: int = 0) -> list[list[int]]:
-    return [[1000 * e + i for i in range(first, min(first + B, N))] for first in range(0, N, B)][start:]
-
-
-def values(batches) -> list[list[int]]:
-    return [batch.tolist() for batch in batches]
 
 
 @pytest.mark.parametrize("source", [lambda: Sampler(TorchOrder(200, 1)), lambda: SamplerWrapper(RandomSampler(range(200)))])

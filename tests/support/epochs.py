@@ -1,0 +1,23 @@
+"""A loader of epochs of four batches, the last of them short, and what it must give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock import Loader
+from penstock.testing import Tagged
+
+N, B = 10, 3
+
+
+def loader(**options: Any) -> Loader[Any]:
+    return Loader.from_dataset(Tagged(N), **{"batch_size": B, **options})
+
+
+def values(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+def epoch(e: int, start: int = 0) -> list[list[int]]:
+    """The batches of epoch ``e``, in order, from the ``start``-th on."""
+    return [[1000 * e + i for i in range(first, min(first + B, N))] for first in range(0, N, B)][start:]
