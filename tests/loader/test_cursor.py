@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torchdata.nodes
+from fuzz import fuzzed
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -86,6 +87,11 @@ class Stream(IterableDataset[int]):
         return iter(range(10 * self.epoch, 10 * self.epoch + 2))
 
 
+class WithLength(Stream):
+    def __len__(self) -> int:
+        return 2
+
+
 def updated() -> Any:
     sampler = DistributedSampler(range(5), num_replicas=1, rank=0)
     return torchdata.nodes.Batcher(torchdata.nodes.SamplerWrapper(sampler, epoch_updater=lambda epoch: 2 * epoch + 3), 2, drop_last=False)
@@ -107,6 +113,7 @@ SIZED = {
 }
 UNSIZED = {
     "a stream": stream(Stream),
+    "a stream with a length": stream(WithLength),
     "a stream with a place": stream(lambda: Resumable(2)),
     "a stream that walks": stream(Walks),
     "torchdata's sampler": stream(updated),
@@ -171,6 +178,10 @@ class AgainstAList(RuleBasedStateMachine):
             if asked is not None:
                 return asked, 0
             return self.at if position == 0 or self.infinite else (epoch + 1, 0)
+        if self.by_sampler and not self.is_sized and asked is not None:
+            return (
+                self.at if asked == epoch else (asked, 0)
+            )  # only reading would show whether a stream is at its end: who asks has counted the batches
         if self.by_sampler and not completes:
             asked = None
         if asked not in (None, epoch) and not completes:
@@ -246,10 +257,11 @@ class AgainstAList(RuleBasedStateMachine):
 
     @rule(ahead=AHEAD, by_sampler=st.booleans())
     def ask(self, ahead: int, by_sampler: bool) -> None:
-        if self.infinite or (self.loaded and not self.is_sized):
+        by_sampler = by_sampler and hasattr(self.loader, "sampler")
+        if self.infinite or (self.loaded and not self.is_sized and (ahead not in (0, 1) or not by_sampler)):
             return
-        self.asked, self.by_sampler = min(max(0, self.at[0] + ahead), 6), by_sampler and self.is_sized
-        (self.loader.sampler if self.by_sampler else self.loader).set_epoch(self.asked)
+        self.asked, self.by_sampler = min(max(0, self.at[0] + ahead), 6), by_sampler
+        (self.loader.sampler if by_sampler else self.loader).set_epoch(self.asked)
 
     @rule()
     def end_epoch(self) -> None:
@@ -280,8 +292,11 @@ class InAProcess(AgainstAList):
     sized, unsized = dict(list(IN_A_PROCESS.items())[:1]), dict(list(IN_A_PROCESS.items())[1:])
 
 
-PHASES = [Phase.generate, Phase.shrink]
-AgainstAList.TestCase.settings = settings(max_examples=300, stateful_step_count=15, deadline=None, phases=PHASES)
-TestAgainstAList = pytest.mark.filterwarnings("ignore:Stream has no state_dict", "ignore:Stays cannot be pickled")(AgainstAList.TestCase)
-InAProcess.TestCase.settings = settings(max_examples=20, stateful_step_count=15, deadline=None, phases=PHASES)
-TestInAProcess = pytest.mark.slow(InAProcess.TestCase)
+def machine(kind: type[RuleBasedStateMachine], examples: int) -> Any:
+    kind.TestCase.settings = settings(fuzzed(examples), stateful_step_count=15, phases=[Phase.generate, Phase.shrink])
+    ignored = pytest.mark.filterwarnings("ignore:(Stream|WithLength) has no state_dict", "ignore:Stays cannot be pickled")
+    return pytest.mark.slow(ignored(kind.TestCase))
+
+
+TestAgainstAList = machine(AgainstAList, 300)
+TestInAProcess = machine(InAProcess, 20)

@@ -54,17 +54,6 @@ class TestAnEpoch:
             assert [item.positions for item in items] == list(range(len(items)))
             assert all(item.values.wholes == LENGTHS[item.values.indices].tolist() for item in items)
 
-    def test_of_buckets_holds_every_sample_once_at_its_position_in_the_order(self):
-        node = Cycler(grouper("buckets"))
-        node.reset()
-        for number in range(2):
-            items = epoch(node)
-            positions, indices = (np.concatenate([getattr(item, name) for item in items]) for name in ("positions", "values"))
-            assert sorted(indices.tolist()) == list(range(N))
-            assert np.array_equal(indices, ShuffledOrder(N, 3).indices(number, positions))
-            assert max(len(item) * LENGTHS[item.values].max() for item in items) <= 120
-            assert max(map(len, items)) == 6
-
     @kinds
     @counted
     def test_of_nothing_is_empty(self, kind, count):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import warnings
 from itertools import islice
 
 import pytest
@@ -260,44 +259,3 @@ def test_a_users_epoch_is_its_own(renews, key, ways, left_early, caplog):
             loader.load_state_dict({"penstock": json.dumps(saved)})
             assert list(islice(walked(loader), len(items) - done)) == items[done:]
         assert "start of epoch 1 it is read on from epoch 0" in caplog.text
-
-
-class Counted(IterableDataset):
-    """Epochs of four items, with a ``__len__`` of four, three or six."""
-
-    def __init__(self, said):
-        self.said, self.at = said, 0
-
-    def __len__(self):
-        return self.said
-
-    def set_epoch(self, epoch):
-        self.at = epoch
-
-    def __iter__(self):
-        return iter([1000 * self.at + i for i in range(4)])
-
-
-@pytest.mark.parametrize(("said", "restart"), pairwise([3, 4, 6], [None, True, False])[:6])
-def test_each_epoch_that_the_view_asks_for_comes_once(said, restart):
-    """From a state saved at the last batch that a counting training loop sees. Seen to fail: one epoch came twice, or not at all."""
-    make = lambda: Loader.from_dataset(Counted(said), batch_size=None, restart_on_stop_iteration=restart)  # noqa: E731
-    with warnings.catch_warnings(action="ignore"):
-        with make() as loader:
-            batches = iter(loader)
-            for _ in range(min(said, 4)):
-                next(batches)
-            state = loader.state_dict()
-        with make() as loader:
-            loader.load_state_dict(state)
-            for number in range(1, 4):
-                loader.sampler.set_epoch(number)
-                assert [item for item, _ in zip(loader, range(min(said, 4)), strict=False)] == [
-                    1000 * number + i for i in range(min(said, 4))
-                ]
-        with make() as loader:
-            loader.load_state_dict(state)
-            assert loader.epoch == 0
-            for number in range(3):
-                loader.sampler.set_epoch(number)
-                assert list(loader) == ([1000 * number + i for i in range(4)] if number else [3] * (said == 3))

@@ -15,7 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DistributedSampler
 
 from penstock._random import orders, permutation
 from penstock._random.orders import LONGEST, SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
@@ -129,24 +128,6 @@ def test_shuffled_order_is_frozen(n, seed, epoch, values):
 
 
 class TestTorchOrder:
-    @pytest.mark.parametrize(
-        ("n", "world_size", "drop_last"),
-        [
-            *((n, world_size, drop) for n, world_size in [(1, 1), (10, 3), (1000, 7)] for drop in (False, True)),
-            *((n, world_size, False) for n, world_size in [(3, 5), (1, 4)]),  # DistributedSampler itself fails there with drop_last
-        ],
-    )
-    def test_is_distributed_sampler_bit_for_bit(self, n, world_size, drop_last):
-        """Seen to fail: ``seed ^ epoch`` instead of ``seed + epoch``."""
-        order = TorchOrder(n, seed=42)
-        rounds = n // world_size if drop_last else -(-n // world_size)
-        for epoch in (0, 2, 7):
-            dealt = order.indices(epoch, np.arange(rounds * world_size) % n)
-            for rank in range(world_size):
-                sampler = DistributedSampler(range(n), world_size, rank, shuffle=True, seed=42, drop_last=drop_last)
-                sampler.set_epoch(epoch)
-                assert dealt[rank::world_size].tolist() == list(sampler)
-
     def test_takes_a_plan_made_elsewhere(self):
         order, other = TorchOrder(50, 1), TorchOrder(50, 1)
         assert not order.keeps(3)
