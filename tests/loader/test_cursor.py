@@ -140,12 +140,11 @@ def straight(build: Callable[..., Loader[Any]]) -> tuple[list[list[Any]], dict[t
 
 
 class AgainstAList(RuleBasedStateMachine):
-    """At each step the numbers and the state are compared. The model is where the loader stands (an epoch and a position; one behind the last item: the end
-    of the epoch, which nobody has seen yet) and what was asked of it since.
+    """At each step the numbers and the state are compared. The model is where the loader stands (an epoch and a position; behind the last item: at the
+    epoch's end, which nobody has seen yet) and what was asked of it since.
 
-    Seen to fail: an `end_epoch` that is not idempotent, or that behind an end gives up the next epoch; `fresh` not set by a mark; the sampler's view
-    refused like a request; a completed epoch taken for another one; `load` that keeps the end unseen whatever ``restart_on_stop_iteration`` says. Sources
-    that remember: an epoch that was asked for had the order of another one; a loaded state gave the order of the next.
+    Seen to fail: an `end_epoch` that is not idempotent; an end kept unseen whatever ``restart_on_stop_iteration`` says; the sampler's view refused like
+    a request; an epoch that was asked for, or a loaded state, with the order of another one.
     """
 
     sized, unsized = SIZED, UNSIZED

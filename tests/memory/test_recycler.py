@@ -366,7 +366,7 @@ def in_a_child(body):
 @by_kind
 @pytest.mark.parametrize("dropped", [False, True])
 def test_in_a_forked_child(kind, dropped):
-    """The child's view stays valid even if the parent drops the batch and the workers fill others; and the parent's if the child lets go of its own."""
+    """The child's view stays valid even if the parent drops the batch and the workers fill others; so does the parent's if the child lets go."""
     with Loader.from_dataset(
         Full(n=160, floats=12_000), batch_size=4, **{**KINDS[kind], "num_workers": min(1, KINDS[kind]["num_workers"])}
     ) as loader:
