@@ -140,11 +140,11 @@ def straight(build: Callable[..., Loader[Any]]) -> tuple[list[list[Any]], dict[t
 
 
 class AgainstAList(RuleBasedStateMachine):
-    """At each step the numbers and the state are compared. The model is where the loader stands (an epoch and a position; behind the last item: at the
-    epoch's end, which nobody has seen yet) and what was asked of it since.
+    """At each step the numbers and the state are compared. The model is where the loader stands (an epoch and a position; behind the last item: at
+    the epoch's end, which nobody has seen yet) and what was asked of it since.
 
-    Seen to fail: an `end_epoch` that is not idempotent; an end kept unseen whatever ``restart_on_stop_iteration`` says; the sampler's view refused like
-    a request; an epoch that was asked for, or a loaded state, with the order of another one.
+    Seen to fail: an `end_epoch` that is not idempotent; an end kept unseen whatever ``restart_on_stop_iteration`` says; the sampler's view refused
+    like a request; an epoch that was asked for, or a loaded state, with the order of another one.
     """
 
     sized, unsized = SIZED, UNSIZED

@@ -439,7 +439,7 @@ def test_an_interrupt_at_any_line_of_refresh_loses_nothing() -> None:
 
 @pytest.mark.slow
 def test_an_interrupt_at_any_line_of_a_jump_loses_nothing() -> None:
-    """In mid-epoch a new loop begins the next one. Seen to fail: a reader that left its source for that, interrupted, was taken for a source that failed."""
+    """In mid-epoch a new loop begins the next. Seen to fail: a reader that left its source for that, interrupted, was taken for a failed source."""
     strikes = Strikes()
 
     def strike(name: str) -> bool:

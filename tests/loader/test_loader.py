@@ -301,7 +301,7 @@ def test_behind_the_last_batch(restart, end):
 
 
 def test_the_state_of_rank_0_in_the_last_round_gives_the_empty_remainder_on_every_rank():
-    """``tail="exact"``, five items for two ranks. Seen to fail: a finished epoch that went on with the next one: the loops ran over epochs 0, 1, 1."""
+    """``tail="exact"``, five items for two ranks. Seen to fail: a finished epoch that went on with the next: loops over epochs 0, 1, 1."""
 
     def rank(number):
         return Loader.from_dataset(Tagged(5), batch_size=1, rank=number, world_size=2, tail="exact")

@@ -286,8 +286,8 @@ def both_ways(request, monkeypatch):
 
 @pytest.mark.parametrize("kept", [lambda: random.gauss(0, 1), lambda: torch.randn(1), lambda: torch.randn(1, dtype=torch.float64)])
 def test_the_watch_sees_a_draw_of_a_kept_deviate_and_puts_back(both_ways, kept):
-    """The second deviate takes no word from the generator. Seen to fail: the position in Python's words set to the end; `look` without ``gauss_next``;
-    `_TorchMemory.read` without the deviates."""
+    """The second deviate takes no word from the generator. Seen to fail: the position in Python's words set to the end; `look` without
+    ``gauss_next``; `_TorchMemory.read` without the deviates."""
     seed_globals(1, 2, 3)
     kept()
     found = generators()
