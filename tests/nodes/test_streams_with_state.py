@@ -133,7 +133,7 @@ def epoch(loader):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("size", "taken", "used"), [*((2, taken, taken % 2 > 0) for taken in range(5)), (4, 2, False), (4, 3, True)])
 def test_resumes_at_every_step_and_goes_on_for_epochs(kind, size, taken, used):
-    """Seen to fail: a state that was loaded twice gave an empty epoch; one that was loaded before ``__iter__`` only began at 0, if the stream had been
+    """Seen to fail: a state that was loaded twice gave an empty epoch; one loaded before ``__iter__`` only began at 0, if the stream had been
     read; one whose last batch was short gave an empty epoch after it; an AttributeError of the user's at the first batch."""
 
     def loading(stream):
