@@ -99,7 +99,7 @@ class WorkerStatistics:
         draws: With threads, the warning of what draws from the global generators, once it was given.
     """
 
-    method: Literal["inline", "thread", "process"]
+    method: Literal["inline", "thread", "process", "ray"]
     workers: int = 0
     busy: int = 0
     busy_share: float = 0.0

@@ -24,7 +24,7 @@ from penstock._random.order import ContinuingOrder, dataset_order
 from penstock._random.orders import order_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     import torch
     from torch.distributed.device_mesh import DeviceMesh
@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
     groups: Packs | Buckets | None
     transform: Callable[[Any], Any] | None
     seed: int | None
-    method: Literal["thread", "process"]
+    method: Literal["thread", "process", "ray"]
     device: torch.device | str | None
     rank: int | None
     world_size: int | None
@@ -60,6 +60,7 @@ class Options(TypedDict, total=False):
     max_restarts: int | None
     on_error: OnError
     max_errors: float | None
+    ray_options: Mapping[str, Any] | None
     infinite: bool
     restart_on_stop_iteration: bool | None
 
@@ -99,7 +100,7 @@ class FromDataset(DataLoaderWords):
         groups: Packs | Buckets | None = None,
         transform: Callable[[Any], Any] | None = None,
         seed: int | None = None,
-        method: Literal["thread", "process"] = "process",
+        method: Literal["thread", "process", "ray"] = "process",
         device: torch.device | str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -112,6 +113,7 @@ class FromDataset(DataLoaderWords):
         max_restarts: int | None = None,
         on_error: OnError = "raise",
         max_errors: float | None = None,
+        ray_options: Mapping[str, Any] | None = None,
         infinite: bool = False,
         restart_on_stop_iteration: bool | None = None,
     ) -> Self:
@@ -148,7 +150,7 @@ class FromDataset(DataLoaderWords):
                 (``penstock.sample().rng``). A stream's items are dealt to the ranks first, then transformed.
             seed: Of everything random; default 0, on every rank and in every run, whatever ``torch.manual_seed`` says. Two loaders that shuffle by the
                 default seed and have the same length are in step, which a warning tells.
-            method: ``"process"`` or ``"thread"``: what the workers are.
+            method: What the workers are: ``"process"``, ``"thread"``, or ``"ray"``: actors of a Ray cluster, on other machines.
             device: Copy batches there ahead of time, on a stream of its own (`ToDevice`); default: they stay on the CPU.
             rank: This process's share of the data, from 0; default: asked of ``mesh`` or ``torch.distributed`` at the first batch, see `Sharder`.
             world_size: How many ranks share the data; goes with ``rank``, and is looked up where that is.
@@ -167,6 +169,7 @@ class FromDataset(DataLoaderWords):
             on_error: For a sample that fails: ``"raise"``, ``"skip"``, or a function ``(exception, index, epoch, position)`` that returns a substitute or
                 `SKIP`; see `ParallelMapper`.
             max_errors: Samples that may fail under ``on_error``: an ``int`` in all, a ``float`` as a share of any 1000; default: no bound.
+            ray_options: With ``method="ray"``: what each worker needs, as for ``.options()`` of a Ray actor (``num_cpus``, ``resources``, ``runtime_env``, …).
             infinite: ``for batch in loader`` goes on over all epochs, and ``len(loader)`` is unknown.
             restart_on_stop_iteration: A state of a finished epoch resumes at the next one (True), or at its empty remainder (False); default: at the next
                 if the loop saw the end, see `Loader`.
@@ -278,6 +281,7 @@ class FromDataset(DataLoaderWords):
             max_restarts=max_restarts,
             on_error=on_error,
             max_errors=max_errors,
+            ray_options=ray_options,
         )
         words["num_workers"] = partial(getattr, node, "num_workers")  # which changes, if it is "auto"
         if device is not None:

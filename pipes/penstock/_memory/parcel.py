@@ -22,6 +22,7 @@ from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from penstock._memory.buffers import IN_TORCH, aligned, bytes_of, dtype_name, tensor_over
@@ -29,13 +30,12 @@ from penstock._memory.buffers import IN_TORCH, aligned, bytes_of, dtype_name, te
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
-
 
 _HEAD = Struct("<QQQ")
 """Bytes of the pickle, number of buffers, and what the pickle is: `PICKLED`, or a description of them (`TENSORS`), or nothing at all (`BYTES`)."""
 
 PICKLED, TENSORS, BYTES = range(3)
+_NOTHING = np.empty(0, np.uint8)
 LARGE = 4096
 """Bytes on average, from which on a list of ``bytes`` is not pickled: the pickler would copy each twice."""
 
@@ -115,6 +115,10 @@ class Parcel:
             if place > start:
                 memory[place : place + length] = raw
 
+    def pieces(self) -> tuple[int, bytes, list[np.ndarray]]:
+        """The same for another way of travelling: what `value_of` needs, the buffers as uint8 arrays over memory that is the value's own."""
+        return self._kind, bytes(self.body), [np.frombuffer(raw, np.uint8) if raw.nbytes else _NOTHING for raw in self._buffers]
+
     def _body(self, start: int) -> int:
         return start + _HEAD.size + _places(len(self._buffers)).size
 
@@ -164,11 +168,20 @@ def unpack(memory: Any, start: int = 0) -> Any:
     body = start + _HEAD.size + places.size
     numbers = places.unpack_from(memory, start + _HEAD.size)
     buffers = [memory[place : place + length] for place, length in zip(numbers[::2], numbers[1::2], strict=True)]
+    return value_of(kind, memory[body : body + nbytes], buffers)
+
+
+def value_of(kind: int, body: Any, buffers: list[Any]) -> Any:
+    """The value of the `Parcel` that came in these pieces; its arrays and tensors are views of the ``buffers``.
+
+    Raises:
+        Exception: Whatever unpickling raises.
+    """
     if kind == BYTES:
         return [buffer.tobytes() for buffer in buffers]
     if kind == PICKLED:
-        return pickle.loads(memory[body : body + nbytes], buffers=buffers)
-    names, shapes, dtypes = pickle.loads(memory[body : body + nbytes])
+        return pickle.loads(body, buffers=buffers)
+    names, shapes, dtypes = pickle.loads(body)
     tensors = list(map(tensor_over, buffers, shapes, dtypes))
     if names is None:
         return tensors[0]

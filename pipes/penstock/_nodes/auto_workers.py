@@ -39,13 +39,16 @@ _MOST_PER_CORE, _MOST_AT_LEAST = 4, 16
 class AutoWorkers:
     """Measures one batch after the other.
 
+    Args:
+        most: The most workers that there may ever be; default: by the cores of this machine.
+
     Attributes:
         most: The most workers that there may ever be.
         ahead_bytes: Bytes of the items that one more worker loads ahead.
     """
 
-    def __init__(self) -> None:
-        self.most = max(_MOST_AT_LEAST, _MOST_PER_CORE * math.ceil(cores()))
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most or max(_MOST_AT_LEAST, _MOST_PER_CORE * math.ceil(cores()))
         self._history = [(0, 1)]  # when the number of workers changed, and to what
         self.ahead_bytes = 0
         self._controller = Controller()
@@ -150,6 +153,9 @@ class AutoWorkers:
         self._begin_sums(self._totals)
 
     def _bound(self, pool: Any) -> tuple[int, str]:
+        if hasattr(pool, "bound"):  # workers of another machine
+            most, bound = pool.bound()
+            return min(most, self.most), bound
         usable, totals = cores(), self._totals
         if totals.cpu_ns > _COMPUTES * totals.wall_ns:
             most, bound = math.ceil(usable), f"a machine of {usable:g} cores, for work that computes,"

@@ -77,7 +77,7 @@ class Executor:
         if options.is_auto:
             from penstock._nodes.auto_workers import AutoWorkers
 
-            self.auto = AutoWorkers()
+            self.auto = AutoWorkers(_MOST_ELSEWHERE if options.method == "ray" else None)
         self.num_workers: int = 1 if self.auto is not None else options.num_workers  # type: ignore[assignment]  # "auto" is no number
         self._most_workers = self.num_workers if self.auto is None else self.auto.most
         lanes = map_fn.lanes if isinstance(map_fn, Fetch) and not options.in_process else None
@@ -114,8 +114,9 @@ class Executor:
     def __str__(self) -> str:
         if not self.num_workers:
             return "no workers"
-        plural = "" if self.num_workers == 1 else "s" if self._threaded else "es"
-        return f"{self.num_workers} worker {self.method}{plural}{' (auto)' * (self.auto is not None)}"
+        name = "Ray worker" if self.method == "ray" else f"worker {self.method}"
+        plural = "" if self.num_workers == 1 else "es" if self.method == "process" else "s"
+        return f"{self.num_workers} {name}{plural}{' (auto)' * (self.auto is not None)}"
 
     # Its life: `start` at each reset of the mapper, `refresh`, `interrupt`, `shutdown`.
 
@@ -361,5 +362,7 @@ def samples_of(task: Any) -> int:
     return 1 if isinstance(positions, int) else len(positions)
 
 
+_MOST_ELSEWHERE = 256
+"""Workers that ``num_workers="auto"`` may have on a cluster, which says how many it has room for."""
 _FEW, _SOME = 2, 4  # items in progress per worker
 _SINCE, _FIRST, _LAST, _BUSY = Meter.SINCE, Meter.FIRST, Meter.LAST, Meter.BUSY

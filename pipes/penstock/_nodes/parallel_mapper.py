@@ -32,7 +32,7 @@ from penstock._workers.meter import now, traced
 from penstock._workers.pool import IDLE, Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from penstock._fetch.error_policy import OnError
     from penstock._nodes.draw_watch import DrawWatch
@@ -58,7 +58,7 @@ class ParallelMapper(Node[T]):
             runs how many are worth it, within the process's cores and memory; see `WorkerChoice`.
         in_order: Deliver items in the order of ``source``. If False, deliver them as they are done, but never an item of the next epoch
             before the end of this one. A state with ``in_order=False`` belongs to this rank and this world size.
-        method: ``"thread"`` or ``"process"``.
+        method: ``"thread"``, ``"process"``, or ``"ray"``: actors of a Ray cluster, on other machines.
         multiprocessing_context: A start method or context; default: multiprocessing's.
         max_concurrent: Bound on the items in progress; default ``num_workers * prefetch_factor``.
         prefetch_factor: Items in progress per worker; default 2; 4 if the first item turns out to have at most 1 MiB, 8 if 64 KiB.
@@ -83,6 +83,7 @@ class ParallelMapper(Node[T]):
             sample's place, or leaves it out if it is `SKIP`. A batch with no samples left raises `SampleError`.
         max_errors: Samples that may fail before ``next`` raises `SampleError`: an ``int`` is a total, a ``float`` is a share of any
             1000 consecutive samples; None: no bound.
+        ray_options: With ``method="ray"``: what each worker needs, as for ``.options()`` of a Ray actor; default: ``{"num_cpus": 1}``.
 
     Raises:
         ValueError: An argument makes no sense; or the dataset has a ``set_epoch``, which several threads would call concurrently.
@@ -96,7 +97,7 @@ class ParallelMapper(Node[T]):
         map_fn: Callable[[Any], T],
         num_workers: int | Literal["auto"],
         in_order: bool = True,
-        method: Literal["thread", "process"] = "thread",
+        method: Literal["thread", "process", "ray"] = "thread",
         multiprocessing_context: StartMethod | None = None,
         max_concurrent: int | None = None,
         *,
@@ -110,12 +111,22 @@ class ParallelMapper(Node[T]):
         max_restarts: int | None = None,
         on_error: OnError = "raise",
         max_errors: float | None = None,
+        ray_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(source)
         if not callable(map_fn):
             raise ValueError(f"map_fn must be callable, and {map_fn!r} is not. For a dataset, pass Fetch(dataset).")
         options = WorkerOptions(
-            num_workers, method, multiprocessing_context, max_concurrent, prefetch_factor, timeout, worker_init_fn, pin_memory, max_restarts
+            num_workers,
+            method,
+            multiprocessing_context,
+            max_concurrent,
+            prefetch_factor,
+            timeout,
+            worker_init_fn,
+            pin_memory,
+            max_restarts,
+            ray_options,
         )
         check_policy(on_error, max_errors)
         if on_error != "raise" and not isinstance(map_fn, Fetch):

@@ -14,14 +14,14 @@ from penstock._workers.inline_pool import InlinePool
 from penstock._workers.meter import traced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from penstock._memory.allocation import Allocate
     from penstock._nodes.inline_work import InlineWork
     from penstock._workers.blocked import Place
     from penstock._workers.pool import Pool, StartMethod
 
-METHODS: Final = {"thread": True, "process": False}
+METHODS: Final = {"thread": True, "process": False, "ray": False}
 """The methods, and of each whether its workers share this process: its memory, its dataset and its global generators."""
 MOST_AHEAD: Final = 8
 """Items in progress per worker, at most, unless the user says otherwise."""
@@ -33,7 +33,7 @@ class WorkerOptions:
     """What a user says about the workers of a `ParallelMapper`; its arguments of these names say what they mean. They are checked here."""
 
     num_workers: int | Literal["auto"]
-    method: Literal["thread", "process"]
+    method: Literal["thread", "process", "ray"]
     multiprocessing_context: StartMethod | None
     max_concurrent: int | None
     prefetch_factor: int | None
@@ -41,6 +41,7 @@ class WorkerOptions:
     worker_init_fn: Callable[[int], None] | None
     pin_memory: bool
     max_restarts: int | None
+    ray_options: Mapping[str, Any] | None
 
     def __post_init__(self) -> None:
         if not self.is_auto:
@@ -50,7 +51,9 @@ class WorkerOptions:
             if (value := getattr(self, name)) is not None:
                 setattr(self, name, whole_number(name, value, least))
         if self.method not in METHODS:
-            raise ValueError(f"method={self.method!r} is neither {' nor '.join(map(repr, METHODS))}.")
+            raise ValueError(f"method={self.method!r} is none of {', '.join(map(repr, METHODS))}.")
+        if self.ray_options is not None and self.method != "ray":
+            raise ValueError(f"ray_options={self.ray_options!r:.80} is for method='ray', and method={self.method!r}. Leave it out.")
         if self.method == "process" and self.num_workers:
             from penstock._workers.process_pool import check_processes
 
@@ -85,20 +88,18 @@ def open_pool(options: WorkerOptions, inline: InlineWork, workers: int, most: in
 
         return ThreadPool(inline.seeded, workers, most=most, allocate=allocate, place=place)
 
+    factor = options.prefetch_factor
+    max_restarts = max(8, 2 * most) if options.max_restarts is None else options.max_restarts
+    shared: dict[str, Any] = {"most": most, "queue_size": factor or MOST_AHEAD, "max_restarts": max_restarts, "seed": inline.seeded.seed}
+    init: Any = options.worker_init_fn
+    if options.method == "ray":
+        from penstock._workers.ray_pool import RayPool
+
+        return RayPool(inline.seeded, workers, ray_options=options.ray_options, allocate=allocate, worker_init_fn=init, **shared)
+
     from penstock._workers.process_pool import ProcessPool
 
-    init: Any = options.worker_init_fn
     for one in traced:
         init = one.in_worker(init)
-    factor = options.prefetch_factor
-    return ProcessPool(
-        inline.seeded,
-        workers,
-        most=most,
-        queue_size=factor or MOST_AHEAD,
-        refill_at=None if factor else MOST_AHEAD // 2,
-        max_restarts=max(8, 2 * most) if options.max_restarts is None else options.max_restarts,
-        multiprocessing_context=options.multiprocessing_context,
-        worker_init_fn=init,
-        seed=inline.seeded.seed,
-    )
+    refill_at, context = None if factor else MOST_AHEAD // 2, options.multiprocessing_context
+    return ProcessPool(inline.seeded, workers, refill_at=refill_at, multiprocessing_context=context, worker_init_fn=init, **shared)

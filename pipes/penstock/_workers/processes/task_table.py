@@ -83,6 +83,10 @@ class TaskTable:
         self._wanted[task.number] = task
         (self._backlog if owner is None else self._queue(owner)).append(task)
 
+    def waiting_for(self, owner: int | None) -> int:
+        """Tasks that no worker holds and that only worker ``owner`` should do, or of those for anybody."""
+        return len(self._backlog) if owner is None else len(self.owned.get(owner, ()))
+
     def take(self, owner: int | None = None) -> PendingTask | None:
         """The next of the tasks that only worker ``owner`` should do, or of those for anybody; None if there is none."""
         queue = self._backlog if owner is None else self._queue(owner)

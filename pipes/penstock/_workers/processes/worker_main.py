@@ -75,7 +75,7 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
         if setup is None:
             PassedFd.received = fds[3:]
             setup = _load(fds[2], setup_bytes)
-        _prepare(setup, worker)
+        prepare(setup, worker)
     except BaseException as error:  # from user code, and the consumer must see whatever that raises
         server.refuse(error)
         return
@@ -100,8 +100,8 @@ def _load(fd: int, nbytes: int) -> Setup:
     return setup
 
 
-def _prepare(setup: Setup, worker: int) -> None:
-    """Set up what `DataLoader` does in a new worker: one thread, seeds of its own, the worker info, the user's function."""
+def prepare(setup: Setup, worker: int) -> None:
+    """In a new worker: set up what `DataLoader` does in a new worker: one thread, seeds of its own, the worker info, the user's function."""
     torch.set_num_threads(1)
     traced.clear()  # a fork has the consumer's
     seed = (setup.seed + worker) % 2**63
@@ -113,6 +113,22 @@ def _prepare(setup: Setup, worker: int) -> None:
     torch_worker._worker_info = info(id=worker, num_workers=setup.num_workers, seed=seed, dataset=dataset)
     if setup.worker_init_fn is not None:
         setup.worker_init_fn(worker)
+
+
+def parcel_of(value: Any, where: str) -> Parcel:
+    """What a worker found, ready to be sent.
+
+    Raises:
+        SampleError: It cannot be pickled.
+    """
+    try:
+        return Parcel(value)
+    except BaseException as error:  # a user's __reduce__ may raise anything
+        kind = type(value)
+        raise SampleError(
+            f"the result, a {kind.__module__}.{kind.__qualname__}, cannot be pickled, so it cannot leave {where}: {type(error).__name__}: "
+            f'{error}. Return tensors, arrays or plain Python objects, or use method="thread".'
+        ) from error
 
 
 class _Server:
@@ -181,14 +197,8 @@ class _Server:
             for one in traced:
                 one.task(task, self._area.meter.words[Meter.SINCE], self._done)
         try:
-            return VALUE, Parcel(value)
-        except BaseException as error:  # a user's __reduce__ may raise anything
-            kind = type(value)
-            refused = SampleError(
-                f"the result, a {kind.__module__}.{kind.__qualname__}, cannot be pickled, so it cannot leave {self._where}: {type(error).__name__}: "
-                f'{error}. Return tensors, arrays or plain Python objects, or use method="thread".'
-            )
-            refused.__cause__ = error
+            return VALUE, parcel_of(value, self._where)
+        except SampleError as refused:
             refused.add_note(f"while loading {work.name(task, IDLE)}")
             return ERROR, self._failure(refused)
 

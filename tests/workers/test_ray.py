@@ -1,0 +1,41 @@
+"""Workers on other machines: the cases of ``ray_cases.py``, on a cluster of two nodes that one program starts for all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest.importorskip("ray", reason="Ray has no wheel here")
+PROGRAM = Path(__file__).with_name("ray_cases.py")
+CASES = re.findall(r"^@case\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: Any) -> Iterator[Any]:
+    """The program, which does one case for each line that it is told. It hangs below no test: Ray keeps processes for later, as it pleases."""
+    command = [sys.executable, str(PROGRAM)]
+    with subprocess.Popen(
+        command, cwd=tmp_path_factory.mktemp("ray"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as program:
+        program.wait()  # for the process between, which has ended
+        yield program
+        program.stdin.close()  # type: ignore[union-attr]
+        assert program.stdout.read().endswith("ended\n")  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_workers_on_other_machines(cluster: Any, case: str) -> None:
+    print(case, file=cluster.stdin, flush=True)
+    name, said = json.loads(next(line for line in cluster.stdout if line.startswith('["')))
+    assert name == case
+    assert said is None, said
