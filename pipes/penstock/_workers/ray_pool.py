@@ -230,14 +230,16 @@ class _Actor:
     Attributes:
         worker: Its number. A replacement has that of the one before it.
         handle: Ray's; Ray ends an actor of which nobody has one.
-        calls: Those that were not answered, oldest first.
+        calls: Those that were not answered, in their order; it does them in this order.
         where: It in words, once it has a place.
+        death: What Ray says of its end.
+        lost: Calls that nobody will answer.
         ready: It has all that it needs, and waits for tasks.
         asked: When a place was asked for, or found.
         counted: What its meter had counted when it last said so.
     """
 
-    __slots__ = ("asked", "calls", "counted", "gone", "handle", "ready", "stuck", "where", "worker")
+    __slots__ = ("asked", "calls", "counted", "death", "gone", "handle", "lost", "ready", "stuck", "where", "worker")
 
     def __init__(self, worker: int, handle: Any) -> None:
         self.worker, self.handle = worker, handle
@@ -246,6 +248,8 @@ class _Actor:
         self.ready = self.gone = False
         self.asked = time.monotonic()
         self.counted: list[int] | None = None
+        self.death: BaseException | None = None
+        self.lost = 0
 
     @property
     def held(self) -> int:
@@ -482,7 +486,11 @@ class RayPool:
         tasks = self._tasks
         several = min(max(1, _SHORT_NS // max(1, self._task_ns)), max(1, self._queue_size // 2))
         while tasks.waiting:
-            able = [actor for actor in self._actors.values() if actor.ready and not actor.stuck and actor.worker < self.size]
+            able = [
+                actor
+                for actor in self._actors.values()
+                if actor.ready and not actor.stuck and actor.death is None and actor.worker < self.size
+            ]
             able = sorted((actor for actor in able if actor.held < self._queue_size), key=_held)
             found = next((one for one in able if tasks.waiting_for(one.worker) >= (several if one.calls else 1)), None)
             if found is not None:
@@ -527,16 +535,17 @@ class RayPool:
             if actor.gone:
                 continue
             error = future.exception()
-            if isinstance(what, _Call):
-                actor.calls.remove(what)
             if error is not None:
                 self._failed(actor, what, error)
             elif isinstance(what, _Call):
+                actor.calls.remove(what)
                 self._answered(actor, what.tasks, *future.result())
             elif what == "where":
                 actor.where, actor.asked = future.result(), time.monotonic()
             else:
                 self._ready(actor, future.result())
+            if actor.death is not None and actor.lost == len(actor.calls):  # the answers that it had given have come
+                self._replace(actor, actor.death)
             del future  # or this frame would keep the object in the store
         for actor in list(self._actors.values()):
             if actor.worker >= self.size and not actor.calls:
@@ -585,15 +594,17 @@ class RayPool:
 
     def _failed(self, actor: _Actor, what: _Call | str, error: BaseException) -> None:
         """A call has brought no answer."""
-        errors, tasks = self._ray.exceptions, what.tasks if isinstance(what, _Call) else []
+        errors = self._ray.exceptions
         if isinstance(error, errors.RayActorError):
-            if isinstance(what, _Call):
-                actor.calls.insert(0, what)
-                actor.calls.sort(key=_age)
-            self._replace(actor, error)
-        elif isinstance(error, errors.ObjectLostError) and tasks:  # with the node that had it; the actor may be well
-            self._tasks.requeue(tasks)
-        elif not isinstance(error, errors.TaskCancelledError):  # that is of `discard`
+            actor.death = error
+            actor.lost += isinstance(what, _Call)
+            return
+        if isinstance(what, _Call):
+            actor.calls.remove(what)
+            if isinstance(error, errors.ObjectLostError):  # with the node that had it; the actor may be well
+                self._tasks.requeue(what.tasks)
+                return
+        if not isinstance(error, errors.TaskCancelledError):  # that is of `discard`
             self._tasks.fail(partial(_again, error))
 
     def _replace(self, actor: _Actor, error: BaseException) -> None:
@@ -666,10 +677,6 @@ class RayPool:
 
 def _held(actor: _Actor) -> int:
     return actor.held
-
-
-def _age(call: _Call) -> int:
-    return call.tasks[0].number
 
 
 def _resources(options: Mapping[str, Any]) -> dict[str, float]:
