@@ -9,6 +9,7 @@ Ray's store; *penstock* is the loop over a loader with ``method="ray"``, *proces
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import platform
 import statistics
@@ -18,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 
 import penstock
 
+ray: Any = importlib.import_module("ray") if importlib.util.find_spec("ray") else None
 WORKERS, AHEAD = 2, 2
 SIZES = {"4 KB": (1024,), "38.5 MB": (64, 3, 224, 224)}
 BATCHES = {"4 KB": 3000, "38.5 MB": 80}

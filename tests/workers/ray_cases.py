@@ -43,6 +43,9 @@ def case(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+long_case = case  # of the soak
+
+
 class Draws:
     """Sample ``i``: its address, and what each generator gives it."""
 
@@ -155,7 +158,7 @@ def addresses() -> list[int]:
         return [int(at) for _ in range(2) for batch in loader for at in batch["at"]]
 
 
-@case
+@long_case
 def not_in_order() -> None:
     with built(Draws(), 2, in_order=False) as loader:
         assert sorted(int(at) for batch in loader for at in batch["at"]) == [*range(83)]
@@ -289,14 +292,14 @@ def a_sample_that_kills_twice_is_named() -> None:
     assert "has killed two workers" in said
 
 
-@case
+@long_case
 def workers_die_more_often_than_they_may() -> None:
     assert "max_restarts=1 allows no more" in raised(
         penstock.WorkerDied, lambda: read(built(Once(folder(), 30, times=9), 2, max_restarts=1, on_error="skip"))
     )
 
 
-@case
+@long_case
 def a_start_that_fails_is_told() -> None:
     def fails(worker: int) -> None:
         raise OSError("no data here")
@@ -417,7 +420,7 @@ def no_more_is_loaded_ahead_than_was_asked_for() -> None:
         assert len(os.listdir(place)) == most
 
 
-@case
+@long_case
 def a_cluster_smaller_than_asked_for() -> None:
     said = Said()
     with built(Draws(), CPUS + 2, infinite=True) as loader:
@@ -446,7 +449,7 @@ class Said(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-@case
+@long_case
 def a_node_is_removed() -> None:
     """With room on the other; and then with none, until another node has come."""
     expected = inline()
@@ -460,7 +463,7 @@ def a_node_is_removed() -> None:
     assert digest(found) == expected
 
 
-@case
+@long_case
 def two_loaders_at_once() -> None:
     expected = inline()
     with built(Draws(), 1) as one, built(Draws(), 1) as other:
@@ -468,13 +471,13 @@ def two_loaders_at_once() -> None:
     assert [digest([pair[k] for pair in found]) for k in range(2)] == [expected, expected]
 
 
-@case
+@long_case
 def in_a_task_of_ray() -> None:
     expected = inline()
     assert ray.get(ray.remote(num_cpus=0)(lambda: read(built(Draws(), 2))).remote()) == expected
 
 
-@case
+@long_case
 def auto_grows_within_the_cluster() -> None:
     class Waits(Draws):
         def __getitem__(self, i: int) -> Any:

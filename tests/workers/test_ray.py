@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 pytest.importorskip("ray", reason="Ray has no wheel here")
 PROGRAM = Path(__file__).with_name("ray_cases.py")
-CASES = re.findall(r"^@case\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
+CASES = [
+    pytest.param(name, marks=pytest.mark.soak if long else ())
+    for long, name in re.findall(r"^@(long_)?case\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +42,9 @@ def test_workers_on_other_machines(cluster: Any, case: str) -> None:
     name, said = json.loads(next(line for line in cluster.stdout if line.startswith('["')))
     assert name == case
     assert said is None, said
+
+
+@pytest.mark.soak
+def test_the_head_node_is_lost(run_script: Any) -> None:
+    """Ray ends the program (ray-project/ray#36651): it never hangs in silence."""
+    assert 0 < float(run_script(PROGRAM.with_name("ray_head.py")).splitlines()[-1]) < 180
