@@ -60,6 +60,7 @@ _COUNTED_EVERY_NS: Final = 250_000_000
 """An actor says so often what its meter has counted; that takes 8 KB."""
 
 _NOTED_WITHIN_S: Final = 5.0
+_NO_TASK: Final = -1
 
 Answer = tuple[int, int, bytes, list[np.ndarray]]
 """Status, and the pieces of a `Parcel`."""
@@ -118,7 +119,7 @@ class _Server:
 
         Args:
             tasks: Pickled.
-            notes: An actor that is told of each row before it is loaded, so that a row that ends this process is known.
+            notes: An actor that is told of each row before it is loaded, and by which number the task goes, so that what ends this process is known.
         """
         measuring.set(self._meter)  # Ray may call from another context than before
         began = self._meter.begin()
@@ -130,9 +131,11 @@ class _Server:
         return answers, ended - began, counted
 
     def _do(self, body: bytes, notes: Any) -> Answer:
-        cell: Any = [IDLE] if notes is None else _Noted(notes, self._worker)
+        cell: Any = [IDLE] if notes is None else _Noted(self._worker, *notes)
         try:
             value = self._work(pickle.loads(body), cell, self._allocate)
+            if notes is not None:
+                cell.done()
         except BaseException as error:  # from user code, SystemExit and the like are errors too
             with contextlib.suppress(Exception):  # a frozen exception takes no note
                 error.add_note(f"in {self._where}")
@@ -165,30 +168,38 @@ def _pickled_by_value(value: Any) -> tuple[int, bytes, list[np.ndarray]]:
 class _Noted(list[int]):
     """A cell whose row another actor knows, so that it outlives this process."""
 
-    def __init__(self, notes: Any, worker: int) -> None:
+    def __init__(self, worker: int, notes: Any, number: int) -> None:
         super().__init__([IDLE])
-        self._notes, self._worker = notes, worker
+        self._worker, self._notes, self._number = worker, notes, number
+        self._note(number, IDLE)
 
     def __setitem__(self, place: Any, row: Any) -> None:
+        super().__setitem__(place, row)
+        self._note(self._number, row)
+
+    def done(self) -> None:
+        """The task was done, and is not what ends this process later."""
+        self._note(_NO_TASK, IDLE)
+
+    def _note(self, number: int, row: int) -> None:
         import ray
 
-        super().__setitem__(place, row)
         with contextlib.suppress(ray.exceptions.RayError):  # it has died with its node, or does not answer: then nobody will know the row
-            ray.get(self._notes.note.remote(self._worker, row), timeout=_NOTED_WITHIN_S)
+            ray.get(self._notes.note.remote(self._worker, number, row), timeout=_NOTED_WITHIN_S)
 
 
 @final
 class _Notes:
-    """An actor that knows which row each worker is loading that was asked to say so."""
+    """An actor that knows which task, and which row of it, each worker is at that was asked to say so."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, int] = {}
+        self._at: dict[int, tuple[int, int]] = {}
 
-    def note(self, worker: int, row: int) -> None:
-        self._rows[worker] = row
+    def note(self, worker: int, number: int, row: int) -> None:
+        self._at[worker] = number, row
 
-    def row(self, worker: int) -> int:
-        return self._rows.get(worker, IDLE)
+    def at(self, worker: int) -> tuple[int, int]:
+        return self._at.get(worker, (_NO_TASK, IDLE))
 
 
 # In the consumer.
@@ -519,7 +530,7 @@ class RayPool:
                 self._ray.get_runtime_context().get_node_id(), soft=True
             )
             self._notes = self._ray.remote(_Notes).options(num_cpus=0, scheduling_strategy=here).remote()
-        ref = actor.handle.run.remote([task.body for task in tasks], self._notes if watched else None)
+        ref = actor.handle.run.remote([task.body for task in tasks], (self._notes, tasks[0].number) if watched else None)
         call = _Call(tasks, ref)
         actor.calls.append(call)
         for task in tasks:
@@ -610,9 +621,11 @@ class RayPool:
     def _replace(self, actor: _Actor, error: BaseException) -> None:
         self._remove(actor)
         needed, how = actor.worker < self.size, _cause(error)
-        front = [task for task in (actor.calls[0].tasks if actor.calls else []) if not task.job.done]
-        blamed = front[0] if len(front) == 1 else None
-        doing = f"while loading {self._named(blamed.job)}" if blamed else "" if actor.ready else "while it started"
+        # Of the first call the answer may have been lost with it, so it may have been at the second.
+        suspects = [task for call in actor.calls[:2] for task in call.tasks if not task.job.done]
+        number, row = self._at(actor.worker) if any(task.fatal_rows for task in suspects) else (_NO_TASK, IDLE)
+        blamed = next((task for task in suspects if task.number == number), suspects[0] if len(suspects) == 1 else None)
+        doing = f"while loading {self._named(blamed.job, row)}" if blamed else "" if actor.ready else "while it started"
         where = actor.where or f"Ray worker {actor.worker}"
         what = f"{where} {actor.stuck}" if actor.stuck else f"{where} died {doing}: {how}".replace("  ", " ").replace(" :", ":")
         if needed and (self._restarts >= self._max_restarts or (not actor.where and "import" in how)):
@@ -625,20 +638,21 @@ class RayPool:
                 "%s It is replaced, and what it had not finished is done again (%d of %d).", what, self._restarts, self._max_restarts
             )
         if not actor.stuck and not how.startswith("its node"):  # otherwise it was not this task
-            for task in front:
+            for task in suspects:
                 if self._tasks.blame(task, 0) and task is blamed:
-                    name = self._named(task.job, self._row(actor.worker))
+                    name = self._named(task.job, row)
                     self._tasks.finish(task, error=SampleError(f"{name} has killed two workers; the last of them: {how}"))
         self._tasks.requeue(task for call in actor.calls for task in call.tasks)
         if needed:
             self._launch(actor.worker)
 
-    def _row(self, worker: int) -> int:
-        """The row that a worker was loading that had to say so."""
+    def _at(self, worker: int) -> tuple[int, int]:
+        """The number of the task, and its row, that a worker was at that had to say so."""
         try:
-            return int(self._ray.get(self._notes.row.remote(worker), timeout=_NOTED_WITHIN_S))
+            found: tuple[int, int] = self._ray.get(self._notes.at.remote(worker), timeout=_NOTED_WITHIN_S)
         except Exception:  # it has died, too
-            return IDLE
+            return _NO_TASK, IDLE
+        return found
 
     def _remove(self, actor: _Actor) -> None:
         self._note_counted(actor)
