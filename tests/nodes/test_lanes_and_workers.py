@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from global_draws import generators
-from rich import rich
+from rich_samples import rich
 from torch.utils.data import get_worker_info
 
 import penstock

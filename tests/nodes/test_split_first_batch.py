@@ -15,7 +15,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from rich import rich
+from rich_samples import rich
 
 import penstock
 from penstock import Loader
