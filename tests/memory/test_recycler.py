@@ -28,9 +28,12 @@ import penstock
 from comparison import difference
 from penstock import Loader
 from penstock._memory.buffers import carved, carved_bytes
+from penstock._memory.parcel import Parcel, unpack
 from penstock._memory.recycler import LARGE
-from penstock._memory.slots import KEPT, KeptBatches, SlotTable
+from penstock._memory.shared_memory import attach
+from penstock._memory.slots import KEPT, NO_SLOT, KeptBatches, SlotTable
 from penstock._memory.tree import leaves
+from penstock._workers.processes.slot_maker import WorkerSlots
 
 KINDS = {
     "inline": {"num_workers": 0},
@@ -541,6 +544,20 @@ def test_tensors_that_are_carved_are_aligned_and_do_not_overlap(dtype):
     spans = sorted((one.data_ptr(), one.data_ptr() + one.nbytes) for one in tensors if one.numel())
     assert all(one[1] <= two[0] for one, two in itertools.pairwise(spans))
     assert spans[-1][1] <= memory.ctypes.data + len(memory)
+
+
+def test_a_worker_lets_go_of_memory_that_was_too_small():
+    """A batch that is loaded twice asks twice. Seen to fail: the file that was closed, the slot that was unmapped, left out."""
+    maker = WorkerSlots()
+    maker.begin(memoryview(bytearray(65536)), NO_SLOT)
+    for length in (50_000, 90_000):
+        (rows,) = maker.allocate([((length,), torch.float32)])
+        rows.fill_(length)
+    assert len(maker._mapped) == 1
+    _, size, start, _, fd = maker.send(Parcel(rows))
+    memory = attach(fd, size)
+    os.close(fd)
+    assert unpack(np.frombuffer(memory, np.uint8), start).eq(90_000).all()
 
 
 def test_a_slot_that_cannot_be_mapped_is_dropped():

@@ -137,3 +137,36 @@ def test_our_finite_nodes_under_torchdatas_loader():
     resumed = torchdata.nodes.Loader(Mapper(Batcher(Sampler(SequentialOrder(5)), 2), list))
     resumed.load_state_dict(state)
     assert list(resumed) == [[2, 3], [4]]
+
+
+class Own(Node):
+    """A user's own source, which does not know its length."""
+
+    def reset(self, initial_state=None):
+        super().reset(initial_state)
+        self.at = dict(initial_state or self.start_of(0))
+
+    def next(self):
+        if self.at["item"] == 3:
+            raise StopIteration
+        self.at["item"] += 1
+        return 1000 * self.at["epoch"] + self.at["item"] - 1
+
+    def get_state(self):
+        return dict(self.at)
+
+    def start_of(self, epoch):
+        return {"epoch": epoch, "item": 0}
+
+    def remaining(self, state=None):
+        return None
+
+    def check(self, state):
+        pass
+
+
+def test_a_users_own_source_is_cycled_and_resumes_everywhere():
+    with Loader(Mapper(Own(), lambda item: item)) as loader:
+        assert [list(loader) for _ in range(3)] == [[0, 1, 2], [1000, 1001, 1002], [2000, 2001, 2002]]
+        assert (loader.epoch, loader.remaining, loader.is_last, loader.position) == (3, None, None, None)
+    assert_resumes_everywhere(lambda: Loader(Mapper(Own(), lambda item: item)), steps=8)

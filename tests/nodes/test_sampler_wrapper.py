@@ -380,6 +380,13 @@ class Own(DistributedSampler):
         return iter([1])
 
 
+def test_a_distributed_sampler_by_hand_is_refused():
+    with pytest.raises(GraphError, match=r"DistributedSampler deals out .*from_dataset.*TorchOrder"):
+        SamplerWrapper(Batches(DistributedSampler(range(8), 2, 0)))
+    with pytest.raises(GraphError, match=r"DistributedSampler deals out .*from_dataset.*TorchOrder"):
+        SamplerWrapper(DistributedSampler(range(8), 2, 0))
+
+
 @pytest.mark.parametrize("sampler", [Own(range(4), 2, 0), BatchSampler(Own(range(4), 2, 0), 2, False)])
 def test_a_distributed_sampler_with_an_order_of_its_own_is_refused(sampler):
     said = r"Own deals out .* the loader would .* Pass the sampler that it shards, or build it with num_replicas=1"
