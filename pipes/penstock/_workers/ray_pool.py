@@ -5,7 +5,7 @@ reports deaths; what is whose turn, what is done again, and when to give up is o
 
 ::
 
-    submit ──► TaskTable ──a call of several tasks──► _Server, in an actor ──one object──► value, in memory of the consumer's `Allocate`
+    submit ──► TaskTable ──a call of several tasks──► RayWorker, in an actor ──one object──► value, in memory of the consumer's `Allocate`
 
 Who touches what. The consumer thread: everything. Ray's own threads: they append to `_Came.events` and ring its bell when an answer has come to this
 machine. Any thread: `interrupt` and `statistics`.
@@ -28,27 +28,27 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
-import numpy as np
 import torch
 
 from penstock._errors import ClosedError, SampleError, WorkerDied
 from penstock._memory.allocation import afresh
-from penstock._memory.modes import in_neutral_modes
-from penstock._memory.parcel import BYTES, PICKLED, Parcel, value_of
-from penstock._memory.recycler import Recycler
+from penstock._memory.parcel import BYTES, value_of
 from penstock._workers.bell import Bell
-from penstock._workers.meter import Histogram, Meter, measuring, now
+from penstock._workers.meter import Histogram, Meter, now
 from penstock._workers.pool import IDLE, Job, Work
-from penstock._workers.processes.protocol import ERROR, REFUSED, VALUE, Setup
+from penstock._workers.processes.protocol import VALUE, Setup
 from penstock._workers.processes.remote_error import RemoteError
 from penstock._workers.processes.task_table import PendingTask, TaskTable
-from penstock._workers.processes.worker_main import parcel_of, prepare
+from penstock._workers.ray_worker import NO_TASK, NOTED_WITHIN_S, RayNotes, RayWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    import numpy as np
+
     from penstock._memory.allocation import Allocate
     from penstock._statistics import Durations, WorkerStatistics
+    from penstock._workers.ray_worker import Answer
 
 _logger = logging.getLogger("penstock")
 
@@ -56,14 +56,6 @@ PLACED_WITHIN_S: Final = 60.0
 """Default of how long Ray may take to find a place for an actor."""
 _SHORT_NS: Final = 2_000_000
 """Tasks go several to a call, for so much work: a call costs the consumer about half a millisecond."""
-_COUNTED_EVERY_NS: Final = 250_000_000
-"""An actor says so often what its meter has counted; that takes 8 KB."""
-
-_NOTED_WITHIN_S: Final = 5.0
-_NO_TASK: Final = -1
-
-Answer = tuple[int, int, bytes, list[np.ndarray]]
-"""Status, and the pieces of a `Parcel`."""
 
 
 def ray() -> Any:
@@ -79,130 +71,6 @@ def ray() -> Any:
     if not found.is_initialized():
         found.init()
     return found
-
-
-# In an actor.
-
-
-@final
-class _Server:
-    """What an actor is: does the tasks of one call after the other."""
-
-    def __init__(self, worker: int) -> None:
-        import ray
-
-        self._where = f"Ray worker {worker} (pid {os.getpid()} on node {ray.util.get_node_ip_address()})"
-        self._worker = worker
-        self._meter = Meter()
-        self._counted_ns = 0
-        self._allocate = Recycler(2).allocate
-
-    def where(self) -> str:
-        """This worker in words. The first answer says that Ray has found a place."""
-        return self._where
-
-    @in_neutral_modes
-    def prepare(self, setup: bytes) -> Answer | None:
-        """Take what every worker is given; the error if that fails."""
-        try:
-            loaded: Setup = pickle.loads(setup)
-            self._work = loaded.work
-            prepare(loaded, self._worker)
-        except BaseException as error:  # from user code, and the consumer must see whatever that raises
-            return self._failure(REFUSED, error)
-        measuring.set(self._meter)
-        return None
-
-    @in_neutral_modes
-    def run(self, tasks: list[bytes], notes: Any = None) -> tuple[list[Answer], int, np.ndarray | None]:
-        """The answers to ``tasks``; how many nanoseconds they took; and now and then what was counted.
-
-        Args:
-            tasks: Pickled.
-            notes: An actor that is told of each row before it is loaded, and by which number the task goes, so that what ends this process is known.
-        """
-        measuring.set(self._meter)  # Ray may call from another context than before
-        began = self._meter.begin()
-        answers = [self._do(task, notes) for task in tasks]
-        ended = self._meter.end()
-        counted = None
-        if ended - self._counted_ns > _COUNTED_EVERY_NS:
-            self._counted_ns, counted = ended, np.array(self._meter.counted(), np.int64)
-        return answers, ended - began, counted
-
-    def _do(self, body: bytes, notes: Any) -> Answer:
-        cell: Any = [IDLE] if notes is None else _Noted(self._worker, *notes)
-        try:
-            value = self._work(pickle.loads(body), cell, self._allocate)
-            if notes is not None:
-                cell.done()
-        except BaseException as error:  # from user code, SystemExit and the like are errors too
-            with contextlib.suppress(Exception):  # a frozen exception takes no note
-                error.add_note(f"in {self._where}")
-            return self._failure(ERROR, error)
-        began = now()
-        try:
-            pieces = parcel_of(value, self._where).pieces()
-        except SampleError as refused:
-            try:
-                pieces = _pickled_by_value(value)
-            except BaseException:  # a user's __reduce__ may raise anything
-                refused.add_note(f"while loading {self._work.name(pickle.loads(body), IDLE)}")
-                return self._failure(ERROR, refused)
-        self._meter.pack.add(now() - began)
-        return VALUE, *pieces
-
-    def _failure(self, status: int, error: BaseException) -> Answer:
-        return status, *Parcel(tuple(RemoteError.of(error))).pieces()
-
-
-def _pickled_by_value(value: Any) -> tuple[int, bytes, list[np.ndarray]]:
-    """The pieces of a value with classes of the program's ``__main__``, which this process knows by their contents only."""
-    import ray
-
-    buffers: list[pickle.PickleBuffer] = []
-    body = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    return PICKLED, body, [np.frombuffer(raw, np.uint8) if raw.nbytes else np.empty(0, np.uint8) for raw in (one.raw() for one in buffers)]
-
-
-class _Noted(list[int]):
-    """A cell whose row another actor knows, so that it outlives this process."""
-
-    def __init__(self, worker: int, notes: Any, number: int) -> None:
-        super().__init__([IDLE])
-        self._worker, self._notes, self._number = worker, notes, number
-        self._note(number, IDLE)
-
-    def __setitem__(self, place: Any, row: Any) -> None:
-        super().__setitem__(place, row)
-        self._note(self._number, row)
-
-    def done(self) -> None:
-        """The task was done, and is not what ends this process later."""
-        self._note(_NO_TASK, IDLE)
-
-    def _note(self, number: int, row: int) -> None:
-        import ray
-
-        with contextlib.suppress(ray.exceptions.RayError):  # it has died with its node, or does not answer: then nobody will know the row
-            ray.get(self._notes.note.remote(self._worker, number, row), timeout=_NOTED_WITHIN_S)
-
-
-@final
-class _Notes:
-    """An actor that knows which task, and which row of it, each worker is at that was asked to say so."""
-
-    def __init__(self) -> None:
-        self._at: dict[int, tuple[int, int]] = {}
-
-    def note(self, worker: int, number: int, row: int) -> None:
-        self._at[worker] = number, row
-
-    def at(self, worker: int) -> tuple[int, int]:
-        return self._at.get(worker, (_NO_TASK, IDLE))
-
-
-# In the consumer.
 
 
 @final
@@ -330,7 +198,7 @@ class RayPool:
             return
         self._ray = ray()
         self._owner = os.getpid()
-        self._server = self._ray.remote(_Server)
+        self._server = self._ray.remote(RayWorker)
         self._sent = self._ray.put(self._ray.cloudpickle.dumps(self._setup))
         weakref.finalize(self, _end, self._actors, os.getpid())
         for worker in range(self.size):
@@ -529,7 +397,7 @@ class RayPool:
             here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
                 self._ray.get_runtime_context().get_node_id(), soft=True
             )
-            self._notes = self._ray.remote(_Notes).options(num_cpus=0, scheduling_strategy=here).remote()
+            self._notes = self._ray.remote(RayNotes).options(num_cpus=0, scheduling_strategy=here).remote()
         ref = actor.handle.run.remote([task.body for task in tasks], (self._notes, tasks[0].number) if watched else None)
         call = _Call(tasks, ref)
         actor.calls.append(call)
@@ -623,7 +491,7 @@ class RayPool:
         needed, how = actor.worker < self.size, _cause(error)
         # Of the first call the answer may have been lost with it, so it may have been at the second.
         suspects = [task for call in actor.calls[:2] for task in call.tasks if not task.job.done]
-        number, row = self._at(actor.worker) if any(task.fatal_rows for task in suspects) else (_NO_TASK, IDLE)
+        number, row = self._at(actor.worker) if any(task.fatal_rows for task in suspects) else (NO_TASK, IDLE)
         blamed = next((task for task in suspects if task.number == number), suspects[0] if len(suspects) == 1 else None)
         doing = f"while loading {self._named(blamed.job, row)}" if blamed else "" if actor.ready else "while it started"
         where = actor.where or f"Ray worker {actor.worker}"
@@ -649,9 +517,9 @@ class RayPool:
     def _at(self, worker: int) -> tuple[int, int]:
         """The number of the task, and its row, that a worker was at that had to say so."""
         try:
-            found: tuple[int, int] = self._ray.get(self._notes.at.remote(worker), timeout=_NOTED_WITHIN_S)
+            found: tuple[int, int] = self._ray.get(self._notes.at.remote(worker), timeout=NOTED_WITHIN_S)
         except Exception:  # it has died, too
-            return _NO_TASK, IDLE
+            return NO_TASK, IDLE
         return found
 
     def _remove(self, actor: _Actor) -> None:

@@ -1,0 +1,149 @@
+"""What runs in an actor of Ray: a worker, and the notes of what workers are at. The other side is `ray_pool`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from penstock._errors import SampleError
+from penstock._memory.modes import in_neutral_modes
+from penstock._memory.parcel import PICKLED, Parcel
+from penstock._memory.recycler import Recycler
+from penstock._workers.meter import Meter, measuring, now
+from penstock._workers.pool import IDLE
+from penstock._workers.processes.protocol import ERROR, REFUSED, VALUE
+from penstock._workers.processes.remote_error import RemoteError
+from penstock._workers.processes.worker_main import parcel_of, prepare
+
+if TYPE_CHECKING:
+    from penstock._workers.processes.protocol import Setup
+
+COUNTED_EVERY_NS: Final = 250_000_000
+"""An actor says so often what its meter has counted; that takes 8 KB."""
+NOTED_WITHIN_S: Final = 5.0
+NO_TASK: Final = -1
+
+Answer = tuple[int, int, bytes, list[np.ndarray]]
+"""Status, and the pieces of a `Parcel`."""
+
+
+@final
+class RayWorker:
+    """What an actor is: does the tasks of one call after the other."""
+
+    def __init__(self, worker: int) -> None:
+        import ray
+
+        self._where = f"Ray worker {worker} (pid {os.getpid()} on node {ray.util.get_node_ip_address()})"
+        self._worker = worker
+        self._meter = Meter()
+        self._counted_ns = 0
+        self._allocate = Recycler(2).allocate
+
+    def where(self) -> str:
+        """This worker in words. The first answer says that Ray has found a place."""
+        return self._where
+
+    @in_neutral_modes
+    def prepare(self, setup: bytes) -> Answer | None:
+        """Take what every worker is given; the error if that fails."""
+        try:
+            loaded: Setup = pickle.loads(setup)
+            self._work = loaded.work
+            prepare(loaded, self._worker)
+        except BaseException as error:  # from user code, and the consumer must see whatever that raises
+            return self._failure(REFUSED, error)
+        measuring.set(self._meter)
+        return None
+
+    @in_neutral_modes
+    def run(self, tasks: list[bytes], notes: Any = None) -> tuple[list[Answer], int, np.ndarray | None]:
+        """The answers to ``tasks``; how many nanoseconds they took; and now and then what was counted.
+
+        Args:
+            tasks: Pickled.
+            notes: An actor that is told of each row before it is loaded, and by which number the task goes, so that what ends this process is known.
+        """
+        measuring.set(self._meter)  # Ray may call from another context than before
+        began = self._meter.begin()
+        answers = [self._do(task, notes) for task in tasks]
+        ended = self._meter.end()
+        counted = None
+        if ended - self._counted_ns > COUNTED_EVERY_NS:
+            self._counted_ns, counted = ended, np.array(self._meter.counted(), np.int64)
+        return answers, ended - began, counted
+
+    def _do(self, body: bytes, notes: Any) -> Answer:
+        cell: Any = [IDLE] if notes is None else _Noted(self._worker, *notes)
+        try:
+            value = self._work(pickle.loads(body), cell, self._allocate)
+            if notes is not None:
+                cell.done()
+        except BaseException as error:  # from user code, SystemExit and the like are errors too
+            with contextlib.suppress(Exception):  # a frozen exception takes no note
+                error.add_note(f"in {self._where}")
+            return self._failure(ERROR, error)
+        began = now()
+        try:
+            pieces = parcel_of(value, self._where).pieces()
+        except SampleError as refused:
+            try:
+                pieces = _pickled_by_value(value)
+            except BaseException:  # a user's __reduce__ may raise anything
+                refused.add_note(f"while loading {self._work.name(pickle.loads(body), IDLE)}")
+                return self._failure(ERROR, refused)
+        self._meter.pack.add(now() - began)
+        return VALUE, *pieces
+
+    def _failure(self, status: int, error: BaseException) -> Answer:
+        return status, *Parcel(tuple(RemoteError.of(error))).pieces()
+
+
+def _pickled_by_value(value: Any) -> tuple[int, bytes, list[np.ndarray]]:
+    """The pieces of a value with classes of the program's ``__main__``, which this process knows by their contents only."""
+    import ray
+
+    buffers: list[pickle.PickleBuffer] = []
+    body = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    return PICKLED, body, [np.frombuffer(raw, np.uint8) if raw.nbytes else np.empty(0, np.uint8) for raw in (one.raw() for one in buffers)]
+
+
+class _Noted(list[int]):
+    """A cell whose row another actor knows, so that it outlives this process."""
+
+    def __init__(self, worker: int, notes: Any, number: int) -> None:
+        super().__init__([IDLE])
+        self._worker, self._notes, self._number = worker, notes, number
+        self._note(number, IDLE)
+
+    def __setitem__(self, place: Any, row: Any) -> None:
+        super().__setitem__(place, row)
+        self._note(self._number, row)
+
+    def done(self) -> None:
+        """The task was done, and is not what ends this process later."""
+        self._note(NO_TASK, IDLE)
+
+    def _note(self, number: int, row: int) -> None:
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):  # it has died with its node, or does not answer: then nobody will know the row
+            ray.get(self._notes.note.remote(self._worker, number, row), timeout=NOTED_WITHIN_S)
+
+
+@final
+class RayNotes:
+    """An actor that knows which task, and which row of it, each worker is at that was asked to say so."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, tuple[int, int]] = {}
+
+    def note(self, worker: int, number: int, row: int) -> None:
+        self._at[worker] = number, row
+
+    def at(self, worker: int) -> tuple[int, int]:
+        return self._at.get(worker, (NO_TASK, IDLE))
