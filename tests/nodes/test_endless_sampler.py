@@ -212,6 +212,9 @@ def test_an_endless_sampler_is_dealt_to_the_ranks(blocks, tail):
 
 def test_padding_an_endless_sampler_is_refused(blocks):
     """Seen to fail: the refusal was the Sharder's, which names no sampler."""
-    refused = pytest.raises(GraphError, match="Passes cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'")
+    refused = pytest.raises(
+        GraphError,
+        match="Passes, which has no __len__, cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'",
+    )
     with Loader.from_dataset(range(N), sampler=Passes(), rank=0, world_size=2) as loader, refused:
         next(iter(loader))

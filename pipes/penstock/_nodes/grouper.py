@@ -100,7 +100,7 @@ class Grouper(FirstNode[Indices]):
         return items, dict(zip(_KEYS, (epoch, block, taken, position), strict=True))
 
     def peek(self, place: State, positions: Int64s) -> Sequence[Indices]:
-        raise GraphError("groups cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'.")
+        raise GraphError("groups cannot be read by position")
 
     def check(self, state: Any) -> None:
         fields(state, epoch=int, block=int, taken=int, position=int)

@@ -117,7 +117,7 @@ class IndexNode(Node[T]):
         Positions past the last of them wrap around: a node that yields fewer items than its source has must map them.
 
         Raises:
-            GraphError: It cannot be read by position.
+            GraphError: It cannot be read by position. The `Sharder`, who knows the user's word for why it asks, adds that and the remedy.
         """
         return self.upstream.peek(place, positions)
 
@@ -285,9 +285,7 @@ class _Positioned(FirstNode[Any]):
         return marker, self._stands
 
     def peek(self, place: State, positions: Any) -> Sequence[Any]:
-        raise GraphError(
-            f"{type(self._node).__name__} keeps a position of its own, so it cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'."
-        )
+        raise GraphError(f"{type(self._node).__name__} keeps a position of its own, so it cannot be read by position")
 
     def check(self, state: Any) -> None:
         self._node.check(state)

@@ -204,9 +204,7 @@ class IterableSource(FirstNode[Indices]):
         return taken, place
 
     def peek(self, place: State, positions: np.ndarray) -> Sequence[Indices]:
-        raise GraphError(
-            f"{type(self.iterable).__name__} cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact'."
-        )
+        raise GraphError(f"{type(self.iterable).__name__} cannot be read by position")
 
     def check(self, state: Any) -> None:
         said = {"after": object} if isinstance(state, dict) and "after" in state else {}

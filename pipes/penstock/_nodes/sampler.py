@@ -94,10 +94,7 @@ class Sampler(FirstNode[Indices]):
 
     def peek(self, place: State, positions: np.ndarray) -> Indices:
         if self.facts.carries_over_epochs:
-            raise GraphError(
-                f"tail='pad' would show the start of an epoch again, and {type(self.order).__name__} only goes on. Use tail='drop': what it leaves out "
-                f"begins the next epoch."
-            )
+            raise GraphError(f"{type(self.order).__name__} only goes on, so it cannot be read by position")
         return self._indices(place["epoch"], 0, np.asarray(positions, np.int64))
 
     def check(self, state: Any) -> None:

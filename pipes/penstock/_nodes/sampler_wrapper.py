@@ -122,10 +122,7 @@ class SamplerWrapper(FirstNode[Any]):
     def peek(self, place: State, positions: np.ndarray) -> Sequence[Any]:
         plan = self._plan_at(place["epoch"], place["position"], place["checksum"], fits=place is self._follows)
         if plan.is_block:
-            raise GraphError(
-                f"{type(self.sampler).__name__} cannot be read by position, which tail='pad' needs. Use tail='drop' or tail='exact', "
-                f"or give the sampler a __len__ if it has an end."
-            )
+            raise GraphError(f"{type(self.sampler).__name__}, which has no __len__, cannot be read by position")
         return _items(place["epoch"], plan, np.asarray(positions, np.int64))
 
     def check(self, state: Any) -> None:

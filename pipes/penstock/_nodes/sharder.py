@@ -230,7 +230,11 @@ class Sharder(IndexNode[T]):
             )
         self.upstream.read(place, 0)  # makes a sampler plan the epoch, so that it knows its length
         if self.tail == "pad":
-            self.upstream.peek(place, np.arange(0))  # raises if the source cannot be read by position
+            try:
+                self.upstream.peek(place, np.arange(0))
+            except GraphError as error:
+                others = "tail='drop'" if self.facts.carries_over_epochs else "tail='drop' or tail='exact'"
+                raise GraphError(f"{error}, which tail={self.tail!r} needs. Use {others}.") from None
             if self.upstream.left(place) is None:
                 raise GraphError("tail='pad' needs a source that knows how many items an epoch has. Use tail='drop' or tail='exact'.")
         self._opened = epoch_of(place)
