@@ -298,8 +298,9 @@ def test_memory_is_used_again(kind):
             while sys.getrefcount(batch) > 2:  # a thread may still be about to let go of it
                 pass
             addresses.append(batch["x"].data_ptr())
-    bound = {"inline": 3, "threads": 7, "processes": 12}[kind]  # batches in progress, one held by the user, and the first
-    assert len(set(addresses[5:])) <= bound
+    at_once = {"inline": 3, "threads": 7, "processes": 12}[kind]  # batches in progress, one held by the user, and the first
+    made_again = 0 if kind == "inline" else len(addresses) // SlotTable._PERIOD  # a slot that was idle for so many tasks had been dropped
+    assert len(set(addresses[5:])) <= at_once + made_again
 
 
 @by_kind
