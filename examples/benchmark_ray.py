@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    ray.init(num_cpus=2 * WORKERS, log_to_driver=False, logging_level="warning")
+    ray.init(log_to_driver=False, logging_level="warning")
     results = {"python": platform.python_version(), "ray": ray.__version__, "torch": torch.__version__}
     for size in SIZES:
         results[size] = found = measured(size, args.repeats)

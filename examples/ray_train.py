@@ -43,14 +43,14 @@ def run(folder: str, run: int, workers: int, stop_after: int, checkpoint: object
     trainer = ray.train.torch.TorchTrainer(
         train,
         train_loop_config={"folder": folder, "run": run, "stop_after": stop_after, "from": checkpoint},
-        scaling_config=ray.train.ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 1}),
+        scaling_config=ray.train.ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 0.5}),
         run_config=ray.train.RunConfig(storage_path=folder, name=f"run{run}"),
     )
     return trainer.fit().checkpoint
 
 
 def main() -> None:
-    ray.init(num_cpus=4, log_to_driver=False)
+    ray.init(log_to_driver=False)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = run(folder, 1, workers=2, stop_after=96)
         run(folder, 2, workers=3, stop_after=0, checkpoint=checkpoint)

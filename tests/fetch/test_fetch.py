@@ -117,7 +117,7 @@ def test_sample_knows_its_address_and_is_unknown_elsewhere():
         penstock.sample()
 
 
-def test_the_cell_holds_the_row_that_is_being_loaded():
+def test_it_is_known_which_row_is_being_loaded():
     cell, seen = [IDLE], []
 
     class Peeking:

@@ -74,7 +74,7 @@ ONLY_IN = {  # module: the rooms and files that may import it
     "pytorch_lightning": "integrations.lightning",
     "transformers": "integrations.transformers",
     "matplotlib": "_observe.picture",
-    "ray": "_workers.ray_pool _workers.ray_worker",
+    "ray": "_workers.ray_actors _workers.ray_pool _workers.ray_worker",
 }
 FOR_ALL = {"numpy", "torch"}
 ALIASES = {"OnError", "Tail"}  # types made of others, which know no name of their own

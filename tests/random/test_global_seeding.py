@@ -105,7 +105,7 @@ def test_a_sample_is_the_same_seeded_or_watched(draw, when, inline):
     expected = always_keyed(Drawing(DRAWS[draw], when))
     np.random.random(3), random.random(), torch.rand(3)
     work = FetchTask(Fetch(Drawing(DRAWS[draw], when)), 3, True)
-    load = work.inline if inline else partial(work, cell=[IDLE])
+    load = work.inline if inline else partial(work, current_row=[IDLE])
     assert flat(load(indices(range(start, start + BATCH))) for start in range(0, N, BATCH)) == expected
 
 
@@ -115,7 +115,7 @@ def test_a_batch_that_surprises_is_loaded_once_more_and_no_other_is(when, inline
     """Seen to fail: `_watched` without ``_calm = None``, so that every batch that draws was loaded twice."""
     dataset = Drawing(np.random.random, when)
     work = FetchTask(Fetch(dataset), 3, True)
-    load = work.inline if inline else partial(work, cell=[IDLE])
+    load = work.inline if inline else partial(work, current_row=[IDLE])
     for start in range(0, N, BATCH):
         load(indices(range(start, start + BATCH)))
     again = [] if when is ALWAYS else range(144, 152)

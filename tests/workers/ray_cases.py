@@ -24,11 +24,12 @@ import numpy as np
 import ray
 import torch
 from ray.cluster_utils import Cluster
+from strikes import Strikes
 from torch.utils.data import IterableDataset, get_worker_info
 
 import penstock
 from penstock import Loader
-from penstock._workers import ray_pool
+from penstock._workers import ray_actors
 from penstock.formats import jsonl
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ def all_actors_are_killed() -> None:
     with built(Draws(), 2) as loader:
         batches = iter(loader)
         found = [next(batches)]
-        for actor in list(pool_of(loader)._actors.values()):
+        for actor in pool_of(loader)._actors:
             ray.kill(actor.handle)
         found += [*batches, *loader]
         assert loader.statistics().nodes[-1].workers.restarts == 2
@@ -383,21 +384,22 @@ def objects() -> float:
 
 
 @case
-def ctrl_c_leaves_nothing() -> None:
-    """At a random moment of a wait; the loader goes on afterwards."""
+def ctrl_c_at_any_line_loses_nothing() -> None:
+    """Also where it loses what has come from an actor, or a worker that is being started. Seen to fail: without `Actors.restore` (it waits forever)."""
+    expected, strikes = addresses(), Strikes(within=str(Path(ray_actors.__file__).with_name("ray_")))
+    found: list[int] = []
     with built(Draws(), 2) as loader:
-        batches = iter(loader)
-        found = [next(batches)]
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
-        try:
+        for _ in range(2):
+            batches = iter(loader)
             while True:
-                found += list(batches) or list(loader)
-                if len(found) > 400:
-                    time.sleep(1)
-        except KeyboardInterrupt:
-            pass
-        found = [*loader]
-        assert found
+                batch, struck = strikes(lambda: next(batches, None))  # noqa: B023  # called at once
+                if batch is None and struck:
+                    continue
+                if batch is None:
+                    break
+                found += [int(at) for at in batch["at"]]
+    assert found == expected
+    assert len(strikes.at) > 60, len(strikes.at)
     until(lambda: not alive())
 
 
@@ -426,7 +428,7 @@ def a_cluster_smaller_than_asked_for() -> None:
     with built(Draws(), CPUS + 2, infinite=True) as loader:
         batches = iter(loader)
         until(lambda: next(batches) is not None and loader.statistics().nodes[-1].workers.workers == CPUS)
-        pool_of(loader)._placed_within_s = 0.5
+        pool_of(loader)._actors.placed_within_s = 0.5
         until(lambda: next(batches) is not None and bool(said.lines))
     assert "none of 2 of 5 workers. Each needs 1 CPU. Free now: " in said.lines[0]
     assert said.lines[0].endswith("The others go on.")
@@ -434,7 +436,7 @@ def a_cluster_smaller_than_asked_for() -> None:
 
 @case
 def no_place_at_all() -> None:
-    ray_pool.PLACED_WITHIN_S = 2.0
+    ray_actors.PLACED_WITHIN_S = 2.0
     said = raised(TimeoutError, lambda: read(built(Draws(), 2, ray_options={"resources": {"tape": 1}})))
     assert "In the last 2 s Ray has started none of 2 of 2 workers. Each needs 1 CPU, 1 tape. Free now: " in said
 
@@ -501,9 +503,9 @@ def main() -> None:
     CLUSTER = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     CLUSTER.add_node(num_cpus=CPUS - 1)
     ray.init(address=CLUSTER.address, log_to_driver=False, logging_level="warning")
-    default = ray_pool.PLACED_WITHIN_S
+    default = ray_actors.PLACED_WITHIN_S
     for line in sys.stdin:
-        ray_pool.PLACED_WITHIN_S, said = default, None
+        ray_actors.PLACED_WITHIN_S, said = default, None
         signal.alarm(200)
         try:
             CASES[line.strip()]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,8 +27,15 @@ CASES = [
 def cluster(tmp_path_factory: Any) -> Iterator[Any]:
     """The program, which does one case for each line that it is told. It hangs below no test: Ray keeps processes for later, as it pleases."""
     command = [sys.executable, str(PROGRAM)]
+    path = os.pathsep.join(filter(None, [str(PROGRAM.parents[1] / "support"), os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
-        command, cwd=tmp_path_factory.mktemp("ray"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        cwd=tmp_path_factory.mktemp("ray"),
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as program:
         program.wait()  # for the process between, which has ended
         yield program

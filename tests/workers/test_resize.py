@@ -241,4 +241,4 @@ def test_idle_threads_leave(make: Any, discards: bool) -> None:
         pool.discard()
     while there(pool) > 1:
         pass
-    assert all(cell == [IDLE] for cell in pool._core.cells)
+    assert all(row == [IDLE] for row in pool._core.current_rows)

@@ -132,8 +132,11 @@ def _identity(dataset: Any, predicate: Any, name: str) -> dict[str, Any]:
     return {"kept by": name, "predicate": holds, **identity_of(dataset, getattr(dataset, "_fingerprint", None)), "settings": settings}
 
 
-# The file of `cache`: a line of JSON that says what it was computed from, and then int64, little-endian. It is renamed into
-# place once it is complete, so any number of processes may write it at once.
+# The file of `cache`: a line of JSON that says what it was computed from, filled up with spaces to a multiple of `_ALIGN`, and then int64,
+# little-endian. It is renamed into place once it is complete, so any number of processes may write it at once. It is mapped, so all ranks and workers of a
+# machine share one copy of what may be a billion indices.
+
+_ALIGN = 64
 
 
 def _saved(path: str, identity: dict[str, Any], compute: Callable[[], Int64s]) -> Int64s:
@@ -163,7 +166,7 @@ def _opened(path: str, identity: dict[str, Any]) -> Int64s:
         raise ValueError(f"{path} was computed from something else: {changed}. Delete it, or give another path.")
     if os.path.getsize(path) != len(line) + 8 * count:
         raise ValueError(f"{path} has {os.path.getsize(path)} bytes, not {len(line) + 8 * count}: it is damaged. Delete it.")
-    numbers = np.fromfile(path, "<i8", count, offset=len(line))
+    numbers = np.memmap(path, "<i8", "r", len(line), (count,)) if count else np.empty(0, np.int64)
     if zlib.crc32(numbers.data) != crc:
         raise ValueError(f"{path} is damaged: its checksum is wrong. Delete it.")
     return numbers
@@ -171,5 +174,5 @@ def _opened(path: str, identity: dict[str, Any]) -> Int64s:
 
 def _write(path: str, identity: dict[str, Any], numbers: Int64s) -> None:
     numbers = np.ascontiguousarray(numbers, "<i8")
-    head = json.dumps({"of": identity, "count": len(numbers), "crc": zlib.crc32(numbers.data)})
-    write_own(path, head.encode(), b"\n", numbers.data, sync=True)
+    head = json.dumps({"of": identity, "count": len(numbers), "crc": zlib.crc32(numbers.data)}).encode()
+    write_own(path, head.ljust(-(-(len(head) + 1) // _ALIGN) * _ALIGN - 1), b"\n", numbers.data, sync=True)

@@ -56,7 +56,7 @@ class Sample(Shown):
 
 @final
 class RowIn:
-    """A cell that tells which row is being loaded from how much is left of ``rows``, an iterator over a list of ``n``: nobody has to write it."""
+    """A ``current_row`` that tells which row is being loaded from how much is left of ``rows``, an iterator over a list of ``n``: nobody has to write it."""
 
     __slots__ = ("_last", "_rows")
 
@@ -110,26 +110,26 @@ class SampleCursor(Cursor):
         epoch: The epoch of the batch.
         positions: The position of each row; a list or an array.
         indices: The dataset index of each row.
-        cell: Holds the row being loaded; `IDLE` counts as the first.
+        current_row: Holds the row being loaded; `IDLE` counts as the first.
     """
 
-    __slots__ = ("_cell", "_indices", "_made", "_made_for", "_positions", "reseed", "seed")
+    __slots__ = ("_current_row", "_indices", "_made", "_made_for", "_positions", "reseed", "seed")
 
     def __init__(
-        self, seed: int, epoch: int, positions: Sequence[int] | np.ndarray, indices: Sequence[Any], cell: Sequence[int] | RowIn
+        self, seed: int, epoch: int, positions: Sequence[int] | np.ndarray, indices: Sequence[Any], current_row: Sequence[int] | RowIn
     ) -> None:
         self.epoch = epoch
         self._source = None
         self.seed = seed
         self._positions = positions
         self._indices = indices
-        self._cell = cell
+        self._current_row = current_row
         self._made: Sample | None = None
         self._made_for = 0
         self.reseed: Callable[[int, int], None] | None = None  # seeds the global generators for (epoch, position), if they are to be
 
     def sample(self) -> Sample:
-        row = max(0, self._cell[0])
+        row = max(0, self._current_row[0])
         if self._made is None or self._made_for != row:
             self._made, self._made_for = Sample(self.seed, self.epoch, int(self._positions[row]), self._indices[row], self._source), row
         return self._made
@@ -139,7 +139,7 @@ class SampleCursor(Cursor):
 
     def enter_member(self, position: int, index: Any) -> None:
         """Until `restart`, the sample being loaded is that of ``index``, at its own ``position``: a part of what the row is made of."""
-        self._made, self._made_for = Sample(self.seed, self.epoch, position, index, self._source), max(0, self._cell[0])
+        self._made, self._made_for = Sample(self.seed, self.epoch, position, index, self._source), max(0, self._current_row[0])
         if self.reseed is not None:
             self.reseed(self.epoch, position)
 

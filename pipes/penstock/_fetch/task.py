@@ -78,19 +78,19 @@ class _Task:
         self._seeding = GlobalSeeding(seed, bool(seed_global_rngs), calm=None if seed_global_rngs == "always" else CALM)
         self.meter = Meter()  # of what is done in the caller's thread; a worker has its own
 
-    def __call__(self, task: Any, cell: MutableSequence[int], allocate: Allocate = afresh, *, inline: bool = False) -> Any:
+    def __call__(self, task: Any, current_row: MutableSequence[int], allocate: Allocate = afresh, *, inline: bool = False) -> Any:
         meter = None if self.trial is not None else self.meter if inline else measuring.get()
         if meter is not None:
             if meter.plain:
                 meter.plain -= 1
                 meter = None
             else:
-                meter.measure(cell)
+                meter.measure(current_row)
         token = current.set(None)
         try:
-            return self._done(task, cell, allocate, inline, meter)
+            return self._done(task, current_row, allocate, inline, meter)
         except BaseException as exc:
-            annotate(exc, f"while loading {self.name(task, cell[0])}")
+            annotate(exc, f"while loading {self.name(task, current_row[0])}")
             raise
         finally:
             current.reset(token)
@@ -106,7 +106,7 @@ class _Task:
         with neutral_modes():
             return self(task, [IDLE], allocate, inline=True)
 
-    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
+    def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
         """Do the task, and count what it takes in the ``meter``."""
         raise NotImplementedError
 
@@ -171,7 +171,7 @@ class FunctionTask(_Task):
         super().__init__(seed, seed_global_rngs)
         self.function = function
 
-    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
+    def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
         with self._seeding.kept(inline):
             indices = task if isinstance(task, Indices) else None
             if indices is not None:
@@ -236,7 +236,7 @@ class FetchTask(_Task):
     def collates_itself(self) -> bool:
         return self.fetch.collate_fn is not None or has_registered()
 
-    def _done(self, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
+    def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
         fetch = self.fetch
         if isinstance(task, Part):
             fetch, task = Fetch(fetch.dataset, _samples, fetch.transform), task.indices
@@ -244,7 +244,7 @@ class FetchTask(_Task):
             fetch = watched(fetch, self.trial)
         elif meter is not None:
             fetch = fetch.measured(meter)
-        return self._fetched(fetch, task, cell, allocate, inline)
+        return self._fetched(fetch, task, current_row, allocate, inline)
 
     # A batch that several workers load in parts.
 
@@ -287,7 +287,7 @@ class FetchTask(_Task):
 
     # A task for one worker.
 
-    def _fetched(self, fetch: Fetch, task: Any, cell: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
+    def _fetched(self, fetch: Fetch, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
         if isinstance(task, Loaded):
             together = partial(self._together, fetch, task, allocate)
             return self._seeding.run(together, of_many=False, kept=inline and fetch.collate_fn is not None)
@@ -307,9 +307,9 @@ class FetchTask(_Task):
             if batch is not None:
                 return batch
         many = inline or (task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED)
-        return self._seeding.run(lambda: self._loaded(fetch, task, cell, allocate), of_many=many, kept=inline)
+        return self._seeding.run(lambda: self._loaded(fetch, task, current_row, allocate), of_many=many, kept=inline)
 
-    def _loaded(self, fetch: Fetch, task: Indices, cell: MutableSequence[int], allocate: Allocate) -> Any:
+    def _loaded(self, fetch: Fetch, task: Indices, current_row: MutableSequence[int], allocate: Allocate) -> Any:
         if not task.is_batch:
             one = ListBatch(lambda samples: fetch.convert(samples[0]))
             return self._row_by_row(fetch, task, [task.positions], [task.values], one, fetch.load, [IDLE])
@@ -328,24 +328,24 @@ class FetchTask(_Task):
                 if fetch.transform is not None:
                     samples, transform = iter(samples_in(self.dataset, fetched, len(indices))), fetch.transform
                     batch = fetch.begin(len(indices), allocate)
-                    return self._row_by_row(fetch, task, positions, indices, batch, lambda _: transform(next(samples)), cell)
+                    return self._row_by_row(fetch, task, positions, indices, batch, lambda _: transform(next(samples)), current_row)
                 current.set(None)
                 if fetch.meter is not None:
                     return self._finished(fetch, task, ListBatch(lambda _: fetch.batch_of(fetched, allocate)), [])
                 self._seed_collate(fetch, task)
                 return fetch.batch_of(fetched, allocate)
-        return self._row_by_row(fetch, task, positions, indices, fetch.begin(len(indices), allocate), load, cell)
+        return self._row_by_row(fetch, task, positions, indices, fetch.begin(len(indices), allocate), load, current_row)
 
     def _batch(self, task: Indices, allocate: Allocate) -> Any:
         """What `_loaded` makes, faster: samples come one by one, and the first error is raised."""
         fetch, indices = self.fetch, task.plain()
         rows = iter(indices)
-        cell: Any = RowIn(rows, len(indices))
-        token = current.set(SampleCursor(self.seed, task.epoch, task.positions, indices, cell))
+        current_row: Any = RowIn(rows, len(indices))
+        token = current.set(SampleCursor(self.seed, task.epoch, task.positions, indices, current_row))
         try:
             if self._seeding.active:
-                cell = [IDLE]
-                return self._loaded(fetch, task, cell, allocate)
+                current_row = [IDLE]
+                return self._loaded(fetch, task, current_row, allocate)
             load = fetch.load
             batch = None if fetch.collate_fn is not None else fetch.begin(len(indices), allocate)
             if batch is None or batch.step >= len(indices):
@@ -358,11 +358,11 @@ class FetchTask(_Task):
                     if not samples:
                         break
                     batch.add(samples)
-            cell = _NO_ROW
+            current_row = _NO_ROW
             current.set(None)
             return fetch.collate(samples, allocate) if batch is None else batch.finish()
         except BaseException as exc:
-            annotate(exc, f"while loading {self.name(task, cell[0])}")
+            annotate(exc, f"while loading {self.name(task, current_row[0])}")
             raise
         finally:
             current.reset(token)
@@ -375,9 +375,9 @@ class FetchTask(_Task):
         indices: list[Any],
         batch: AnyBatch,
         load: Callable[[Any], Any],
-        cell: MutableSequence[int],
+        current_row: MutableSequence[int],
     ) -> Any:
-        loading = SampleCursor(self.seed, task.epoch, positions, indices, cell)
+        loading = SampleCursor(self.seed, task.epoch, positions, indices, current_row)
         current.set(loading)
         seeding, seed, epoch = self._seeding.active, self._seeding.seed, task.epoch
         loading.reseed = seed if seeding else None
@@ -386,7 +386,7 @@ class FetchTask(_Task):
         while begun < rows:
             samples: list[Any] = []
             for row in range(begun, min(rows, begun + batch.step)):
-                cell[0] = row
+                current_row[0] = row
                 if seeding:
                     seed(epoch, positions[row])
                 try:
@@ -402,7 +402,7 @@ class FetchTask(_Task):
             asked = now()
             batch.add(samples)
             added_ns += now() - asked
-        cell[0] = IDLE
+        current_row[0] = IDLE
         current.set(None)
         return self._finished(fetch, task, batch, failures, added_ns)
 

@@ -45,7 +45,7 @@ class GraphReader(Generic[T]):
         root: The last node.
         positions: Of the graph.
         clock: Is told when a marker was passed.
-        infinite: Marks end nothing.
+        infinite: Markers end nothing.
         restart: See `EpochCursor`.
 
     Attributes:

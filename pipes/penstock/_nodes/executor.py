@@ -77,16 +77,16 @@ class Executor:
         if options.is_auto:
             from penstock._nodes.auto_workers import AutoWorkers
 
-            self.auto = AutoWorkers(_MOST_ELSEWHERE if options.method == "ray" else None)
+            self.auto = AutoWorkers(options.kind.most)
         self.num_workers: int = 1 if self.auto is not None else options.num_workers  # type: ignore[assignment]  # "auto" is no number
         self._most_workers = self.num_workers if self.auto is None else self.auto.most
-        lanes = map_fn.lanes if isinstance(map_fn, Fetch) and not options.in_process else None
+        lanes = map_fn.lanes if isinstance(map_fn, Fetch) and not options.kind.in_process else None
         if self.auto is not None and lanes and isinstance(map_fn, Fetch):
             raise ValueError(
                 f"num_workers='auto' changes the number of workers as it runs, and {type(map_fn.dataset).__name__} is read in lanes, each by one worker process, "
                 f'forward. Say how many (num_workers=2), or use method="thread", where threads share what they have read.'
             )
-        self._threaded = options.in_process and self.num_workers > 0
+        self._threaded = options.kind.in_process and self.num_workers > 0
         self._inline = InlineWork(map_fn, seed, False if self._threaded else seed_global_rngs, on_error)
         self._work = self._inline.seeded
         if self._work.epoch_aware and self._threaded:
@@ -114,9 +114,8 @@ class Executor:
     def __str__(self) -> str:
         if not self.num_workers:
             return "no workers"
-        name = "Ray worker" if self.method == "ray" else f"worker {self.method}"
-        plural = "" if self.num_workers == 1 else "es" if self.method == "process" else "s"
-        return f"{self.num_workers} {name}{plural}{' (auto)' * (self.auto is not None)}"
+        kind = self._options.kind
+        return f"{self.num_workers} {kind.one if self.num_workers == 1 else kind.many}{' (auto)' * (self.auto is not None)}"
 
     # Its life: `start` at each reset of the mapper, `refresh`, `interrupt`, `shutdown`.
 
@@ -362,7 +361,5 @@ def samples_of(task: Any) -> int:
     return 1 if isinstance(positions, int) else len(positions)
 
 
-_MOST_ELSEWHERE = 256
-"""Workers that ``num_workers="auto"`` may have on a cluster, which says how many it has room for."""
 _FEW, _SOME = 2, 4  # items in progress per worker
 _SINCE, _FIRST, _LAST, _BUSY = Meter.SINCE, Meter.FIRST, Meter.LAST, Meter.BUSY

@@ -151,7 +151,7 @@ class _Work:
     def __init__(self, planner: Planner[Any]) -> None:
         self._planner = planner
 
-    def __call__(self, task: PlanRequest, cell: MutableSequence[int], allocate: Allocate) -> Any:
+    def __call__(self, task: PlanRequest, current_row: MutableSequence[int], allocate: Allocate) -> Any:
         return self._planner(task)
 
     def name(self, task: PlanRequest, row: int) -> str:

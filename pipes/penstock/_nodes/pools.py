@@ -1,13 +1,13 @@
 """Which workers a `ParallelMapper` has: what a user may say about them, and the one place that chooses their pool, `open_pool`.
 
 A pool is anything with the methods of `Pool`, and each kind has its file in ``_workers``. To add a kind, write that file, add its ``method`` to `METHODS`, and a
-branch to `open_pool`. Nothing else asks for the method by name: what depends on it asks `WorkerOptions.in_process`.
+branch to `open_pool`. Nothing else asks for the method by name: what depends on it asks for its `Kind`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
 from penstock._arguments import seconds, whole_number
 from penstock._workers.inline_pool import InlinePool
@@ -21,8 +21,28 @@ if TYPE_CHECKING:
     from penstock._workers.blocked import Place
     from penstock._workers.pool import Pool, StartMethod
 
-METHODS: Final = {"thread": True, "process": False, "ray": False}
-"""The methods, and of each whether its workers share this process: its memory, its dataset and its global generators."""
+
+class Kind(NamedTuple):
+    """What sets the workers of a method apart.
+
+    Attributes:
+        in_process: They share this process: its memory, its dataset and its global generators.
+        one: What one is called.
+        many: What several are called.
+        most: How many ``num_workers="auto"`` may start; None: by the cores of this machine.
+    """
+
+    in_process: bool
+    one: str
+    many: str
+    most: int | None = None
+
+
+METHODS: Final = {
+    "thread": Kind(True, "worker thread", "worker threads"),
+    "process": Kind(False, "worker process", "worker processes"),
+    "ray": Kind(False, "Ray worker", "Ray workers", most=256),  # the cluster says how many it has room for
+}
 MOST_AHEAD: Final = 8
 """Items in progress per worker, at most, unless the user says otherwise."""
 
@@ -65,8 +85,8 @@ class WorkerOptions:
         return isinstance(self.num_workers, str) and self.num_workers == "auto"
 
     @property
-    def in_process(self) -> bool:
-        """Whether the workers, if there are any, share this process."""
+    def kind(self) -> Kind:
+        """Of the workers, if there are any."""
         return METHODS[self.method]
 
 

@@ -20,15 +20,15 @@ class PassFacts:
     Attributes:
         seed: Of the shard: a hash of the seed and the shard's number.
         pass_: The pass over the shards.
-        used: Whether a step may have used ``pass_`` or ``seed``: it drew random numbers, say.
+        drew_randomness: Whether a step may have used ``pass_`` or ``seed``.
     """
 
-    __slots__ = ("pass_", "seed", "used")
+    __slots__ = ("drew_randomness", "pass_", "seed")
 
     def __init__(self, seed: int, pass_: int, shard: int) -> None:
         self.seed = mixed(epoch_word(seed, shard) + 5 * GAMMA) >> 1
         self.pass_ = pass_
-        self.used = False
+        self.drew_randomness = False
 
 
 @final
@@ -43,13 +43,13 @@ class RecordSample(Sample):  # type: ignore[misc]  # final for users
     @property
     def seed(self) -> int:  # type: ignore[override]  # the generators ask for it, too
         """The seed of the shard."""
-        self._facts.used = True
+        self._facts.drew_randomness = True
         return self._facts.seed
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
         """The pass over the shards, counted from 0."""
-        self._facts.used = True
+        self._facts.drew_randomness = True
         return self._facts.pass_
 
 

@@ -105,7 +105,7 @@ class Shuffle(Shown):
         if run is None:
             raise RuntimeError("penstock.Shuffle works as a step over shards, which seeds it. Pass it in steps=.")
         if id(self) not in run.listed:  # it is a part of a user's step, and what that does with the order is not known
-            run.facts.used = True
+            run.facts.drew_randomness = True
         if self.window <= 1:
             yield from records
             return
@@ -172,7 +172,7 @@ class ShardRun(Iterator[Any]):
         shuffled = False
         for step in self._steps:
             if shuffled and not getattr(step, "keeps_count", False):
-                self._cursor.facts.used = True
+                self._cursor.facts.drew_randomness = True
             shuffled = shuffled or (type(step) is Shuffle and step.window > 1)
 
     @property
@@ -212,7 +212,7 @@ class ShardRun(Iterator[Any]):
         So it is where a `Shuffle` comes before a step that does not keep the count, where a step drew random numbers, and as long as the run has not come to its
         end: where an error cuts it short, a `Shuffle` decides what has come out by then.
         """
-        return self._cursor.facts.used or not self._ended
+        return self._cursor.facts.drew_randomness or not self._ended
 
     def __iter__(self) -> ShardRun:
         return self
@@ -274,7 +274,7 @@ class ShardRun(Iterator[Any]):
                 f"process has done, so on other ranks, with other workers and after a resume the outputs would be others. Draw from penstock.sample().rng or "
                 f"penstock.sample().torch_generator, which are the record's own; or, if no output depends on it, from a random.Random() of your own."
             )
-        self._cursor.facts.used = True
+        self._cursor.facts.drew_randomness = True
         if first_time("reading drew"):  # a network that waits for a random time before it tries again draws, too, and does no harm
             _logger.warning(
                 "reading shard %d drew from the global random numbers (random, numpy.random or torch). If the records depend on it, they are others after a resume: draw "

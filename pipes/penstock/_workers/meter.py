@@ -137,7 +137,7 @@ class Meter:
         self.words: Any = [0] * self.HEAD if words is None else words[: self.HEAD]  # a list of one's own is faster
         self.load, self.transform, self.collate, self.pack = map(Histogram, parts)
         self.plain = 1
-        self._cell: Sequence[int] = (0,)  # has the row being loaded
+        self._current_row: Sequence[int] = (0,)  # has the row being loaded
         self._slowest_ns = 0
         self._slowest_row: int | None = None  # the row of the batch that took longer than any sample before it
         self._seen = 0  # of the time of loading, when this batch began
@@ -174,9 +174,9 @@ class Meter:
 
     # A batch in the task.
 
-    def measure(self, cell: Sequence[int]) -> None:
-        """Measure the batch that begins; ``cell`` has the row being loaded. `measured` ends that."""
-        self._cell, self._slowest_row, self._wall = cell, None, 0
+    def measure(self, current_row: Sequence[int]) -> None:
+        """Measure the batch that begins; ``current_row`` has the row being loaded. `measured` ends that."""
+        self._current_row, self._slowest_row, self._wall = current_row, None, 0
         self._seen = self.load.words[0] + self.transform.words[0]
         wall = now()
         if wall - self._looked >= _LOOK_NS:
@@ -205,7 +205,7 @@ class Meter:
 
     def timed(self, function: Callable[[Any], Any], histogram: Histogram) -> Callable[[Any], Any]:
         """``function`` of one sample, measured."""
-        add, words, cell = histogram.add, histogram.words, self._cell
+        add, words, current_row = histogram.add, histogram.words, self._current_row
 
         def measured(argument: Any) -> Any:
             began = now()
@@ -214,7 +214,7 @@ class Meter:
             finally:
                 ns = now() - began
                 if ns > words[1] and ns > self._slowest_ns:
-                    self._slowest_ns, self._slowest_row = ns, cell[0]
+                    self._slowest_ns, self._slowest_row = ns, current_row[0]
                 add(ns)
 
         return measured

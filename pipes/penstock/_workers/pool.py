@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     StartMethod = str | BaseContext
 
 IDLE = -1
-"""The value of a worker's cell while it loads no sample."""
+"""The value of ``current_row`` of a worker while it loads no sample."""
 
 
 class Work(Protocol):
     """The function that workers apply to tasks. Each worker gets it once, by fork or pickled."""
 
-    def __call__(self, task: Any, cell: MutableSequence[int], allocate: Allocate) -> Any:
-        """Do ``task``. If it has rows, write the row being loaded (its place in the task) to ``cell[0]``.
+    def __call__(self, task: Any, current_row: MutableSequence[int], allocate: Allocate) -> Any:
+        """Do ``task``. If it has rows, write the row being loaded (its place in the task) to ``current_row[0]``.
 
         A result in memory from ``allocate`` need not be copied on its way to the consumer.
         """
@@ -38,6 +38,14 @@ class Work(Protocol):
     def name(self, task: Any, row: int) -> str:
         """Describe ``row`` of ``task`` for errors; with `IDLE`, the whole task."""
         ...
+
+
+def named(work: Work, task: Any, row: int) -> str:
+    """What ``work`` calls a row of a task. A name that cannot be made must not hide what happened."""
+    try:
+        return work.name(task, row)
+    except Exception:
+        return f"a task that cannot be named, row {row}"
 
 
 class Job:

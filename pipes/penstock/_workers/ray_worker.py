@@ -78,11 +78,11 @@ class RayWorker:
         return answers, ended - began, counted
 
     def _do(self, body: bytes, notes: Any) -> Answer:
-        cell: Any = [IDLE] if notes is None else _Noted(self._worker, *notes)
+        current_row: Any = [IDLE] if notes is None else _Noted(self._worker, *notes)
         try:
-            value = self._work(pickle.loads(body), cell, self._allocate)
+            value = self._work(pickle.loads(body), current_row, self._allocate)
             if notes is not None:
-                cell.done()
+                current_row.done()
         except BaseException as error:  # from user code, SystemExit and the like are errors too
             with contextlib.suppress(Exception):  # a frozen exception takes no note
                 error.add_note(f"in {self._where}")
@@ -113,7 +113,7 @@ def _pickled_by_value(value: Any) -> tuple[int, bytes, list[np.ndarray]]:
 
 
 class _Noted(list[int]):
-    """A cell whose row another actor knows, so that it outlives this process."""
+    """A ``current_row`` that another actor knows, so that it outlives this process."""
 
     def __init__(self, worker: int, notes: Any, number: int) -> None:
         super().__init__([IDLE])

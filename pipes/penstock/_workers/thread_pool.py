@@ -50,7 +50,7 @@ class _Core:
     def __init__(self, work: Work, most: int, allocate: Allocate) -> None:
         self.work = work
         self.allocate = allocate
-        self.cells = [[IDLE] for _ in range(most)]  # each thread writes its own
+        self.current_rows = [[IDLE] for _ in range(most)]  # each thread writes its own
         self.meters = [Meter(tries_lock=True) for _ in range(most)]  # each thread writes its own
         self.doing: list[Job | None] = [None] * most  # each thread writes its own
         self.threads: dict[int, threading.Thread] = {}  # by number; a thread that leaves takes itself out
@@ -69,7 +69,7 @@ class _Core:
         self.clear()
         # Idle threads must hear of it, and so must the consumer, if it waits in another thread than the one that
         # closes.
-        self.wake(len(self.cells))
+        self.wake(len(self.current_rows))
         self.finished.ring()
 
     def clear(self) -> None:
@@ -103,7 +103,7 @@ class _Core:
             return True
 
     def finish(self, number: int, job: Job, value: Any, error: BaseException | None) -> None:
-        self.cells[number][0] = IDLE
+        self.current_rows[number][0] = IDLE
         self.doing[number] = None
         with self.lock:
             if not job.done:  # otherwise the consumer has given up on it
@@ -119,7 +119,7 @@ class _Core:
                 return
             job = next((job for job in jobs if job.worker != IDLE), None)
             if job is not None:
-                what = self.work.name(job.task, self.cells[job.worker][0])
+                what = self.work.name(job.task, self.current_rows[job.worker][0])
                 job.error = TimeoutError(
                     f"waited {timeout} s for {what}, in worker thread {job.worker}, which cannot be stopped: it is abandoned, and its result dropped."
                 )
@@ -140,7 +140,7 @@ class _Core:
     def stuck(self) -> list[str]:
         """The threads that the pool gave up on, each with its current task, for errors."""
         return [
-            f"worker thread {number} in {self.work.name(job.task, self.cells[number][0])}"
+            f"worker thread {number} in {self.work.name(job.task, self.current_rows[number][0])}"
             for number, job in enumerate(self.doing)
             if job is not None and job.done
         ]
@@ -154,7 +154,7 @@ def _run(core: _Core, number: int) -> None:
         value, error = None, None
         since = meter.begin()
         try:
-            value = core.work(job.task, core.cells[number], core.allocate)
+            value = core.work(job.task, core.current_rows[number], core.allocate)
         # Also a SystemExit of user code: it would end this thread, and the job would never be done.
         except BaseException as exc:
             with contextlib.suppress(Exception):  # a frozen exception takes no note
@@ -237,7 +237,7 @@ class ThreadPool:
             stay = min(core.leaving, max(0, missing))
             core.leaving += max(0, -missing) - stay
             # Without a loop: from Python 3.12 on, Ctrl-C at a loop's conditional jump can leave a lock held (python/cpython#130279).
-            numbers = sorted(set(range(len(core.cells))).difference(core.threads))[: max(0, missing - stay)]
+            numbers = sorted(set(range(len(core.current_rows))).difference(core.threads))[: max(0, missing - stay)]
         core.wake(core.leaving)
         for number in numbers:
             self._started = False  # first: after an interrupt, the next call starts those that are listed
@@ -278,7 +278,7 @@ class ThreadPool:
     def discard(self) -> None:
         core = self._core
         core.clear()
-        core.wake(len(core.cells) if core.stopped else core.leaving)  # again, because these were in there too
+        core.wake(len(core.current_rows) if core.stopped else core.leaving)  # again, because these were in there too
         core.interrupted = False
 
     def interrupt(self) -> None:

@@ -54,13 +54,13 @@ class Setup:
 
 
 class Area:
-    """Memory that one worker shares with the consumer: three cells, its meter, and a place for each task that the worker may hold.
+    """Memory that one worker shares with the consumer: three words, its meter, and a place for each task that the worker may hold.
 
     The consumer writes a task into a free place; a small answer to it is written over it by the worker.
 
     Attributes:
-        row: The first cell, as a `Work` gets it.
-        cells: int64, each with one writer. By the worker, and read after its death: ``ROW``, the row being loaded, or `IDLE`, and ``DOING``,
+        row: The first word: ``current_row`` of a `Work`.
+        words: int64, each with one writer. By the worker, and read after its death: ``ROW``, the row being loaded, or `IDLE`, and ``DOING``,
             the number of the task being done, or -1. By the consumer: ``WANTED``, below which no task is still wanted.
         meter: What the worker has spent its time on; it alone writes there.
     """
@@ -71,8 +71,8 @@ class Area:
     HEAD = 8192  # all before the first place
 
     def __init__(self, memory: memoryview) -> None:
-        self.cells = memory[: self.METER].cast("q")
-        self.row: Any = self.cells[self.ROW : self.ROW + 1]
+        self.words = memory[: self.METER].cast("q")
+        self.row: Any = self.words[self.ROW : self.ROW + 1]
         self.meter = Meter(memory[self.METER : self.METER + 8 * Meter.WORDS].cast("q"))
         self.places = [memory[start : start + self.PLACE] for start in range(self.HEAD, len(memory), self.PLACE)]
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._errors import ClosedError, SampleError, WorkerDied
 from penstock._workers.lifetime import PATIENCE_S
 from penstock._workers.meter import Histogram, now
-from penstock._workers.pool import IDLE, Job
+from penstock._workers.pool import IDLE, Job, named
 from penstock._workers.processes.deaths import cause_of
 from penstock._workers.processes.protocol import READY, REFUSED, Setup
 from penstock._workers.processes.supervisor import Supervisor
@@ -385,10 +385,7 @@ class Scheduler:
             raise late
 
     def _named(self, job: Job, row: int = IDLE) -> str:
-        try:
-            return self.setup.work.name(job.task, row)
-        except Exception:  # a name that cannot be made must not hide what happened
-            return f"a task that cannot be named, row {row}"
+        return named(self.setup.work, job.task, row)
 
 
 def _load(worker: WorkerHandle) -> int:

@@ -87,7 +87,7 @@ class WorkerHandle:
             memory = create(nbytes)
             passing.callback(os.close, memory)
             area = Area(attach(memory, nbytes))
-            area.cells[Area.ROW], area.cells[Area.DOING] = IDLE, -1
+            area.words[Area.ROW], area.words[Area.DOING] = IDLE, -1
             handle = cls(serial, worker, ours, area, SlotTable(kept_batches), lifeline, list(range(places)))
             send(ours, HELLO.pack(nbytes, setup_bytes), [memory, end, *setup_fds])
             yield handle, theirs
@@ -102,17 +102,17 @@ class WorkerHandle:
 
     def doing(self) -> PendingTask | None:
         """The task that the worker is in the middle of; of a dead worker, the one that it died in."""
-        number = self.area.cells[Area.DOING]
+        number = self.area.words[Area.DOING]
         return next((task for task in self.held if task.number == number), None)
 
     @property
     def row(self) -> int:
         """The row of that task that it is loading, or `IDLE`."""
-        return self.area.cells[Area.ROW]
+        return self.area.words[Area.ROW]
 
     def skip_below(self, number: int) -> None:
         """Have the worker skip tasks of lower numbers; the one that it is in the middle of it finishes."""
-        self.area.cells[Area.WANTED] = number
+        self.area.words[Area.WANTED] = number
 
     def hand(self, task: PendingTask) -> None:
         """Give the worker a task; it learns of it by `flush`.

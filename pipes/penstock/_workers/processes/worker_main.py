@@ -147,7 +147,7 @@ class _Server:
 
     def serve(self, work: Work) -> None:
         """Answer tasks, in the order in which they arrive, until end-of-file."""
-        cells = self._area.cells
+        words = self._area.words
         self._channel.sendall(ANSWER.pack(0, READY, NO_SLOT, 0, 0, 0))
         while True:
             message, fds = receive(self._channel, TASK.size * AT_ONCE)
@@ -155,11 +155,11 @@ class _Server:
                 return
             for number, place, nbytes, lent, *drops in TASK.iter_unpack(message):
                 self._slots.drop(drops)
-                if number < cells[Area.WANTED]:
+                if number < words[Area.WANTED]:
                     self._channel.sendall(ANSWER.pack(number, SKIPPED, NO_SLOT, 0, 0, 0))
                     continue
                 # Before the work: if the task kills this process, the consumer finds here which one it was.
-                cells[Area.DOING] = number
+                words[Area.DOING] = number
                 if nbytes > Area.PLACE and not fds:
                     raise OSError(errno.EMFILE, "no room for the task's file descriptor")
                 body = attach(fds[0], nbytes) if nbytes > Area.PLACE else self._area.places[place][:nbytes]
@@ -170,7 +170,7 @@ class _Server:
                 self._answer(number, status, parcel)
                 self._area.meter.end()
                 del parcel  # or this frame would keep the result alive while it waits for the next task
-                cells[Area.DOING] = -1
+                words[Area.DOING] = -1
             for fd in fds:
                 os.close(fd)
 

@@ -1,0 +1,310 @@
+"""The actors of a `RayPool`: starts and ends them, asks them, and collects what they answer.
+
+What an actor was asked is written down with Ray's future of the answer, and crossed out once the answer was dealt with. An exception may come at any line (Ctrl-C),
+and lose what was just taken from `Actors.came`, or a worker that was just being started. All of that can be found again: see `Actors.restore`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, final
+
+from penstock._workers.bell import Bell
+from penstock._workers.meter import Meter
+from penstock._workers.pool import IDLE
+from penstock._workers.ray_worker import NO_TASK, NOTED_WITHIN_S, RayNotes, RayWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock._workers.processes.protocol import Setup
+    from penstock._workers.processes.task_table import PendingTask
+
+_logger = logging.getLogger("penstock")
+
+PLACED_WITHIN_S: Final = 60.0
+"""How long Ray may take to start a worker."""
+
+
+def connected() -> Any:
+    """Ray, connected: to the cluster that the program uses already, or as ``ray.init()`` finds or starts one.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ImportError('method="ray" needs Ray: pip install "torch-penstock[ray]"') from None
+    if not ray.is_initialized():
+        ray.init()
+    return ray
+
+
+@final
+class Request:
+    """What an actor was asked: where it is, to get ready, or to do ``tasks``."""
+
+    __slots__ = ("actor", "future", "kind", "ref", "tasks")
+
+    def __init__(self, actor: Actor, kind: Literal["where", "ready", "tasks"], ref: Any, tasks: list[PendingTask]) -> None:
+        self.actor, self.kind, self.ref, self.tasks = actor, kind, ref, tasks
+        self.future: Any = ref.future()
+
+    @property
+    def failed(self) -> bool:
+        """Whether nobody will answer it."""
+        return self.future.done() and self.future.exception() is not None
+
+    def forget(self) -> None:
+        """Let go of the answer: the future has us among its callbacks, and what is in such a circle stays in the object store until it is collected."""
+        self.future = self.ref = None
+
+
+@final
+class Actor:
+    """The consumer's side of one actor.
+
+    Attributes:
+        worker: Its number. A replacement has that of the one before it.
+        handle: Ray's; Ray ends an actor of which nobody has one.
+        requests: What it was asked and has not answered, in this order, which is that in which it does it.
+        where: It in words, once it has a place.
+        ready: It has all that it needs, and waits for tasks.
+        stuck: Why we ended it.
+        death: What Ray says of its end.
+        asked: When a place was asked for, or found.
+        counted: What its meter had counted when it last said so.
+    """
+
+    __slots__ = ("asked", "counted", "death", "handle", "ready", "requests", "stuck", "where", "worker")
+
+    def __init__(self, worker: int, handle: Any) -> None:
+        self.worker, self.handle = worker, handle
+        self.requests: list[Request] = []
+        self.where, self.stuck, self.ready = "", "", False
+        self.death: BaseException | None = None
+        self.asked = time.monotonic()
+        self.counted: list[int] | None = None
+
+    @property
+    def calls(self) -> list[Request]:
+        """Those of its requests that have tasks."""
+        return [request for request in self.requests if request.tasks]
+
+    @property
+    def held(self) -> int:
+        """Tasks that it has not answered."""
+        return sum(len(request.tasks) for request in self.requests)
+
+    @property
+    def able(self) -> bool:
+        """Whether it may be given tasks."""
+        return self.ready and not self.stuck and self.death is None
+
+    def cross_out(self, request: Request) -> None:
+        """Its answer was dealt with."""
+        self.requests.remove(request)
+        request.forget()
+
+    @property
+    def gave_all(self) -> bool:
+        """Whether it is dead, and all the answers that it had given have been dealt with."""
+        return self.death is not None and all(request.failed for request in self.requests)
+
+
+@final
+class Came:
+    """Answers that nobody has looked at, those of one actor in any order. Ray's threads add to it; it knows nothing of the pool, so an abandoned one is collected."""
+
+    def __init__(self) -> None:
+        self.requests: deque[Request] = deque()
+        self.bell = Bell()
+
+    def add(self, request: Request, _: Any = None) -> None:
+        """It was answered."""
+        self.requests.append(request)
+        self.bell.ring()
+
+    def close(self) -> None:
+        """Drop what has come and what will: it would stay in the object store."""
+        self.requests = deque(maxlen=0)
+
+
+@final
+class Actors:
+    """All of them.
+
+    Args:
+        setup: What every worker is given.
+        options: Ray's, for each.
+
+    Attributes:
+        ray: The module, connected; None before `start`.
+        came: What they have answered.
+        by_worker: The live ones; only changed in place, because a finalizer has it.
+        ended: What the meters of workers that have ended had counted.
+        placed_within_s: How long Ray may take to start one.
+    """
+
+    def __init__(self, setup: Setup, options: Mapping[str, Any]) -> None:
+        self.ray: Any = None
+        self.came = Came()
+        self.by_worker: dict[int, Actor] = {}
+        self.ended: list[list[int]] = []
+        self.placed_within_s = PLACED_WITHIN_S
+        self._setup = setup
+        self._options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}
+        self._class: Any = None
+        self._sent: Any = None  # a reference to the setup, in the object store
+        self._notes: Any = None
+        self._warned = False
+
+    def __iter__(self) -> Any:
+        return iter(list(self.by_worker.values()))
+
+    def connect(self) -> None:
+        """Connect to Ray, and send what every worker is given.
+
+        Raises:
+            ImportError: Ray is not installed.
+            TypeError: The setup cannot be pickled.
+        """
+        self.ray = connected()
+        self._class = self.ray.remote(RayWorker)
+        self._sent = self.ray.put(self.ray.cloudpickle.dumps(self._setup))
+
+    def start(self, workers: int) -> None:
+        """See that there are workers of all numbers below ``workers``. Waits for none."""
+        for worker in range(workers):
+            if worker not in self.by_worker:  # if its handle is lost before it stands there, Ray ends it
+                self.by_worker[worker] = Actor(worker, self._class.options(**self._options).remote(worker))
+            actor = self.by_worker[worker]
+            asked = {request.kind for request in actor.requests}
+            if not actor.where and "where" not in asked:
+                self._ask(actor, "where", actor.handle.where.remote(), [])
+            if not actor.ready and "ready" not in asked:
+                self._ask(actor, "ready", actor.handle.prepare.remote(self._sent), [])
+
+    def do(self, actor: Actor, tasks: list[PendingTask]) -> None:
+        """Have ``actor`` do ``tasks``. What has ended an actor before is to note what it is at."""
+        watched = bool(tasks[0].fatal_rows)
+        if watched and self._notes is None:
+            affinity = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            here = affinity(self.ray.get_runtime_context().get_node_id(), soft=True)
+            self._notes = self.ray.remote(RayNotes).options(num_cpus=0, scheduling_strategy=here).remote()
+        for task in tasks:
+            task.job.worker = actor.worker
+        ref = actor.handle.run.remote([task.body for task in tasks], (self._notes, tasks[0].number) if watched else None)
+        self._ask(actor, "tasks", ref, tasks)
+
+    def _ask(self, actor: Actor, kind: Literal["where", "ready", "tasks"], ref: Any, tasks: list[PendingTask]) -> None:
+        request = Request(actor, kind, ref, tasks)
+        actor.requests.append(request)
+        request.future.add_done_callback(partial(self.came.add, request))
+
+    def restore(self, workers: int) -> None:
+        """After an exception came out of the middle of anything: what was answered comes once more, and the workers that are missing are started."""
+        self.start(workers)
+        for actor in self:
+            for request in actor.requests:
+                request.future.add_done_callback(partial(self.came.add, request))
+
+    def at(self, worker: int) -> tuple[int, int]:
+        """The number of the task, and its row, that a worker was at when it had to note that."""
+        try:
+            found: tuple[int, int] = self.ray.get(self._notes.at.remote(worker), timeout=NOTED_WITHIN_S)
+        except Exception:  # there are no notes, or they have died, too
+            return NO_TASK, IDLE
+        return found
+
+    def check_places(self, *, may_raise: bool) -> float | None:
+        """See that Ray starts the actors. Returns how long to wait before the next look; None: forever.
+
+        Raises:
+            TimeoutError: It takes too long, and no actor works.
+        """
+        actors = list(self.by_worker.values())
+        without = [actor for actor in actors if not actor.where]
+        if not without or self._warned:
+            return None
+        left = max(actor.asked for actor in actors) + self.placed_within_s - time.monotonic()
+        if left > 0:
+            return left
+        none_works = len(without) == len(actors)
+        if none_works and not may_raise:
+            return None
+        said = (
+            f"In the last {self.placed_within_s:g} s Ray has started none of {len(without)} of {len(actors)} workers. Each needs "
+            f"{_in_words(self._needed)}. Free now: {_in_words(self.ray.available_resources())}."
+        )
+        if none_works:
+            for actor in without:
+                actor.asked = time.monotonic()  # another call waits as long again
+            raise TimeoutError(f"{said} Start more nodes, or ask for less: num_workers, ray_options.")
+        self._warned = True
+        _logger.warning("%s The others go on.", said)
+        return None
+
+    def room(self) -> tuple[int, str]:
+        """How many workers the cluster has room for, and what bounds that, in words."""
+        free, needed = self.ray.available_resources(), self._needed
+        more = min((int(free.get(name, 0) // amount) for name, amount in needed.items()), default=self._setup.num_workers)
+        return len(self.by_worker) + more, f"the cluster's free {' and '.join(needed) or 'room'}"
+
+    @property
+    def _needed(self) -> dict[str, float]:
+        """What an actor needs, by Ray's names of resources."""
+        own = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+        needed = {own[key]: self._options.get(key) for key in own} | dict(self._options.get("resources") or {})
+        return {name: amount for name, amount in needed.items() if amount}
+
+    def remove(self, actor: Actor) -> None:
+        """End one, and forget it."""
+        self._note_counted(actor)
+        del self.by_worker[actor.worker]
+        kill(actor)
+        for request in actor.requests:
+            request.forget()
+
+    def end(self) -> None:
+        """End all, and drop all that is in the object store."""
+        for actor in self:
+            self.remove(actor)
+        with contextlib.suppress(Exception):  # Ray is not there any more
+            if self._notes is not None:
+                self.ray.kill(self._notes)
+        self.came.close()
+        self._sent = self._notes = None
+
+    def _note_counted(self, actor: Actor) -> None:
+        if actor.counted is not None:
+            counted, actor.counted = actor.counted, None
+            counted[Meter.SINCE] = 0  # it is in no task
+            self.ended.append(counted)
+
+
+def kill(actor: Actor) -> None:
+    """End an actor by force."""
+    import ray
+
+    with contextlib.suppress(Exception):  # it has died, or Ray has
+        ray.kill(actor.handle)
+
+
+def end(actors: dict[int, Actor], owner: int) -> None:
+    """End all of them; a forked child has none."""
+    if os.getpid() == owner:
+        for actor in list(actors.values()):
+            kill(actor)
+        actors.clear()
+
+
+def _in_words(resources: Mapping[str, float]) -> str:
+    shown = {name: amount for name, amount in resources.items() if not name.startswith(("node:", "object_store"))}
+    return ", ".join(f"{amount:g} {name}" for name, amount in shown.items()) or "nothing"
