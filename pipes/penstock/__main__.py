@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.command == "index":
             from penstock._command.indexing import index_files
 
-            return index_files(chosen.paths, chosen.index, chosen.workers, sys.stdout, sys.stderr)
+            return index_files(chosen.paths, chosen.index, "ray" if chosen.ray else chosen.workers, sys.stdout, sys.stderr)
         if chosen.command == "state":
             from penstock._command.explain import explain_file
 
@@ -60,13 +60,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--seconds", type=_positive_number, default=10.0, metavar="S", help="how long each measurement takes (default: 10)")
     bench.add_argument(
-        "--compare", action="store_true", help="load the same data inline, with threads and with processes, in turns, and say which to use"
+        "--compare",
+        action="store_true",
+        help="load the same data inline, with threads, with processes, and with Ray workers if there is a cluster, in turns, and say which to use",
     )
     bench.add_argument(
         "--workers",
         type=_positive,
         metavar="N",
-        help="with --compare: how many threads and processes (default: as given, or one for each CPU)",
+        help="with --compare: how many threads, processes and Ray workers (default: as given, or one for each CPU)",
     )
     bench.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="if the factory returns a dataset (default: 32)")
     state = commands.add_parser(
@@ -84,7 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     index.add_argument("paths", nargs="+", metavar="PATH", help="a file, or a pattern such as 'data/*.tar' or 'data/{000..127}.jsonl'")
     index.add_argument("--index", metavar="FOLDER", help="where to write the indices (default: beside the files, as FILE.index)")
-    index.add_argument("--workers", type=_positive, metavar="N", help="how many processes to use (default: up to one for each CPU)")
+    where = index.add_mutually_exclusive_group()
+    where.add_argument("--workers", type=_positive, metavar="N", help="how many processes to use (default: up to one for each CPU)")
+    where.add_argument(
+        "--ray", action="store_true", help="read the files on the machines of a Ray cluster, which see them under the same paths"
+    )
     return parser
 
 

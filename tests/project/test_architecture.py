@@ -41,7 +41,7 @@ MAY_IMPORT = {  # room: those it may import from
     "nodes": "_fetch _nodes",  # the front door of that room, as the next two are of theirs
     "orders": "_random",
     "statistics": "_observe _statistics",
-    "_command": "_arguments _errors _statistics _fetch _nodes _observe _loader _streams formats",
+    "_command": "_arguments _errors _statistics _workers _fetch _nodes _observe _loader _streams formats",
     "__main__": "_command",
     "testing": "_random _fetch _nodes _loader",
     "integrations": "front",
@@ -74,7 +74,7 @@ ONLY_IN = {  # module: the rooms and files that may import it
     "pytorch_lightning": "integrations.lightning",
     "transformers": "integrations.transformers",
     "matplotlib": "_observe.picture",
-    "ray": "_workers.ray_actors _workers.ray_pool _workers.ray_worker",
+    "ray": "_workers.ray_actors _workers.ray_pool _workers.ray_worker _command.indexing_on_ray",
 }
 FOR_ALL = {"numpy", "torch"}
 ALIASES = {"OnError", "Tail"}  # types made of others, which know no name of their own

@@ -5,13 +5,17 @@ Data carries its address, and draws from every generator, so that one digest say
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import io
 import json
 import logging
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
+import ray.train.torch
 import torch
 from ray.cluster_utils import Cluster
 from strikes import Strikes
@@ -29,6 +34,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import penstock
 from penstock import Loader
+from penstock._command.indexing import index_files
+from penstock._command.indexing_on_ray import outcomes
 from penstock._workers import ray_actors
 from penstock.formats import jsonl
 
@@ -135,21 +142,31 @@ def until(holds: Callable[[], bool]) -> None:
 
 @case
 def the_same_as_inline() -> None:
-    """Also by batches of several tasks, with the states of every method, and by another number of workers."""
-    expected = inline()
-    assert read(built(Draws(), 2)) == expected
-    assert read(built(Draws(), 3, prefetch_factor=8)) == expected
-    for before, after in [("ray", "process"), ("thread", "ray"), ("ray", "ray")]:
-        options = {"seed_global_rngs": True}
-        with built(Draws(), 2, method=before, **options) as loader:
+    """Also by calls of several tasks, by another number of workers, and going on from the state of a loader with processes."""
+    with built(Draws(), 1, method="process") as loader:
+        batches = iter(loader)
+        found, state = [next(batches) for _ in range(9)], loader.state_dict()
+    with built(Draws(), 2, prefetch_factor=8) as loader:
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        found, state = found + [next(batches) for _ in range(9)], loader.state_dict()
+    with built(Draws(), 3, method="process") as loader:
+        loader.load_state_dict(state)
+        assert digest([*found, *loader, *loader]) == inline()
+
+
+@long_case
+def states_go_from_each_method_to_each() -> None:
+    for before, after in [("thread", "ray"), ("ray", "thread"), ("ray", "ray")]:
+        with built(Draws(), 2, method=before) as loader:
             batches = iter(loader)
             found = [next(batches) for _ in range(9)]
             state = loader.state_dict()
-        with built(Draws(), 1, method=after, **options) as loader:
+        with built(Draws(), 1, method=after) as loader:
             loader.load_state_dict(state)
             found += [*loader, *loader]
         if "thread" not in (before, after):
-            assert digest(found) == expected, (before, after)
+            assert digest(found) == inline()
         else:
             assert [int(at) for batch in found for at in batch["at"]] == addresses(), (before, after)
 
@@ -165,7 +182,7 @@ def not_in_order() -> None:
         assert sorted(int(at) for batch in loader for at in batch["at"]) == [*range(83)]
 
 
-@case
+@long_case
 def batches_as_they_are_made() -> None:
     """A list, a dict of arrays, bytes, and a class of the program itself, which an actor cannot import; and keys of such a class as tasks."""
 
@@ -196,7 +213,7 @@ class Own:
         return isinstance(other, Own) and self.samples == other.samples
 
 
-@case
+@long_case
 def a_worker_is_told_which_it_is() -> None:
     def said(worker: int) -> None:
         os.environ["SAID"] = str(worker)
@@ -230,7 +247,7 @@ class Numbers(IterableDataset[int]):
         return iter(range(50))
 
 
-@case
+@long_case
 def a_stream_is_read_here_and_transformed_there() -> None:
     def there(item: int) -> tuple[int, bool]:
         return 2 * item, os.getpid() != driver
@@ -253,7 +270,7 @@ def errors_come_from_where_they_happened() -> None:
     assert " on node " in said
 
 
-@case
+@long_case
 def an_error_policy_holds() -> None:
     class Some(Draws):
         def __getitem__(self, i: int) -> Any:
@@ -263,13 +280,13 @@ def an_error_policy_holds() -> None:
         assert [int(i) for batch in loader for i in batch] == [i for i in range(83) if i % 5]
 
 
-@case
+@long_case
 def what_cannot_be_sent_is_said() -> None:
     assert "cannot be pickled" in raised(penstock.SampleError, lambda: read(built(Draws(), 1, collate_fn=lambda samples: threading.Lock())))
     assert "cannot pickle" in raised(TypeError, lambda: read(built(Draws(), 1, transform=threading.Lock().locked)))
 
 
-@case
+@long_case
 def an_actor_is_killed() -> None:
     assert read(built(Once(folder(), 30), 2)) == inline()
 
@@ -310,7 +327,7 @@ def a_start_that_fails_is_told() -> None:
     assert "on node" in said
 
 
-@case
+@long_case
 def a_module_that_an_actor_lacks_is_named() -> None:
     place = folder()
     Path(place, "only_here.py").write_text("class Data:\n    def __len__(self): return 8\n    def __getitem__(self, i): return i\n")
@@ -336,6 +353,23 @@ def a_file_that_a_node_does_not_see_is_named() -> None:
     assert " on node " in said
 
 
+@long_case
+def a_file_that_a_node_sees_in_another_version_is_named() -> None:
+    """As if it had been copied there at another time."""
+    path = Path(folder(), "x.jsonl")
+    path.write_text("1\n2\n3\n4\n")
+
+    def later(worker: int) -> None:
+        os.utime(path, (1, 1))
+
+    assert indexed(path) == 0
+    with closing(jsonl(str(path))) as data:
+        said = raised(ValueError, lambda: read(built(data, 1, worker_init_fn=later)))
+    assert str(path) in said
+    assert "changed" in said
+    assert " on node " in said
+
+
 @case
 def a_job_that_takes_too_long() -> None:
     class Slow(Draws):
@@ -354,7 +388,7 @@ def a_job_that_takes_too_long() -> None:
 
 @case
 def a_jump_forgets_what_was_under_way() -> None:
-    with built(Draws(), 2) as loader:
+    with built(Draws(), 1) as loader:
         batches, state = iter(loader), loader.state_dict()
         for _ in range(5):
             next(batches)
@@ -366,14 +400,14 @@ def a_jump_forgets_what_was_under_way() -> None:
 def nothing_is_left_after_close() -> None:
     until(lambda: not alive())
     before = objects()
-    loader = built(Draws(), 2)
+    loader = built(Draws(), 1)
     batches = iter(loader)
     kept = next(batches)
     loader.close()
     until(lambda: not alive())
     until(lambda: objects() <= before)
     assert kept["large"][0, 0] == kept["at"][0]
-    with built(Draws(), 2) as abandoned:
+    with built(Draws(), 1) as abandoned:
         next(iter(abandoned))
         del abandoned, loader, batches
     until(lambda: not alive())
@@ -477,6 +511,60 @@ def two_loaders_at_once() -> None:
 def in_a_task_of_ray() -> None:
     expected = inline()
     assert ray.get(ray.remote(num_cpus=0)(lambda: read(built(Draws(), 2))).remote()) == expected
+
+
+def indexed(*paths: Any, workers: Any = 1, index: str | None = None, out: Any = None) -> int:
+    return index_files(map(str, paths), index, workers, out or io.StringIO(), sys.stderr)
+
+
+@long_case
+def files_are_indexed_there() -> None:
+    """The same bytes as here; what was done before an interrupt is not done again; an error names the node."""
+    place, said = folder(), io.StringIO()
+    files = [Path(place, f"{k}.jsonl") for k in range(20)]
+    for k, file in enumerate(files):
+        file.write_text("".join(f"{line}\n" for line in range(100 * k)))
+    with closing(outcomes({str(file): f"{file}.index" for file in files})) as some:  # type: ignore[type-var]
+        assert [next(some).error for _ in range(3)] == [""] * 3
+    before = len([*Path(place).glob("*.index")])
+    assert indexed(*files, workers="ray", out=said) == 0
+    assert 3 <= before < 20
+    assert f"indexed {20 - before} files" in said.getvalue()
+    assert f"{before} files up to date" in said.getvalue()
+    other = folder()
+    assert indexed(*files, index=other) == 0
+    for file in files:
+        assert Path(f"{file}.index").read_bytes() == Path(other, f"{file.name}.index").read_bytes()
+    broken = Path(place, "x.jsonl.gz")
+    broken.write_bytes(b"not zipped")
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        assert indexed(broken, workers="ray") == 1
+    assert f"{broken}: on node " in told.getvalue()
+
+
+@long_case
+def bench_compares_them_too() -> None:
+    Path("to_compare.py").write_text("import torch\n\ndef data(): return [*torch.arange(100)]\n")
+    command = [sys.executable, "-m", "penstock", "bench", "to_compare.py:data", "--compare", "--seconds", "1", "--workers", "1"]
+    found = subprocess.run(command, env={**os.environ, "RAY_ADDRESS": CLUSTER.address}, stdout=subprocess.PIPE, text=True, check=True)
+    assert re.search(r"penstock, 1 Ray workers +[\d,]+ ", found.stdout), found.stdout
+
+
+@long_case
+def in_the_workers_of_ray_train() -> None:
+    """Two ranks, each with a Ray worker of its own."""
+    place = folder()
+
+    def train() -> None:
+        with built(Draws(), 1, ray_options={"num_cpus": 0.5}) as loader:
+            Path(place, str(ray.train.get_context().get_world_rank())).write_text(json.dumps([batch["at"].tolist() for batch in loader]))
+
+    scaling = ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})
+    ray.train.torch.TorchTrainer(train, scaling_config=scaling, run_config=ray.train.RunConfig(storage_path=place)).fit()
+    ranks = [json.loads(Path(place, str(rank)).read_text()) for rank in range(2)]
+    for rank in range(2):
+        with built(Draws(), rank=rank, world_size=2) as loader:
+            assert ranks[rank] == [batch["at"].tolist() for batch in loader]
 
 
 @long_case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -25,13 +26,19 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: Any) -> Iterator[Any]:
+    with _started(tmp_path_factory.mktemp("ray")) as program:
+        yield program
+
+
+@contextlib.contextmanager
+def _started(folder: Path, **environment: str) -> Iterator[Any]:
     """The program, which does one case for each line that it is told. It hangs below no test: Ray keeps processes for later, as it pleases."""
     command = [sys.executable, str(PROGRAM)]
     path = os.pathsep.join(filter(None, [str(PROGRAM.parents[1] / "support"), os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
         command,
-        cwd=tmp_path_factory.mktemp("ray"),
-        env={**os.environ, "PYTHONPATH": path},
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -46,10 +53,21 @@ def cluster(tmp_path_factory: Any) -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_workers_on_other_machines(cluster: Any, case: str) -> None:
+    _run(cluster, case)
+
+
+def _run(cluster: Any, case: str) -> None:
     print(case, file=cluster.stdin, flush=True)
     name, said = json.loads(next(line for line in cluster.stdout if line.startswith('["')))
     assert name == case
     assert said is None, said
+
+
+@pytest.mark.soak
+def test_a_cluster_without_token_authentication(tmp_path: Path) -> None:
+    """Ray has it on by default, so all other tests are with it."""
+    with _started(tmp_path, RAY_AUTH_MODE="disabled") as cluster:
+        _run(cluster, "an_actor_is_killed")
 
 
 @pytest.mark.soak

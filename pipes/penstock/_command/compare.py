@@ -1,4 +1,4 @@
-"""``python -m penstock bench --compare``: the same data inline, in threads and in processes, and as it was given, each in a process of its own.
+"""``python -m penstock bench --compare``: the same data inline, in threads, in processes and on Ray, and as it was given, each in a process of its own.
 
 The candidates are all alive at once and take turns of a few seconds, so what else the machine does in the meantime falls on all of them.
 What the user's code prints goes to stderr.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -36,7 +37,7 @@ class Candidate:
     """One way to load the data, and what came of it.
 
     Attributes:
-        method: ``"given"``, ``"inline"``, ``"thread"`` or ``"process"``.
+        method: ``"given"``, ``"inline"``, ``"thread"``, ``"process"`` or ``"ray"``.
         num_workers: How many there are.
         name: In words.
         error: Why it could not be measured, or an empty text.
@@ -74,9 +75,10 @@ def compare(target: str, seconds: float, step_s: float, num_workers: int | None,
         said = given.ask(_described, target, batch_size)
         if said is None:
             raise TargetError(given.found.error)
-        measured, given.found.num_workers, given.found.name = said
+        measured, has_cluster, given.found.num_workers, given.found.name = said
+        ours += [ends.enter_context(_Child("ray"))] * has_cluster
         workers = num_workers or given.found.num_workers or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0])
-        for child, kind in zip(ours, ("no workers", f"{workers} threads", f"{workers} processes"), strict=True):
+        for child, kind in zip(ours, ("no workers", f"{workers} threads", f"{workers} processes", f"{workers} Ray workers"), strict=False):
             child.found.num_workers, child.found.name = workers * (child is not ours[0]), f"penstock, {kind}"
         children = [given, *ours] if measured else ours
         for child in children:  # one after another, so that each start has the machine to itself
@@ -196,20 +198,22 @@ def _answer(questions: Connection) -> None:
         reader.close()
 
 
-def _described(target: str, batch_size: int) -> tuple[bool, int, str]:
-    """Whether what was given is measured, how many workers it has, and its name."""
+def _described(target: str, batch_size: int) -> tuple[bool, bool, int, str]:
+    """Whether what was given is measured, whether there is a Ray cluster, how many workers it has, and its name."""
     given = built(target)
     # 0 also for a loader that looks for their number itself, and has not begun.
     nodes = [node for node in given.root.chain() if not getattr(node, "auto", False)] if isinstance(given, Loader) else [given]
     num_workers = max(getattr(node, "num_workers", 0) for node in nodes)
     with_workers(given, 0, "thread", batch_size).close()  # refuses what cannot be compared
     name = f"{type(given).__name__} as given, {f'{num_workers} processes' if num_workers else 'no workers'}"
-    return isinstance(given, DataLoader), num_workers, name  # a loader of ours is one of the others
+    ray = sys.modules.get("ray")
+    has_cluster = "RAY_ADDRESS" in os.environ or (ray is not None and ray.is_initialized())
+    return isinstance(given, DataLoader), has_cluster, num_workers, name  # a loader of ours is one of the others
 
 
 def _first(target: str, method: str, num_workers: int, batch_size: int) -> float:
     given = built(target)
-    kind = "process" if method == "process" else "thread"
+    kind = "thread" if method == "inline" else method
     _readers.append(Reader(given if method == "given" else with_workers(given, num_workers, kind, batch_size)))
     return _readers[0].first_s
 

@@ -7,7 +7,7 @@ import os
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TextIO
 
 from penstock import formats
 from penstock._fetch.error_policy import describe
@@ -18,6 +18,9 @@ from penstock._streams.progress import Progress
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import numpy as np
+
+    from penstock._streams.files import Stamp
     from penstock._streams.known_files import Format
 
 WORTH_A_WORKER: Final = 2**28
@@ -40,13 +43,13 @@ class Outcome(NamedTuple):
     error: str = ""
 
 
-def index_files(paths: Iterable[str], folder: str | None, workers: int | None, out: TextIO, err: TextIO) -> int:
+def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal["ray"] | None, out: TextIO, err: TextIO) -> int:
     """Index files, except those whose index is up to date.
 
     Args:
         paths: Paths or patterns; see `expanded`. Indices and folders among them are left out.
         folder: Where to write the indices; None: beside the files.
-        workers: How many processes; None: as many as are worth it.
+        workers: How many processes; None: as many as are worth it; ``"ray"``: what a Ray cluster has.
         out: Where to say what was done, in one line.
         err: Where to say what is wrong, in a line for each file; and how far it is: a bar if this is a terminal, else a line each ten seconds.
 
@@ -59,12 +62,14 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | None, o
     except (OSError, ValueError) as exc:
         print(f"penstock index: {exc}", file=err)
         return 2
+    if workers == "ray":
+        from penstock._command.indexing_on_ray import outcomes as on_ray
     known = {path: _formats().get(os.path.splitext(bare(path).lower())[1]) for path in places}
     without = {path: found[0] for path, found in known.items() if found is not None and found[1] is None}
     todo = {path: place for path, place in places.items() if path not in without}
     outcomes: list[Outcome] = []
     with Progress("indexing", len(todo), "files", stream=err, say=lambda line: print(line, file=err, flush=True)) as progress:
-        for outcome in _outcomes(todo, workers):
+        for outcome in on_ray(todo) if workers == "ray" else in_processes(todo, workers):
             outcomes.append(outcome)
             if outcome.error:
                 progress.clear()
@@ -76,6 +81,12 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | None, o
 
 def index_file(path: str, place: str) -> Outcome:
     """Write the index of one file to ``place``, unless it is there and up to date."""
+    found = looked_at(path, place)
+    return found if isinstance(found, Outcome) else written(path, place, found, offsets_in(path, found))
+
+
+def looked_at(path: str, place: str) -> Outcome | Stamp:
+    """What came of a file that need not be read; the version to read of any other."""
     try:
         format = format_of(path)
         if is_remote(place):
@@ -90,12 +101,34 @@ def index_file(path: str, place: str) -> Outcome:
                 return Outcome(path, header.records)
         except (FileNotFoundError, ValueError):
             pass  # none, or one that is damaged
+    except Exception as exc:
+        return _failed(path, exc)
+    return now
+
+
+def offsets_in(path: str, now: Stamp) -> np.ndarray | Outcome:
+    """Where the records of a file begin, and where the last one ends; how it failed, if it did."""
+    try:
         with whole(path, now) as file:
-            offsets = format.offsets(file, path)
-        write_index(place, format.kind, now, offsets)
-        return Outcome(path, len(offsets) - 1, is_new=True)
-    except Exception as exc:  # a damaged file and a server fail in ways of their own, and the other files are to be indexed
-        return Outcome(path, error=str(exc) if isinstance(exc, OSError | EOFError | ValueError | ImportError) else describe(exc))
+            return format_of(path).offsets(file, path)
+    except Exception as exc:
+        return _failed(path, exc)
+
+
+def written(path: str, place: str, now: Stamp, offsets: np.ndarray | Outcome) -> Outcome:
+    """What came of a file whose offsets are known."""
+    if isinstance(offsets, Outcome):
+        return offsets
+    try:
+        write_index(place, format_of(path).kind, now, offsets)
+    except Exception as exc:
+        return _failed(path, exc)
+    return Outcome(path, len(offsets) - 1, is_new=True)
+
+
+def _failed(path: str, exc: Exception) -> Outcome:
+    """A damaged file and a server fail in ways of their own, and the other files are to be indexed."""
+    return Outcome(path, error=str(exc) if isinstance(exc, OSError | EOFError | ValueError | ImportError) else describe(exc))
 
 
 def format_of(path: str) -> Format:
@@ -117,7 +150,7 @@ def _formats() -> dict[str, tuple[str, Format | None]]:
     return {end: (name, getattr(module, "FORMAT", None)) for name, module in modules.items() for end in getattr(module, "SUFFIXES", ())}
 
 
-def _outcomes(todo: dict[str, str], workers: int | None) -> Iterator[Outcome]:
+def in_processes(todo: dict[str, str], workers: int | None) -> Iterator[Outcome]:
     sizes = {path: _size(path) for path in todo}
     if workers is None:
         workers = min(os.cpu_count() or 1, 1 + sum(sizes.values()) // WORTH_A_WORKER)

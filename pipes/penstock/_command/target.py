@@ -86,7 +86,7 @@ def with_workers(given: Any, num_workers: int, method: Any, batch_size: int) -> 
     Args:
         given: A `Loader` that has not started, and whose graph the new one takes over; a ``DataLoader``; or a map-style dataset.
         num_workers: 0 loads inline.
-        method: ``"thread"`` or ``"process"``.
+        method: ``"thread"``, ``"process"`` or ``"ray"``.
         batch_size: For a dataset.
 
     Raises:

@@ -138,7 +138,7 @@ class FromDataset(DataLoaderWords):
             worker_init_fn: Called with the worker's number in each worker process.
             multiprocessing_context: A start method or context; default: multiprocessing's.
             generator: Its initial seed becomes ``seed``. Nothing is drawn from it.
-            prefetch_factor: Batches in work for each worker; default 2; 4 if batches have at most 1 MiB, 8 if 64 KiB.
+            prefetch_factor: Batches in work for each worker; default 2; 4 if batches have at most 1 MiB, 8 (Ray: 32) if 64 KiB.
             persistent_workers: Means nothing, and False is told so once: workers always live as long as the loader.
             pin_memory_device: Means nothing, and is told so once: memory is pinned for the accelerator that there is.
             in_order: Deliver batches in their order; False delivers them as they are done, and its states belong to one rank, see `ParallelMapper`.

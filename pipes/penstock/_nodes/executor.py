@@ -28,7 +28,7 @@ from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler
 from penstock._memory.tree import nbytes
 from penstock._nodes.inline_work import InlineWork
-from penstock._nodes.pools import MOST_AHEAD, open_pool
+from penstock._nodes.pools import open_pool
 from penstock._workers.meter import Meter, Totals, now, traced
 from penstock._workers.pool import IDLE, Job, Pool, SplitJob
 
@@ -282,7 +282,7 @@ class Executor:
     def _learn(self, size: float) -> None:
         """The first item has so many bytes. The smaller items are, the more of their cost is waking a worker, so the more are in progress."""
         if self._decides:
-            self._per_worker = MOST_AHEAD if size <= 2**16 else _SOME if size <= 2**20 else _FEW
+            self._per_worker = self._options.kind.ahead if size <= 2**16 else _SOME if size <= 2**20 else _FEW
             self.depth = self._depth_of(self.num_workers)
         if self.auto is not None and self._options.max_concurrent is None:
             self.auto.ahead_bytes = int(size) * self._per_worker

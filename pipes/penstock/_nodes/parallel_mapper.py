@@ -61,7 +61,7 @@ class ParallelMapper(Node[T]):
         method: ``"thread"``, ``"process"``, or ``"ray"``: actors of a Ray cluster, on other machines.
         multiprocessing_context: A start method or context; default: multiprocessing's.
         max_concurrent: Bound on the items in progress; default ``num_workers * prefetch_factor``.
-        prefetch_factor: Items in progress per worker; default 2; 4 if the first item turns out to have at most 1 MiB, 8 if 64 KiB.
+        prefetch_factor: Items in progress per worker; default 2; 4 if the first item turns out to have at most 1 MiB, 8 (Ray: 32) if 64 KiB.
         timeout: Seconds that ``next`` waits for an item before ``TimeoutError``; None waits forever. It has no effect without workers.
             The item is lost, and the next call returns the one after it. A worker process that was in the middle of it is killed and
             replaced, which counts towards ``max_restarts``; a thread cannot be stopped, and is abandoned.

@@ -29,22 +29,24 @@ class Kind(NamedTuple):
         in_process: They share this process: its memory, its dataset and its global generators.
         one: What one is called.
         many: What several are called.
+        ahead: Items in progress per worker, if they are small and the user does not say otherwise.
         most: How many ``num_workers="auto"`` may start; None: by the cores of this machine.
     """
 
     in_process: bool
     one: str
     many: str
+    ahead: int = 8
     most: int | None = None
 
 
 METHODS: Final = {
     "thread": Kind(True, "worker thread", "worker threads"),
     "process": Kind(False, "worker process", "worker processes"),
-    "ray": Kind(False, "Ray worker", "Ray workers", most=256),  # the cluster says how many it has room for
+    "ray": Kind(
+        False, "Ray worker", "Ray workers", ahead=32, most=256
+    ),  # a call takes half of these; the cluster says how many it has room for
 }
-MOST_AHEAD: Final = 8
-"""Items in progress per worker, at most, unless the user says otherwise."""
 
 
 @final
@@ -110,7 +112,12 @@ def open_pool(options: WorkerOptions, inline: InlineWork, workers: int, most: in
 
     factor = options.prefetch_factor
     max_restarts = max(8, 2 * most) if options.max_restarts is None else options.max_restarts
-    shared: dict[str, Any] = {"most": most, "queue_size": factor or MOST_AHEAD, "max_restarts": max_restarts, "seed": inline.seeded.seed}
+    shared: dict[str, Any] = {
+        "most": most,
+        "queue_size": factor or options.kind.ahead,
+        "max_restarts": max_restarts,
+        "seed": inline.seeded.seed,
+    }
     init: Any = options.worker_init_fn
     if options.method == "ray":
         from penstock._workers.ray_pool import RayPool
@@ -121,5 +128,5 @@ def open_pool(options: WorkerOptions, inline: InlineWork, workers: int, most: in
 
     for one in traced:
         init = one.in_worker(init)
-    refill_at, context = None if factor else MOST_AHEAD // 2, options.multiprocessing_context
+    refill_at, context = None if factor else options.kind.ahead // 2, options.multiprocessing_context
     return ProcessPool(inline.seeded, workers, refill_at=refill_at, multiprocessing_context=context, worker_init_fn=init, **shared)
