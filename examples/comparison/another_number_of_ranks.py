@@ -29,6 +29,7 @@ CLAIMS = {
     "Hugging Face streaming": "error",
     "webdataset": "no state",
     "Energon": "error",
+    "Ray Data": "no state",
 }
 
 

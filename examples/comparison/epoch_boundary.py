@@ -29,6 +29,7 @@ CLAIMS = {
     "Hugging Face streaming": "waits",
     "webdataset": "waits",
     "Energon": "loads ahead",
+    "Ray Data": "waits",
 }
 
 

@@ -26,6 +26,7 @@ CLAIMS = {
     "Hugging Face streaming": "error",
     "webdataset": "error",
     "Energon": "error",
+    "Ray Data": "heals",
 }
 WAIT_S = 20
 

@@ -57,6 +57,7 @@ class Job:
         reads: Each read of a sample leaves a byte in this file.
         fatal: The first process that reads this number kills itself, and leaves this file behind.
         persistent: Workers stay between epochs, where that is an option.
+        elsewhere: Workers are actors of a Ray cluster, where that is an option.
     """
 
     batch_size: int = 8
@@ -70,6 +71,7 @@ class Job:
     reads: str | None = None
     fatal: tuple[int, str] | None = None
     persistent: bool = False
+    elsewhere: bool = False
 
     @property
     def lengths(self) -> list[int]:
@@ -171,6 +173,9 @@ def penstock(folder: Path, job: Job) -> Opened:
         data: Any = penstock.Shards(24, OneShard(job), epoch_size=job.n // 2, lanes=8, steps=steps, bookmarks=str(folder / "bookmarks"))
     else:
         data = ByIndex(job)
+    if job.elsewhere:
+        connect()
+        common |= {"method": "ray"}
     loader = penstock.Loader.from_dataset(data, **common)
     return Opened(lambda: iter(loader), loader.state_dict, loader.load_state_dict, loader.close)
 
@@ -424,6 +429,40 @@ def energon(folder: Path, job: Job, *, epoch: int = 0) -> Opened:
     return Opened(lambda: iter(loader), loader.save_state_rank, loader.restore_state_rank)
 
 
+def connect() -> None:
+    """Start Ray on this machine, with room for all workers that are asked for."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error")
+
+
+class ReadThere:
+    """For an actor of Ray Data."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"id": [self.job.read(number) for number in batch["id"]]}
+
+
+def ray_data(folder: Path, job: Job) -> Opened:
+    """With the options for a deterministic order of https://docs.ray.io/en/latest/data/shuffling-data.html."""
+    import ray.data
+
+    connect()
+    ray.data.DataContext.get_current().execution_options.preserve_order = True
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    data = ray.data.range(job.n, override_num_blocks=24)
+    if job.shuffle:
+        data = data.random_shuffle(seed=SEED)
+    data = data.map_batches(
+        ReadThere, fn_constructor_args=(job,), batch_size=job.batch_size, compute=ray.data.ActorPoolStrategy(size=job.workers)
+    )
+    return Opened(lambda: (batch["id"] for batch in data.iter_batches(batch_size=job.batch_size)))
+
+
 @dataclass(frozen=True)
 class Peer:
     """A loader.
@@ -450,6 +489,7 @@ PEERS = {
     "Hugging Face streaming": Peer(hugging_face, "datasets", "datasets"),
     "webdataset": Peer(webdataset, "webdataset", "webdataset"),
     "Energon": Peer(energon, "megatron.energon", "megatron-energon"),
+    "Ray Data": Peer(ray_data, "ray", "ray"),
 }
 
 

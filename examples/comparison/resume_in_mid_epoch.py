@@ -27,6 +27,7 @@ CLAIMS = {
     "Hugging Face streaming": "exact",
     "webdataset": "no state",
     "Energon": "exact",
+    "Ray Data": "no state",
 }
 
 

@@ -28,6 +28,7 @@ CLAIMS = {
     "Hugging Face streaming": "constant",
     "webdataset": "no state",
     "Energon": "constant",
+    "Ray Data": "no state",
 }
 
 

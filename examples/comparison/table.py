@@ -30,6 +30,7 @@ PROGRAMS = {  # the column's title
     "uneven_shards": "filtered shards on 4 ranks",
     "shuffle_buffer": "resume a shuffle buffer",
     "state_size": "size of the state",
+    "other_machines": "workers on other machines",
 }
 BEGIN, END = "<!-- {}: written by examples/comparison/table.py -->", "<!-- end of {} -->"
 

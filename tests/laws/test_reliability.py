@@ -24,6 +24,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -302,12 +303,17 @@ def test_every_sample_comes_once_and_in_order_or_the_error_says_why(
     fault: str, method: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Seen to fail for each fault that kills, when `_replace` did not requeue the tasks (it hangs)."""
-    about = FAULTS[fault]
     limit_s = 1.0 if WRITING or request.config.getoption("soak") else 100.0  # a machine that is slow is no fault
-    (tmp_path / "pid").write_text(str(os.getpid()))
-    options: dict[str, Any] = {"method": "thread"} if method == "thread" else {"multiprocessing_context": method}
+    RESULTS[fault, method] = tried(fault, method, tmp_path, limit_s)
+
+
+def tried(fault: str, method: str, folder: Path, limit_s: float) -> str:
+    """What the page says of a fault, after it has been checked; ``tests/workers/ray_cases.py`` asks, too."""
+    expected = raised_for(fault, method)
+    (folder / "pid").write_text(str(os.getpid()))
+    options: dict[str, Any] = {"method": method} if method in ("thread", "ray") else {"multiprocessing_context": method}
     if fault == "stuck":
-        options["timeout"] = 30.0  # until the first workers have started
+        options["timeout"] = 60.0  # until the first workers have started
 
     def started() -> None:
         if fault == "stuck":
@@ -317,16 +323,16 @@ def test_every_sample_comes_once_and_in_order_or_the_error_says_why(
     log, watch = logging.getLogger("penstock"), Watch()
     log.addHandler(watch)
     loader = Loader.from_dataset(
-        Faulty(tmp_path, fault),
+        Faulty(folder, fault),
         batch_size=BATCH,
         num_workers=2,
         collate_fn=same,
-        worker_init_fn=Dies(tmp_path, fault),
+        worker_init_fn=Dies(folder, fault),
         prefetch_next_epoch=False,
         **options,
     )
     try:
-        seen = read(iter(loader), fault, tmp_path, lambda: list(loader.root.executor._pool.pids), started)  # type: ignore[attr-defined]
+        seen = read(iter(loader), fault, folder, partial(pids_of, loader), started)
         loader.root.executor._options.timeout = None  # type: ignore[attr-defined]
         RELEASED.set()
         deadline = time.monotonic() + 100
@@ -336,24 +342,35 @@ def test_every_sample_comes_once_and_in_order_or_the_error_says_why(
     finally:
         log.removeHandler(watch)
         loader.close(timeout=8.0)
-    expected = about.raises_in_thread if method == "thread" else about.raises
     kept = [index for index in range(N) if not expected or index // BATCH != BAD // BATCH]
-    assert seen.samples == kept
+    assert seen.samples == kept, (fault, seen)
     assert whole == list(range(N))
     assert [kind for kind, _, _ in seen.errors] == ([expected] if expected else [])
-    began = float((tmp_path / "fault").read_text())
+    began = float((folder / "fault").read_text())
     detected = seen.errors[0][2] if expected else watch.at - began if watch.at is not None else None
     if expected:
         assert re.search(rf"dataset ind\w+ .*\b{BAD}\b", seen.errors[0][1]), seen.errors
     if fault == "stuck":
         assert detected is not None
         assert detected <= TIMEOUT_S + 10 * limit_s
-    elif expected is not None and (expected or method != "thread"):
+    elif expected is not None and (expected or (FAULTS[fault].raises == "" and method != "thread")):
         assert detected is not None
         assert 0 <= detected <= limit_s, watch.records
     outcome = f"`{expected}`, then goes on" if expected else "goes on"
     times = "" if detected is None else f"; {shown(detected)} / {shown(seen.recovered_s)}"
-    RESULTS[fault, method] = outcome + times
+    return outcome + times
+
+
+def raised_for(fault: str, method: str) -> str | None:
+    """The error in place of the batch, or an empty text."""
+    if method == "thread":
+        return FAULTS[fault].raises_in_thread
+    return "" if method == "ray" and fault == "unpicklable" else FAULTS[fault].raises  # Ray sends classes and functions by value
+
+
+def pids_of(loader: Loader[Any]) -> list[int]:
+    pool: Any = loader.root.executor._pool  # type: ignore[attr-defined]
+    return list(pool.pids) if hasattr(pool, "pids") else [int(re.search(r"pid (\d+)", actor.where)[1]) for actor in pool._actors]  # type: ignore[index]
 
 
 def shown(seconds: float) -> str:
@@ -592,11 +609,13 @@ def test_the_page_has_every_fault() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not WRITING, reason="the peers are run only to write the page")
 def test_write_the_page(tmp_path: Path) -> None:
     missing = [(fault, method) for fault in FAULTS for method in METHODS if (fault, method) not in RESULTS]
     assert not missing, "run the whole file to write the page"
-    head = ["fault", *(f"penstock {method}" for method in METHODS), *PEERS]
+    head = ["fault", *(f"penstock {method}" for method in METHODS), "penstock Ray", *PEERS]
+    ray = on_ray(tmp_path)
     rows = [head, ["---"] * len(head)]
 
     def cell(name: str, peer: str) -> str:
@@ -609,12 +628,33 @@ def test_write_the_page(tmp_path: Path) -> None:
     with ThreadPoolExecutor(3) as three:
         cells = {(name, peer): three.submit(cell, name, peer) for name in FAULTS for peer in PEERS}
     for name, fault in FAULTS.items():
-        rows.append([fault.label, *(RESULTS[name, method] for method in METHODS), *(cells[name, peer].result() for peer in PEERS)])
+        rows.append(
+            [fault.label, *(RESULTS[name, method] for method in METHODS), ray[name], *(cells[name, peer].result() for peer in PEERS)]
+        )
     text = PAGE.read_text()
     head_text, rest = text.split(BEGIN)
     _, tail = rest.split(END)
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     PAGE.write_text(f"{head_text}{BEGIN}\n\n{table}\n\n{END}{tail}")
+
+
+def on_ray(folder: Path) -> dict[str, str]:
+    """The column of Ray, by a case of its tests, which has a cluster."""
+    program, support = Path(__file__).parents[1] / "workers" / "ray_cases.py", Path(__file__).parents[1] / "support"
+    path = os.pathsep.join([str(program.parents[1] / "laws"), str(support), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(program)]
+    subprocess.run(
+        command,
+        input="the_table_of_faults\n",
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=400,
+        check=True,
+    )
+    found: dict[str, str] = json.loads((folder / "faults.json").read_text())
+    return found
 
 
 # The peers, each in a process of its own.

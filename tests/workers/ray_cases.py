@@ -30,6 +30,7 @@ import ray.train.torch
 import torch
 from ray.cluster_utils import Cluster
 from strikes import Strikes
+from test_reliability import FAULTS, tried
 from torch.utils.data import IterableDataset, get_worker_info
 
 import penstock
@@ -305,9 +306,20 @@ def all_actors_are_killed() -> None:
 
 @case
 def a_sample_that_kills_twice_is_named() -> None:
-    said = raised(penstock.SampleError, lambda: read(built(Once(folder(), 30, times=2), 2)))
+    """With the first death it is known which batch it was, and from then on which sample."""
+    said = raised(penstock.SampleError, lambda: read(built(Once(folder(), 30, times=3), 2)))
     assert "dataset index 30 (epoch 0" in said
     assert "has killed two workers" in said
+
+
+@long_case
+def the_table_of_faults() -> None:
+    """The column of docs/reliability.md."""
+    found = {fault: tried(fault, "ray", Path(folder()), 100.0) for fault in FAULTS if fault != "descriptors"}
+    # Results need no descriptor there, so such a worker lives on, and the next sample that opens a file says what is wrong.
+    assert "Too many open files" in raised(OSError, lambda: tried("descriptors", "ray", Path(folder()), 100.0))
+    found["descriptors"] = "goes on; `OSError` when a sample opens a file"
+    Path("faults.json").write_text(json.dumps(found))
 
 
 @long_case

@@ -34,7 +34,7 @@ def cluster(tmp_path_factory: Any) -> Iterator[Any]:
 def _started(folder: Path, **environment: str) -> Iterator[Any]:
     """The program, which does one case for each line that it is told. It hangs below no test: Ray keeps processes for later, as it pleases."""
     command = [sys.executable, str(PROGRAM)]
-    path = os.pathsep.join(filter(None, [str(PROGRAM.parents[1] / "support"), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [*(str(PROGRAM.parents[1] / name) for name in ("support", "laws")), os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
         command,
         cwd=folder,

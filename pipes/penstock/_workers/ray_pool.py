@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("penstock")
 
+_NO_ROW: Final = IDLE - 1
 _SHORT_NS: Final = 2_000_000
 """Tasks go several to a call, for so much work: a call costs the consumer about half a millisecond."""
 
@@ -331,7 +332,9 @@ class RayPool:
         # Of the first call the answer may have been lost with it, so it may have been at the second.
         suspects = [task for call in calls[:2] for task in call.tasks if not task.job.done]
         number, row = self._actors.at(actor.worker) if any(task.fatal_rows for task in suspects) else (NO_TASK, IDLE)
-        blamed = next((task for task in suspects if task.number == number), suspects[0] if len(suspects) == 1 else None)
+        blamed = next((task for task in suspects if task.number == number), None)
+        if blamed is None:
+            blamed, row = suspects[0] if len(suspects) == 1 else None, IDLE
         doing = f" while loading {self._named(blamed.job, row)}" if blamed else "" if actor.ready else " while it started"
         where = actor.where or f"Ray worker {actor.worker}"
         what = f"{where} {actor.stuck}" if actor.stuck else f"{where} died{doing}: {how}"
@@ -349,8 +352,8 @@ class RayPool:
                 "%s It is replaced, and what it had not finished is done again (%d of %d).", what, self._restarts, self._max_restarts
             )
         if not actor.stuck and not how.startswith("its node"):  # otherwise it was not this task
-            for task in suspects:
-                if self._tasks.blame(task, 0) and task is blamed:
+            for task in suspects:  # which row it was is known from the second death on
+                if self._tasks.blame(task, row if task is blamed else IDLE) and task is blamed:
                     name = self._named(task.job, row)
                     self._tasks.finish(task, error=SampleError(f"{name} has killed two workers; the last of them: {how}"))
         self._tasks.requeue(task for call in calls for task in call.tasks)
@@ -369,7 +372,7 @@ class RayPool:
         behind = "" if begun else ", where it may not have begun" if first else ", where it has not begun"
         late = TimeoutError(f"waited {timeout} s for {self._named(task.job)}, in {actor.where}{behind}. That worker is ended and replaced.")
         for one in call.tasks if first else ():
-            one.fatal_rows.add(IDLE)  # no row: it has killed nobody
+            one.fatal_rows.add(_NO_ROW)  # it has killed nobody, and is watched from now on
         actor.stuck = f"did not answer in time (timeout={timeout}) and was ended."
         kill(actor)  # its death brings back what else it held
         if not begun:
