@@ -30,7 +30,7 @@ import ray.train.torch
 import torch
 from ray.cluster_utils import Cluster
 from strikes import Strikes
-from test_reliability import FAULTS, tried
+from test_reliability import FAULTS, pids_of, tried
 from torch.utils.data import IterableDataset, get_worker_info
 
 import penstock
@@ -39,6 +39,7 @@ from penstock._command.indexing import index_files
 from penstock._command.indexing_on_ray import outcomes
 from penstock._workers import ray_actors
 from penstock.formats import jsonl
+from penstock.testing import assert_resumes_everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -400,12 +401,21 @@ def a_job_that_takes_too_long() -> None:
 
 @case
 def a_jump_forgets_what_was_under_way() -> None:
+    """And the worker stays."""
     with built(Draws(), 1) as loader:
         batches, state = iter(loader), loader.state_dict()
         for _ in range(5):
             next(batches)
+        before = pids_of(loader)
         loader.load_state_dict(state)
         assert digest([*loader, *loader]) == inline()
+        assert pids_of(loader) == before
+
+
+@long_case
+def it_resumes_everywhere() -> None:
+    for options in ({"prefetch_factor": 8}, {"rank": 1, "world_size": 2, "drop_last": True}):
+        assert_resumes_everywhere(lambda: built(Draws(10), 2, **options), steps=8)  # noqa: B023  # called at once
 
 
 @case
