@@ -345,7 +345,7 @@ def tried(fault: str, method: str, folder: Path, limit_s: float) -> str:
     kept = [index for index in range(N) if not expected or index // BATCH != BAD // BATCH]
     assert seen.samples == kept, (fault, seen)
     assert whole == list(range(N))
-    assert [kind for kind, _, _ in seen.errors] == ([expected] if expected else [])
+    assert [kind for kind, _, _ in seen.errors] == ([expected] if expected else []), (fault, seen.errors)
     began = float((folder / "fault").read_text())
     detected = seen.errors[0][2] if expected else watch.at - began if watch.at is not None else None
     if expected:
@@ -643,16 +643,11 @@ def on_ray(folder: Path) -> dict[str, str]:
     program, support = Path(__file__).parents[1] / "workers" / "ray_cases.py", Path(__file__).parents[1] / "support"
     path = os.pathsep.join([str(program.parents[1] / "laws"), str(support), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(program)]
-    subprocess.run(
-        command,
-        input="the_table_of_faults\n",
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=400,
-        check=True,
+    env = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        command, input="the_table_of_faults\n", cwd=folder, env=env, stdout=subprocess.PIPE, text=True, timeout=400, check=True
     )
+    assert '["the_table_of_faults", null]' in done.stdout, done.stdout
     found: dict[str, str] = json.loads((folder / "faults.json").read_text())
     return found
 
