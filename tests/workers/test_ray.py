@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytest.importorskip("ray", reason="Ray has no wheel here")
 PROGRAM = Path(__file__).with_name("ray_cases.py")
 CASES = [
-    pytest.param(name, marks=pytest.mark.soak if long else ())
+    pytest.param(name, marks=[pytest.mark.soak, pytest.mark.timeout(660)] if long else ())
     for long, name in re.findall(r"^@(long_)?case\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
 ]
 

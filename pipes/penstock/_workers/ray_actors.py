@@ -7,6 +7,7 @@ and lose what was just taken from `Actors.came`, or a worker that was just being
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import time
@@ -16,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 from penstock._workers.bell import Bell
 from penstock._workers.meter import Meter
-from penstock._workers.pool import IDLE
-from penstock._workers.ray_worker import NO_TASK, NOTED_WITHIN_S, RayNotes, RayWorker
+from penstock._workers.ray_worker import NOTED_WITHIN_S, RayNotes, RayWorker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +72,7 @@ class Actor:
 
     Attributes:
         worker: Its number. A replacement has that of the one before it.
+        life: A number that no other actor of the pool has.
         handle: Ray's; Ray ends an actor of which nobody has one.
         requests: What it was asked and has not answered, in this order, which is that in which it does it.
         where: It in words, once it has a place.
@@ -82,10 +83,10 @@ class Actor:
         counted: What its meter had counted when it last said so.
     """
 
-    __slots__ = ("asked", "counted", "death", "handle", "ready", "requests", "stuck", "where", "worker")
+    __slots__ = ("asked", "counted", "death", "handle", "life", "ready", "requests", "stuck", "where", "worker")
 
-    def __init__(self, worker: int, handle: Any) -> None:
-        self.worker, self.handle = worker, handle
+    def __init__(self, worker: int, life: int, handle: Any) -> None:
+        self.worker, self.life, self.handle = worker, life, handle
         self.requests: list[Request] = []
         self.where, self.stuck, self.ready = "", "", False
         self.death: BaseException | None = None
@@ -163,6 +164,7 @@ class Actors:
         self._class: Any = None
         self._sent: Any = None  # a reference to the setup, in the object store
         self._notes: Any = None
+        self._lives = itertools.count()
         self._warned = False
 
     def __iter__(self) -> Any:
@@ -183,7 +185,8 @@ class Actors:
         """See that there are workers of all numbers below ``workers``. Waits for none."""
         for worker in range(workers):
             if worker not in self.by_worker:  # if its handle is lost before it stands there, Ray ends it
-                self.by_worker[worker] = Actor(worker, self._class.options(**self._options).remote(worker))
+                life = next(self._lives)
+                self.by_worker[worker] = Actor(worker, life, self._class.options(**self._options).remote(worker, life))
             actor = self.by_worker[worker]
             asked = {request.kind for request in actor.requests}
             if not actor.where and "where" not in asked:
@@ -215,12 +218,14 @@ class Actors:
             for request in actor.requests:
                 request.future.add_done_callback(partial(self.came.add, request))
 
-    def at(self, worker: int) -> tuple[int, int]:
-        """The number of the task, and its row, that a worker was at when it had to note that."""
+    def at(self, actor: Actor) -> tuple[int, int] | None:
+        """The number of the task, and its row, that an actor was at when it had to note that; None if that cannot be known."""
+        if self._notes is None:
+            return None
         try:
-            found: tuple[int, int] = self.ray.get(self._notes.at.remote(worker), timeout=NOTED_WITHIN_S)
-        except Exception:  # there are no notes, or they have died, too
-            return NO_TASK, IDLE
+            found: tuple[int, int] = self.ray.get(self._notes.at.remote(actor.life), timeout=NOTED_WITHIN_S)
+        except Exception:  # they have died, too
+            return None
         return found
 
     def check_places(self, *, may_raise: bool) -> float | None:

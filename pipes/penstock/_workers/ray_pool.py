@@ -331,7 +331,10 @@ class RayPool:
         self._actors.remove(actor)
         # Of the first call the answer may have been lost with it, so it may have been at the second.
         suspects = [task for call in calls[:2] for task in call.tasks if not task.job.done]
-        number, row = self._actors.at(actor.worker) if any(task.fatal_rows for task in suspects) else (NO_TASK, IDLE)
+        number, row = NO_TASK, IDLE
+        if any(task.fatal_rows for task in suspects) and (noted := self._actors.at(actor)) is not None:
+            number, row = noted
+            suspects = [task for task in suspects if not task.fatal_rows or task.number == number]  # the others had not begun
         blamed = next((task for task in suspects if task.number == number), None)
         if blamed is None:
             blamed, row = suspects[0] if len(suspects) == 1 else None, IDLE

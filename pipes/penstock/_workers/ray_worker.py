@@ -35,9 +35,10 @@ Answer = tuple[int, int, bytes, list[np.ndarray]]
 class RayWorker:
     """What an actor is: does the tasks of one call after the other."""
 
-    def __init__(self, worker: int) -> None:
+    def __init__(self, worker: int, life: int) -> None:
         import ray
 
+        self._life = life
         self._where = f"Ray worker {worker} (pid {os.getpid()} on node {ray.util.get_node_ip_address()})"
         self._worker = worker
         self._meter = Meter()
@@ -78,7 +79,7 @@ class RayWorker:
         return answers, ended - began, counted
 
     def _do(self, body: bytes, notes: Any) -> Answer:
-        current_row: Any = [IDLE] if notes is None else _Noted(self._worker, *notes)
+        current_row: Any = [IDLE] if notes is None else _Noted(self._life, *notes)
         try:
             value = self._work(pickle.loads(body), current_row, self._allocate)
             if notes is not None:
@@ -115,9 +116,9 @@ def _pickled_by_value(value: Any) -> tuple[int, bytes, list[np.ndarray]]:
 class _Noted(list[int]):
     """A ``current_row`` that another actor knows, so that it outlives this process."""
 
-    def __init__(self, worker: int, notes: Any, number: int) -> None:
+    def __init__(self, life: int, notes: Any, number: int) -> None:
         super().__init__([IDLE])
-        self._worker, self._notes, self._number = worker, notes, number
+        self._life, self._notes, self._number = life, notes, number
         self._note(number, IDLE)
 
     def __setitem__(self, place: Any, row: Any) -> None:
@@ -132,18 +133,18 @@ class _Noted(list[int]):
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):  # it has died with its node, or does not answer: then nobody will know the row
-            ray.get(self._notes.note.remote(self._worker, number, row), timeout=NOTED_WITHIN_S)
+            ray.get(self._notes.note.remote(self._life, number, row), timeout=NOTED_WITHIN_S)
 
 
 @final
 class RayNotes:
-    """An actor that knows which task, and which row of it, each worker is at that was asked to say so."""
+    """An actor that knows which task, and which row of it, each actor is at that was asked to say so; by the number of its life."""
 
     def __init__(self) -> None:
         self._at: dict[int, tuple[int, int]] = {}
 
-    def note(self, worker: int, number: int, row: int) -> None:
-        self._at[worker] = number, row
+    def note(self, life: int, number: int, row: int) -> None:
+        self._at[life] = number, row
 
-    def at(self, worker: int) -> tuple[int, int]:
-        return self._at.get(worker, (NO_TASK, IDLE))
+    def at(self, life: int) -> tuple[int, int]:
+        return self._at.get(life, (NO_TASK, IDLE))
