@@ -29,7 +29,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock import Cached, StateError, filtered, formats
-from penstock._command.indexing import index_file
+from penstock._command.index_one import index_file
 from penstock._datasets.cache_record import FOOTER
 from penstock._nodes.encoding import _READ, TAG, decoded
 from penstock._streams.bookmarks import Bookmarks

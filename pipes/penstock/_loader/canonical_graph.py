@@ -231,7 +231,7 @@ class FromDataset(DataLoaderWords):
             from penstock._nodes.distributed_sampler import taken_over
 
             if (sharded := taken_over(sampler, batch_sampler)) is not None:
-                source, tail = Sampler(sharded.order), sharded.tail
+                source, tail = Sampler(sharded.order), tail or sharded.tail
                 if rank is None and mesh is None and sharded.share is not None:
                     rank, world_size = sharded.share
                 if sharded.batch_size is not None:
