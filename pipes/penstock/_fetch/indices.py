@@ -17,7 +17,7 @@ class Indices(Shown, Sequence[Any]):
     Attributes:
         epoch: The epoch that the items belong to, counted from 0.
         positions: The items' positions in the epoch's global sequence, before sharding: an ``int`` for one item, an int64 array of shape
-            ``(batch,)`` for a batch. Padding continues past the end of the epoch.
+            ``(batch,)`` for a batch. Items that are dealt again have unique ones past the end of the epoch.
         values: The dataset indices. For one item an ``int``, or whatever the sampler yields (a list or an array, for example); for a batch
             an int64 array of shape ``(batch,)``, or a list if they are not all integers.
     """
