@@ -35,6 +35,7 @@ class Fetch(Shown):
     A dataset may say that it is read forward in lanes, by an attribute ``forward_lanes``, a positive ``int``: rows whose indices are equal modulo it should
     be read by one reader, in ascending order. With several worker processes, each lane then has a worker of its own: a batch is loaded by the owners of
     its rows, and their samples, which must be picklable, are collated in the order of the batch in the consumer's process. A ``collate_fn`` runs there, too.
+    ``forward_cuts`` says the same of rows whose positions in the epoch are equal modulo it.
 
     A dataset may also say which files its indices count through, by an attribute ``shard_names``, a ``str``: a checksum of their names in their order, say. A state
     loads only where it is the same. A dataset that is made of others, as ``datasets`` or ``dataset``, need not repeat what they say.
@@ -118,8 +119,12 @@ class Fetch(Shown):
     @property
     def lanes(self) -> int | None:
         """The number of lanes, if the dataset itself says that it has any; not what it is wrapped in."""
-        lanes = getattr(self.dataset, "forward_lanes", None)
-        return lanes if isinstance(lanes, int) and not isinstance(lanes, bool) and lanes > 0 else None
+        return _number(getattr(self.dataset, "forward_lanes", None))
+
+    @property
+    def cuts(self) -> int | None:
+        """The number of lanes of an epoch, likewise."""
+        return _number(getattr(self.dataset, "forward_cuts", None))
 
     def begin(self, rows: int, allocate: Allocate) -> BatchBuilder | ListBatch:
         """An empty batch, to which up to ``rows`` samples may be added."""
@@ -253,3 +258,7 @@ def has_getitems(dataset: Any) -> bool:
     ):
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
+
+
+def _number(said: Any) -> int | None:
+    return said if isinstance(said, int) and not isinstance(said, bool) and said > 0 else None

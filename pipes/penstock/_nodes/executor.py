@@ -95,6 +95,9 @@ class Executor:
                 f'method="process", or have the dataset read penstock.sample().epoch and rename its set_epoch.'
             )
         self._watches_draws = self._threaded and seed_global_rngs is not False
+        self._by_position = lanes is None and self.auto is None and isinstance(map_fn, Fetch) and not options.kind.in_process
+        if self._by_position:
+            lanes = map_fn.cuts  # type: ignore[attr-defined]  # it is a `Fetch`
         self._lanes = lanes if self.num_workers > 1 else None
         self._per_worker = options.prefetch_factor or _FEW
         self.depth = self._depth_of(self.num_workers)
@@ -162,7 +165,7 @@ class Executor:
         if self._lanes is not None:
             from penstock._nodes.lane_owners import LaneOwners
 
-            self._owners = LaneOwners(self._lanes, world_size, workers)
+            self._owners = LaneOwners(self._lanes, world_size, workers, by_position=self._by_position)
         return pool
 
     # An item's way.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, final
 
+import numpy as np
+
 if TYPE_CHECKING:
     from penstock._fetch.indices import Indices
 
@@ -19,12 +21,14 @@ class LaneOwners:
 
     Args:
         lanes: Index ``i`` belongs to lane ``i mod lanes``.
+        by_position: It is the position in the epoch instead.
         world_size: Number of ranks.
         workers: Number of workers of this rank.
     """
 
-    def __init__(self, lanes: int, world_size: int, workers: int) -> None:
+    def __init__(self, lanes: int, world_size: int, workers: int, *, by_position: bool = False) -> None:
         self._lanes = lanes
+        self._by_position = by_position
         self._workers = workers
         self._share = lanes // math.gcd(lanes, world_size)
         self._pieces = 0  # decided by the first batch
@@ -35,12 +39,13 @@ class LaneOwners:
     def rows(self, task: Indices) -> dict[int, list[int]]:
         """The rows of a batch by their owner, each in ascending order; one index is row 0. Empty if the values are no whole numbers."""
         values = task.plain() if task.is_batch else [task.values]
+        numbers = values if not self._by_position else np.asarray(task.positions).reshape(-1).tolist()
         if not self._pieces:
             self._pieces = self._workers * max(1, self._share // (self._workers * max(1, len(values))))
         rows: dict[int, list[int]] = {}
-        for row, index in enumerate(values):
+        for row, (index, number) in enumerate(zip(values, numbers, strict=True)):
             if not isinstance(index, int):
                 return {}
-            place = self._places.setdefault(index % self._lanes, len(self._places))
+            place = self._places.setdefault(number % self._lanes, len(self._places))
             rows.setdefault(place * self._pieces // self._share % self._workers, []).append(row)
         return rows

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from penstock._random.shard_order import ShardOrder, usual_lanes
-from penstock._streams.open_shards import OpenShards
+from penstock._streams.open_shards import OpenShards, has_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from penstock._random.order import Order
 
 
 @final
@@ -49,6 +49,7 @@ class IndexedRecords:
         self._ends = np.cumsum(self.counts)
         self._starts = self._ends - self.counts
         self._open = OpenShards(shards, open, self.counts, self.cuts, window, name)
+        self.reads_forward = getattr(open, "reads_forward", has_start(open) or inspect.isgeneratorfunction(open))
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -80,8 +81,9 @@ class IndexedRecords:
                     records[row] = record
         return records
 
-    def order(self, *, shuffle: bool, seed: int) -> Order:
+    def order(self, *, shuffle: bool, seed: int) -> ShardOrder:
         """See `Shards.order`."""
+        self._open.owned = self.reads_forward
         if shuffle:
             order = ShardOrder(self.counts, self.cuts, self._window, seed)
         else:

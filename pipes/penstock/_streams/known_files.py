@@ -87,6 +87,7 @@ class Opener:
     def __init__(self, format: Format, indices: dict[str, tuple[str, Header]] | None) -> None:
         self._format = format
         self._indices = indices
+        self.reads_forward = indices is None or any(map(compression, indices))
 
     def __call__(self, path: str, expected: Stamp | None = None) -> Any:
         if self._indices is None:

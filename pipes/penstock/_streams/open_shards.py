@@ -46,12 +46,21 @@ class OpenShards:
         cuts: How many shards are read in turn.
         window: How far the order moves a record within its cut.
         name: What messages call a shard that has no path, followed by its number.
+        owned: Each lane is left to one worker process.
     """
 
     def __init__(
-        self, shards: Sequence[Any], open: Callable[..., Any], counts: np.ndarray, cuts: int, window: int, name: str = "shard"
+        self,
+        shards: Sequence[Any],
+        open: Callable[..., Any],
+        counts: np.ndarray,
+        cuts: int,
+        window: int,
+        name: str = "shard",
+        owned: bool = False,
     ) -> None:
         self._arguments = (shards, open, counts, cuts, window, name)
+        self.owned = owned
         self._seeks = has_start(open)
         allowed = most_files()
         self._most_readers = min(cuts + 4, allowed)
@@ -89,7 +98,7 @@ class OpenShards:
             one.close()
 
     def __reduce__(self) -> Any:
-        return OpenShards, self._arguments
+        return OpenShards, (*self._arguments, self.owned)
 
     def __del__(self, suppress: Any = contextlib.suppress) -> None:  # the module may be gone when the interpreter ends
         with suppress(Exception):
@@ -113,7 +122,7 @@ class OpenShards:
             is_indexed = hasattr(opened, "__getitem__") and hasattr(opened, "__len__") and not isinstance(opened, IterableDataset)
             if is_indexed and not self._seeks:
                 return _IndexedShard(label, int(counts[shard]), opened)
-            if not self._seeks:
+            if not self._seeks and not self.owned:
                 _say_if_read_by_all(label)
             again = functools.partial(opener, shards[shard])
             return ForwardShard(label, int(counts[shard]), again, opened, first if self._seeks else None, window, self._most_readers)

@@ -195,7 +195,12 @@ class Shards(Shown, Dataset[Any]):
 
     def order(self, *, shuffle: bool, seed: int) -> Order:
         """The order of the records; see `OrderedDataset`. Shards that are not counted can have one only, because it decides what an index means."""
-        return self._records.order(shuffle=shuffle, seed=seed)
+        if isinstance(self._records, RecordStream):
+            return self._records.order(shuffle=shuffle, seed=seed)
+        order = self._records.order(shuffle=shuffle, seed=seed)
+        if self._records.reads_forward:
+            self.forward_cuts = order.lanes  # tells the loader to leave each lane to one worker
+        return order
 
     def close(self) -> None:
         """Close the files that are open in this process; garbage collection does the same. Idempotent. Reading opens them again."""
