@@ -25,7 +25,7 @@ from penstock.orders import SequentialOrder
 from penstock.testing import assert_resumes_everywhere, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 N = 48
@@ -263,3 +263,35 @@ def test_the_resume_law() -> None:
 def value_of(sample: dict[str, Any]) -> int:
     value: int = sample["value"]
     return value
+
+
+class Logged:
+    """Shard k has the records ``1000 * k + i``; a file for each epoch says which process has opened which shard."""
+
+    reads_forward = True
+
+    def __init__(self, folder: Path, n: int) -> None:
+        self.folder, self.n = folder, n
+
+    def __call__(self, shard: int) -> Iterator[int]:
+        with (self.folder / str(penstock.sample().epoch)).open("a") as log:
+            log.write(f"{shard} {os.getpid()}\n")
+        return iter(range(1000 * shard, 1000 * shard + self.n))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("files", "workers"), [(24, 2), (24, 5), (3, 2)])
+@pytest.mark.parametrize("window", [0, 8])
+def test_counted_shards_that_are_read_forward_are_read_by_one_worker_each(files: int, workers: int, window: int, tmp_path: Path) -> None:
+    """The items stay. Seen to fail: without ``forward_cuts`` each shard was opened by every worker."""
+
+    def read(workers: int, folder: Path) -> list[Any]:
+        folder.mkdir()
+        data = penstock.Shards(files, Logged(folder, 120), counts=[120] * files, window=window)
+        with Loader.from_dataset(data, batch_size=16, shuffle=True, seed=3, num_workers=workers) as loader:
+            return [batch.tolist() for _ in range(2) for batch in loader]
+
+    assert read(workers, tmp_path / "there") == read(0, tmp_path / "here")
+    for epoch in ("0", "1"):
+        opened = (tmp_path / "there" / epoch).read_text().splitlines()
+        assert sorted(int(line.split()[0]) for line in opened) == list(range(files))

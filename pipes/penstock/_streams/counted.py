@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-
 @final
 class IndexedRecords:
     """The records of `Shards` with counts. The arguments are theirs.
