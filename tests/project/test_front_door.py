@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 DOOR = Path(penstock.__file__)
+pytestmark = pytest.mark.timeout(240)  # the first program of a process waits until torch has been imported
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
 
     def run(code: str) -> str:
         (folder / "program.py").write_text(code)
-        return programs.run(folder / "program.py", cwd=folder, deadline_s=50)
+        return programs.run(folder / "program.py", cwd=folder)
 
     yield run
     programs.stop()

@@ -61,7 +61,7 @@ def result(pool, job):
 
 def begun(pool, job):
     """Wait until a thread has taken the job. Nothing signals that, so this polls."""
-    while job.worker == IDLE or pool._core.cells[job.worker][0] == IDLE:
+    while job.worker == IDLE or pool._core.current_rows[job.worker][0] == IDLE:
         time.sleep(0)
 
 
