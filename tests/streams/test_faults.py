@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -295,9 +297,8 @@ KEYS = {"aws_access_key_id": "any", "aws_secret_access_key": "any"}
 def proxy(store: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """What ``s3://`` leads to here and in worker processes. Requests are not repeated by boto, and once by s3fs, so that faults come through to us."""
     import s3fs
-    from fsspec.asyn import get_loop, sync
 
-    with FaultProxy(store).running() as running:
+    with FaultProxy(store).running() as running, file_systems_closed():
         said = {"key": "any", "secret": "any", "endpoint_url": f"http://127.0.0.1:{running.port}", "default_block_size": BLOCK}
         monkeypatch.setitem(s3fs.core.fsspec.config.conf, "s3", said)
         monkeypatch.setenv("FSSPEC_S3", json.dumps(said))
@@ -305,13 +306,36 @@ def proxy(store: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         monkeypatch.setattr(s3fs.S3FileSystem, "retries", 2)
         yield running
-        for one in s3fs.S3FileSystem._cache.values():
-            if one._s3 is not None:
-                sync(one.loop, one._s3creator.__aexit__, None, None, None)
-        s3fs.S3FileSystem.clear_instance_cache()
-        executor, get_loop()._default_executor = get_loop()._default_executor, None
-        if executor is not None:
-            executor.shutdown()
+
+
+@contextlib.contextmanager
+def file_systems_closed() -> Iterator[None]:
+    """At its end, those of s3fs that were opened in it."""
+    import s3fs
+    from fsspec.asyn import get_loop, sync
+
+    yield
+    for one in s3fs.S3FileSystem._cache.values():
+        if one._s3 is not None:
+            sync(one.loop, one._s3creator.__aexit__, None, None, None)
+    s3fs.S3FileSystem.clear_instance_cache()
+    executor, get_loop()._default_executor = get_loop()._default_executor, None
+    if executor is not None:
+        executor.shutdown()
+
+
+@pytest.mark.slow
+def test_keys_and_an_endpoint_are_handed_to_the_file_system(store: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To list, to look, to read, in this process and in workers that are spawned. Seen to fail: without `beside` in `_globbed`."""
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    there = {"key": "any", "secret": "any", "endpoint_url": f"http://127.0.0.1:{store}"}
+    words: dict[str, Any] = {"counts": [RECORDS] * SHARDS, "storage_options": there}
+    with file_systems_closed():
+        for options in ({"num_workers": 0}, {"num_workers": 2, "multiprocessing_context": "spawn"}):
+            with closing(formats.jsonl("s3://data/*.jsonl", lanes=1, **words)) as data:
+                assert repr(data).count("any") == 0
+                with Loader.from_dataset(data, batch_size=100, collate_fn=numbers, **options) as loader:
+                    assert [pair for batch in loader for pair in batch] == [(k, n) for k in range(SHARDS) for n in range(RECORDS)]
 
 
 def of_s3(**words: Any) -> Shards:

@@ -20,7 +20,7 @@ from penstock import _arguments
 from penstock._streams.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -109,11 +109,38 @@ def extra(module: str, why: str) -> Any:
         ) from exc
 
 
-def expanded(paths: Paths) -> list[str]:
+class Reached(str):
+    """A path with ``://`` that takes more to be opened than itself.
+
+    Attributes:
+        storage_options: For the file system of fsspec: keys, an endpoint, headers.
+    """
+
+    storage_options: Mapping[str, Any]
+
+    def __new__(cls, path: str, storage_options: Mapping[str, Any]) -> Reached:
+        made = super().__new__(cls, path)
+        made.storage_options = storage_options
+        return made
+
+    def __reduce__(self) -> Any:
+        return Reached, (str(self), self.storage_options)
+
+
+def beside(path: str, other: str) -> str:
+    """``other``, which takes the same to be opened as ``path``."""
+    return Reached(other, path.storage_options) if isinstance(path, Reached) else other
+
+
+def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """A list of paths from a path, a pattern, or many of either.
 
     Braces are expanded as a shell does: ``{00000..01242}`` to numbers of as many digits, ``{a,b}`` to either. Then ``*``, ``?``, ``[…]`` and ``**``
     stand for the files that there are, sorted. Paths with ``://`` are left to fsspec; behind a ``?`` in a URL of HTTP stands no pattern, but what signs it.
+
+    Args:
+        paths: As said.
+        storage_options: See `Reached`.
 
     Raises:
         FileNotFoundError: No file fits a pattern.
@@ -133,7 +160,8 @@ def expanded(paths: Paths) -> list[str]:
             continue
         signed = text[len(_unsigned(text)) :]
         for one in braces_expanded(_unsigned(text)):
-            found += _globbed(one + signed) if re.search(r"[*?[]", bare(one)) else [one + signed]
+            name = Reached(one + signed, storage_options) if storage_options and is_remote(one) else one + signed
+            found += _globbed(name) if re.search(r"[*?[]", bare(one)) else [name]
     return found
 
 
@@ -283,7 +311,7 @@ def _asking(path: str) -> Iterator[tuple[Any, str]]:
     """The file system of a remote file, and its path there, for one question that no kept listing should answer."""
     fsspec = extra("fsspec", f"{path!r}")
     try:
-        filesystem, inside = fsspec.url_to_fs(path)
+        filesystem, inside = fsspec.url_to_fs(str(path), **_options(path))
         filesystem.invalidate_cache(filesystem._parent(inside))
         yield filesystem, inside
     except FileNotFoundError as exc:
@@ -295,6 +323,10 @@ def _asking(path: str) -> Iterator[tuple[Any, str]]:
             raise why from None  # fsspec calls every trouble of a server a missing file, but these pass
         hint = ". Has what signs the URL expired?" if status in (401, 403) else ""
         raise FileNotFoundError(errno.ENOENT, f"the server answered {status}{hint}", path) from exc
+
+
+def _options(path: str) -> Mapping[str, Any]:
+    return path.storage_options if isinstance(path, Reached) else {}
 
 
 REINDEX = "index it again: python -m penstock index"
@@ -366,12 +398,12 @@ class _Whole(io.RawIOBase):
 
 def _globbed(pattern: str) -> list[str]:
     if is_remote(pattern):
-        filesystem, inside = extra("fsspec.core", f"{pattern!r}").url_to_fs(pattern)
+        filesystem, inside = extra("fsspec.core", f"{pattern!r}").url_to_fs(str(pattern), **_options(pattern))
         filesystem.invalidate_cache()  # of listings that were kept
         address = bare(pattern)
         head = address.removesuffix(inside)  # a protocol, and perhaps a host
         paths = [head + path if head != address else filesystem.unstrip_protocol(path) for path in sorted(filesystem.glob(inside))]
-        found = [pattern.replace(address, path, 1) for path in paths]
+        found = [beside(pattern, pattern.replace(address, path, 1)) for path in paths]
     else:
         found = sorted(glob.glob(pattern, recursive=True))
     if not found:

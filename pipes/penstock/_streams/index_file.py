@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock._streams.files import IN_USE, REINDEX, Stamp, bare, opened
+from penstock._streams.files import IN_USE, REINDEX, Stamp, bare, beside, opened
 from penstock._streams.own_files import write_own
 
 FORMAT: Final = 1
@@ -43,7 +43,11 @@ class Header(NamedTuple):
 def place_of(path: str, folder: str | os.PathLike[str] | None) -> str:
     """The path of the index of the file ``path``."""
     name = bare(path)
-    return path.replace(name, name + SUFFIX, 1) if folder is None else os.path.join(os.fspath(folder), os.path.basename(name) + SUFFIX)
+    return (
+        beside(path, path.replace(name, name + SUFFIX, 1))
+        if folder is None
+        else os.path.join(os.fspath(folder), os.path.basename(name) + SUFFIX)
+    )
 
 
 def places_of(paths: list[str], folder: str | os.PathLike[str] | None) -> list[str]:

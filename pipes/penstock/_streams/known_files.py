@@ -11,7 +11,7 @@ from penstock._streams.shards import Shards
 from penstock._streams.tables import looked_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     import numpy.typing as npt
@@ -44,6 +44,7 @@ def known_files(
     counts: npt.ArrayLike | None,
     lanes: int | None,
     window: int,
+    storage_options: Mapping[str, Any] | None,
     options: ShardOptions,
 ) -> Shards:
     """The records of files of a format, by their indices; with ``counts`` or an ``epoch_size`` they are read forward, and no index is looked for.
@@ -52,7 +53,7 @@ def known_files(
         ValueError: The counts are not known, or an index is damaged.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    files = expanded(paths)
+    files = expanded(paths, storage_options)
     indices = None
     if options.get("epoch_size") is not None:
         if index is not None:

@@ -75,9 +75,9 @@ class Pieces(Sequence[Piece]):
         return Piece(file, number - int(self._ends[file]), *self._files[file])
 
 
-def files_of(paths: Paths, suffix: str) -> list[str]:
+def files_of(paths: Paths, suffix: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """The files that ``paths`` names, at least one; see `expanded`."""
-    files = expanded(paths)
+    files = expanded(paths, storage_options)
     if not files:
         raise ValueError(f"paths={paths!r:.80} names no file, and one at least is needed to know the columns.")
     for file in files:

@@ -13,7 +13,7 @@ from penstock._streams.known_files import Format, known_files
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -30,6 +30,7 @@ def jsonl(
     counts: npt.ArrayLike | None = None,
     lanes: int | None = None,
     window: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Unpack[ShardOptions],
 ) -> Shards:
     """The records of files of JSON lines, as ``json.loads`` returns them. Blank lines are left out.
@@ -43,6 +44,7 @@ def jsonl(
         counts: How many records each file has, to read them without an index.
         lanes: See `penstock.Shards`.
         window: See `penstock.Shards`.
+        storage_options: For the file system of fsspec that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
             no index is needed or used.
 
@@ -50,7 +52,7 @@ def jsonl(
         ValueError: A file has no index and no counts. On reading: a line is not JSON, or a file has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    return known_files(FORMAT, paths, index, counts, lanes, window, options)
+    return known_files(FORMAT, paths, index, counts, lanes, window, storage_options, options)
 
 
 def _offsets(file: BinaryIO, path: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from penstock._streams.shards import Shards
 from penstock._streams.tables import Look, Piece, chosen_types, files_of, names_of, pieces_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock._streams.files import Paths, Stamp
     from penstock._streams.shards import ShardOptions
@@ -29,7 +29,13 @@ _AT_ONCE: Final = 64
 
 
 def parquet(
-    paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0, **options: Unpack[ShardOptions]
+    paths: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    lanes: int | None = None,
+    window: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
+    **options: Unpack[ShardOptions],
 ) -> Shards:
     """Parquet files as one dataset, in which a shard is a row group. A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it.
 
@@ -42,6 +48,7 @@ def parquet(
         lanes: See `Shards`. Default: as there, unless so many would take more than 2 GiB by an estimate from the footers; then as many as fit, also
             without a shuffle.
         window: See `Shards`.
+        storage_options: For the file system of fsspec that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
             the counts are not used.
 
@@ -51,7 +58,7 @@ def parquet(
         ImportError: pyarrow is not installed.
     """
     extra("pyarrow.parquet", _WHO)
-    files = files_of(paths, "parquet")
+    files = files_of(paths, "parquet", storage_options)
     columns = names_of(columns)
     groups, counts, lane_bytes = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"))
     fit = LANES_BYTES // max(1, *lane_bytes)

@@ -14,7 +14,7 @@ from penstock._streams.files import REINDEX, whole
 from penstock._streams.known_files import Format, known_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -49,6 +49,7 @@ def tar(
     counts: npt.ArrayLike | None = None,
     lanes: int | None = None,
     window: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
     **options: Unpack[ShardOptions],
 ) -> Shards:
     """The samples of tar files, as webdataset groups them: dicts of ``bytes``.
@@ -66,6 +67,7 @@ def tar(
         counts: How many samples each file has, to read them without an index.
         lanes: See `penstock.Shards`.
         window: See `penstock.Shards`.
+        storage_options: For the file system of fsspec that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
             no index is needed or used.
 
@@ -73,7 +75,7 @@ def tar(
         ValueError: A file has no index and no counts. On reading: it is damaged, or has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    return known_files(FORMAT, paths, index, counts, lanes, window, options)
+    return known_files(FORMAT, paths, index, counts, lanes, window, storage_options, options)
 
 
 def sample_offsets(file: BinaryIO, path: str) -> np.ndarray:
