@@ -265,11 +265,14 @@ def a_stream_is_read_here_and_transformed_there() -> None:
 
 @case
 def errors_come_from_where_they_happened() -> None:
+    class Mine(KeyError):
+        """Of the program itself."""
+
     class Fails(Draws):
         def __getitem__(self, i: int) -> Any:
-            raise KeyError("no such sample")
+            raise Mine("no such sample")
 
-    said = raised(KeyError, lambda: read(built(Fails(), 1)))
+    said = raised(Mine, lambda: read(built(Fails(), 1)))
     assert "no such sample" in said
     assert "while loading dataset index" in said
     assert "Ray worker 0 (pid" in said
@@ -312,7 +315,7 @@ def all_actors_are_killed() -> None:
 @case
 def a_sample_that_kills_twice_is_named() -> None:
     """With the first death it is known which batch it was, and from then on which sample."""
-    said = raised(penstock.SampleError, lambda: read(built(Once(folder(), 30, times=3), 2)))
+    said = raised(penstock.SampleError, lambda: read(built(Once(folder(), 30, times=3), 1)))
     assert "dataset index 30 (epoch 0" in said
     assert "has killed two workers" in said
 
@@ -342,6 +345,32 @@ def a_start_that_fails_is_told() -> None:
     said = raised(OSError, lambda: read(built(Draws(), 2, worker_init_fn=fails)))
     assert "no data here" in said
     assert "on node" in said
+
+
+@long_case
+def a_start_that_hangs_is_told() -> None:
+    said = raised(TimeoutError, lambda: read(built(Draws(), 1, worker_init_fn=lambda worker: threading.Event().wait(), timeout=2)))
+    assert "waited 2.0 s for " in said
+    assert "1 have not finished their start" in said
+
+
+@long_case
+def ray_is_shut_down_by_the_program() -> None:
+    """Nothing starts another cluster, and nobody waits for what will not come."""
+    with built(Draws(), 1, infinite=True) as loader:
+        batches = iter(loader)
+        next(batches)
+        ray.shutdown()
+        assert "Ray was shut down" in raised(penstock.ClosedError, lambda: [*batches])
+        loader.close()
+        assert not ray.is_initialized()
+        with built(Draws(), 1, infinite=True) as other:
+            ray.init(address=CLUSTER.address, log_to_driver=False, logging_level="warning")
+            batches = iter(other)
+            next(batches)
+            ray.shutdown()
+            ray.init(address=CLUSTER.address, log_to_driver=False, logging_level="warning")
+            assert "connected anew" in raised(penstock.ClosedError, lambda: [*batches])
 
 
 @long_case
@@ -492,6 +521,19 @@ def a_cluster_smaller_than_asked_for() -> None:
         until(lambda: next(batches) is not None and bool(said.lines))
     assert "none of 2 of 5 workers. Each needs 1 CPU. Free now: " in said.lines[0]
     assert said.lines[0].endswith("The others go on.")
+
+
+@long_case
+def the_others_are_lost_too() -> None:
+    """After the warning that some have no place."""
+    said, spare = Said(), CLUSTER.add_node(num_cpus=1, resources={"few": 1})
+    with built(Draws(), 2, infinite=True, ray_options={"resources": {"few": 1}}) as loader:
+        batches = iter(loader)
+        next(batches)
+        pool_of(loader)._actors.placed_within_s = 0.5
+        until(lambda: next(batches) is not None and bool(said.lines))
+        CLUSTER.remove_node(spare, allow_graceful=False)
+        assert "none of 2 of 2 workers" in raised(TimeoutError, lambda: [*batches])
 
 
 @case

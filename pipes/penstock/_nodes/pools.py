@@ -49,6 +49,12 @@ METHODS: Final = {
 }
 
 
+_OURS: Final = {
+    *("concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_pending_calls", "max_restarts"),
+    *("max_task_retries", "name", "namespace"),
+}
+
+
 @final
 @dataclass
 class WorkerOptions:
@@ -76,6 +82,11 @@ class WorkerOptions:
             raise ValueError(f"method={self.method!r} is none of {', '.join(map(repr, METHODS))}.")
         if self.ray_options is not None and self.method != "ray":
             raise ValueError(f"ray_options={self.ray_options!r:.80} is for method='ray', and method={self.method!r}. Leave it out.")
+        if refused := sorted(_OURS.intersection(self.ray_options or ())):
+            raise ValueError(
+                f"ray_options has {', '.join(refused)}, and the loader itself decides how its workers are called, how long they live, who replaces them, and that "
+                f"each does one thing at a time. Leave it out. (max_restarts= is an argument of the loader.)"
+            )
         if self.method == "process" and self.num_workers:
             from penstock._workers.process_pool import check_processes
 

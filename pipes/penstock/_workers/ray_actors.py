@@ -162,6 +162,7 @@ class Actors:
         self._setup = setup
         self._options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}
         self._class: Any = None
+        self._connection = "", ""
         self._sent: Any = None  # a reference to the setup, in the object store
         self._notes: Any = None
         self._lives = itertools.count()
@@ -178,8 +179,26 @@ class Actors:
             TypeError: The setup cannot be pickled.
         """
         self.ray = connected()
+        self._connection = self._connected_to()
+        try:
+            setup = self.ray.cloudpickle.dumps(self._setup)
+        except Exception as error:
+            error.add_note(
+                "while packing the dataset, transform=, collate_fn= and worker_init_fn= for Ray workers, which get copies of them"
+            )
+            raise
         self._class = self.ray.remote(RayWorker)
-        self._sent = self.ray.put(self.ray.cloudpickle.dumps(self._setup))
+        self._sent = self.ray.put(setup)
+
+    def _connected_to(self) -> tuple[str, str]:
+        """A job's number is unique on its cluster only."""
+        context = self.ray.get_runtime_context()
+        return context.get_job_id(), context.get_node_id()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the program has ended its connection since. Then whatever is asked of Ray would start a cluster, and what was asked is never answered."""
+        return self.ray is not None and (not self.ray.is_initialized() or self._connection != self._connected_to())
 
     def start(self, workers: int) -> None:
         """See that there are workers of all numbers below ``workers``. Waits for none."""
@@ -236,17 +255,19 @@ class Actors:
         """
         actors = list(self.by_worker.values())
         without = [actor for actor in actors if not actor.where]
-        if not without or self._warned:
+        none_works = len(without) == len(actors)
+        if not without:
+            self._warned = False
+        if not without or (self._warned and not none_works):
             return None
         left = max(actor.asked for actor in actors) + self.placed_within_s - time.monotonic()
         if left > 0:
             return left
-        none_works = len(without) == len(actors)
         if none_works and not may_raise:
             return None
         said = (
             f"In the last {self.placed_within_s:g} s Ray has started none of {len(without)} of {len(actors)} workers. Each needs "
-            f"{_in_words(self._needed)}. Free now: {_in_words(self.ray.available_resources())}."
+            f"{_in_words(self._needed)}. Free now: {_in_words(self.ray.available_resources())}. (If that is enough, their processes do not start: see Ray's logs.)"
         )
         if none_works:
             for actor in without:
@@ -281,8 +302,8 @@ class Actors:
         """End all, and drop all that is in the object store."""
         for actor in self:
             self.remove(actor)
-        with contextlib.suppress(Exception):  # Ray is not there any more
-            if self._notes is not None:
+        if self._notes is not None and not self.lost:
+            with contextlib.suppress(Exception):
                 self.ray.kill(self._notes)
         self.came.close()
         self._sent = self._notes = None
@@ -295,11 +316,12 @@ class Actors:
 
 
 def kill(actor: Actor) -> None:
-    """End an actor by force."""
+    """End an actor by force. Ray ends those of a program that has left its cluster, and would start another one to be asked."""
     import ray
 
-    with contextlib.suppress(Exception):  # it has died, or Ray has
-        ray.kill(actor.handle)
+    if ray.is_initialized():
+        with contextlib.suppress(Exception):  # it has died, or is of another cluster
+            ray.kill(actor.handle)
 
 
 def end(actors: dict[int, Actor], owner: int) -> None:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("penstock")
 
 _NO_ROW: Final = IDLE - 1
+_LOOK_S: Final = 5.0
+"""After ``ray.shutdown`` by another thread nothing is answered any more."""
 _SHORT_NS: Final = 2_000_000
 """Tasks go several to a call, for so much work: a call costs the consumer about half a millisecond."""
 
@@ -106,7 +108,7 @@ class RayPool:
         if not self._started:
             self._owner = os.getpid()
             self._actors.connect()
-            weakref.finalize(self, end, self._actors.by_worker, self._owner)
+            weakref.finalize(self, end, self._actors.by_worker, self._owner).atexit = False  # then Ray ends them
             self._started = True
         self._actors.start(self.size)
 
@@ -139,14 +141,14 @@ class RayPool:
                 return
             patience = self._actors.check_places(may_raise=True)
             if deadline is not None:
-                if not any(actor.ready for actor in self._actors):
-                    deadline = time.monotonic() + (timeout or 0.0)  # a start has a deadline of its own
+                if not any(actor.where for actor in self._actors):
+                    deadline = time.monotonic() + (timeout or 0.0)  # to be given a place has a deadline of its own
                 left = deadline - time.monotonic()
                 if left <= 0:
                     self._on_timeout(jobs, timeout)
                     return
                 patience = left if patience is None else min(left, patience)
-            self._actors.came.bell.wait(patience)
+            self._actors.came.bell.wait(_LOOK_S if patience is None else min(patience, _LOOK_S))
 
     def discard(self) -> None:
         """Forget any interrupt, and every job that is not done."""
@@ -218,6 +220,8 @@ class RayPool:
             raise ClosedError(f"these workers belong to process {self._owner}, of which this one is a fork. Build a new loader here.")
         if self._closed:
             raise ClosedError("these Ray workers have ended; build a new loader.")
+        if self._actors.lost:
+            raise ClosedError("Ray was shut down, or connected anew, after this loader had started its workers. Build a new loader.")
 
     # To the actors, and back.
 
@@ -331,9 +335,9 @@ class RayPool:
         self._actors.remove(actor)
         # Of the first call the answer may have been lost with it, so it may have been at the second.
         suspects = [task for call in calls[:2] for task in call.tasks if not task.job.done]
-        number, row = NO_TASK, IDLE
+        number, row, may_accuse = NO_TASK, IDLE, False
         if any(task.fatal_rows for task in suspects) and (noted := self._actors.at(actor)) is not None:
-            number, row = noted
+            (number, row), may_accuse = noted, True
             suspects = [task for task in suspects if not task.fatal_rows or task.number == number]  # the others had not begun
         blamed = next((task for task in suspects if task.number == number), None)
         if blamed is None:
@@ -354,9 +358,10 @@ class RayPool:
             _logger.warning(
                 "%s It is replaced, and what it had not finished is done again (%d of %d).", what, self._restarts, self._max_restarts
             )
-        if not actor.stuck and not how.startswith("its node"):  # otherwise it was not this task
+        unreachable = isinstance(actor.death, self._actors.ray.exceptions.ActorUnavailableError) or how.startswith("its node")
+        if not actor.stuck and not unreachable:  # otherwise it was not this task
             for task in suspects:  # which row it was is known from the second death on
-                if self._tasks.blame(task, row if task is blamed else IDLE) and task is blamed:
+                if self._tasks.blame(task, row if task is blamed else IDLE) and task is blamed and may_accuse:
                     name = self._named(task.job, row)
                     self._tasks.finish(task, error=SampleError(f"{name} has killed two workers; the last of them: {how}"))
         self._tasks.requeue(task for call in calls for task in call.tasks)

@@ -101,7 +101,11 @@ class RayWorker:
         return VALUE, *pieces
 
     def _failure(self, status: int, error: BaseException) -> Answer:
-        return status, *Parcel(tuple(RemoteError.of(error))).pieces()
+        import ray
+
+        return status, *Parcel(
+            tuple(RemoteError.of(error, dumps=ray.cloudpickle.dumps))
+        ).pieces()  # a class of the program's ``__main__`` by its contents
 
 
 def _pickled_by_value(value: Any) -> tuple[int, bytes, list[np.ndarray]]:

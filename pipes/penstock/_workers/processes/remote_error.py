@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import pickle
 import traceback
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from penstock._errors import SampleError, WorkerTraceback, hide_internal_frames, is_own_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class RemoteError(NamedTuple):
@@ -20,12 +23,14 @@ class RemoteError(NamedTuple):
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, error: BaseException, inherited: BaseException | None = None) -> RemoteError:
+    def of(
+        cls, error: BaseException, inherited: BaseException | None = None, dumps: Callable[[BaseException], bytes] = pickle.dumps
+    ) -> RemoteError:
         """Describe ``error``, and pickle it if it comes back from that as it was. Leave out ``inherited``, an exception that it did not come from."""
         _drop_context(error, inherited)
         pickled = None
         with contextlib.suppress(BaseException):  # a user's __reduce__ may raise anything
-            body = pickle.dumps(error)
+            body = dumps(error)
             again = pickle.loads(body)  # fails if the constructor's arguments are not ``error.args``
             if type(again) is type(error) and str(again) == str(error):
                 pickled = body
