@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock import Loader
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -74,3 +76,15 @@ def test_a_cluster_without_token_authentication(tmp_path: Path) -> None:
 def test_the_head_node_is_lost(run_script: Any) -> None:
     """Ray ends the program (ray-project/ray#36651): it never hangs in silence."""
     assert 0 < float(run_script(PROGRAM.with_name("ray_head.py")).splitlines()[-1]) < 180
+
+
+@pytest.mark.parametrize("name", ["max_concurrency", "name", "lifetime", "max_restarts"])
+def test_options_that_the_loader_decides_are_refused(name: str) -> None:
+    """Seen to fail: with four calls at once in an actor, the samples had other random numbers."""
+    with pytest.raises(ValueError, match=rf"ray_options has {name}, and the loader itself decides"):
+        Loader.from_dataset(range(8), num_workers=1, method="ray", ray_options={name: 4})
+
+
+def test_options_of_ray_are_for_ray() -> None:
+    with pytest.raises(ValueError, match=r"ray_options=.* is for method='ray', and method='process'. Leave it out"):
+        Loader.from_dataset(range(8), num_workers=1, ray_options={"num_cpus": 1})
