@@ -9,6 +9,7 @@ import functools
 import hashlib
 import math
 import operator
+import re
 from typing import Any, Final
 
 LONGEST_S = 2_000_000.0
@@ -126,3 +127,17 @@ def cut(text: str, most: int) -> str:
     """``text`` on one line, with at most ``most`` characters."""
     line = text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text[: most + 1])
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def nbytes_of(name: str, value: Any) -> int:
+    """A number of bytes, from 1 on: an ``int``, or a text such as ``"200GB"`` or ``"64 MiB"``.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGTP]?)(i?)B\s*", value)
+        if not found:
+            raise ValueError(f"{name}={value!r} is no size. Write bytes as a number, or a text such as '200GB', '64MiB' or '1.5TB'.")
+        value = int(float(found[1]) * (1024 if found[3] else 1000) ** " kMGTP".index(found[2] or " "))
+    return whole_number(name, value, 1)

@@ -12,15 +12,19 @@ import itertools
 import json
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from penstock import _arguments
+from penstock._arguments import nbytes_of
 from penstock._streams.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    from penstock._cache.folder import CacheFolder
 
     Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -110,26 +114,59 @@ def extra(module: str, why: str) -> Any:
 
 
 class Reached(str):
-    """A path with ``://`` that takes more to be opened than itself.
+    """A path that takes more to be opened than itself.
 
     Attributes:
         storage_options: For the file system of fsspec: keys, an endpoint, headers.
+        cache: Where a copy of it is kept, or None.
     """
 
     storage_options: Mapping[str, Any]
+    cache: CacheFolder | None
 
-    def __new__(cls, path: str, storage_options: Mapping[str, Any]) -> Reached:
+    def __new__(cls, path: str, storage_options: Mapping[str, Any], cache: CacheFolder | None = None) -> Reached:
         made = super().__new__(cls, path)
-        made.storage_options = storage_options
+        made.storage_options, made.cache = storage_options, cache
         return made
 
     def __reduce__(self) -> Any:
-        return Reached, (str(self), self.storage_options)
+        return Reached, (str(self), self.storage_options, self.cache)
 
 
 def beside(path: str, other: str) -> str:
-    """``other``, which takes the same to be opened as ``path``."""
+    """``other``, which takes the same to be opened as ``path``; no copy of it is kept."""
     return Reached(other, path.storage_options) if isinstance(path, Reached) else other
+
+
+def kept_in(path: str) -> CacheFolder | None:
+    """Where a copy of a file is kept, if anywhere."""
+    return path.cache if isinstance(path, Reached) else None
+
+
+class Reach(NamedTuple):
+    """How files are reached: the arguments of these names of `penstock.formats`."""
+
+    storage_options: Mapping[str, Any] | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    max_cache_size: int | str | None = None
+
+    def of(self, files: list[str]) -> list[str]:
+        """The paths ``files``, such that copies of them are kept where that was asked for.
+
+        Raises:
+            ValueError: Only one of ``cache_dir`` and ``max_cache_size`` came, or the latter is no size; the folder has no locks.
+        """
+        if (self.cache_dir is None) != (self.max_cache_size is None):
+            raise ValueError(
+                "cache_dir and max_cache_size go together: the folder of the copies, and how many bytes they may take, such as '200GB'. Say both, or neither."
+            )
+        if self.cache_dir is None:
+            return files
+        from penstock._cache.folder import CacheFolder, file_hash
+
+        cache = CacheFolder(os.fspath(self.cache_dir), nbytes_of("max_cache_size", self.max_cache_size))
+        cache.own = frozenset(file_hash(address(file)) for file in files)
+        return [Reached(file, _options(file), cache) for file in files]
 
 
 def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> list[str]:
@@ -200,8 +237,15 @@ def bare(path: str) -> str:
     return _unsigned(next(filter(is_remote, path.split("::"))))
 
 
-def opened(path: str, version: str = "") -> BinaryIO:
-    """The bytes of a file. With a ``version``, which `stamp` has given, an HTTP server is asked for no other; S3 never gives parts of two."""
+def opened(path: str, expected: Stamp | None = None) -> BinaryIO:
+    """The bytes of a file; from a copy where one is kept. An HTTP server is asked for no version but the ``expected`` one; S3 never gives parts of two."""
+    version = "" if expected is None else expected.version
+    if (cache := kept_in(path)) is not None:
+        then = expected or stamp(path)
+        if then.size >= 0 and (then.mtime_ns or then.version != address(path)):  # else nobody could know whether a copy is still right
+            copy = cache.opened(address(path), then.size, f"{then.mtime_ns} {then.version}", functools.partial(_copy, path, then))
+            if copy is not None:
+                return copy
     if not is_remote(path):
         return open(path, "rb", buffering=BUFFER, opener=open_file)
     with _asking(path) as (filesystem, inside):
@@ -213,6 +257,16 @@ def opened(path: str, version: str = "") -> BinaryIO:
     if not filesystem.cachable:
         file.penstock_filesystem = filesystem  # an archive is closed when nobody holds its file system any more
     return cast("BinaryIO", file)
+
+
+def _copy(path: str, then: Stamp, to: str) -> None:
+    """Copy one version of a file, in one request."""
+    if is_remote(path):
+        with _asking(path) as (filesystem, inside):
+            filesystem.get_file(inside, to)
+    else:
+        shutil.copyfile(path, to)
+    check_unchanged(path, then, stamp(path), *IN_USE)
 
 
 def open_file(path: str, flags: int) -> int:
@@ -253,9 +307,9 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
     """
     then = stamp(path)
     check_unchanged(path, expected or then, then, *IN_USE)
-    with opened(path, then.version) as raw:
+    with opened(path, then) as raw:
         try:
-            if not is_remote(path):
+            if not is_remote(path) and kept_in(path) is None:
                 check_unchanged(path, then, stamp_of(path, os.fstat(raw.fileno())), *IN_USE)
             with _unpacked(io.BufferedReader(_Whole(raw, path, then.size), BUFFER), path) as file:
                 yield file

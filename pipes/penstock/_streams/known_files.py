@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
-from penstock._streams.files import REINDEX, check_unchanged, compression, expanded, explain, is_remote, opened, stamp, stamp_of
+from penstock._streams.files import REINDEX, check_unchanged, compression, expanded, explain, is_remote, kept_in, opened, stamp, stamp_of
 from penstock._streams.index_file import places_of, read_header, read_offsets
 from penstock._streams.shards import Shards
 from penstock._streams.tables import looked_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     import numpy.typing as npt
 
-    from penstock._streams.files import Paths, Stamp
+    from penstock._streams.files import Paths, Reach, Stamp
     from penstock._streams.index_file import Header
     from penstock._streams.shards import ShardOptions
 
@@ -44,7 +45,7 @@ def known_files(
     counts: npt.ArrayLike | None,
     lanes: int | None,
     window: int,
-    storage_options: Mapping[str, Any] | None,
+    reach: Reach,
     options: ShardOptions,
 ) -> Shards:
     """The records of files of a format, by their indices; with ``counts`` or an ``epoch_size`` they are read forward, and no index is looked for.
@@ -53,7 +54,7 @@ def known_files(
         ValueError: The counts are not known, or an index is damaged.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    files = expanded(paths, storage_options)
+    files = reach.of(expanded(paths, reach.storage_options))
     indices = None
     if options.get("epoch_size") is not None:
         if index is not None:
@@ -114,8 +115,9 @@ class FileRanges:
     def __init__(self, path: str, expected: Stamp) -> None:
         self._path = path
         self._expected = expected
-        self._is_local = not is_remote(path)
-        self._file = opened(path, expected.version)
+        self._is_itself = not is_remote(path) and kept_in(path) is None  # and no copy
+        self._file = opened(path, expected)
+        self._is_local = isinstance(self._file, io.BufferedReader)
         try:
             self.check_version()
         except BaseException:
@@ -125,7 +127,7 @@ class FileRanges:
     def check_version(self) -> None:
         """Raise a `ValueError` unless this is still the file that was indexed, and what is open is what stands under its name."""
         check_unchanged(self._path, self._expected, stamp(self._path))
-        if self._is_local:
+        if self._is_itself:
             check_unchanged(self._path, self._expected, stamp_of(self._path, os.fstat(self._file.fileno())))
 
     def read(self, begin: int, end: int) -> bytes:

@@ -15,7 +15,7 @@ from penstock._streams.files import check_unchanged, expanded, stamp
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock._streams.files import Paths, Stamp
+    from penstock._streams.files import Paths, Reach, Stamp
 
 T = TypeVar("T")
 
@@ -75,9 +75,9 @@ class Pieces(Sequence[Piece]):
         return Piece(file, number - int(self._ends[file]), *self._files[file])
 
 
-def files_of(paths: Paths, suffix: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
+def files_of(paths: Paths, suffix: str, reach: Reach | None = None) -> list[str]:
     """The files that ``paths`` names, at least one; see `expanded`."""
-    files = expanded(paths, storage_options)
+    files = expanded(paths) if reach is None else reach.of(expanded(paths, reach.storage_options))
     if not files:
         raise ValueError(f"paths={paths!r:.80} names no file, and one at least is needed to know the columns.")
     for file in files:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
-from penstock._streams.files import IN_USE, explain, extra, is_remote, opened, stamp
+from penstock._streams.files import IN_USE, Reach, beside, explain, extra, is_remote, kept_in, opened, stamp
 from penstock._streams.shards import Shards
 from penstock._streams.tables import Look, Piece, chosen_types, files_of, names_of, pieces_in
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Mapping, Sequence
 
     from penstock._streams.files import Paths, Stamp
@@ -35,6 +36,8 @@ def parquet(
     lanes: int | None = None,
     window: int = 0,
     storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    max_cache_size: int | str | None = None,
     **options: Unpack[ShardOptions],
 ) -> Shards:
     """Parquet files as one dataset, in which a shard is a row group. A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it.
@@ -49,6 +52,9 @@ def parquet(
             without a shuffle.
         window: See `Shards`.
         storage_options: For the file system of fsspec that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
+        cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs; None: none are. Only whole
+            files whose version can be known are kept, and a file is copied when it is first opened. Not part of the state.
+        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``. What does not fit is read where it is.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
             the counts are not used.
 
@@ -58,7 +64,7 @@ def parquet(
         ImportError: pyarrow is not installed.
     """
     extra("pyarrow.parquet", _WHO)
-    files = files_of(paths, "parquet", storage_options)
+    files = files_of(paths, "parquet", Reach(storage_options, cache_dir, max_cache_size))
     columns = names_of(columns)
     groups, counts, lane_bytes = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"))
     fit = LANES_BYTES // max(1, *lane_bytes)
@@ -115,7 +121,7 @@ def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:
 @functools.lru_cache(maxsize=64)
 def _metadata(path: str, stamp: Stamp) -> Any:
     try:
-        file = _opened(path, stamp)
+        file = _opened(beside(path, str(path)), stamp)  # without a copy of all files: the footer is a small part of one
     except ValueError as exc:
         raise ValueError(f"{path} is not a parquet file, or was cut short: {exc}") from exc
     try:
@@ -125,7 +131,7 @@ def _metadata(path: str, stamp: Stamp) -> Any:
 
 
 def _opened(path: str, stamp: Stamp, metadata: Any = None) -> Any:
-    where = opened(path, stamp.version) if is_remote(path) else path
+    where = opened(path, stamp) if is_remote(path) or kept_in(path) is not None else path
     # `pre_buffer` would hold all compressed bytes of the row group, and so would an unbuffered file.
     file = functools.partial(extra("pyarrow.parquet", _WHO).ParquetFile, page_checksum_verification=True)
     return file(where, metadata=metadata, pre_buffer=False, buffer_size=_BUFFER_BYTES)

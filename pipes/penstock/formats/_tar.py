@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack
 
 import numpy as np
 
-from penstock._streams.files import REINDEX, whole
+from penstock._streams.files import REINDEX, Reach, whole
 from penstock._streams.known_files import Format, known_files
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def tar(
     lanes: int | None = None,
     window: int = 0,
     storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    max_cache_size: int | str | None = None,
     **options: Unpack[ShardOptions],
 ) -> Shards:
     """The samples of tar files, as webdataset groups them: dicts of ``bytes``.
@@ -68,6 +70,9 @@ def tar(
         lanes: See `penstock.Shards`.
         window: See `penstock.Shards`.
         storage_options: For the file system of fsspec that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
+        cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs; None: none are. Only whole
+            files whose version can be known are kept, and a file is copied when it is first opened. Not part of the state.
+        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``. What does not fit is read where it is.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
             no index is needed or used.
 
@@ -75,7 +80,7 @@ def tar(
         ValueError: A file has no index and no counts. On reading: it is damaged, or has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    return known_files(FORMAT, paths, index, counts, lanes, window, storage_options, options)
+    return known_files(FORMAT, paths, index, counts, lanes, window, Reach(storage_options, cache_dir, max_cache_size), options)
 
 
 def sample_offsets(file: BinaryIO, path: str) -> np.ndarray:

@@ -1,0 +1,254 @@
+"""Copies of files in a folder of bounded size, which all processes of a host share.
+
+A copy is named after its file and the version of that, so none is ever stale. There is no daemon and no shared memory, only files and `flock`, which the kernel
+gives back when its owner dies, at any point:
+
+- who fetches holds ``NAME.lock``, writes ``NAME.part``, and renames it when all bytes have come; a part without an owner is removed by whoever sees it;
+- who reads a copy holds a shared lock on it, and only a copy that nobody reads is removed;
+- what is added up, and what is removed for it, is decided under one lock for the folder.
+
+Only files that this module has named are ever removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+log = logging.getLogger("penstock")
+
+NAMED: Final = re.compile(r"(?P<copy>penstock-1-(?P<file>[0-9a-f]{16})-[0-9a-f]{16}-.*?)(?P<other>\.(?P<size>\d+)\.part|\.lock)?")
+"""What a copy, a part of one and a lock are called."""
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_WRITING: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
+_FLAGS: Final = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+
+
+@final
+class CacheFolder:
+    """A folder of copies.
+
+    Args:
+        folder: It is made if need be; on a disk of this host.
+        most_bytes: All copies together take no more.
+
+    Raises:
+        ValueError: Its file system has no locks.
+        OSError: It cannot be made or read.
+    """
+
+    def __init__(self, folder: str, most_bytes: int) -> None:
+        self.folder = os.path.abspath(folder)
+        self.most_bytes = most_bytes
+        self.own: frozenset[str] = frozenset()  # hashes of the files of this data set: their copies are not removed for one another
+        self._said: set[str] = set()
+        os.makedirs(self.folder, exist_ok=True)
+        with self._alone():
+            pass
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_said": set()}
+
+    def opened(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> BinaryIO | None:
+        """The copy of a version of a file, which is made if need be; None if there is no room for it.
+
+        Args:
+            address: Of the file.
+            size: Its bytes.
+            version: What tells this version from any other of that size.
+            copy: Writes the bytes into the file of a path.
+
+        Raises:
+            OSError: Other bytes came than ``size``; or what ``copy`` raises. Nothing of it stays.
+        """
+        name = _name(address, size, version)
+        while True:
+            if (found := self._reading(name, size)) is not None:
+                return found
+            try:
+                with self._locked(f"{name}.lock") as is_linked:
+                    if is_linked:
+                        try:
+                            if not self._is_there(name, size) and not self._fetched(name, size, copy):
+                                return None
+                        finally:
+                            self._remove(f"{name}.lock")
+                    # Otherwise another process has fetched it meanwhile, or has tried to.
+            except OSError as exc:
+                if exc.errno not in _NO_WRITING:
+                    raise
+                self._say("cannot be written to, so what is not in it is read from afar")
+                return None
+
+    def has(self, address: str, size: int, version: str) -> bool:
+        """Whether there is a copy."""
+        return self._is_there(_name(address, size, version), size)
+
+    def copies(self) -> list[os.DirEntry[str]]:
+        """What is there."""
+        with os.scandir(self.folder) as entries:
+            return [entry for entry in entries if (named := NAMED.fullmatch(entry.name)) and not named["other"]]
+
+    # One copy.
+
+    def _reading(self, name: str, size: int) -> BinaryIO | None:
+        """The copy, open and locked for reading until it is closed; None if there is none."""
+        path = os.path.join(self.folder, name)
+        try:
+            fd = os.open(path, os.O_RDONLY | _FLAGS)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)  # who removes it holds the other lock for a moment
+            status = os.fstat(fd)
+            if status.st_nlink and status.st_size == size:
+                with contextlib.suppress(OSError):
+                    os.utime(fd)  # used now
+                return open(fd, "rb", buffering=2**16)
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        if status.st_nlink:  # of another length: a disk that has lost something
+            self._remove(name)
+        return None
+
+    def _is_there(self, name: str, size: int) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(os.path.join(self.folder, name), follow_symlinks=False).st_size == size
+        return False
+
+    def _fetched(self, name: str, size: int, copy: Callable[[str], None]) -> bool:
+        """Make the copy; whether there was room."""
+        part = os.path.join(self.folder, f"{name}.{size}.part")  # counts with that size from now on
+        try:
+            with self._alone():
+                if not self._made_room(size):
+                    self._say(f"has no room for more than {self.most_bytes:,} bytes, so what does not fit is read from afar")
+                    return False
+                self._remove(os.path.basename(part))
+                os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644))
+            copy(part)
+            with open(part, "rb") as file:
+                if (came := os.fstat(file.fileno()).st_size) != size:
+                    raise OSError(f"{came} bytes came in place of {size}, so the server broke off")
+                os.fsync(file.fileno())
+            os.replace(part, os.path.join(self.folder, name))
+        except BaseException as exc:
+            self._remove(os.path.basename(part))
+            if isinstance(exc, OSError) and exc.errno in _FULL:
+                self._say("is on a disk that is full, so what does not fit is read from afar")
+                return False
+            raise
+        return True
+
+    # The folder.
+
+    def _made_room(self, size: int) -> bool:
+        """Whether ``size`` more bytes fit, once the copies that are of no use to this data set are removed, those used last long ago first. Under `_alone`."""
+        sizes: dict[str, int] = {}
+        used: dict[str, float] = {}
+        for entry in os.scandir(self.folder):
+            named = NAMED.fullmatch(entry.name)
+            if not named:
+                continue
+            if named["other"]:
+                if self._is_abandoned(named["copy"]):
+                    self._remove(entry.name)
+                else:
+                    sizes[entry.name] = int(named["size"] or 0)
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                sizes[entry.name] = status.st_size
+                if named["file"] not in self.own:
+                    used[entry.name] = status.st_mtime
+        over = sum(sizes.values()) + size - self.most_bytes
+        if over > sum(sizes[name] for name in used):
+            return False  # without removing any
+        for name in sorted(used, key=used.__getitem__):
+            if over <= 0:
+                break
+            if self._removed_unread(name):
+                over -= sizes[name]
+        return over <= 0
+
+    def _is_abandoned(self, name: str) -> bool:
+        """Whether nobody is fetching that copy."""
+        try:
+            fd = os.open(os.path.join(self.folder, f"{name}.lock"), os.O_RDWR | _FLAGS)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def _removed_unread(self, name: str) -> bool:
+        """Remove a copy, unless somebody reads it."""
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(os.path.join(self.folder, name), os.O_RDONLY | _FLAGS)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._remove(name)
+            except BlockingIOError:
+                return False
+            finally:
+                os.close(fd)
+        return True
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.folder, name))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process adds up or removes meanwhile."""
+        with self._locked("penstock.lock"):
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[bool]:
+        """Hold a lock, which waits for who holds it; whether its file is still there by then."""
+        fd = os.open(os.path.join(self.folder, name), os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            except OSError as exc:
+                if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+                raise ValueError(
+                    f"cache_dir={self.folder!r} is on a file system without locks (flock: {exc.strerror}), and several processes would write over one another. "
+                    f"Use a folder on a local disk."
+                ) from exc
+            yield bool(os.fstat(fd).st_nlink)
+        finally:
+            os.close(fd)
+
+    def _say(self, what: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("cache_dir=%r %s.", self.folder, what)
+
+
+def file_hash(address: str) -> str:
+    """What the names of all copies of a file have in common."""
+    return blake2b(address.encode(), digest_size=8).hexdigest()
+
+
+def _name(address: str, size: int, version: str) -> str:
+    version_hash = blake2b(f"{size} {version}".encode(), digest_size=8).hexdigest()
+    base = re.sub(r"[^\w.]", "_", address.rpartition("/")[2])[-60:]
+    return f"penstock-1-{file_hash(address)}-{version_hash}-{base}"
