@@ -23,6 +23,7 @@ ALONE = {
     ("draws", "thread"): "global generators are the main process's",
 }
 DIFFERS = {
+    "DistributedSampler": "the tail= of the user was left out for the drop_last of the sampler",
     "stream, lanes that do not divide the epoch": "an epoch began at a multiple of the lanes, and passed over up to lanes - 1 records",
 }
 """Why a kind gives other items than it did. Its old states still load, and continue with the items that they stand at in their epoch."""

@@ -9,12 +9,12 @@ from penstock import Loader, formats
 from penstock.__main__ import main
 
 LINES = """
-from penstock._streams.files import whole
+from penstock._streams.files import Reach, whole
 from penstock._streams.known_files import Format, known_files
 import numpy as np
 
 def lines(paths, *, index=None, counts=None, lanes=None, window=0, **options):
-    return known_files(FORMAT, paths, index, counts, lanes, window, options)
+    return known_files(FORMAT, paths, index, counts, lanes, window, Reach(), options)
 
 def _offsets(file, path):
     return np.cumsum([0, *map(len, file)])

@@ -315,7 +315,7 @@ def all_actors_are_killed() -> None:
 @case
 def a_sample_that_kills_twice_is_named() -> None:
     """With the first death it is known which batch it was, and from then on which sample."""
-    said = raised(penstock.SampleError, lambda: read(built(Once(folder(), 30, times=3), 1)))
+    said = raised(penstock.SampleError, lambda: read(built(Once(folder(), 30, times=9), 1)))
     assert "dataset index 30 (epoch 0" in said
     assert "has killed two workers" in said
 

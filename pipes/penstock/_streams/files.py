@@ -24,7 +24,7 @@ from penstock._streams.unpacking import LIBRARIES, Unpacked
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from penstock._cache.folder import CacheFolder
+    from penstock._streams.copies import CacheFolder
 
     Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -162,7 +162,7 @@ class Reach(NamedTuple):
             )
         if self.cache_dir is None:
             return files
-        from penstock._cache.folder import CacheFolder, file_hash
+        from penstock._streams.copies import CacheFolder, file_hash
 
         cache = CacheFolder(os.fspath(self.cache_dir), nbytes_of("max_cache_size", self.max_cache_size))
         cache.own = frozenset(file_hash(address(file)) for file in files)
