@@ -79,22 +79,40 @@ def test_the_bound_holds_and_what_does_not_fit_is_left_where_it_is(tmp_path: Pat
 
 
 def test_copies_of_other_data_go_first_and_never_one_that_is_read(tmp_path: Path) -> None:
-    """Those used last long ago first. Seen to fail: without the shared lock of a reader."""
-    old = CacheFolder(str(tmp_path), 3 * SIZE)
-    for number in (7, 8, 9):
-        read(old, number)
-    for number, at in ((8, 1), (7, 2), (9, 3)):
-        path = next(tmp_path.glob(f"*-{number}.tar"))
-        os.utime(path, (at, at))
-    new = CacheFolder(str(tmp_path), 3 * SIZE)
+    """Those used last long ago first. Seen to fail: by name; without the shared lock of a reader."""
+    old, new = CacheFolder(str(tmp_path), 3 * SIZE), CacheFolder(str(tmp_path), 3 * SIZE)
     new.own = frozenset([file_hash("s3://data/1.tar"), file_hash("s3://data/2.tar")])
-    with old.opened("s3://data/8.tar", SIZE, "1", writes(8)) as reads:  # type: ignore[union-attr]
-        os.utime(next(tmp_path.glob("*-8.tar")), (1, 1))
+    lately, before, long_ago = sorted((7, 8, 9), key=lambda number: file_hash(f"s3://data/{number}.tar"))
+    for number in (lately, before, long_ago):
+        read(old, number)
+    with old.opened(f"s3://data/{long_ago}.tar", SIZE, "1", writes(0)) as reads:  # type: ignore[union-attr]
+        for at, number in enumerate((long_ago, before, lately)):
+            os.utime(next(tmp_path.glob(f"*-{number}.tar")), (at, at))
         assert read(new, 1) == content(1)
-        assert sorted(name[-5:-4] for name in names(new)) == [*"189"]
-        assert reads.read() == content(8)
+        assert {name[-5:-4] for name in names(new)} == {str(lately), str(long_ago), "1"}
+        assert reads.read() == content(long_ago)
     assert read(new, 2) == content(2)
-    assert sorted(name[-5:-4] for name in names(new)) == [*"129"]
+    assert {name[-5:-4] for name in names(new)} == {str(lately), "1", "2"}
+
+
+def test_who_waited_for_a_lock_whose_file_is_gone_takes_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or two would fetch at the same time. Seen to fail: without looking whether it is linked."""
+    cache, real = CacheFolder(str(tmp_path), SIZE), fcntl.flock
+
+    def waits(fd: int, how: int) -> None:
+        monkeypatch.undo()
+        (lock,) = tmp_path.glob("*.tar.lock")
+        lock.unlink()  # by who had it, and has failed
+        real(fd, how)
+
+    def copy(path: str) -> None:
+        (lock,) = tmp_path.glob("*.tar.lock")
+        with lock.open() as other, pytest.raises(BlockingIOError):
+            real(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        writes(1)(path)
+
+    monkeypatch.setattr(fcntl, "flock", waits)
+    assert read(cache, 1, copy=copy) == content(1)
 
 
 def test_only_its_own_files_are_ever_removed(tmp_path: Path) -> None:

@@ -109,8 +109,7 @@ class CacheFolder:
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)  # who removes it holds the other lock for a moment
-            status = os.fstat(fd)
-            if status.st_nlink and status.st_size == size:
+            if os.fstat(fd).st_size == size:  # it may have been removed since, but what is open stays readable
                 with contextlib.suppress(OSError):
                     os.utime(fd)  # used now
                 return open(fd, "rb", buffering=2**16)
@@ -118,8 +117,7 @@ class CacheFolder:
             os.close(fd)
             raise
         os.close(fd)
-        if status.st_nlink:  # of another length: a disk that has lost something
-            self._remove(name)
+        self._remove(name)  # a disk has lost some of it
         return None
 
     def _is_there(self, name: str, size: int) -> bool:
