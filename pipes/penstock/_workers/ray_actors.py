@@ -178,8 +178,9 @@ class Actors:
             ImportError: Ray is not installed.
             TypeError: The setup cannot be pickled.
         """
-        self.ray = connected()
-        self._connection = self._connected_to()
+        ray = connected()
+        self._connection = self._connected_to(ray)
+        self.ray = ray  # last: with a connection that is not known yet, `lost` would say that it is another one
         try:
             setup = self.ray.cloudpickle.dumps(self._setup)
         except Exception as error:
@@ -190,15 +191,16 @@ class Actors:
         self._class = self.ray.remote(RayWorker)
         self._sent = self.ray.put(setup)
 
-    def _connected_to(self) -> tuple[str, str]:
+    @staticmethod
+    def _connected_to(ray: Any) -> tuple[str, str]:
         """A job's number is unique on its cluster only."""
-        context = self.ray.get_runtime_context()
+        context = ray.get_runtime_context()
         return context.get_job_id(), context.get_node_id()
 
     @property
     def lost(self) -> bool:
         """Whether the program has ended its connection since. Then whatever is asked of Ray would start a cluster, and what was asked is never answered."""
-        return self.ray is not None and (not self.ray.is_initialized() or self._connection != self._connected_to())
+        return self.ray is not None and (not self.ray.is_initialized() or self._connection != self._connected_to(self.ray))
 
     def start(self, workers: int) -> None:
         """See that there are workers of all numbers below ``workers``. Waits for none."""
