@@ -156,10 +156,8 @@ class RayPool:
         self._interrupted = False
         self._tasks.discard(partial(ClosedError, "this was discarded after a jump."))
         if self._started:
+            # What they were given they do to the end: after `ray.cancel` of a call that waits, Ray 2.60 has the actor wait 30 s for it, and gives it up.
             self._actors.restore(self.size)
-            for actor in self._actors:
-                for call in actor.calls[1:]:  # those that it has not begun
-                    self._actors.ray.cancel(call.ref)
 
     def interrupt(self) -> None:
         """See `Pool.interrupt`."""
@@ -327,7 +325,7 @@ class RayPool:
         errors = self._actors.ray.exceptions
         if isinstance(error, errors.ObjectLostError) and request.tasks:  # with the node that had it
             self._tasks.requeue(request.tasks)
-        elif not isinstance(error, errors.TaskCancelledError):  # that is of `discard`
+        else:
             self._tasks.fail(partial(copy.copy, error))
 
     def _replace(self, actor: Actor) -> None:
