@@ -265,6 +265,15 @@ def value_of(sample: dict[str, Any]) -> int:
     return value
 
 
+def test_buckets_over_counted_shards_have_no_owners(tmp_path: Path) -> None:
+    """They take records from all over, so the log says that every worker reads all. Seen to fail: a batch was split by what was no lane."""
+    data = penstock.Shards(8, Logged(tmp_path, 10), counts=[10] * 8)
+    with Loader.from_dataset(data, batch_size=4, shuffle=True):
+        assert Fetch(data).cuts == 2
+    with Loader.from_dataset(data, shuffle=True, groups=penstock.Buckets([1] * 80, 8)):
+        assert Fetch(data).cuts is None
+
+
 class Logged:
     """Shard k has the records ``1000 * k + i``; a file for each epoch says which process has opened which shard."""
 

@@ -257,6 +257,8 @@ class FromDataset(DataLoaderWords):
                 from penstock._nodes.grouper import Grouper
 
                 source = Grouper(order, groups)
+                if (read_by_all := getattr(dataset, "read_by_all", None)) is not None:
+                    read_by_all()
             if is_buckets(groups):
                 batch_size = None
 

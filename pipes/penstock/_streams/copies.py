@@ -89,15 +89,6 @@ class CacheFolder:
                 self._say("cannot be written to, so what is not in it is read from afar")
                 return None
 
-    def has(self, address: str, size: int, version: str) -> bool:
-        """Whether there is a copy."""
-        return self._is_there(_name(address, size, version), size)
-
-    def copies(self) -> list[os.DirEntry[str]]:
-        """What is there."""
-        with os.scandir(self.folder) as entries:
-            return [entry for entry in entries if (named := NAMED.fullmatch(entry.name)) and not named["other"]]
-
     # One copy.
 
     def _reading(self, name: str, size: int) -> BinaryIO | None:

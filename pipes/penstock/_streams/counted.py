@@ -91,6 +91,10 @@ class IndexedRecords:
             order.say(data=self._settings)
         return order
 
+    def read_by_all(self) -> None:
+        """See `Shards.read_by_all`."""
+        self._open.owned = False
+
     def close(self) -> None:
         """See `Shards.close`."""
         self._open.close()

@@ -199,8 +199,14 @@ class Shards(Shown, Dataset[Any]):
             return self._records.order(shuffle=shuffle, seed=seed)
         order = self._records.order(shuffle=shuffle, seed=seed)
         if self._records.reads_forward:
-            self.forward_cuts = order.lanes  # tells the loader to leave each lane to one worker
+            self.forward_cuts: int | None = order.lanes  # tells the loader to leave each lane to one worker
         return order
+
+    def read_by_all(self) -> None:
+        """For a loader that takes the records in another order than `order`, or has no fixed workers: no lane has a worker of its own."""
+        if isinstance(self._records, IndexedRecords):
+            self.forward_cuts = None
+            self._records.read_by_all()
 
     def close(self) -> None:
         """Close the files that are open in this process; garbage collection does the same. Idempotent. Reading opens them again."""
