@@ -22,9 +22,10 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from penstock._command.index_one import format_of
 from penstock._streams import files as module
-from penstock._streams.files import Stamp, braces_expanded, compression, decompressed, expanded, extra, opened, stamp, whole
+from penstock._streams.files import Stamp, decompressed, opened, stamp, whole
 from penstock._streams.index_file import place_of
 from penstock._streams.known_files import FileRanges
+from penstock._streams.paths import braces_expanded, compression, expanded, extra
 
 PACK = {
     "": bytes,

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock._command.index_one import Outcome, looked_at, offsets_in, written
-from penstock._streams.files import is_remote
+from penstock._streams.paths import is_remote
 from penstock._workers.ray_actors import connected
 
 if TYPE_CHECKING:

@@ -1,32 +1,21 @@
-"""Paths and files, here and elsewhere: lists of them, their bytes, and what tells that a file has changed."""
+"""The bytes of files, here and elsewhere, and what tells that a file has changed."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import functools
-import glob
-import importlib
 import io
-import itertools
-import json
 import os
-import re
 import shutil
-from collections.abc import Sequence
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
-from penstock import _arguments
-from penstock._arguments import nbytes_of
+from penstock._streams.paths import address, checksum, compression, extra, is_remote, kept_in, options_of
 from penstock._streams.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from penstock._streams.copies import CacheFolder
-
-    Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+    from collections.abc import Iterator
 
 
 class Stamp(NamedTuple):
@@ -47,194 +36,12 @@ class Stamp(NamedTuple):
         return self.size == other.size and (self[1:] == other[1:] or bool(self.version) != bool(other.version))
 
 
-def named(shard: Any) -> Any:
-    """What names a shard, as JSON. Paths without their folders, so that data may be moved."""
-    if isinstance(shard, str | os.PathLike):
-        return os.path.basename(os.fspath(shard))
-    if isinstance(shard, Sequence) and not isinstance(shard, bytes | Stamp):
-        return [named(part) for part in shard]
-    return shard if isinstance(shard, int) else None
-
-
-def names_of(shards: Sequence[Any]) -> str:
-    """A checksum of the names of ``shards``, in their order. Files with the same name are told apart by what of their folders differs.
-
-    A file may be compressed later, so that is left out of its name.
-    """
-    if not all(isinstance(shard, str | os.PathLike) for shard in shards):
-        return checksum([named(shard) for shard in shards])
-    parts = [_parts(os.fsdecode(shard)) for shard in shards]
-    for part in parts:
-        stem, suffix = os.path.splitext(part[-1])
-        if compression(part[-1]):
-            part[-1] = f"{stem}.tar" if suffix.lower() == ".tgz" else stem
-    names = [part[-1] for part in parts]
-    if len(set(names)) < len(names):
-        columns = zip(*(part[:-1] for part in parts), strict=False)
-        common = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
-        names = ["/".join(part[common:]) for part in parts]
-    return checksum(names)
-
-
-def _parts(path: str) -> list[str]:
-    """The folders of a file and its name; an archive is a folder."""
-    if not is_remote(path):
-        return os.path.abspath(path).split("/")
-    *inner, outer = address(path).split("::")
-    return "/".join([outer, *filter(is_remote, reversed(inner))]).split("/")
-
-
-def address(path: str) -> str:
-    """The whole path of a local file, or a URL without what signs it."""
-    return "::".join(map(_unsigned, path.split("::"))) if is_remote(path) else os.path.abspath(path)
-
-
-def _unsigned(link: str) -> str:
-    """A URL without what signs it, for a few hours; that of another store has no such part."""
-    return link.partition("?")[0] if link.startswith(("http://", "https://")) else link
-
-
-def checksum(said: Any) -> str:
-    """Of JSON."""
-    return _arguments.checksum(json.dumps(said).encode())
-
-
-def extra(module: str, why: str) -> Any:
-    """An optional package.
-
-    Raises:
-        ImportError: It is not installed; the message says ``why`` it is needed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as exc:
-        raise ImportError(
-            f"{why} needs the package {module.partition('.')[0]}: pip install 'torch-penstock[formats]'", name=module
-        ) from exc
-
-
-class Reached(str):
-    """A path that takes more to be opened than itself.
-
-    Attributes:
-        storage_options: For the file system of fsspec: keys, an endpoint, headers.
-        cache: Where a copy of it is kept, or None.
-    """
-
-    storage_options: Mapping[str, Any]
-    cache: CacheFolder | None
-
-    def __new__(cls, path: str, storage_options: Mapping[str, Any], cache: CacheFolder | None = None) -> Reached:
-        made = super().__new__(cls, path)
-        made.storage_options, made.cache = storage_options, cache
-        return made
-
-    def __reduce__(self) -> Any:
-        return Reached, (str(self), self.storage_options, self.cache)
-
-
-def beside(path: str, other: str) -> str:
-    """``other``, which takes the same to be opened as ``path``; no copy of it is kept."""
-    return Reached(other, path.storage_options) if isinstance(path, Reached) else other
-
-
-def kept_in(path: str) -> CacheFolder | None:
-    """Where a copy of a file is kept, if anywhere."""
-    return path.cache if isinstance(path, Reached) else None
-
-
-class Reach(NamedTuple):
-    """How files are reached: the arguments of these names of `penstock.formats`."""
-
-    storage_options: Mapping[str, Any] | None = None
-    cache_dir: str | os.PathLike[str] | None = None
-    max_cache_size: int | str | None = None
-
-    def of(self, files: list[str]) -> list[str]:
-        """The paths ``files``, such that copies of them are kept where that was asked for.
-
-        Raises:
-            ValueError: Only one of ``cache_dir`` and ``max_cache_size`` came, or the latter is no size; the folder has no locks.
-        """
-        if (self.cache_dir is None) != (self.max_cache_size is None):
-            raise ValueError(
-                "cache_dir and max_cache_size go together: the folder of the copies, and how many bytes they may take, such as '200GB'. Say both, or neither."
-            )
-        if self.cache_dir is None:
-            return files
-        from penstock._streams.copies import CacheFolder, file_hash
-
-        cache = CacheFolder(os.fspath(self.cache_dir), nbytes_of("max_cache_size", self.max_cache_size))
-        cache.own = frozenset(file_hash(address(file)) for file in files)
-        return [Reached(file, _options(file), cache) for file in files]
-
-
-def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """A list of paths from a path, a pattern, or many of either.
-
-    Braces are expanded as a shell does: ``{00000..01242}`` to numbers of as many digits, ``{a,b}`` to either. Then ``*``, ``?``, ``[…]`` and ``**``
-    stand for the files that there are, sorted. Paths with ``://`` are left to fsspec; behind a ``?`` in a URL of HTTP stands no pattern, but what signs it.
-
-    Args:
-        paths: As said.
-        storage_options: See `Reached`.
-
-    Raises:
-        FileNotFoundError: No file fits a pattern.
-        TypeError: What came is no path.
-    """
-    if isinstance(paths, str | os.PathLike):
-        paths = [paths]
-    found = []
-    for path in paths:
-        if not isinstance(path, str | os.PathLike):
-            raise TypeError(
-                f"{path!r:.80} is no path. Pass a path, a pattern such as 'data/{{000..127}}.tar' or 'data/*.tar', or a list of them."
-            )
-        text = os.fspath(path)
-        if "://" not in text and os.path.exists(text):
-            found.append(text)
-            continue
-        signed = text[len(_unsigned(text)) :]
-        for one in braces_expanded(_unsigned(text)):
-            name = Reached(one + signed, storage_options) if storage_options and is_remote(one) else one + signed
-            found += _globbed(name) if re.search(r"[*?[]", bare(one)) else [name]
-    return found
-
-
-def braces_expanded(pattern: str) -> Iterator[str]:
-    """The texts that a pattern with braces stands for; braces without a comma or two dots in them are left alone."""
-    depth, begin = 0, 0
-    for at, letter in enumerate(pattern):
-        if letter == "{":
-            begin, depth = (at if depth == 0 else begin), depth + 1
-        elif letter == "}" and depth:
-            depth -= 1
-            if depth == 0 and (choices := _choices(pattern[begin + 1 : at])) is not None:
-                heads, tails = pattern[:begin], list(braces_expanded(pattern[at + 1 :]))
-                yield from (heads + choice + tail for choice, tail in itertools.product(choices, tails))
-                return
-    yield pattern
-
-
 BLOCK: Final = 2**23
 """Bytes that a remote file reads ahead: one for each lane. s3fs has 50 MiB."""
 
 
 BUFFER: Final = 2**16
 """Bytes of a local file read at once. Python's own 8 KiB take two reads for a sample of 20 KB and its header."""
-
-
-def is_remote(path: str) -> bool:
-    """Whether fsspec opens it."""
-    return "://" in path
-
-
-def bare(path: str) -> str:
-    """What of a path ends in the file's name: without the links of fsspec around it (``zip://name::…``), and what signs a URL (``?…``)."""
-    if not is_remote(path):
-        return path
-    return _unsigned(next(filter(is_remote, path.split("::"))))
 
 
 def opened(path: str, expected: Stamp | None = None) -> BinaryIO:
@@ -327,12 +134,6 @@ def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
     return io.BufferedReader(Unpacked(file, path, functools.partial(new, extra(module, f"{path!r}")), *bound), 2**18)
 
 
-def compression(path: str) -> str:
-    """The suffix of a compressed file, or an empty text."""
-    suffix = os.path.splitext(bare(path))[1].lower()
-    return {".tgz": ".gz"}.get(suffix, suffix if suffix in (".gz", ".zst", ".xz", ".bz2") else "")
-
-
 VERSIONS: Final = (
     *("generation", "ETag", "etag", "VersionId", "version_id", "blob_id", "sha", "CRC", "Content-MD5", "Digest"),
     *("LastModified", "last_modified", "Last-Modified", "mtime", "modificationTime", "modify", "modified", "updated", "created"),
@@ -365,7 +166,7 @@ def _asking(path: str) -> Iterator[tuple[Any, str]]:
     """The file system of a remote file, and its path there, for one question that no kept listing should answer."""
     fsspec = extra("fsspec", f"{path!r}")
     try:
-        filesystem, inside = fsspec.url_to_fs(str(path), **_options(path))
+        filesystem, inside = fsspec.url_to_fs(str(path), **options_of(path))
         filesystem.invalidate_cache(filesystem._parent(inside))
         yield filesystem, inside
     except FileNotFoundError as exc:
@@ -379,11 +180,9 @@ def _asking(path: str) -> Iterator[tuple[Any, str]]:
         raise FileNotFoundError(errno.ENOENT, f"the server answered {status}{hint}", path) from exc
 
 
-def _options(path: str) -> Mapping[str, Any]:
-    return path.storage_options if isinstance(path, Reached) else {}
-
-
 REINDEX = "index it again: python -m penstock index"
+
+
 IN_USE: Final = (
     "since it was first looked at",
     "Leave files as they are while they are read, and give a new version another name; or start again, from a checkpoint if there is one, to read this one.",
@@ -448,41 +247,3 @@ class _Whole(io.RawIOBase):
         if not n and self._at < self._size:
             raise OSError(f"{self._path} ended after {self._at} of its {self._size} bytes, so the disk or the server broke off.")
         return n
-
-
-def _globbed(pattern: str) -> list[str]:
-    if is_remote(pattern):
-        filesystem, inside = extra("fsspec.core", f"{pattern!r}").url_to_fs(str(pattern), **_options(pattern))
-        filesystem.invalidate_cache()  # of listings that were kept
-        address = bare(pattern)
-        head = address.removesuffix(inside)  # a protocol, and perhaps a host
-        paths = [head + path if head != address else filesystem.unstrip_protocol(path) for path in sorted(filesystem.glob(inside))]
-        found = [beside(pattern, pattern.replace(address, path, 1)) for path in paths]
-    else:
-        found = sorted(glob.glob(pattern, recursive=True))
-    if not found:
-        where = "" if is_remote(pattern) else f", looked for from {os.getcwd()!r}"
-        raise FileNotFoundError(f"no file fits {pattern!r}{where}.")
-    return found
-
-
-def _choices(inside: str) -> list[str] | None:
-    """What a pair of braces stands for, or None."""
-    if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?", inside):
-        first, last, step = int(span[1]), int(span[2]), abs(int(span[3] or 1)) or 1
-        padded = any(re.match(r"-?0\d", end) for end in (span[1], span[2]))
-        digits = max(len(span[1]), len(span[2])) if padded else 0
-        numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
-        return [f"{number:0{digits}d}" for number in numbers]
-    if span := re.fullmatch(r"([a-zA-Z])\.\.([a-zA-Z])", inside):
-        first, last = ord(span[1]), ord(span[2])
-        return [chr(letter) for letter in (range(first, last + 1) if first <= last else range(first, last - 1, -1))]
-    parts, depth, begin = [], 0, 0
-    for at, letter in enumerate(inside):
-        depth += (letter == "{") - (letter == "}")
-        if letter == "," and not depth:
-            parts.append(inside[begin:at])
-            begin = at + 1
-    if not parts:
-        return None
-    return [choice for part in [*parts, inside[begin:]] for choice in braces_expanded(part)]

@@ -11,7 +11,8 @@ from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._memory.shared_memory import attach, create
-from penstock._streams.files import IN_USE, address, check_unchanged, checksum, is_remote, stamp
+from penstock._streams.files import IN_USE, check_unchanged, stamp
+from penstock._streams.paths import address, checksum, is_remote
 from penstock._streams.tables import Piece
 
 if TYPE_CHECKING:

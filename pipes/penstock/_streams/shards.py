@@ -15,7 +15,7 @@ from penstock._random.draws import trying
 from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._random.shard_order import usual_lanes
 from penstock._streams.counted import IndexedRecords
-from penstock._streams.files import names_of
+from penstock._streams.shard_names import names_of
 from penstock._streams.tables import Pieces as PiecesOfFiles
 from penstock._streams.uncounted import RecordStream
 from penstock._streams.uncounted import ShardOptions as ShardOptions

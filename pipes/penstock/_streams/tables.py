@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 import numpy as np
 
 from penstock._fetch.error_policy import annotate
-from penstock._streams.files import check_unchanged, expanded, stamp
+from penstock._streams.files import check_unchanged, stamp
+from penstock._streams.paths import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock._streams.files import Paths, Reach, Stamp
+    from penstock._streams.files import Stamp
+    from penstock._streams.paths import Paths, Reach
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 import numpy as np
 
-from penstock._streams.files import extra, is_remote, stamp
+from penstock._streams.files import stamp
+from penstock._streams.paths import extra, is_remote
 from penstock._streams.shards import Shards
 from penstock._streams.tables import Look, Piece, chosen_types, files_of, names_of, pieces_in
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from penstock._streams.files import Paths
+    from penstock._streams.paths import Paths
     from penstock._streams.shards import ShardOptions
 
 _WHO: Final = "penstock.formats.arrow"

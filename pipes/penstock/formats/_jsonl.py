@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Unpack
 
 import numpy as np
 
-from penstock._streams.files import Reach, decompressed, whole
+from penstock._streams.files import decompressed, whole
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.known_files import Format, known_files
+from penstock._streams.paths import Reach
 
 if TYPE_CHECKING:
     import os
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from penstock._streams.files import Paths, Stamp
+    from penstock._streams.files import Stamp
+    from penstock._streams.paths import Paths
     from penstock._streams.shards import ShardOptions, Shards
 
 CHUNK = 2**22

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
-from penstock._streams.files import IN_USE, Reach, beside, explain, extra, is_remote, kept_in, opened, stamp
+from penstock._streams.files import IN_USE, explain, opened, stamp
+from penstock._streams.paths import Reach, beside, extra, is_remote, kept_in
 from penstock._streams.shards import Shards
 from penstock._streams.tables import Look, Piece, chosen_types, files_of, names_of, pieces_in
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock._streams.files import Paths, Stamp
+    from penstock._streams.files import Stamp
+    from penstock._streams.paths import Paths
     from penstock._streams.shards import ShardOptions
 
 _WHO: Final = "penstock.formats.parquet"

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack
 
 import numpy as np
 
-from penstock._streams.files import REINDEX, Reach, whole
+from penstock._streams.files import REINDEX, whole
 from penstock._streams.known_files import Format, known_files
+from penstock._streams.paths import Reach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
 
-    from penstock._streams.files import Paths, Stamp
+    from penstock._streams.files import Stamp
+    from penstock._streams.paths import Paths
     from penstock._streams.shards import ShardOptions, Shards
 
 BLOCK: Final = 512

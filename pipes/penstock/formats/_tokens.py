@@ -13,13 +13,15 @@ import torch
 
 from penstock._arguments import whole_number
 from penstock._fetch.array_dataset import RowDataset
-from penstock._streams.files import compression, expanded, is_remote, names_of, open_file
+from penstock._streams.files import open_file
+from penstock._streams.paths import compression, expanded, is_remote
+from penstock._streams.shard_names import names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock._fetch.array_dataset import Places
-    from penstock._streams.files import Paths
+    from penstock._streams.paths import Paths
 
 
 def tokens(

@@ -1,0 +1,214 @@
+"""Paths, here and elsewhere: what they say, lists of them, and what it takes to reach their files."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import itertools
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock import _arguments
+from penstock._arguments import nbytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from penstock._streams.copies import CacheFolder
+
+    Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+def is_remote(path: str) -> bool:
+    """Whether fsspec opens it."""
+    return "://" in path
+
+
+def bare(path: str) -> str:
+    """What of a path ends in the file's name: without the links of fsspec around it (``zip://name::…``), and what signs a URL (``?…``)."""
+    if not is_remote(path):
+        return path
+    return _unsigned(next(filter(is_remote, path.split("::"))))
+
+
+def address(path: str) -> str:
+    """The whole path of a local file, or a URL without what signs it."""
+    return "::".join(map(_unsigned, path.split("::"))) if is_remote(path) else os.path.abspath(path)
+
+
+def _unsigned(link: str) -> str:
+    """A URL without what signs it, for a few hours; that of another store has no such part."""
+    return link.partition("?")[0] if link.startswith(("http://", "https://")) else link
+
+
+def compression(path: str) -> str:
+    """The suffix of a compressed file, or an empty text."""
+    suffix = os.path.splitext(bare(path))[1].lower()
+    return {".tgz": ".gz"}.get(suffix, suffix if suffix in (".gz", ".zst", ".xz", ".bz2") else "")
+
+
+class Reached(str):
+    """A path that takes more to be opened than itself.
+
+    Attributes:
+        storage_options: For the file system of fsspec: keys, an endpoint, headers.
+        cache: Where a copy of it is kept, or None.
+    """
+
+    storage_options: Mapping[str, Any]
+    cache: CacheFolder | None
+
+    def __new__(cls, path: str, storage_options: Mapping[str, Any], cache: CacheFolder | None = None) -> Reached:
+        made = super().__new__(cls, path)
+        made.storage_options, made.cache = storage_options, cache
+        return made
+
+    def __reduce__(self) -> Any:
+        return Reached, (str(self), self.storage_options, self.cache)
+
+
+def beside(path: str, other: str) -> str:
+    """``other``, which takes the same to be opened as ``path``; no copy of it is kept."""
+    return Reached(other, path.storage_options) if isinstance(path, Reached) else other
+
+
+def kept_in(path: str) -> CacheFolder | None:
+    """Where a copy of a file is kept, if anywhere."""
+    return path.cache if isinstance(path, Reached) else None
+
+
+class Reach(NamedTuple):
+    """How files are reached: the arguments of these names of `penstock.formats`."""
+
+    storage_options: Mapping[str, Any] | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    max_cache_size: int | str | None = None
+
+    def of(self, files: list[str]) -> list[str]:
+        """The paths ``files``, such that copies of them are kept where that was asked for.
+
+        Raises:
+            ValueError: Only one of ``cache_dir`` and ``max_cache_size`` came, or the latter is no size; the folder has no locks.
+        """
+        if (self.cache_dir is None) != (self.max_cache_size is None):
+            raise ValueError(
+                "cache_dir and max_cache_size go together: the folder of the copies, and how many bytes they may take, such as '200GB'. Say both, or neither."
+            )
+        if self.cache_dir is None:
+            return files
+        from penstock._streams.copies import CacheFolder, file_hash
+
+        cache = CacheFolder(os.fspath(self.cache_dir), nbytes_of("max_cache_size", self.max_cache_size))
+        cache.own = frozenset(file_hash(address(file)) for file in files)
+        return [Reached(file, options_of(file), cache) for file in files]
+
+
+def options_of(path: str) -> Mapping[str, Any]:
+    return path.storage_options if isinstance(path, Reached) else {}
+
+
+def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> list[str]:
+    """A list of paths from a path, a pattern, or many of either.
+
+    Braces are expanded as a shell does: ``{00000..01242}`` to numbers of as many digits, ``{a,b}`` to either. Then ``*``, ``?``, ``[…]`` and ``**``
+    stand for the files that there are, sorted. Paths with ``://`` are left to fsspec; behind a ``?`` in a URL of HTTP stands no pattern, but what signs it.
+
+    Args:
+        paths: As said.
+        storage_options: See `Reached`.
+
+    Raises:
+        FileNotFoundError: No file fits a pattern.
+        TypeError: What came is no path.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    found = []
+    for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(
+                f"{path!r:.80} is no path. Pass a path, a pattern such as 'data/{{000..127}}.tar' or 'data/*.tar', or a list of them."
+            )
+        text = os.fspath(path)
+        if "://" not in text and os.path.exists(text):
+            found.append(text)
+            continue
+        signed = text[len(_unsigned(text)) :]
+        for one in braces_expanded(_unsigned(text)):
+            name = Reached(one + signed, storage_options) if storage_options and is_remote(one) else one + signed
+            found += _globbed(name) if re.search(r"[*?[]", bare(one)) else [name]
+    return found
+
+
+def braces_expanded(pattern: str) -> Iterator[str]:
+    """The texts that a pattern with braces stands for; braces without a comma or two dots in them are left alone."""
+    depth, begin = 0, 0
+    for at, letter in enumerate(pattern):
+        if letter == "{":
+            begin, depth = (at if depth == 0 else begin), depth + 1
+        elif letter == "}" and depth:
+            depth -= 1
+            if depth == 0 and (choices := _choices(pattern[begin + 1 : at])) is not None:
+                heads, tails = pattern[:begin], list(braces_expanded(pattern[at + 1 :]))
+                yield from (heads + choice + tail for choice, tail in itertools.product(choices, tails))
+                return
+    yield pattern
+
+
+def _globbed(pattern: str) -> list[str]:
+    if is_remote(pattern):
+        filesystem, inside = extra("fsspec.core", f"{pattern!r}").url_to_fs(str(pattern), **options_of(pattern))
+        filesystem.invalidate_cache()  # of listings that were kept
+        address = bare(pattern)
+        head = address.removesuffix(inside)  # a protocol, and perhaps a host
+        paths = [head + path if head != address else filesystem.unstrip_protocol(path) for path in sorted(filesystem.glob(inside))]
+        found = [beside(pattern, pattern.replace(address, path, 1)) for path in paths]
+    else:
+        found = sorted(glob.glob(pattern, recursive=True))
+    if not found:
+        where = "" if is_remote(pattern) else f", looked for from {os.getcwd()!r}"
+        raise FileNotFoundError(f"no file fits {pattern!r}{where}.")
+    return found
+
+
+def _choices(inside: str) -> list[str] | None:
+    """What a pair of braces stands for, or None."""
+    if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?", inside):
+        first, last, step = int(span[1]), int(span[2]), abs(int(span[3] or 1)) or 1
+        padded = any(re.match(r"-?0\d", end) for end in (span[1], span[2]))
+        digits = max(len(span[1]), len(span[2])) if padded else 0
+        numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+        return [f"{number:0{digits}d}" for number in numbers]
+    if span := re.fullmatch(r"([a-zA-Z])\.\.([a-zA-Z])", inside):
+        first, last = ord(span[1]), ord(span[2])
+        return [chr(letter) for letter in (range(first, last + 1) if first <= last else range(first, last - 1, -1))]
+    parts, depth, begin = [], 0, 0
+    for at, letter in enumerate(inside):
+        depth += (letter == "{") - (letter == "}")
+        if letter == "," and not depth:
+            parts.append(inside[begin:at])
+            begin = at + 1
+    if not parts:
+        return None
+    return [choice for part in [*parts, inside[begin:]] for choice in braces_expanded(part)]
+
+
+def checksum(said: Any) -> str:
+    """Of JSON."""
+    return _arguments.checksum(json.dumps(said).encode())
+
+
+def extra(module: str, why: str) -> Any:
+    """An optional package.
+
+    Raises:
+        ImportError: It is not installed; the message says ``why`` it is needed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        raise ImportError(
+            f"{why} needs the package {module.partition('.')[0]}: pip install 'torch-penstock[formats]'", name=module
+        ) from exc

@@ -1,0 +1,48 @@
+"""What names shards, in states and for their checksum."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from penstock._streams.files import Stamp
+from penstock._streams.paths import address, checksum, compression, is_remote
+
+
+def named(shard: Any) -> Any:
+    """What names a shard, as JSON. Paths without their folders, so that data may be moved."""
+    if isinstance(shard, str | os.PathLike):
+        return os.path.basename(os.fspath(shard))
+    if isinstance(shard, Sequence) and not isinstance(shard, bytes | Stamp):
+        return [named(part) for part in shard]
+    return shard if isinstance(shard, int) else None
+
+
+def names_of(shards: Sequence[Any]) -> str:
+    """A checksum of the names of ``shards``, in their order. Files with the same name are told apart by what of their folders differs.
+
+    A file may be compressed later, so that is left out of its name.
+    """
+    if not all(isinstance(shard, str | os.PathLike) for shard in shards):
+        return checksum([named(shard) for shard in shards])
+    parts = [_parts(os.fsdecode(shard)) for shard in shards]
+    for part in parts:
+        stem, suffix = os.path.splitext(part[-1])
+        if compression(part[-1]):
+            part[-1] = f"{stem}.tar" if suffix.lower() == ".tgz" else stem
+    names = [part[-1] for part in parts]
+    if len(set(names)) < len(names):
+        columns = zip(*(part[:-1] for part in parts), strict=False)
+        common = len(list(itertools.takewhile(lambda column: len(set(column)) == 1, columns)))
+        names = ["/".join(part[common:]) for part in parts]
+    return checksum(names)
+
+
+def _parts(path: str) -> list[str]:
+    """The folders of a file and its name; an archive is a folder."""
+    if not is_remote(path):
+        return os.path.abspath(path).split("/")
+    *inner, outer = address(path).split("::")
+    return "/".join([outer, *filter(is_remote, reversed(inner))]).split("/")
