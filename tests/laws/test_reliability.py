@@ -370,7 +370,9 @@ def raised_for(fault: str, method: str) -> str | None:
 
 def pids_of(loader: Loader[Any]) -> list[int]:
     pool: Any = loader.root.executor._pool  # type: ignore[attr-defined]
-    return list(pool.pids) if hasattr(pool, "pids") else [int(re.search(r"pid (\d+)", actor.where)[1]) for actor in pool._actors]  # type: ignore[index]
+    if hasattr(pool, "pids"):
+        return list(pool.pids)
+    return [int(said[1]) for actor in pool._actors if (said := re.search(r"pid (\d+)", actor.where))]  # one that starts has not said it yet
 
 
 def shown(seconds: float) -> str:
