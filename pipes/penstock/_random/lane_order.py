@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock._arguments import whole_number
 from penstock._random.orders import LONGEST, PlainOrder, SequentialOrder, ShuffledOrder
-from penstock._random.shard_order import usual_lanes
+from penstock._random.shard_order import Opens, usual_lanes
 
 if TYPE_CHECKING:
     from penstock._random.permutation import Int64s
@@ -51,6 +51,14 @@ class Deal:
     def __getitem__(self, deal: int) -> tuple[int, int]:
         """The pass and the shard of a deal. Any thread may ask."""
         pass_, place = divmod(deal, self.shards)
+        return pass_, self._order_of(pass_)[place]
+
+    def opens(self, pass_: int) -> Opens:
+        """The shards of a pass."""
+        places = np.arange(self.shards)
+        return Opens(np.array(self._order_of(pass_)), (pass_ * self.shards + places) % self.lanes, pass_ + places / self.shards)
+
+    def _order_of(self, pass_: int) -> list[int]:
         order = self._passes.get(pass_)
         if order is None:
             places = np.arange(self.shards)
@@ -61,7 +69,7 @@ class Deal:
                     self._passes.popitem(last=False)
                 except KeyError:  # another thread was faster
                     break
-        return pass_, order[place]
+        return order
 
     def __reduce__(self) -> Any:
         return functools.partial(Deal, shuffle=self.shuffle, seed=self.seed), (self.shards, self.lanes)

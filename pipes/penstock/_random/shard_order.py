@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,20 @@ from penstock._random.sliding_order import SlidingPermutation, checked_window
 
 LANE_NUMBERS: Final = (1, 2, 4, 8, 24, 48, 96)
 """The defaults. 12 is not among them, because eight ranks would read every lane twice."""
+
+
+class Opens(NamedTuple):
+    """Which shards are opened in one pass over all of them, one row for each time, in the order of time.
+
+    Attributes:
+        shards: Their numbers: int64, shape ``(n,)``.
+        lanes: The lane that is to read it, of the same shape.
+        times: When, in passes since the beginning of training: float64. All lanes are as fast.
+    """
+
+    shards: Int64s
+    lanes: Int64s
+    times: npt.NDArray[np.float64]
 
 
 def usual_lanes(shards: int, most: int | None = None) -> int:
@@ -76,6 +90,10 @@ class ShardOrder(PlainOrder):
         shard = np.searchsorted(laid.ends, place, side="right")
         return place + laid.moved[shard]
 
+    def opens(self, epoch: int) -> Opens:
+        """The shards of an epoch; one through which a cut goes is opened by two lanes, or more."""
+        return _Epoch(epoch, self).opens()
+
     def details(self) -> dict[str, Any]:
         return {"shards": len(self._counts), "records": self._n, "lanes": self.lanes, "window": self._window, "seed": self._seed}
 
@@ -85,7 +103,7 @@ class _Epoch:
 
     def __init__(self, epoch: int, order: ShardOrder) -> None:
         self.epoch = epoch
-        shards = order._shards.indices(epoch, np.arange(len(order._counts)))
+        self._shards = shards = order._shards.indices(epoch, np.arange(len(order._counts)))
         counts = order._counts[shards]
         self.ends = np.cumsum(counts)
         self.moved = order._starts[shards] - (self.ends - counts)
@@ -102,6 +120,16 @@ class _Epoch:
             for one, chosen in by_group(lane):
                 item[chosen] = self._within(one)(item[chosen])
         return lane * self._length + np.minimum(lane, self._longer) + item
+
+    def opens(self) -> Opens:
+        lanes = np.arange(self._lanes)
+        cuts = lanes * self._length + np.minimum(lanes, self._longer)
+        places = np.unique(np.concatenate([cuts, np.concatenate([[0], self.ends])[:-1]]))
+        places = places[places < self.ends[-1:].sum()]
+        lane = np.searchsorted(cuts, places, side="right") - 1
+        times = self.epoch + (places - cuts[lane]) / (self._length + 1)
+        rows = np.argsort(times, kind="stable")
+        return Opens(self._shards[np.searchsorted(self.ends, places, side="right")][rows], lane[rows], times[rows])
 
     def _within(self, lane: int) -> SlidingPermutation:
         assert self._keys is not None

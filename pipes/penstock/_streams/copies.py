@@ -16,13 +16,17 @@ import contextlib
 import errno
 import fcntl
 import logging
+import math
 import os
 import re
+import time
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
+from penstock._streams.cache_notes import Notes
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 log = logging.getLogger("penstock")
 
@@ -37,26 +41,42 @@ _FLAGS: Final = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 class CacheFolder:
     """A folder of copies.
 
+    Attributes:
+        needed: Asked for a function that says of the hash of a file when it is needed next, or None if it is none of this data set. Whoever knows the order sets it.
+        notes: What the processes of this host note about this data set.
+
     Args:
         folder: It is made if need be; on a disk of this host.
         most_bytes: All copies together take no more.
+        own: The hashes of the files of this data set.
+        ahead: How many shards of each lane are fetched before they are read.
 
     Raises:
         ValueError: Its file system has no locks.
         OSError: It cannot be made or read.
     """
 
-    def __init__(self, folder: str, most_bytes: int) -> None:
+    def __init__(self, folder: str, most_bytes: int, own: Iterable[str] = (), ahead: int = 0) -> None:
         self.folder = os.path.abspath(folder)
         self.most_bytes = most_bytes
-        self.own: frozenset[str] = frozenset()  # hashes of the files of this data set: their copies are not removed for one another
+        self.ahead = ahead
+        self._own = frozenset(own)
+        self.notes = Notes(os.path.join(self.folder, f"penstock-1-{file_hash(' '.join(sorted(self._own)))}.notes"))
+        self.needed = self._not_known
         self._said: set[str] = set()
         os.makedirs(self.folder, exist_ok=True)
         with self._alone():
             pass
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_said": set()}
+        return {**vars(self), "_said": set(), "needed": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, needed=self._not_known)
+
+    def _not_known(self) -> Callable[[str], float | None]:
+        """Where nobody knows the order, no copy is given up for another of the same data: that keeps as many of them as any rule for an order that is drawn anew."""
+        return lambda name: math.inf if name in self._own else None
 
     def opened(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> BinaryIO | None:
         """The copy of a version of a file, which is made if need be; None if there is no room for it.
@@ -70,26 +90,36 @@ class CacheFolder:
         Raises:
             OSError: Other bytes came than ``size``; or what ``copy`` raises. Nothing of it stays.
         """
-        name = _name(address, size, version)
-        while True:
-            if (found := self._reading(name, size)) is not None:
-                return found
-            try:
-                with self._locked(f"{name}.lock") as is_linked:
-                    if is_linked:
-                        try:
-                            if not self._is_there(name, size) and not self._fetched(name, size, copy):
-                                return None
-                        finally:
-                            self._remove(f"{name}.lock")
-                    # Otherwise another process has fetched it meanwhile, or has tried to.
-            except OSError as exc:
-                if exc.errno not in _NO_WRITING:
-                    raise
-                self._say("cannot be written to, so what is not in it is read from afar")
+        name, begun = _name(address, size, version), time.monotonic_ns()
+        hit = True
+        while (found := self._reading(name, size)) is None:
+            hit = False
+            if not self._made(name, size, copy):
+                self.notes.add(misses=1)
                 return None
+        self.notes.add(hits=hit, wait_ns=0 if hit else time.monotonic_ns() - begun)
+        return found
+
+    def make(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> None:
+        """Have that copy made, as by `opened`, for whoever will open it."""
+        self._made(_name(address, size, version), size, copy)
 
     # One copy.
+
+    def _made(self, name: str, size: int, copy: Callable[[str], None]) -> bool:
+        """Make the copy unless it is there, or another process has tried to meanwhile; whether there was room."""
+        try:
+            with self._locked(f"{name}.lock") as is_linked:
+                try:
+                    return not is_linked or self._is_there(name, size) or self._fetched(name, size, copy)
+                finally:
+                    if is_linked:
+                        self._remove(f"{name}.lock")
+        except OSError as exc:
+            if exc.errno not in _NO_WRITING:
+                raise
+            self._say("cannot be written to, so what is not in it is read from afar")
+            return False
 
     def _reading(self, name: str, size: int) -> BinaryIO | None:
         """The copy, open and locked for reading until it is closed; None if there is none."""
@@ -121,7 +151,7 @@ class CacheFolder:
         part = os.path.join(self.folder, f"{name}.{size}.part")  # counts with that size from now on
         try:
             with self._alone():
-                if not self._made_room(size):
+                if not self._made_room(name, size):
                     self._say(f"has no room for more than {self.most_bytes:,} bytes, so what does not fit is read from afar")
                     return False
                 self._remove(os.path.basename(part))
@@ -132,6 +162,7 @@ class CacheFolder:
                     raise OSError(f"{came} bytes came in place of {size}, so the server broke off")
                 os.fsync(file.fileno())
             os.replace(part, os.path.join(self.folder, name))
+            self.notes.add(fetches=1, fetched_bytes=size)
         except BaseException as exc:
             self._remove(os.path.basename(part))
             if isinstance(exc, OSError) and exc.errno in _FULL:
@@ -142,10 +173,13 @@ class CacheFolder:
 
     # The folder.
 
-    def _made_room(self, size: int) -> bool:
-        """Whether ``size`` more bytes fit, once the copies that are of no use to this data set are removed, those used last long ago first. Under `_alone`."""
+    def _made_room(self, name: str, size: int) -> bool:
+        """Whether a copy fits, once those are removed that are of less use. Under `_alone`.
+
+        Copies of other data go first, those used last long ago before the others. Then those of this data that are needed later than the new one, the last first.
+        """
         sizes: dict[str, int] = {}
-        used: dict[str, float] = {}
+        copies: dict[str, tuple[str, float]] = {}  # their files, and when they were used last
         for entry in os.scandir(self.folder):
             named = NAMED.fullmatch(entry.name)
             if not named:
@@ -159,16 +193,25 @@ class CacheFolder:
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
                 sizes[entry.name] = status.st_size
-                if named["file"] not in self.own:
-                    used[entry.name] = status.st_mtime
+                copies[entry.name] = named["file"], status.st_mtime
         over = sum(sizes.values()) + size - self.most_bytes
-        if over > sum(sizes[name] for name in used):
+        if over <= 0:
+            return True
+        needed = self.needed()
+        before = needed(name.split("-")[2])
+        use = {copy: (needed(file), -used) for copy, (file, used) in copies.items()}
+        least = sorted(
+            (copy for copy, (time, _) in use.items() if time is None or (before is not None and time > before)),
+            key=lambda copy: (use[copy][0] is None, use[copy]),
+            reverse=True,
+        )
+        if over > sum(sizes[copy] for copy in least):
             return False  # without removing any
-        for name in sorted(used, key=used.__getitem__):
+        for copy in least:
             if over <= 0:
                 break
-            if self._removed_unread(name):
-                over -= sizes[name]
+            if self._removed_unread(copy):
+                over -= sizes[copy]
         return over <= 0
 
     def _is_abandoned(self, name: str) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock._random.shard_order import ShardOrder, usual_lanes
 from penstock._streams.open_shards import OpenShards, has_start
+from penstock._streams.schedule import schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ class IndexedRecords:
         if len(self.counts) != len(shards):
             raise ValueError(f"there are {len(self.counts)} counts for {len(shards)} shards. Each shard needs its count.")
         self.cuts, self._cuts_unshuffled = order.lanes, lanes or 1
+        self._shards = shards
         self._window = window
         self._settings = settings
         self._ends = np.cumsum(self.counts)
@@ -89,6 +91,7 @@ class IndexedRecords:
             order = ShardOrder(self.counts, self._cuts_unshuffled, shuffle=False)
         if self._settings is not None:
             order.say(data=self._settings)
+        self._open.schedule = schedule_of(self._shards, order.opens, order.lanes)
         return order
 
     def read_by_all(self) -> None:

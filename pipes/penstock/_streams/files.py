@@ -15,7 +15,7 @@ from penstock._streams.paths import address, checksum, compression, extra, is_re
 from penstock._streams.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Stamp(NamedTuple):
@@ -46,13 +46,11 @@ BUFFER: Final = 2**16
 
 def opened(path: str, expected: Stamp | None = None) -> BinaryIO:
     """The bytes of a file; from a copy where one is kept. An HTTP server is asked for no version but the ``expected`` one; S3 never gives parts of two."""
-    version = "" if expected is None else expected.version
     if (cache := kept_in(path)) is not None:
         then = expected or stamp(path)
-        if then.size >= 0 and (then.mtime_ns or then.version != address(path)):  # else nobody could know whether a copy is still right
-            copy = cache.opened(address(path), then.size, f"{then.mtime_ns} {then.version}", functools.partial(_copy, path, then))
-            if copy is not None:
-                return copy
+        if _is_known(path, then) and (copy := cache.opened(*_of_copy(path, then))) is not None:
+            return copy
+    version = "" if expected is None else expected.version
     if not is_remote(path):
         return open(path, "rb", buffering=BUFFER, opener=open_file)
     with _asking(path) as (filesystem, inside):
@@ -66,11 +64,34 @@ def opened(path: str, expected: Stamp | None = None) -> BinaryIO:
     return cast("BinaryIO", file)
 
 
-def _copy(path: str, then: Stamp, to: str) -> None:
+def fetch(path: str, is_over: Callable[[], bool]) -> None:
+    """Have a copy of a file made, if it is worth its room and there is none. Once ``is_over``, it is given up.
+
+    Raises:
+        Exception: What its store raises.
+    """
+    cache, then = kept_in(path), stamp(path)
+    if cache is not None and _is_known(path, then):
+        cache.make(*_of_copy(path, then, is_over))
+
+
+def _is_known(path: str, then: Stamp) -> bool:
+    """Whether a stamp says enough to know later whether a copy is still right."""
+    return then.size >= 0 and bool(then.mtime_ns or then.version != address(path))
+
+
+def _of_copy(path: str, then: Stamp, is_over: Callable[[], bool] = lambda: False) -> tuple[str, int, str, Callable[[str], None]]:
+    """The arguments of `CacheFolder.opened`."""
+    return address(path), then.size, f"{then.mtime_ns} {then.version}", functools.partial(_copy, path, then, is_over)
+
+
+def _copy(path: str, then: Stamp, is_over: Callable[[], bool], to: str) -> None:
     """Copy one version of a file, in one request."""
     if is_remote(path):
-        with _asking(path) as (filesystem, inside):
-            filesystem.get_file(inside, to)
+        from penstock._streams.transfer import Transfer
+
+        with _asking(path) as (filesystem, inside), Transfer(path, then.size, is_over) as transfer:
+            filesystem.get_file(inside, to, callback=transfer)
     else:
         shutil.copyfile(path, to)
     check_unchanged(path, then, stamp(path), *IN_USE)

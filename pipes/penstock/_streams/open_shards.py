@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from penstock._streams.schedule import Schedule
+
 log = logging.getLogger("penstock")
 
 INDEXED: Final = 64
@@ -47,6 +49,7 @@ class OpenShards:
         window: How far the order moves a record within its cut.
         name: What messages call a shard that has no path, followed by its number.
         owned: Each lane is left to one worker process.
+        schedule: Is told which shard is about to be opened, if copies are kept.
     """
 
     def __init__(
@@ -58,9 +61,11 @@ class OpenShards:
         window: int,
         name: str = "shard",
         owned: bool = False,
+        schedule: Schedule | None = None,
     ) -> None:
         self._arguments = (shards, open, counts, cuts, window, name)
         self.owned = owned
+        self.schedule = schedule
         self._seeks = has_start(open)
         allowed = most_files()
         self._most_readers = min(cuts + 4, allowed)
@@ -96,9 +101,11 @@ class OpenShards:
             gone, self._shards = self._shards, OrderedDict()
         for one in gone.values():
             one.close()
+        if self.schedule is not None:
+            self.schedule.close()
 
     def __reduce__(self) -> Any:
-        return OpenShards, (*self._arguments, self.owned)
+        return OpenShards, (*self._arguments, self.owned, self.schedule)
 
     def __del__(self, suppress: Any = contextlib.suppress) -> None:  # the module may be gone when the interpreter ends
         with suppress(Exception):
@@ -117,6 +124,8 @@ class OpenShards:
     def _opened(self, shard: int, first: int) -> _IndexedShard | ForwardShard:
         shards, opener, counts, _, window, name = self._arguments
         label = f"{name} {shards[shard]}"
+        if self.schedule is not None:
+            self.schedule.opening(0 if (loading := current.get()) is None else loading.epoch, shard)
         try:
             opened = opener(shards[shard], **({"start": first} if self._seeks else {}))
             is_indexed = hasattr(opened, "__getitem__") and hasattr(opened, "__len__") and not isinstance(opened, IterableDataset)

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _arguments
-from penstock._arguments import nbytes_of
+from penstock._arguments import nbytes_of, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -85,6 +85,7 @@ class Reach(NamedTuple):
     storage_options: Mapping[str, Any] | None = None
     cache_dir: str | os.PathLike[str] | None = None
     max_cache_size: int | str | None = None
+    ahead: int = 1
 
     def of(self, files: list[str]) -> list[str]:
         """The paths ``files``, such that copies of them are kept where that was asked for.
@@ -100,8 +101,8 @@ class Reach(NamedTuple):
             return files
         from penstock._streams.copies import CacheFolder, file_hash
 
-        cache = CacheFolder(os.fspath(self.cache_dir), nbytes_of("max_cache_size", self.max_cache_size))
-        cache.own = frozenset(file_hash(address(file)) for file in files)
+        most, ahead = nbytes_of("max_cache_size", self.max_cache_size), whole_number("ahead", self.ahead, 0)
+        cache = CacheFolder(os.fspath(self.cache_dir), most, (file_hash(address(file)) for file in files), ahead)
         return [Reached(file, options_of(file), cache) for file in files]
 
 

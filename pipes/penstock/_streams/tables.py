@@ -68,6 +68,11 @@ class Pieces(Sequence[Piece]):
         """The paths of the files."""
         return [path for path, _ in self._files]
 
+    @property
+    def file_numbers(self) -> np.ndarray:
+        """The number of each piece's file: int64, shape ``(pieces,)``."""
+        return np.repeat(np.arange(len(self._files)), np.diff(self._ends))
+
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]

@@ -13,6 +13,7 @@ from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
 from penstock._streams.open_shards import has_start, most_files
 from penstock._streams.retrying import iter_with_retries
+from penstock._streams.schedule import schedule_of
 from penstock._streams.shard_keys import ShardKeys
 from penstock._streams.step_identity import code_hash, step_settings, step_values
 from penstock._streams.steps import ShardRun
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from penstock._random.order import Order
+    from penstock._streams.schedule import Schedule
     from penstock._streams.steps import Step
     from penstock._workers.lifetime import Closing
 
@@ -71,6 +73,7 @@ class RecordStream:
         self._ordered = False
         self._code = ""  # what bookmarks are bound to; found once, so that it is the same in all workers, whatever the steps hold by then
         self._read_by: dict[str, Lanes] = {}  # one entry, or none before the first item is read
+        self._schedule: Schedule | None = None
         if self.lanes > most_files():
             raise ValueError(
                 f"lanes={self.lanes} keeps as many files open, and this process may open {2 * most_files()}, for everything. Use fewer lanes, or raise the bound "
@@ -113,6 +116,7 @@ class RecordStream:
         if not self._ordered:
             self.close()
             self._deal, self._read_by = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed), {}
+            self._schedule = schedule_of(self._shards, self._deal.opens, self._deal.lanes)
             self._ordered = True
             # A shard with a name is bound to its file by its key; where it is only a number, `open` must be the same.
             self._code = code_hash(self._steps if self._is_numbered else [*self._steps, self._open])
@@ -125,11 +129,15 @@ class RecordStream:
         """See `Shards.close`."""
         for lanes in self._read_by.values():
             lanes.close()
+        if self._schedule is not None:
+            self._schedule.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_read_by": {}}
 
     def _run(self, shard: int, pass_: int, closing: Closing) -> ShardRun:
+        if self._schedule is not None:
+            self._schedule.opening(pass_, shard)
         # The version that this process saw first: the formats read no other, if the store can be asked for one.
         seen = self._keys.stamp(shard)
         open = functools.partial(self._open, expected=seen) if self._keys.by_fsspec and seen is not None else self._open

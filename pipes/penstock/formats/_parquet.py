@@ -40,6 +40,7 @@ def parquet(
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     max_cache_size: int | str | None = None,
+    ahead: int = 1,
     **options: Unpack[ShardOptions],
 ) -> Shards:
     """Parquet files as one dataset, in which a shard is a row group. A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it.
@@ -57,6 +58,7 @@ def parquet(
         cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs; None: none are. Only whole
             files whose version can be known are kept, and a file is copied when it is first opened. Not part of the state.
         max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``. What does not fit is read where it is.
+        ahead: How many shards of each lane are copied before they are read, where copies are kept.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
             the counts are not used.
 
@@ -66,7 +68,7 @@ def parquet(
         ImportError: pyarrow is not installed.
     """
     extra("pyarrow.parquet", _WHO)
-    files = files_of(paths, "parquet", Reach(storage_options, cache_dir, max_cache_size))
+    files = files_of(paths, "parquet", Reach(storage_options, cache_dir, max_cache_size, ahead))
     columns = names_of(columns)
     groups, counts, lane_bytes = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"))
     fit = LANES_BYTES // max(1, *lane_bytes)

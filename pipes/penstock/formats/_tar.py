@@ -54,6 +54,7 @@ def tar(
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     max_cache_size: int | str | None = None,
+    ahead: int = 1,
     **options: Unpack[ShardOptions],
 ) -> Shards:
     """The samples of tar files, as webdataset groups them: dicts of ``bytes``.
@@ -75,6 +76,7 @@ def tar(
         cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs; None: none are. Only whole
             files whose version can be known are kept, and a file is copied when it is first opened. Not part of the state.
         max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``. What does not fit is read where it is.
+        ahead: How many shards of each lane are copied before they are read, where copies are kept.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
             no index is needed or used.
 
@@ -82,7 +84,7 @@ def tar(
         ValueError: A file has no index and no counts. On reading: it is damaged, or has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
-    return known_files(FORMAT, paths, index, counts, lanes, window, Reach(storage_options, cache_dir, max_cache_size), options)
+    return known_files(FORMAT, paths, index, counts, lanes, window, Reach(storage_options, cache_dir, max_cache_size, ahead), options)
 
 
 def sample_offsets(file: BinaryIO, path: str) -> np.ndarray:

@@ -1,0 +1,92 @@
+"""What the processes of a host note together about one data set in a folder of copies. Only speed depends on it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from typing import Final, NamedTuple, final
+
+import numpy as np
+
+_COUNTS: Final = struct.Struct("<8q")
+
+
+class Counts(NamedTuple):
+    """What all processes have done since the first one, or since they were cleared.
+
+    Attributes:
+        hits: Files that were opened as a copy that was there already.
+        fetches: Copies made.
+        fetched_bytes: Their bytes.
+        misses: Files that were read from afar because there was no room for a copy.
+        wait_ns: How long those who read have waited for a copy.
+    """
+
+    hits: int = 0
+    fetches: int = 0
+    fetched_bytes: int = 0
+    misses: int = 0
+    wait_ns: int = 0
+
+
+@final
+class Notes:
+    """A file of counts, and of when each lane was seen last. It is written and read, not mapped: a full disk must be an error, and no signal.
+
+    Args:
+        path: Of the file, which is made if need be.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen: dict[int, float] = {}  # by this process
+
+    def add(self, **more: int) -> None:
+        """Add to the counts."""
+        try:
+            with open(self._path, "r+b", buffering=0, opener=_made) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                counts = _counts_in(file.read(_COUNTS.size))._asdict()
+                os.pwrite(file.fileno(), _COUNTS.pack(*(counts[name] + more.get(name, 0) for name in counts), 0, 0, 0), 0)
+        except OSError:
+            pass
+
+    def counts(self) -> Counts:
+        """The counts so far."""
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                return _counts_in(file.read(_COUNTS.size))
+        except OSError:
+            return Counts()
+
+    def saw(self, lane: int, time: float) -> None:
+        """A reader has come to ``time`` in a lane; see `Opens`."""
+        self._seen[lane] = time
+        try:
+            with open(self._path, "r+b", buffering=0, opener=_made) as file:
+                os.pwrite(file.fileno(), np.float64(1 + time).tobytes(), _COUNTS.size + 8 * lane)  # no reader has been at 0
+        except OSError:
+            pass
+
+    def seen(self, lanes: int) -> np.ndarray:
+        """How far each lane is that is read on this host, and NaN for the others: float64, shape ``(lanes,)``."""
+        found = np.full(lanes, np.nan)
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                noted = os.pread(file.fileno(), 8 * lanes, _COUNTS.size)
+        except OSError:
+            noted = b""
+        times = np.frombuffer(noted[: len(noted) // 8 * 8])
+        found[: len(times)] = np.where(times > 0, times - 1, np.nan)
+        for lane, time in list(self._seen.items()):
+            found[lane] = time
+        return found
+
+
+def _made(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o644)
+
+
+def _counts_in(data: bytes) -> Counts:
+    return Counts(*_COUNTS.unpack(data)[: len(Counts._fields)]) if len(data) == _COUNTS.size else Counts()

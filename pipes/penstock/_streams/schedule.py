@@ -1,0 +1,175 @@
+"""When the shards are needed next of which copies are kept: what comes soon is fetched ahead, and what is needed last is given up first.
+
+The order of the shards is a function of the position, so both are known. How long a shard takes to be read is not: all that matters is what comes before what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from penstock._streams.copies import file_hash
+from penstock._streams.files import fetch
+from penstock._streams.paths import address, kept_in
+from penstock._streams.tables import Pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock._random.shard_order import Opens
+
+log = logging.getLogger("penstock")
+
+PASSES: Final = 4
+"""How far ahead to look for the next use of a shard. What is not needed until then is all the same."""
+_APART: Final = 1.5
+"""Passes between two lanes of a host, at most: one that was seen further away is read by another host now, or was in an earlier run."""
+_JOIN_S: Final = 2.0
+
+
+def schedule_of(shards: Sequence[Any], opens: Callable[[int], Opens], lanes: int) -> Schedule | None:
+    """The `Schedule` of shards of which copies are kept; None if they are not files with such copies.
+
+    Args:
+        shards: Those of `Shards`.
+        opens: Which are opened in a pass.
+        lanes: How many there are.
+    """
+    files, numbers = (shards.files, shards.file_numbers) if isinstance(shards, Pieces) else (shards, np.arange(len(shards)))
+    if not len(files) or not isinstance(files[0], str) or kept_in(files[0]) is None:
+        return None
+    return Schedule(files, numbers, opens, lanes)
+
+
+@final
+class Schedule:
+    """What one process knows of when shards are needed, and its thread that fetches. Any number of threads may call it.
+
+    Args:
+        files: The paths.
+        numbers: Which file each shard is in.
+        opens: See `schedule_of`.
+        lanes: See `schedule_of`.
+    """
+
+    def __init__(self, files: Sequence[str], numbers: np.ndarray, opens: Callable[[int], Opens], lanes: int) -> None:
+        cache = kept_in(files[0])
+        assert cache is not None
+        self._files = files
+        self._numbers = numbers
+        self._opens_in = opens
+        self._lanes = lanes
+        self._notes = cache.notes
+        self._ahead = cache.ahead
+        self._places = {file_hash(address(path)): place for place, path in enumerate(files)}
+        self._passes: OrderedDict[int, Opens] = OrderedDict()
+        self._now = 0.0
+        self._start()
+        cache.needed = self.needed
+
+    def __reduce__(self) -> Any:
+        return Schedule, (self._files, self._numbers, self._opens_in, self._lanes)
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._wanted: dict[int, float] = {}  # files by when they are needed
+        self._last: tuple[int, ...] = ()  # the files asked for last, so that none is looked for again with each of its shards
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    def opening(self, pass_: int, shard: int) -> None:
+        """A reader is about to open a shard in a pass: what its lane needs next is fetched from now on."""
+        if self._pid != os.getpid():
+            self._start()
+        opens = self._opens(pass_)
+        rows = np.flatnonzero(opens.shards == shard)
+        if not len(rows):
+            return
+        row = rows[
+            np.abs(opens.times[rows] - self._now).argmin()
+        ]  # of two lanes with the same shard, one is at its end, and one at its beginning
+        lane, time = int(opens.lanes[row]), float(opens.times[row])
+        self._now = time
+        self._notes.saw(lane, time)
+        if self._ahead:
+            self._want(self._coming(lane, time, pass_), int(self._numbers[shard]))
+
+    def needed(self) -> Callable[[str], float | None]:
+        """When the file with a `file_hash` is needed next on this host, and infinity if not soon; None for a file of other data."""
+        seen = self._notes.seen(self._lanes)
+        seen[np.abs(seen - self._now) > _APART] = np.nan
+        found = np.full(len(self._files), math.inf)
+        first = max(0, int(self._now - _APART))
+        for pass_ in range(first, first + PASSES + 2):
+            opens = self._opens(pass_)
+            is_coming = opens.times > seen[opens.lanes]  # not so for NaN
+            np.minimum.at(found, self._numbers[opens.shards[is_coming]], opens.times[is_coming])
+        return lambda name: None if (place := self._places.get(name)) is None else float(found[place])
+
+    def close(self) -> None:
+        """Fetch nothing more; wait for a moment for what is on its way, which is given up. Idempotent; `opening` begins again."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            self._wanted, self._last, thread = {}, (), self._thread
+            self._stopped.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_S)
+            if thread.is_alive():
+                log.info("a shard is still being fetched ahead, and its server does not answer; the thread ends when it does.")
+
+    def _coming(self, lane: int, time: float, pass_: int) -> dict[int, float]:
+        """The files that a lane opens next after ``time``."""
+        found: dict[int, float] = {}
+        for one in range(pass_, pass_ + PASSES):
+            opens = self._opens(one)
+            for row in np.flatnonzero((opens.lanes == lane) & (opens.times > time)).tolist():
+                found.setdefault(int(self._numbers[opens.shards[row]]), float(opens.times[row]))
+                if len(found) == self._ahead:
+                    return found
+        return found
+
+    def _want(self, files: dict[int, float], opened: int) -> None:
+        last = self._last
+        files = {file: time for file, time in files.items() if file != opened and file not in last}
+        self._last = (*last, opened, *files)[-(1 + self._ahead) * self._lanes :]
+        with self._lock:
+            self._wanted.pop(opened, None)
+            self._wanted |= files
+            if self._wanted and self._thread is None:
+                self._stopped = threading.Event()
+                self._thread = threading.Thread(target=self._fetch, args=(self._stopped,), name="penstock-ahead", daemon=True)
+                self._thread.start()
+
+    def _fetch(self, stopped: threading.Event) -> None:
+        """Fetch what is wanted, the soonest first. A thread of its own, which ends when there is no more."""
+        while (file := self._next(stopped)) is not None:
+            with contextlib.suppress(Exception):  # whoever reads the shard gets the error, and knows what to do with it
+                fetch(self._files[file], stopped.is_set)
+
+    def _next(self, stopped: threading.Event) -> int | None:
+        with self._lock:
+            if stopped.is_set() or not self._wanted:
+                if self._stopped is stopped:
+                    self._thread = None
+                return None
+            file = min(self._wanted, key=self._wanted.__getitem__)
+            del self._wanted[file]
+        return file
+
+    def _opens(self, pass_: int) -> Opens:
+        found = self._passes.get(pass_)
+        if found is None:
+            found = self._passes[pass_] = self._opens_in(pass_)
+            while len(self._passes) > 2 * PASSES:
+                with contextlib.suppress(KeyError):  # another thread was faster
+                    self._passes.popitem(last=False)
+        return found
