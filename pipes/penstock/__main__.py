@@ -1,4 +1,4 @@
-"""The command line, ``python -m penstock``: ``bench`` measures a loader, ``state`` explains what one has saved, ``index`` writes the indices of shards."""
+"""The command line, ``python -m penstock``: measure a loader, explain a saved state, write the indices of shards, show a folder of copies."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
             from penstock._command.indexing import index_files
 
             return index_files(chosen.paths, chosen.index, "ray" if chosen.ray else chosen.workers, sys.stdout, sys.stderr)
+        if chosen.command == "cache":
+            from penstock._command.cache import show
+
+            return show(chosen.folder, chosen.clear, sys.stdout, sys.stderr)
         if chosen.command == "state":
             from penstock._command.explain import explain_file
 
@@ -91,6 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--ray", action="store_true", help="read the files on the machines of a Ray cluster, which see them under the same paths"
     )
+    cache = commands.add_parser(
+        "cache",
+        help="show what is in a folder of copies",
+        description="Say what is in the folder of a cache_dir=: how many copies, how large, who reads them, and how often they were there when they were asked for.",
+    )
+    cache.add_argument("folder", metavar="FOLDER")
+    cache.add_argument("--clear", action="store_true", help="remove the copies that nobody reads or fetches, and the counts")
     return parser
 
 

@@ -116,6 +116,26 @@ class WorkerStatistics:
 
 @final
 @dataclass(frozen=True, slots=True)
+class CopyStatistics:
+    """What all processes of this host have done with the copies of a dataset's files (``cache_dir=``) since it was made.
+
+    Attributes:
+        hits: Files that were opened as a copy that was there, also one that was fetched ahead.
+        fetches: Copies that were made.
+        fetched_bytes: Their size.
+        misses: Files that were read from afar, because there was no room for a copy.
+        wait_s: Seconds that those who read have waited for a copy, all together.
+    """
+
+    hits: int
+    fetches: int
+    fetched_bytes: int
+    misses: int
+    wait_s: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class NodeStatistics:
     """What one node of the graph has done.
 
@@ -200,6 +220,7 @@ class LoaderStatistics:
         load_cpu_share: The share of ``load`` and ``transform`` in which the worker computed or waited for a free core, from 0 to 1; the rest it waited: for a
             disk, a network, a lock. None if this platform does not say.
         lock_wait_share: How often a worker thread that wanted Python's lock found it taken, from 0 to 1; None without threads.
+        copies: What was done with the copies of the dataset's files; None if none are kept.
     """
 
     nodes: tuple[NodeStatistics, ...] = ()
@@ -221,6 +242,7 @@ class LoaderStatistics:
     to_device: Durations = Durations()
     load_cpu_share: float | None = None
     lock_wait_share: float | None = None
+    copies: CopyStatistics | None = None
 
     def __post_init__(self) -> None:
         wait_s = self.waits.total_s + self.epoch_start_waits.total_s
@@ -237,9 +259,13 @@ class LoaderStatistics:
         """
         elapsed_s = self.elapsed_s - earlier.elapsed_s
         durations = [one.name for one in dataclasses.fields(self) if isinstance(one.default, Durations)]
+        copies = self.copies
+        if copies is not None and earlier.copies is not None:
+            copies = CopyStatistics(**_less(copies, earlier.copies, *(one.name for one in dataclasses.fields(copies))))
         return dataclasses.replace(
             self,
             **_less(self, earlier, *durations, "batches", "samples", "epochs", "elapsed_s", "first_wait_s"),
+            copies=copies,
             nodes=tuple(node.since(before, elapsed_s) for node, before in zip(self.nodes, earlier.nodes, strict=True)),
         )
 
@@ -318,5 +344,14 @@ def _percentile(counts: Sequence[int], rank: float) -> float:
     return (4.5 + place % 4) * 2.0 ** (place // 4 + 1) / 1e9
 
 
-for _kind in (Durations, FailureStatistics, LoaderStatistics, NodeStatistics, PinStatistics, WorkerChoice, WorkerStatistics):
+for _kind in (
+    CopyStatistics,
+    Durations,
+    FailureStatistics,
+    LoaderStatistics,
+    NodeStatistics,
+    PinStatistics,
+    WorkerChoice,
+    WorkerStatistics,
+):
     _kind.__module__ = "penstock.statistics"  # not in the class: a dataclass looks for its module while it is made

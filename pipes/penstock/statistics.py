@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock._observe.trace import trace as trace
+from penstock._statistics import CopyStatistics as CopyStatistics
 from penstock._statistics import Durations as Durations
 from penstock._statistics import FailureStatistics as FailureStatistics
 from penstock._statistics import LoaderStatistics as LoaderStatistics
@@ -12,6 +13,7 @@ from penstock._statistics import WorkerChoice as WorkerChoice
 from penstock._statistics import WorkerStatistics as WorkerStatistics
 
 __all__ = [
+    "CopyStatistics",
     "Durations",
     "FailureStatistics",
     "LoaderStatistics",

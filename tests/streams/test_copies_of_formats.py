@@ -106,3 +106,25 @@ def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, fetches: list[s
 def test_a_cache_needs_a_folder_and_a_bound(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cache_dir and max_cache_size go together"):
         formats.jsonl("x.jsonl", counts=[1], cache_dir=tmp_path)
+
+
+def test_each_file_is_fetched_once_for_all_processes_of_a_host(tmp_path: Path) -> None:
+    """Two ranks with two workers each, which also fetch ahead; what they did is in the statistics. Seen to fail: without the lock of a copy."""
+    for number in range(24):
+        (tmp_path / f"{number:02}.jsonl").write_bytes(jsonl(number))
+    words = {"counts": [RECORDS] * 24, "lanes": 8, "cache_dir": tmp_path / "cache", "max_cache_size": "1MB"}
+    datasets = [formats.jsonl(str(tmp_path / "*.jsonl"), **words) for _ in range(2)]  # type: ignore[arg-type]
+    loaders = [
+        Loader.from_dataset(dataset, batch_size=5, shuffle=True, seed=3, rank=rank, world_size=2, num_workers=2, method="process")
+        for rank, dataset in enumerate(datasets)
+    ]
+    with loaders[0], loaders[1]:
+        found = [value for _ in range(2) for pair in zip(*loaders, strict=True) for batch in pair for value in batch["i"].tolist()]
+        copies = loaders[0].statistics().copies
+        assert "copies: " in loaders[0].report()
+    assert sorted(found) == sorted(2 * [100 * file + n for file in range(24) for n in range(RECORDS)])
+    assert copies is not None
+    assert copies.fetches == 24
+    assert copies.fetched_bytes == sum(len(jsonl(number)) for number in range(24))
+    assert copies.hits >= 24
+    assert copies.misses == 0

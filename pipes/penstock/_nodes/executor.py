@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from penstock._nodes.draw_watch import DrawWatch
     from penstock._nodes.lane_owners import LaneOwners
     from penstock._nodes.pools import WorkerOptions
-    from penstock._statistics import NodeStatistics
+    from penstock._statistics import CopyStatistics, NodeStatistics
     from penstock._workers.blocked import Blocked
 
 
@@ -350,7 +350,15 @@ class Executor:
             **({"transfer": self._pool.unpacked()} if hasattr(self._pool, "unpacked") else {}),
             "load_cpu_share": min(1.0, totals.cpu_ns / totals.wall_ns) if totals.wall_ns else None,
             "lock_wait_share": totals.waits / totals.looks if totals.looks and self._threaded else None,
+            "copies": self._copies(),
         }
+
+    def _copies(self) -> CopyStatistics | None:
+        from penstock._statistics import CopyStatistics
+
+        ask = getattr(getattr(self._work, "dataset", None), "copy_statistics", None)
+        said = ask() if callable(ask) else None
+        return said if isinstance(said, CopyStatistics) else None
 
     def _totals(self) -> Totals:
         """What all workers have counted so far, and the caller's thread."""

@@ -62,11 +62,19 @@ def report(statistics: LoaderStatistics, names: Names) -> str:
         if durations.count:
             unit = "sample" if what in ("load", "transform") else "batch"
             lines.append(f"{what}: {_spread(durations)} a {unit}")
+    if (c := statistics.copies) is not None:
+        lines.append(
+            f"copies: {c.hits:,} files were there, {c.fetches:,} were fetched ({_size(c.fetched_bytes)}), {c.misses:,} had no room; {_time(c.wait_s)} of waiting for them"
+        )
     choice = next((node.workers.choice for node in statistics.nodes if node.workers is not None), None)
     if choice is not None:
         lines.append(f"workers: {choice.workers}, by num_workers='auto'{'' if choice.settled else ', which still tries'}: {choice.why}")
     lines += [f"random numbers: {node.workers.draws}" for node in statistics.nodes if node.workers is not None and node.workers.draws]
     return "\n".join(lines)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"
 
 
 def _verdict(s: LoaderStatistics, names: Names) -> str:
@@ -111,6 +119,11 @@ def _slow_source(s: LoaderStatistics, share: str, mapper: NodeStatistics, names:
 def _slow_work(s: LoaderStatistics, mapper: NodeStatistics, workers: WorkerStatistics, names: Names) -> str:
     per_batch = s.samples / max(1, s.batches)
     inline = workers.method == "inline"
+    if s.copies is not None and s.copies.wait_s > (s.waits.total_s + s.epoch_start_waits.total_s) / 2:
+        return (
+            f"the network is the bottleneck: those who read have waited {_time(s.copies.wait_s)} for copies, of which {_size(s.copies.fetched_bytes)} were fetched: "
+            f"a larger ahead=, more room (max_cache_size=), or a store that is nearer."
+        )
     slow = s.load if s.load.max_s >= s.transform.max_s else s.transform
     if slow.max_s > _STRAGGLES * slow.p95_s and slow.max_s > _TINY_S and _late_share(s) > 0.5:
         name = names.load if slow is s.load else names.transform

@@ -23,7 +23,8 @@ import time
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
 
-from penstock._streams.cache_notes import Notes
+from penstock._statistics import CopyStatistics
+from penstock._streams.cache_notes import Counts, Notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,7 @@ log = logging.getLogger("penstock")
 
 NAMED: Final = re.compile(r"(?P<copy>penstock-1-(?P<file>[0-9a-f]{16})-[0-9a-f]{16}-.*?)(?P<other>\.(?P<size>\d+)\.part|\.lock)?")
 """What a copy, a part of one and a lock are called."""
+_NOTES: Final = re.compile(r"penstock-1-[0-9a-f]{16}\.notes")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_WRITING: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 _FLAGS: Final = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
@@ -62,6 +64,7 @@ class CacheFolder:
         self.ahead = ahead
         self._own = frozenset(own)
         self.notes = Notes(os.path.join(self.folder, f"penstock-1-{file_hash(' '.join(sorted(self._own)))}.notes"))
+        self._before = self.notes.counts()
         self.needed = self._not_known
         self._said: set[str] = set()
         os.makedirs(self.folder, exist_ok=True)
@@ -77,6 +80,11 @@ class CacheFolder:
     def _not_known(self) -> Callable[[str], float | None]:
         """Where nobody knows the order, no copy is given up for another of the same data: that keeps as many of them as any rule for an order that is drawn anew."""
         return lambda name: math.inf if name in self._own else None
+
+    def statistics(self) -> CopyStatistics:
+        """What was done with the files of this data set, by all processes of this host, since the folder was first looked at for it."""
+        hits, fetches, fetched_bytes, misses, wait_ns = (now - then for now, then in zip(self.notes.counts(), self._before, strict=True))
+        return CopyStatistics(hits, fetches, fetched_bytes, misses, wait_ns / 1e9)
 
     def opened(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> BinaryIO | None:
         """The copy of a version of a file, which is made if need be; None if there is no room for it.
@@ -103,6 +111,32 @@ class CacheFolder:
     def make(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> None:
         """Have that copy made, as by `opened`, for whoever will open it."""
         self._made(_name(address, size, version), size, copy)
+
+    def contents(self) -> tuple[dict[str, int], int, Counts]:
+        """The names of all copies and their bytes; how many are being fetched; and the counts of all data sets together."""
+        copies, parts, counts = {}, 0, Counts()
+        for entry in os.scandir(self.folder):
+            if _NOTES.fullmatch(entry.name):
+                counts = Counts(*map(sum, zip(counts, Notes(entry.path).counts(), strict=True)))
+            elif (named := NAMED.fullmatch(entry.name)) and not named["other"]:
+                with contextlib.suppress(FileNotFoundError):
+                    copies[entry.name] = entry.stat(follow_symlinks=False).st_size
+            elif named and named["size"]:
+                parts += not self._is_abandoned(named["copy"])
+        return copies, parts, counts
+
+    def clear(self) -> int:
+        """Remove all copies that nobody reads, what is left of fetches, and the notes; how many copies those were."""
+        removed = 0
+        with self._alone():
+            names = [entry.name for entry in os.scandir(self.folder)]
+        for name in names:
+            named = NAMED.fullmatch(name)
+            if _NOTES.fullmatch(name) or (named and named["other"] and self._is_abandoned(named["copy"])):
+                self._remove(name)
+            elif named and not named["other"]:
+                removed += self._removed_unread(name)
+        return removed
 
     # One copy.
 

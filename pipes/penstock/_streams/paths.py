@@ -74,7 +74,7 @@ def beside(path: str, other: str) -> str:
     return Reached(other, path.storage_options) if isinstance(path, Reached) else other
 
 
-def kept_in(path: str) -> CacheFolder | None:
+def kept_in(path: object) -> CacheFolder | None:
     """Where a copy of a file is kept, if anywhere."""
     return path.cache if isinstance(path, Reached) else None
 

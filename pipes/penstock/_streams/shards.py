@@ -15,6 +15,7 @@ from penstock._random.draws import trying
 from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._random.shard_order import usual_lanes
 from penstock._streams.counted import IndexedRecords
+from penstock._streams.paths import kept_in
 from penstock._streams.shard_names import names_of
 from penstock._streams.tables import Pieces as PiecesOfFiles
 from penstock._streams.uncounted import RecordStream
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock._random.order import Order
+    from penstock._statistics import CopyStatistics
     from penstock._streams.steps import Step
 
 
@@ -177,6 +179,12 @@ class Shards(Shown, Dataset[Any]):
         if isinstance(records, IndexedRecords):
             return {"shards": len(self.shards), "records": len(records), "lanes": records.cuts}
         return {"shards": len(self.shards), "epoch_size": len(records), "lanes": records.lanes}
+
+    def copy_statistics(self) -> CopyStatistics | None:
+        """What was done with the copies of the files; None if none are kept."""
+        first = next(iter(self.shards), None)
+        cache = kept_in(getattr(first, "path", first))
+        return None if cache is None else cache.statistics()
 
     def __len__(self) -> int:
         return len(self._records)
