@@ -382,11 +382,16 @@ def test_a_file_that_is_not_there(tmp_path):
         tokens([], 10)
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/one.bin", "one.bin.gz", "one.npy.zst"])
-def test_what_cannot_be_read_in_place(path):
-    with pytest.raises(
-        ValueError, match=f"{path} cannot be read in place, because it is remote or compressed. Download it, and decompress it."
-    ):
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("s3://bucket/one.bin", "remote. Download it, or pass cache_dir= and max_cache_size=."),
+        ("one.bin.gz", "compressed. Decompress it."),
+        ("one.npy.zst", "compressed. Decompress it."),
+    ],
+)
+def test_what_cannot_be_read_in_place(path, why):
+    with pytest.raises(ValueError, match=f"{path} cannot be read in place, because it is {why}"):
         tokens(path, 10)
 
 

@@ -167,7 +167,7 @@ class CacheFolder:
             if os.fstat(fd).st_size == size:  # it may have been removed since, but what is open stays readable
                 with contextlib.suppress(OSError):
                     os.utime(fd)  # used now
-                return open(fd, "rb", buffering=2**16)
+                return open(path, "rb", buffering=2**16, opener=lambda *_: fd)  # so that it has its name
         except BaseException:
             os.close(fd)
             raise
@@ -312,6 +312,11 @@ class CacheFolder:
 def file_hash(address: str) -> str:
     """What the names of all copies of a file have in common."""
     return blake2b(address.encode(), digest_size=8).hexdigest()
+
+
+def hashes_of(address: str) -> tuple[str, str]:
+    """Of a file and of the index beside it, which is needed whenever the file is."""
+    return file_hash(address), file_hash(f"{address}.index")
 
 
 def _name(address: str, size: int, version: str) -> str:

@@ -46,10 +46,8 @@ BUFFER: Final = 2**16
 
 def opened(path: str, expected: Stamp | None = None) -> BinaryIO:
     """The bytes of a file; from a copy where one is kept. An HTTP server is asked for no version but the ``expected`` one; S3 never gives parts of two."""
-    if (cache := kept_in(path)) is not None:
-        then = expected or stamp(path)
-        if _is_known(path, then) and (copy := cache.opened(*_of_copy(path, then))) is not None:
-            return copy
+    if (copy := opened_copy(path, expected)) is not None:
+        return copy
     version = "" if expected is None else expected.version
     if not is_remote(path):
         return open(path, "rb", buffering=BUFFER, opener=open_file)
@@ -57,11 +55,53 @@ def opened(path: str, expected: Stamp | None = None) -> BinaryIO:
         # Of these, HTTP's own default drops parts of a block before they are read, and fetches them again.
         words = {"cache_type": "readahead"} if getattr(filesystem, "cache_type", None) == "bytes" else {}
         file = filesystem.open(inside, "rb", block_size=BLOCK, **words)
-    if path.startswith(("http://", "https://")) and version.startswith('"'):  # a strong ETag, by RFC 9110
+    if _is_strong(path, version):
         file.kwargs["headers"] = {**file.kwargs.get("headers", {}), "If-Match": version}
     if not filesystem.cachable:
         file.penstock_filesystem = filesystem  # an archive is closed when nobody holds its file system any more
     return cast("BinaryIO", file)
+
+
+def opened_copy(path: str, expected: Stamp | None = None) -> BinaryIO | None:
+    """The copy of a file, which is made if need be and is not removed while it is open; None if none is kept, or there is no room."""
+    cache = kept_in(path)
+    if cache is None:
+        return None
+    then = expected or stamp(path)
+    return cache.opened(*_of_copy(path, then)) if _is_known(path, then) else None
+
+
+def kept_open(path: str, expected: Stamp | None = None) -> BinaryIO:
+    """A file on a local disk, which may be mapped under its name: itself, or its copy, which is not removed while it is open.
+
+    Raises:
+        ValueError: It is elsewhere, and there is no copy.
+    """
+    copy = opened_copy(path, expected)
+    if copy is None and is_remote(path):
+        raise ValueError(
+            f"{path} is not on a local disk, and there is no copy of it: its cache_dir has no room (max_cache_size=), or its store does not tell its versions."
+        )
+    return copy or opened(path, expected)
+
+
+def read_range(path: str, expected: Stamp, begin: int, end: int) -> bytes:
+    """The bytes of a remote file from ``begin`` up to ``end``, in one request. Any thread may ask.
+
+    Raises:
+        ValueError: It is of another version than ``expected``.
+    """
+    with _asking(path) as (filesystem, inside):
+        version = {"headers": {"If-Match": expected.version}} if _is_strong(path, expected.version) else {}
+        try:
+            found: bytes = filesystem.cat_file(inside, begin, end, **version)
+        except Exception:
+            explain(path, expected, *IN_USE)
+            raise
+    if len(found) < end - begin:
+        explain(path, expected, *IN_USE)
+        raise OSError(f"{path} gave {len(found)} bytes of the {end - begin} from {begin} on, so the server broke off.")
+    return found
 
 
 def fetch(path: str, is_over: Callable[[], bool]) -> None:
@@ -73,6 +113,11 @@ def fetch(path: str, is_over: Callable[[], bool]) -> None:
     cache, then = kept_in(path), stamp(path)
     if cache is not None and _is_known(path, then):
         cache.make(*_of_copy(path, then, is_over))
+
+
+def _is_strong(path: str, version: str) -> bool:
+    """Whether an HTTP server can be asked for that version: a strong ETag, by RFC 9110."""
+    return path.startswith(("http://", "https://")) and version.startswith('"')
 
 
 def _is_known(path: str, then: Stamp) -> bool:

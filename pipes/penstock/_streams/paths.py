@@ -70,8 +70,13 @@ class Reached(str):
 
 
 def beside(path: str, other: str) -> str:
-    """``other``, which takes the same to be opened as ``path``; no copy of it is kept."""
-    return Reached(other, path.storage_options) if isinstance(path, Reached) else other
+    """``other``, which takes the same to be opened as ``path``."""
+    return Reached(other, path.storage_options, path.cache) if isinstance(path, Reached) else other
+
+
+def without_copy(path: str) -> str:
+    """The same path, of whose file no copy is kept."""
+    return Reached(str(path), path.storage_options) if isinstance(path, Reached) else path
 
 
 def kept_in(path: object) -> CacheFolder | None:
@@ -99,10 +104,10 @@ class Reach(NamedTuple):
             )
         if self.cache_dir is None:
             return files
-        from penstock._streams.copies import CacheFolder, file_hash
+        from penstock._streams.copies import CacheFolder, hashes_of
 
         most, ahead = nbytes_of("max_cache_size", self.max_cache_size), whole_number("ahead", self.ahead, 0)
-        cache = CacheFolder(os.fspath(self.cache_dir), most, (file_hash(address(file)) for file in files), ahead)
+        cache = CacheFolder(os.fspath(self.cache_dir), most, (name for file in files for name in hashes_of(address(file))), ahead)
         return [Reached(file, options_of(file), cache) for file in files]
 
 

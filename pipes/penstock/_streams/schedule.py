@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from penstock._streams.copies import file_hash
+from penstock._streams.copies import hashes_of
 from penstock._streams.files import fetch
 from penstock._streams.paths import address, kept_in
 from penstock._streams.tables import Pieces
@@ -68,7 +68,7 @@ class Schedule:
         self._lanes = lanes
         self._notes = cache.notes
         self._ahead = cache.ahead
-        self._places = {file_hash(address(path)): place for place, path in enumerate(files)}
+        self._places = {name: place for place, path in enumerate(files) for name in hashes_of(address(path))}
         self._passes: OrderedDict[int, Opens] = OrderedDict()
         self._now = 0.0
         self._start()

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 import numpy as np
 
-from penstock._streams.files import stamp
-from penstock._streams.paths import extra, is_remote
+from penstock._streams.files import kept_open, stamp
+from penstock._streams.paths import Reach, extra, is_remote, kept_in
 from penstock._streams.shards import Shards
-from penstock._streams.tables import Look, Piece, chosen_types, files_of, names_of, pieces_in
+from penstock._streams.tables import Look, Piece, chosen_types, files_of, looked_at, names_of, pieces_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import os
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -31,7 +32,15 @@ _BYTES_AT_ONCE: Final = 2**16
 
 
 def arrow(
-    paths: Paths, columns: Sequence[str] | None = None, *, lanes: int | None = None, window: int = 0, **options: Unpack[ShardOptions]
+    paths: Paths,
+    columns: Sequence[str] | None = None,
+    *,
+    lanes: int | None = None,
+    window: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    max_cache_size: int | str | None = None,
+    **options: Unpack[ShardOptions],
 ) -> Shards:
     """Arrow IPC files (also Feather version 2) and streams (``.arrow`` as Hugging Face writes it) as one dataset, in which a shard is a record batch.
 
@@ -40,28 +49,46 @@ def arrow(
     mapped file, that kills the process.
 
     Args:
-        paths: See `expanded`; on a local disk. Every file must have the same columns, of the same types.
+        paths: See `expanded`; on a local disk, unless there is a ``cache_dir``. Every file must have the same columns, of the same types.
         columns: Read only these. Default: all.
         lanes: See `Shards`.
         window: See `Shards`.
+        storage_options: For the file system of fsspec that reads paths with ``://``.
+        cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs. All are made when the dataset is
+            built, because any row may come first. Neither these nor ``storage_options`` are part of the state.
+        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``; at least the size of all files.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
             the counts are not used.
 
     Raises:
-        ValueError: A file is not Arrow, was cut short, or is not local; its columns differ from those of the first file, or one of ``columns`` is missing.
+        ValueError: A file is not Arrow, was cut short, or is not local and there is no room for a copy; its columns differ from those of the first file, or one of ``columns`` is missing.
             On loading: a file has changed.
         ImportError: pyarrow is not installed.
     """
     extra("pyarrow", _WHO)
-    files = files_of(paths, "arrow")
-    for file in files:
-        if is_remote(file):
-            raise ValueError(
-                f"{file} is not on a local disk, but Arrow files are mapped into memory. Copy it to a local disk, or store it as parquet."
-            )
+    files = files_of(paths, "arrow", Reach(storage_options, cache_dir, max_cache_size, 0))
+    _check_room(files)
     columns = names_of(columns)
     batches, counts, offsets = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"))
     return Shards(batches, _RecordBatches(offsets, columns), counts=counts, lanes=lanes, window=window, name="record batch", **options)
+
+
+def _check_room(files: list[str]) -> None:
+    """Refuse files that are elsewhere unless there is room for copies of all of them."""
+    remote = next(filter(is_remote, files), None)
+    cache = kept_in(files[0])
+    if cache is None and remote is not None:
+        raise ValueError(
+            f"{remote} is not on a local disk, but Arrow files are mapped into memory. Copy it to a local disk, or have that done (cache_dir= and max_cache_size=), or store "
+            f"it as parquet."
+        )
+    if cache is not None:
+        needed = sum(seen.size for seen in looked_at(stamp, files))
+        if needed > cache.most_bytes:
+            raise ValueError(
+                f"max_cache_size={cache.most_bytes:,} bytes, and the {len(files)} Arrow files have {needed:,}, all of which are mapped into memory. Allow at least that, or "
+                f"store them as parquet, of which parts are enough."
+            )
 
 
 @final
@@ -74,7 +101,10 @@ class _RecordBatches:
 
     def __call__(self, piece: Piece) -> _Rows:
         piece.check()
-        batch = _batch(piece.path, piece.number, self._offsets[piece.file])
+        with kept_open(
+            piece.path, piece.stamp
+        ) as file:  # its copy is not removed before it is mapped, and then it stays until nobody has it mapped
+            batch = _batch(file.name, piece.number, self._offsets[piece.file])
         if self._columns is not None:
             batch = batch.select(self._columns)
         _check(piece, batch)
@@ -111,8 +141,9 @@ def _look(path: str, columns: list[str] | None) -> Look:
     """``more``: where in a stream its record batches begin, if each can be read by itself."""
     pyarrow = extra("pyarrow", _WHO)
     seen = stamp(path)
+    held = kept_open(path, seen)
     try:
-        with pyarrow.memory_map(path) as file:
+        with held, pyarrow.memory_map(held.name) as file:
             in_file = file.read(len(_MAGIC)) == _MAGIC
             file.seek(8 if in_file else 0)  # the file format is a stream between two marks, and an index
             schema = pyarrow.ipc.read_schema(file)

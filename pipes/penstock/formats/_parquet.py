@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Final, Unpack, final
 
 from penstock._streams.files import IN_USE, explain, opened, stamp
-from penstock._streams.paths import Reach, beside, extra, is_remote, kept_in
+from penstock._streams.paths import Reach, extra, is_remote, kept_in, without_copy
 from penstock._streams.shards import Shards
 from penstock._streams.tables import Look, Piece, chosen_types, files_of, names_of, pieces_in
 
@@ -125,7 +125,7 @@ def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:
 @functools.lru_cache(maxsize=64)
 def _metadata(path: str, stamp: Stamp) -> Any:
     try:
-        file = _opened(beside(path, str(path)), stamp)  # without a copy of all files: the footer is a small part of one
+        file = _opened(without_copy(path), stamp)  # without a copy of all files: the footer is a small part of one
     except ValueError as exc:
         raise ValueError(f"{path} is not a parquet file, or was cut short: {exc}") from exc
     try:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import os
 import weakref
 from bisect import bisect_right
 from collections import deque
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast, final
 
 import numpy as np
 import torch
 
 from penstock._arguments import whole_number
 from penstock._fetch.array_dataset import RowDataset
-from penstock._streams.files import open_file
-from penstock._streams.paths import compression, expanded, is_remote
+from penstock._streams.files import open_file, opened_copy, read_range, stamp
+from penstock._streams.paths import Reach, compression, expanded, is_remote, kept_in
 from penstock._streams.shard_names import names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock._fetch.array_dataset import Places
+    from penstock._streams.files import Stamp
     from penstock._streams.paths import Paths
 
 
@@ -32,6 +34,9 @@ def tokens(
     overlap: int = 0,
     end_of_document: int | None = None,
     documents: Sequence[int] | np.ndarray | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    max_cache_size: int | str | None = None,
 ) -> Tokens:
     """A map-style dataset of sequences of tokens. Pass it to `Loader.from_dataset`, or mix several with `Mix`.
 
@@ -49,6 +54,11 @@ def tokens(
         overlap: How many tokens of the next sequence to add; with 1, cut a batch into ``tokens[:, :-1]`` and ``tokens[:, 1:]``.
         end_of_document: The token that ends each document.
         documents: Where each document starts, in tokens from the start of the first file, in ascending order.
+        storage_options: For the file system of fsspec that reads paths with ``://``. Those need a ``cache_dir``.
+        cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs. A file is copied when it is first
+            read from. Neither these nor ``storage_options`` are part of the state.
+        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``. From a remote file for which there is no room, each sequence
+            is one request.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -64,7 +74,7 @@ def tokens(
         end_of_document = whole_number("end_of_document", end_of_document, 0, int(np.iinfo(kind).max) + 1, f"The files hold {kind.name}.")
     files: list[TokenFile] = []
     count = 0
-    for path in expanded(paths):
+    for path in Reach(storage_options, cache_dir, max_cache_size, 0).of(expanded(paths, storage_options)):
         files.append(_inspected(path, kind, count))
         count += files[-1].tokens
     if not files:
@@ -135,7 +145,7 @@ class Tokens(RowDataset):
             offset = file.header + (start - file.first) * row.itemsize
             here = row[: file.first + file.tokens - start]
             descriptor = self._descriptor(number)  # held while it is read, because another thread may have it closed
-            done = os.preadv(descriptor.fd, [cast("Any", here)], offset) // row.itemsize
+            done = descriptor.read(here, offset) // row.itemsize
             if done == len(row):
                 return
             if not done and len(here):
@@ -188,6 +198,7 @@ class TokenFile(NamedTuple):
         header: Bytes before its first token.
         tokens: How many it holds.
         first: How many the files before it hold.
+        stamp: Which version it is, if copies are kept of it.
     """
 
     path: str
@@ -195,6 +206,7 @@ class TokenFile(NamedTuple):
     header: int
     tokens: int
     first: int
+    stamp: Stamp | None = None
 
     def changed(self, how: str) -> ValueError:
         return ValueError(
@@ -204,14 +216,28 @@ class TokenFile(NamedTuple):
 
 @final
 class _Descriptor:
-    """An open file, which is closed once nobody reads it any more."""
+    """An open file, or the copy of one, which is closed once nobody reads it any more; or nothing, for what has to be read from afar."""
 
     def __init__(self, file: TokenFile) -> None:
         self.fd = -1
-        self.fd = os.open(file.path, os.O_RDONLY)
-        nbytes = os.fstat(self.fd).st_size
-        if nbytes != file.nbytes:
-            raise file.changed("is longer now" if nbytes > file.nbytes else "is shorter now")
+        self._of = file
+        copy = None if file.stamp is None else opened_copy(file.path, file.stamp)
+        if copy is not None:
+            with copy:
+                self.fd = os.dup(copy.fileno())  # which has its lock, too
+        elif not is_remote(file.path):
+            self.fd = os.open(file.path, os.O_RDONLY)
+            nbytes = os.fstat(self.fd).st_size
+            if nbytes != file.nbytes:
+                raise file.changed("is longer now" if nbytes > file.nbytes else "is shorter now")
+
+    def read(self, into: np.ndarray, offset: int) -> int:
+        """How many bytes came, from ``offset`` on."""
+        if self.fd >= 0:
+            return os.preadv(self.fd, [cast("Any", into)], offset)
+        assert self._of.stamp is not None
+        into[:] = np.frombuffer(read_range(self._of.path, self._of.stamp, offset, offset + into.nbytes), into.dtype)
+        return into.nbytes
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # when the interpreter ends, the module `os` may be gone already
         if self.fd >= 0:
@@ -219,20 +245,37 @@ class _Descriptor:
 
 
 def _inspected(path: str, dtype: np.dtype[Any], first: int) -> TokenFile:
-    if is_remote(path) or compression(path):
-        raise ValueError(f"{path} cannot be read in place, because it is remote or compressed. Download it, and decompress it.")
-    with open(path, "rb", opener=open_file) as file:
-        nbytes = os.fstat(file.fileno()).st_size
-        header, length = 0, None
-        if path.endswith(".npy") and file.read(6) == b"\x93NUMPY":  # some write raw numbers under this name
-            file.seek(0)
-            header, length = _header(file, path, dtype)
+    if compression(path) or (is_remote(path) and kept_in(path) is None):
+        how = "compressed. Decompress it." if compression(path) else "remote. Download it, or pass cache_dir= and max_cache_size=."
+        raise ValueError(f"{path} cannot be read in place, because it is {how}")
+    seen = None
+    if is_remote(path):
+        seen = stamp(path)
+        nbytes = seen.size
+        header, length = _header_in(io.BytesIO(read_range(path, seen, 0, min(nbytes, _MOST_HEADER))), path, dtype)
+    else:
+        with open(path, "rb", opener=open_file) as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            header, length = _header_in(file, path, dtype)
+        if kept_in(path) is not None:
+            seen = stamp(path)
     tokens, rest = divmod(nbytes - header, dtype.itemsize)
     if rest or length not in (None, tokens):
         raise ValueError(
             f"{path} has {nbytes - header} bytes, which are no whole number of {dtype.name}. Check dtype, and whether the file is complete."
         )
-    return TokenFile(path, nbytes, header, tokens, first)
+    return TokenFile(path, nbytes, header, tokens, first, seen)
+
+
+_MOST_HEADER: Final = 2**12
+
+
+def _header_in(file: BinaryIO, path: str, dtype: np.dtype[Any]) -> tuple[int, int | None]:
+    """Bytes of a file's header, and the length of the array in it; 0 and None if it has none."""
+    if not path.endswith(".npy") or file.read(6) != b"\x93NUMPY":  # some write raw numbers under this name
+        return 0, None
+    file.seek(0)
+    return _header(file, path, dtype)
 
 
 def _header(file: BinaryIO, path: str, dtype: np.dtype[Any]) -> tuple[int, int]:
