@@ -19,7 +19,7 @@ from penstock import Loader, formats
 from penstock._random.lane_order import Deal
 from penstock._random.shard_order import ShardOrder
 from penstock._streams.paths import kept_in
-from penstock._streams.transfer import Transfer
+from penstock._streams.transfer import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -176,10 +176,10 @@ def test_closing_gives_up_what_is_on_its_way(tmp_path: Path, store: Store) -> No
     reading.join()
     closing_ = threading.Thread(target=data.close)
     closing_.start()
-    until(lambda: data._records._open.schedule._stopped.is_set())  # type: ignore[union-attr]
+    until(lambda: data._records._open.schedule._errands._stopped.is_set())  # type: ignore[union-attr]
     store.is_open.set()
     closing_.join()
-    assert store.asked == [0, 1, 2, 3, 4]
+    assert sorted(store.asked) == [0, 1, 2, 3, 4]
     assert len({*tmp_path.glob("*.jsonl")}) == 4
     assert not {*tmp_path.glob("*.part")}
     with closing(data):
@@ -188,9 +188,9 @@ def test_closing_gives_up_what_is_on_its_way(tmp_path: Path, store: Store) -> No
 
 def test_a_transfer_that_takes_long_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    with caplog.at_level("INFO", "penstock"), Transfer("s3://data/1.tar", 1000, lambda: False, clock=lambda: now) as transfer:
-        transfer.relative_update(100)
+    with caplog.at_level("INFO", "penstock"), transfer("s3://data/1.tar", 1000, lambda: False, clock=lambda: now) as callback:
+        callback.relative_update(100)
         now = 3.0
-        transfer.relative_update(200)
-        transfer.relative_update(100)
+        callback.relative_update(200)
+        callback.relative_update(100)
     assert [message.partition(",")[0] for message in caplog.messages] == ["fetching s3://data/1.tar: 300 of 1"]

@@ -110,7 +110,9 @@ class CacheFolder:
 
     def make(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> None:
         """Have that copy made, as by `opened`, for whoever will open it."""
-        self._made(_name(address, size, version), size, copy)
+        name = _name(address, size, version)
+        while not self._is_there(name, size) and self._made(name, size, copy):
+            pass
 
     def contents(self) -> tuple[dict[str, int], int, Counts]:
         """The names of all copies and their bytes; how many are being fetched; and the counts of all data sets together."""
@@ -141,7 +143,7 @@ class CacheFolder:
     # One copy.
 
     def _made(self, name: str, size: int, copy: Callable[[str], None]) -> bool:
-        """Make the copy unless it is there, or another process has tried to meanwhile; whether there was room."""
+        """Make the copy, unless it is there or its lock was removed before this one had it; whether there was room."""
         try:
             with self._locked(f"{name}.lock") as is_linked:
                 try:

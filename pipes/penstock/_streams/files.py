@@ -12,6 +12,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from penstock._streams.paths import address, checksum, compression, extra, is_remote, kept_in, options_of
+from penstock._streams.transfer import transfer
 from penstock._streams.unpacking import LIBRARIES, Unpacked
 
 if TYPE_CHECKING:
@@ -133,10 +134,8 @@ def _of_copy(path: str, then: Stamp, is_over: Callable[[], bool] = lambda: False
 def _copy(path: str, then: Stamp, is_over: Callable[[], bool], to: str) -> None:
     """Copy one version of a file, in one request."""
     if is_remote(path):
-        from penstock._streams.transfer import Transfer
-
-        with _asking(path) as (filesystem, inside), Transfer(path, then.size, is_over) as transfer:
-            filesystem.get_file(inside, to, callback=transfer)
+        with _asking(path) as (filesystem, inside), transfer(path, then.size, is_over) as callback:
+            filesystem.get_file(inside, to, callback=callback)
     else:
         shutil.copyfile(path, to)
     check_unchanged(path, then, stamp(path), *IN_USE)

@@ -39,7 +39,7 @@ class Progress:
         stream: Where a person may watch; None: stderr.
         say: Gets the lines where nobody watches; default: the log, as information.
         clock: Seconds.
-        first_s: When the first line is said, in seconds from now on.
+        first_s: When the first line is said, in seconds from now on; default: `LINE_S`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Progress:
         stream: TextIO | None = None,
         say: Callable[[str], None] = log.info,
         clock: Callable[[], float] = time.monotonic,
-        first_s: float = LINE_S,
+        first_s: float | None = None,
     ) -> None:
         self._what = what
         self._total = total
@@ -62,7 +62,7 @@ class Progress:
         self._draws = _is_watched(self._stream)
         self._drawn = False
         self._begun = clock()
-        self._due = self._begun + (_DRAW_S if self._draws else first_s)
+        self._due = self._begun + (_DRAW_S if self._draws else LINE_S if first_s is None else first_s)
 
     def at(self, done: int) -> None:
         """``done`` of them are done. Cheap: most calls only look at the clock."""

@@ -6,10 +6,7 @@ The order of the shards is a function of the position, so both are known. How lo
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
-import os
-import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -19,19 +16,17 @@ from penstock._streams.copies import hashes_of
 from penstock._streams.files import fetch
 from penstock._streams.paths import address, kept_in
 from penstock._streams.tables import Pieces
+from penstock._workers.errands import Errands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock._random.shard_order import Opens
 
-log = logging.getLogger("penstock")
-
 PASSES: Final = 4
 """How far ahead to look for the next use of a shard. What is not needed until then is all the same."""
 _APART: Final = 1.5
 """Passes between two lanes of a host, at most: one that was seen further away is read by another host now, or was in an earlier run."""
-_JOIN_S: Final = 2.0
 
 
 def schedule_of(shards: Sequence[Any], opens: Callable[[int], Opens], lanes: int) -> Schedule | None:
@@ -71,24 +66,15 @@ class Schedule:
         self._places = {name: place for place, path in enumerate(files) for name in hashes_of(address(path))}
         self._passes: OrderedDict[int, Opens] = OrderedDict()
         self._now = 0.0
-        self._start()
+        self._last: tuple[int, ...] = ()  # the files asked for last, so that none is looked for again with each of its shards
+        self._errands = Errands(self._fetch, "penstock-ahead")
         cache.needed = self.needed
 
     def __reduce__(self) -> Any:
         return Schedule, (self._files, self._numbers, self._opens_in, self._lanes)
 
-    def _start(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._wanted: dict[int, float] = {}  # files by when they are needed
-        self._last: tuple[int, ...] = ()  # the files asked for last, so that none is looked for again with each of its shards
-        self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
-
     def opening(self, pass_: int, shard: int) -> None:
         """A reader is about to open a shard in a pass: what its lane needs next is fetched from now on."""
-        if self._pid != os.getpid():
-            self._start()
         opens = self._opens(pass_)
         rows = np.flatnonzero(opens.shards == shard)
         if not len(rows):
@@ -115,16 +101,9 @@ class Schedule:
         return lambda name: None if (place := self._places.get(name)) is None else float(found[place])
 
     def close(self) -> None:
-        """Fetch nothing more; wait for a moment for what is on its way, which is given up. Idempotent; `opening` begins again."""
-        if self._pid != os.getpid():
-            return
-        with self._lock:
-            self._wanted, self._last, thread = {}, (), self._thread
-            self._stopped.set()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_JOIN_S)
-            if thread.is_alive():
-                log.info("a shard is still being fetched ahead, and its server does not answer; the thread ends when it does.")
+        """Fetch nothing more; what is on its way is given up. Idempotent; `opening` begins again."""
+        self._last = ()
+        self._errands.close()
 
     def _coming(self, lane: int, time: float, pass_: int) -> dict[int, float]:
         """The files that a lane opens next after ``time``."""
@@ -141,29 +120,10 @@ class Schedule:
         last = self._last
         files = {file: time for file, time in files.items() if file != opened and file not in last}
         self._last = (*last, opened, *files)[-(1 + self._ahead) * self._lanes :]
-        with self._lock:
-            self._wanted.pop(opened, None)
-            self._wanted |= files
-            if self._wanted and self._thread is None:
-                self._stopped = threading.Event()
-                self._thread = threading.Thread(target=self._fetch, args=(self._stopped,), name="penstock-ahead", daemon=True)
-                self._thread.start()
+        self._errands.want(files, opened)
 
-    def _fetch(self, stopped: threading.Event) -> None:
-        """Fetch what is wanted, the soonest first. A thread of its own, which ends when there is no more."""
-        while (file := self._next(stopped)) is not None:
-            with contextlib.suppress(Exception):  # whoever reads the shard gets the error, and knows what to do with it
-                fetch(self._files[file], stopped.is_set)
-
-    def _next(self, stopped: threading.Event) -> int | None:
-        with self._lock:
-            if stopped.is_set() or not self._wanted:
-                if self._stopped is stopped:
-                    self._thread = None
-                return None
-            file = min(self._wanted, key=self._wanted.__getitem__)
-            del self._wanted[file]
-        return file
+    def _fetch(self, file: int, is_over: Callable[[], bool]) -> None:
+        fetch(self._files[file], is_over)
 
     def _opens(self, pass_: int) -> Opens:
         found = self._passes.get(pass_)
