@@ -265,7 +265,7 @@ def test_bookmarks_of_shards_whose_names_only_the_user_understands(tmp_path, sch
 def test_a_file_is_looked_at_when_its_turn_comes(tmp_path, monkeypatch):
     """There may be a hundred thousand of them, far away. Seen to fail: all were looked at before the first item."""
     looked = []
-    monkeypatch.setattr(shard_keys, "stamp", lambda path: looked.append(path))
+    monkeypatch.setattr(shard_keys, "stamp_lately", lambda path: looked.append(path))
     shards = [f"{k}" for k in range(1000)]
     data = Shards(shards, lambda name: iter(range(9)), epoch_size=8, lanes=4, bookmarks=tmp_path)
     assert len(next(iter(Loader.from_dataset(data, batch_size=8)))) == 8
@@ -275,8 +275,8 @@ def test_a_file_is_looked_at_when_its_turn_comes(tmp_path, monkeypatch):
 def test_a_file_that_could_not_be_looked_at_is_looked_at_again(tmp_path, monkeypatch):
     """As on a server that says 503 at first. Seen to fail: it was never looked at again, and another version came in the next pass."""
     (tmp_path / "0").write_text("1\n" * 9)
-    answers, look = iter([False] * 2), shard_keys.stamp
-    monkeypatch.setattr(shard_keys, "stamp", lambda path: look(path if next(answers, True) else "not there"))
+    answers, look = iter([False] * 2), shard_keys.stamp_lately
+    monkeypatch.setattr(shard_keys, "stamp_lately", lambda path: look(path if next(answers, True) else "not there"))
     loader = Loader.from_dataset(Shards([tmp_path / "0"], lines_of, epoch_size=9, bookmarks=False), 9)
     assert len(list(loader)) == 1
     (tmp_path / "0").write_text("2\n" * 9)

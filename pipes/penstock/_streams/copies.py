@@ -46,6 +46,7 @@ class CacheFolder:
     Attributes:
         needed: Asked for a function that says of the hash of a file when it is needed next, or None if it is none of this data set. Whoever knows the order sets it.
         notes: What the processes of this host note about this data set.
+        stamps: What this process was told of its files lately, and when; see `stamp_lately`.
 
     Args:
         folder: It is made if need be; on a disk of this host.
@@ -66,13 +67,14 @@ class CacheFolder:
         self.notes = Notes(os.path.join(self.folder, f"penstock-1-{file_hash(' '.join(sorted(self._own)))}.notes"))
         self._before = self.notes.counts()
         self.needed = self._not_known
+        self.stamps: dict[str, tuple[float, Any]] = {}
         self._said: set[str] = set()
         os.makedirs(self.folder, exist_ok=True)
         with self._alone():
             pass
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_said": set(), "needed": None}
+        return {**vars(self), "_said": set(), "stamps": {}, "needed": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, needed=self._not_known)

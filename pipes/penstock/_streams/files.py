@@ -8,6 +8,7 @@ import functools
 import io
 import os
 import shutil
+import time
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
@@ -47,8 +48,10 @@ BUFFER: Final = 2**16
 
 def opened(path: str, expected: Stamp | None = None) -> BinaryIO:
     """The bytes of a file; from a copy where one is kept. An HTTP server is asked for no version but the ``expected`` one; S3 never gives parts of two."""
-    if (copy := opened_copy(path, expected)) is not None:
-        return copy
+    return opened_copy(path, expected) or _opened_there(path, expected)
+
+
+def _opened_there(path: str, expected: Stamp | None) -> BinaryIO:
     version = "" if expected is None else expected.version
     if not is_remote(path):
         return open(path, "rb", buffering=BUFFER, opener=open_file)
@@ -68,7 +71,7 @@ def opened_copy(path: str, expected: Stamp | None = None) -> BinaryIO | None:
     cache = kept_in(path)
     if cache is None:
         return None
-    then = expected or stamp(path)
+    then = expected or stamp_lately(path)
     return cache.opened(*_of_copy(path, then)) if _is_known(path, then) else None
 
 
@@ -111,9 +114,12 @@ def fetch(path: str, is_over: Callable[[], bool]) -> None:
     Raises:
         Exception: What its store raises.
     """
-    cache, then = kept_in(path), stamp(path)
-    if cache is not None and _is_known(path, then):
-        cache.make(*_of_copy(path, then, is_over))
+    cache = kept_in(path)
+    if cache is not None:
+        then = stamp(path)
+        cache.stamps[path] = time.monotonic(), then
+        if _is_known(path, then):
+            cache.make(*_of_copy(path, then, is_over))
 
 
 def _is_strong(path: str, version: str) -> bool:
@@ -177,18 +183,21 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
         OSError: On reading: the file ended before the last of its bytes.
         ValueError: It is of another version, or was changed by the time that it was read.
     """
-    then = stamp(path)
+    then = stamp_lately(path)
     check_unchanged(path, expected or then, then, *IN_USE)
-    with opened(path, then) as raw:
+    copy = opened_copy(path, then)
+    with copy or _opened_there(path, then) as raw:
         try:
-            if not is_remote(path) and kept_in(path) is None:
+            if copy is None and not is_remote(path):
                 check_unchanged(path, then, stamp_of(path, os.fstat(raw.fileno())), *IN_USE)
             with _unpacked(io.BufferedReader(_Whole(raw, path, then.size), BUFFER), path) as file:
                 yield file
         except Exception:
-            explain(path, then, *IN_USE)
+            if copy is None:
+                explain(path, then, *IN_USE)
             raise
-        check_unchanged(path, then, stamp(path), *IN_USE)
+        if copy is None:  # else it is that version, whatever has become of the file
+            check_unchanged(path, then, stamp(path), *IN_USE)
 
 
 def _unpacked(file: BinaryIO, path: str) -> BinaryIO:
@@ -224,6 +233,21 @@ def stamp(path: str) -> Stamp:
     version = next((str(said[name]) for name in VERSIONS if said.get(name)), address(path))
     short = len(version) <= 200 and version.isascii() and version.isprintable()
     return Stamp(-1 if said.get("size") is None else int(said["size"]), 0, version if short else checksum(version))
+
+
+LATELY_S: Final = 60.0
+
+
+def stamp_lately(path: str) -> Stamp:
+    """What `stamp` says, or where a copy is kept what it said to this process in the last minute: who reads a copy need not wait for the server each time."""
+    cache = kept_in(path)
+    if cache is None:
+        return stamp(path)
+    asked, found = cache.stamps.get(path) or (-LATELY_S, None)
+    if found is None or time.monotonic() - asked > LATELY_S:
+        found = stamp(path)
+        cache.stamps[path] = time.monotonic(), found
+    return found
 
 
 @contextlib.contextmanager

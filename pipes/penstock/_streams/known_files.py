@@ -6,7 +6,7 @@ import io
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
-from penstock._streams.files import REINDEX, check_unchanged, explain, opened, stamp, stamp_of
+from penstock._streams.files import REINDEX, check_unchanged, explain, opened, stamp, stamp_lately, stamp_of
 from penstock._streams.index_file import places_of, read_header, read_offsets
 from penstock._streams.paths import compression, expanded, is_remote, kept_in
 from penstock._streams.shards import Shards
@@ -98,7 +98,7 @@ class Opener:
             return self._format.forward(path, expected)
         place, header = self._indices[path]
         if compression(path):
-            check_unchanged(path, header.stamp, stamp(path))
+            check_unchanged(path, header.stamp, stamp_lately(path))
             return self._format.forward(path, header.stamp)
         return IndexedFile(path, place, header, self._format.parse)
 
@@ -128,7 +128,7 @@ class FileRanges:
 
     def check_version(self) -> None:
         """Raise a `ValueError` unless this is still the file that was indexed, and what is open is what stands under its name."""
-        check_unchanged(self._path, self._expected, stamp(self._path))
+        check_unchanged(self._path, self._expected, stamp_lately(self._path))
         if self._is_itself:
             check_unchanged(self._path, self._expected, stamp_of(self._path, os.fstat(self._file.fileno())))
 

@@ -11,7 +11,7 @@ from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, final
 
 from penstock._memory.shared_memory import attach, create
-from penstock._streams.files import IN_USE, check_unchanged, stamp
+from penstock._streams.files import IN_USE, check_unchanged, stamp, stamp_lately
 from penstock._streams.paths import address, checksum, is_remote
 from penstock._streams.tables import Piece
 
@@ -71,7 +71,7 @@ class ShardKeys:
         if path is not None and number not in self._found:
             shard = self._shards[number]
             try:
-                found = self._found[number] = shard.stamp if isinstance(shard, Piece) else stamp(path)
+                found = self._found[number] = shard.stamp if isinstance(shard, Piece) else stamp_lately(path)
             except Exception:  # a server may fail in its own way; opening the shard says so, or is tried again
                 return None
             self._seen[number] = self._seen[number] or int(checksum(found), 16)

@@ -1,8 +1,9 @@
-"""What can be done beforehand, in a thread of its own that lives only as long as there is something to do."""
+"""What can be done beforehand, in threads of its own that live only as long as there is something to do."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from typing import TYPE_CHECKING, final
@@ -17,16 +18,18 @@ _JOIN_S = 2.0
 
 @final
 class Errands:
-    """Does errands one after another, the most urgent first. Any number of threads may call it. A fork has none.
+    """Does errands, the most urgent first. Any number of threads may call it. A fork has none.
 
     Args:
-        do: Does the errand of a number; gets a function that says whether it is still wanted. Its errors are dropped: whoever needs the result will see for himself.
-        name: Of the thread.
+        do: Does the errand of a number; gets a function that says whether it is no longer wanted. Its errors are dropped: whoever needs the result will see for himself.
+        name: Of the threads.
+        most: How many are done at the same time.
     """
 
-    def __init__(self, do: Callable[[int, Callable[[], bool]], None], name: str) -> None:
+    def __init__(self, do: Callable[[int, Callable[[], bool]], None], name: str, most: int) -> None:
         self._do = do
         self._name = name
+        self._most = most
         self._start()
 
     def _start(self) -> None:
@@ -34,7 +37,7 @@ class Errands:
         self._lock = threading.Lock()
         self._starting = threading.RLock()
         self._wanted: dict[int, float] = {}
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []  # those that run, and those that are to be started
         self._stopped = threading.Event()
 
     def want(self, errands: Mapping[int, float], done: int) -> None:
@@ -49,22 +52,22 @@ class Errands:
         with self._lock:
             self._wanted.pop(done, None)
             self._wanted |= errands
-            if self._wanted and self._thread is None:
+            if self._stopped.is_set():
                 self._stopped = threading.Event()
-                self._thread = threading.Thread(target=self._run, args=(self._stopped,), name=self._name, daemon=True)
-            thread = self._thread
-        if thread is not None and thread.ident is None:
-            start([thread], self._starting)
+            new = min(len(self._wanted), self._most) - len(self._threads)
+            run = functools.partial(self._run, self._stopped)
+            self._threads += [threading.Thread(target=run, name=self._name, daemon=True) for _ in range(new)]
+            threads = [*self._threads]
+        start(threads, self._starting)
 
     def close(self) -> None:
         """Do nothing more, and wait for a moment for what is being done. Idempotent; `want` begins again."""
         if self._pid != os.getpid():
             return
         with self._lock:
-            self._wanted, thread = {}, self._thread
+            self._wanted, threads = {}, [*self._threads]
             self._stopped.set()
-        if thread is not None and thread.ident is not None:
-            join([thread], _JOIN_S)
+        join([thread for thread in threads if thread.ident is not None], _JOIN_S)
 
     def _run(self, stopped: threading.Event) -> None:
         while (errand := self._next(stopped)) is not None:
@@ -74,7 +77,7 @@ class Errands:
     def _next(self, stopped: threading.Event) -> int | None:
         with self._lock:
             if stopped.is_set() or not self._wanted:
-                self._thread = None
+                self._threads.remove(threading.current_thread())
                 return None
             errand = min(self._wanted, key=self._wanted.__getitem__)
             del self._wanted[errand]
