@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import random
 import re
+import threading
 
 import numpy as np
 import pyarrow as pa

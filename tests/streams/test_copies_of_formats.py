@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import tarfile
 from contextlib import closing
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import penstock
 from penstock import Loader, formats
 from penstock._command.index_one import index_file
 from penstock._streams.cache_notes import Notes
@@ -155,6 +157,63 @@ def test_an_index_is_kept_with_its_file(tmp_path: Path, fetches: list[str]) -> N
         with closing(formats.jsonl("memory://data/*.jsonl", cache_dir=tmp_path, max_cache_size="1MB")) as data:
             assert [data[index]["i"] for index in range(len(data))] == [100 * file + n for file in range(FILES) for n in range(RECORDS)]
     assert fetches == []
+
+
+def numbers(path: str) -> Iterator[int]:
+    with fsspec.open(path, "rb") as file:
+        for line in file:
+            yield json.loads(line)["i"]
+
+
+class Numbers:
+    def __init__(self, path: str) -> None:
+        self.found = list(numbers(path))
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __getitem__(self, at: int) -> int:
+        return self.found[at]
+
+
+def numbers_from(path: str, start: int) -> Iterator[int]:
+    yield from itertools.islice(numbers(path), start, None)
+
+
+@pytest.mark.parametrize("open", [numbers, Numbers, numbers_from])
+@pytest.mark.parametrize("size", ["1MB", 500, 1])
+@pytest.mark.parametrize("how", ["counted", "stream"])
+def test_a_format_of_the_user_reads_copies_too(open: Any, size: Any, how: str, tmp_path: Path, fetches: list[str]) -> None:
+    """And where there is no room, its own way. A state goes from one to the other. Seen to fail: the copy removed while it is read."""
+    for file in range(FILES):
+        fsspec.filesystem("memory").pipe(f"data/{file}.jsonl", jsonl(file))
+    paths = [f"memory://data/{file}.jsonl" for file in range(FILES)]
+    words: dict[str, Any] = {"epoch_size": 100, "bookmarks": False} if how == "stream" else {"counts": [RECORDS] * FILES}
+
+    def read(epochs: int, state: Any = None, **more: Any) -> tuple[list[list[int]], Any]:
+        with (
+            closing(penstock.Shards(paths, open, **words, **more)) as data,
+            Loader.from_dataset(data, batch_size=7, shuffle=True, seed=3) as loader,
+        ):
+            if state is not None:
+                loader.load_state_dict(state)
+            return [batch.tolist() for _ in range(epochs) for batch in loader], loader.state_dict()
+
+    expected, _ = read(3)
+    cache = {"cache_dir": tmp_path, "max_cache_size": size}
+    found, state = read(1, **cache)
+    found += read(1, state)[0]
+    assert found + read(1, read(2)[1], **cache)[0] == expected
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.jsonl")) <= {"1MB": 2**20}.get(size, size)
+    if size == "1MB":
+        fetches.clear()
+        assert read(3, **cache)[0] == expected
+        assert fetches == []
+
+
+def test_only_files_have_copies(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"keeps copies of files, so shards must be a list of paths, and 3 came"):
+        penstock.Shards(3, numbers, counts=[1] * 3, cache_dir=tmp_path, max_cache_size=1)
 
 
 def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, fetches: list[str]) -> None:

@@ -69,6 +69,11 @@ class Reached(str):
         return Reached, (str(self), self.storage_options, self.cache)
 
 
+def reached(path: str, storage_options: Mapping[str, Any] | None) -> str:
+    """A path with what it takes to open it."""
+    return Reached(path, storage_options) if storage_options and is_remote(path) else path
+
+
 def beside(path: str, other: str) -> str:
     """``other``, which takes the same to be opened as ``path``."""
     return Reached(other, path.storage_options, path.cache) if isinstance(path, Reached) else other
@@ -143,7 +148,7 @@ def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> 
             continue
         signed = text[len(_unsigned(text)) :]
         for one in braces_expanded(_unsigned(text)):
-            name = Reached(one + signed, storage_options) if storage_options and is_remote(one) else one + signed
+            name = reached(one + signed, storage_options)
             found += _globbed(name) if re.search(r"[*?[]", bare(one)) else [name]
     return found
 

@@ -15,14 +15,15 @@ from penstock._random.draws import trying
 from penstock._random.orders import SequentialOrder, ShuffledOrder
 from penstock._random.shard_order import usual_lanes
 from penstock._streams.counted import IndexedRecords
-from penstock._streams.paths import kept_in
+from penstock._streams.from_copies import FromCopies
+from penstock._streams.paths import Reach, kept_in, reached
 from penstock._streams.shard_names import names_of
 from penstock._streams.tables import Pieces as PiecesOfFiles
 from penstock._streams.uncounted import RecordStream
 from penstock._streams.uncounted import ShardOptions as ShardOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy.typing as npt
 
@@ -73,6 +74,11 @@ class Shards(Shown, Dataset[Any]):
         retries: How often in a row to open a shard again after an ``OSError``, with growing pauses. Not counted only.
         on_error: ``"skip"`` leaves out, with a warning, records that cannot be read, and a shard from the first error on (all of it, if it is missing).
             Not counted only.
+        storage_options: For the file system of fsspec that fetches copies from paths with ``://``: keys, an endpoint, headers. Not part of the state.
+        cache_dir: A folder on a disk of this host in which copies of shards that are files are kept, for all of its processes and for later runs; None: none are.
+            ``open`` is then called with the path of the copy; and with the shard itself if there is no room, or its version cannot be known. Not part of the state.
+        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``.
+        ahead: How many shards of each lane are copied before they are read, where copies are kept.
 
     Raises:
         ValueError: Neither ``counts`` nor ``epoch_size``, or arguments of both; counts of another number than the shards, or an argument out of bounds. On
@@ -100,6 +106,10 @@ class Shards(Shown, Dataset[Any]):
         bookmarks: str | os.PathLike[str] | bool = True,
         retries: int = 3,
         on_error: Literal["raise", "skip"] = "raise",
+        storage_options: Mapping[str, Any] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        max_cache_size: int | str | None = None,
+        ahead: int = 1,
     ) -> None:
         if isinstance(shards, str | bytes | os.PathLike):
             raise TypeError(f"shards={shards!r} is one path, and a list of paths was expected: [{shards!r}].")
@@ -108,6 +118,13 @@ class Shards(Shown, Dataset[Any]):
         for what, function in (("open", open), *(() if transform is None else (("transform", transform),))):
             if not callable(function):
                 raise TypeError(f"{what} must be a function, and {function!r:.80} cannot be called.")
+        if cache_dir is not None or max_cache_size is not None:
+            if not isinstance(shards, Sequence) or not all(isinstance(shard, str | os.PathLike) for shard in shards):
+                raise TypeError(
+                    f"cache_dir={cache_dir!r} keeps copies of files, so shards must be a list of paths, and {shards!r:.80} came."
+                )
+            reach = Reach(storage_options, cache_dir, max_cache_size, ahead)
+            shards, open = reach.of([reached(os.fspath(shard), storage_options) for shard in shards]), FromCopies(open)
         self.shards: Sequence[Any] = shards if isinstance(shards, Sequence) else range(whole_number("shards", shards, 0))
         settings = copy.deepcopy(settings)
         self._transform = transform

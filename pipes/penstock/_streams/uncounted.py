@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, final
 
 from penstock._fetch.error_policy import mark_of_stream
@@ -119,7 +120,7 @@ class RecordStream:
             self._schedule = schedule_of(self._shards, self._deal.opens, self._deal.lanes)
             self._ordered = True
             # A shard with a name is bound to its file by its key; where it is only a number, `open` must be the same.
-            self._code = code_hash(self._steps if self._is_numbered else [*self._steps, self._open])
+            self._code = code_hash(self._steps if self._is_numbered else [*self._steps, inspect.unwrap(self._open)])
         said = {"shards": len(self._shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
             said["held"] = step_values(self._steps)

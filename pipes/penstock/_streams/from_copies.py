@@ -1,0 +1,75 @@
+"""The ``open`` of a user, called with copies."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, BinaryIO, final
+
+from penstock._streams.files import opened_copy
+from penstock._streams.open_shards import has_start
+from penstock._streams.retrying import close
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock._streams.files import Stamp
+
+
+@final
+class FromCopies:
+    """Calls ``open`` with the path of a shard's copy, which stays for as long as what was opened is not closed; or with that of the shard, if there is no room.
+
+    Args:
+        open: The user's.
+    """
+
+    by_fsspec = True
+    """Remote paths are fsspec's, too."""
+
+    def __init__(self, open: Callable[..., Any]) -> None:
+        self.__wrapped__ = open
+        self.reads_forward = getattr(open, "reads_forward", has_start(open) or inspect.isgeneratorfunction(open))
+
+    def __call__(self, shard: str, expected: Stamp | None = None, **start: int) -> Any:
+        copy = opened_copy(shard, expected)
+        if copy is None:
+            return self.__wrapped__(str(shard), **start)
+        try:
+            opened = self.__wrapped__(copy.name, **start)
+        except BaseException:
+            copy.close()
+            raise
+        return (_Indexed if hasattr(opened, "__getitem__") and hasattr(opened, "__len__") else _Records)(opened, copy)
+
+
+class _Records:
+    """What was opened, and the copy that it reads."""
+
+    def __init__(self, opened: Any, copy: BinaryIO) -> None:
+        self._opened = opened
+        self._copy = copy
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._opened)
+
+    def close(self) -> None:
+        """Close both. Idempotent."""
+        close(self._opened, Exception)
+        self._copy.close()
+
+    def __del__(self) -> None:
+        self._copy.close()
+
+
+class _Indexed(_Records):
+    def __init__(self, opened: Any, copy: BinaryIO) -> None:
+        super().__init__(opened, copy)
+        self.__getitems__ = getattr(opened, "__getitems__", None)
+        if (check := getattr(opened, "check_version", None)) is not None:
+            self.check_version = check
+
+    def __len__(self) -> int:
+        return len(self._opened)
+
+    def __getitem__(self, number: int) -> Any:
+        return self._opened[number]
