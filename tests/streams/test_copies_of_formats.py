@@ -7,6 +7,7 @@ import itertools
 import json
 import tarfile
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +17,15 @@ import penstock
 from penstock import Loader, formats
 from penstock._command.index_one import index_file
 from penstock._streams.cache_notes import Notes
+from penstock._streams.copies import CacheFolder
+from penstock._streams.from_copies import FromCopies
+from penstock._streams.paths import Reach
 
 fsspec = pytest.importorskip("fsspec")
 memory = pytest.importorskip("fsspec.implementations.memory")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 FILES, RECORDS = 6, 20
 
@@ -184,7 +187,7 @@ def numbers_from(path: str, start: int) -> Iterator[int]:
 @pytest.mark.parametrize("size", ["1MB", 500, 1])
 @pytest.mark.parametrize("how", ["counted", "stream"])
 def test_a_format_of_the_user_reads_copies_too(open: Any, size: Any, how: str, tmp_path: Path, fetches: list[str]) -> None:
-    """And where there is no room, its own way. A state goes from one to the other. Seen to fail: the copy removed while it is read."""
+    """And where there is no room, its own way. A state goes from one to the other."""
     for file in range(FILES):
         fsspec.filesystem("memory").pipe(f"data/{file}.jsonl", jsonl(file))
     paths = [f"memory://data/{file}.jsonl" for file in range(FILES)]
@@ -209,6 +212,24 @@ def test_a_format_of_the_user_reads_copies_too(open: Any, size: Any, how: str, t
         fetches.clear()
         assert read(3, **cache)[0] == expected
         assert fetches == []
+
+
+@pytest.mark.parametrize("open", [numbers, Numbers])
+def test_a_copy_stays_until_what_reads_it_is_closed(open: Any, tmp_path: Path) -> None:
+    """Seen to fail: closed when the user's ``open`` has returned; not closed with what was opened."""
+    (tmp_path / "0.jsonl").write_bytes(jsonl(0))
+    (path,) = Reach(None, tmp_path / "cache", len(jsonl(0))).of([str(tmp_path / "0.jsonl")])
+    other = CacheFolder(str(tmp_path / "cache"), len(jsonl(0)))
+
+    def taken() -> bool:
+        copy = other.opened("s3://data/other", 10, "1", lambda to: Path(to).write_bytes(bytes(10)) and None)
+        return copy is not None and copy.close() is None
+
+    records = FromCopies(open)(path)
+    assert not taken()
+    assert list(records) == [*range(RECORDS)]
+    records.close()
+    assert taken()
 
 
 def test_only_files_have_copies(tmp_path: Path) -> None:
