@@ -116,6 +116,28 @@ def test_who_waited_for_a_lock_whose_file_is_gone_takes_the_new_one(tmp_path: Pa
     assert read(cache, 1, copy=copy) == content(1)
 
 
+def test_what_is_left_of_a_fetch_is_removed_while_its_lock_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who waits for the lock gets it, begins to fetch, and loses its file. Seen to fail: removed when the lock was given back."""
+    cache = CacheFolder(str(tmp_path), 2 * SIZE)
+    read(cache, 1)
+    (copy,) = names(cache)
+    for left in (".lock", f".{SIZE}.part"):
+        (tmp_path / f"{copy}{left}").write_bytes(content(0))
+    held, real = [], CacheFolder._remove
+
+    def removes(self: CacheFolder, name: str) -> None:
+        if name.startswith(copy) and (tmp_path / f"{copy}.lock").exists():
+            with (tmp_path / f"{copy}.lock").open() as other, pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.append(name)
+        real(self, name)
+
+    monkeypatch.setattr(CacheFolder, "_remove", removes)
+    assert read(cache, 2) == content(2)
+    assert held
+    assert len(names(cache)) == 2
+
+
 def test_only_its_own_files_are_ever_removed(tmp_path: Path) -> None:
     for name in ("important.tar", "penstock-1-notes.txt", "x.part"):
         (tmp_path / name).write_bytes(content(0))

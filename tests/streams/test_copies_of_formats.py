@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
-import tarfile
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from small_files import RECORDS, jsonl, numbers, parquet, tar
 
 import penstock
 from penstock import Loader, formats
@@ -27,29 +26,7 @@ memory = pytest.importorskip("fsspec.implementations.memory")
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FILES, RECORDS = 6, 20
-
-
-def jsonl(file: int) -> bytes:
-    return b"".join(json.dumps({"i": 100 * file + n}).encode() + b"\n" for n in range(RECORDS))
-
-
-def tar(file: int) -> bytes:
-    with io.BytesIO() as out:
-        with tarfile.open(fileobj=out, mode="w") as members:
-            for n in range(RECORDS):
-                member = tarfile.TarInfo(f"{n:03}.txt")
-                data = str(100 * file + n).encode()
-                member.size = len(data)
-                members.addfile(member, io.BytesIO(data))
-        return out.getvalue()
-
-
-def parquet(file: int) -> bytes:
-    pyarrow = pytest.importorskip("pyarrow")
-    out = io.BytesIO()
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"i": [100 * file + n for n in range(RECORDS)]}), out)
-    return out.getvalue()
+FILES = 6
 
 
 @pytest.fixture
@@ -160,12 +137,6 @@ def test_an_index_is_kept_with_its_file(tmp_path: Path, fetches: list[str]) -> N
         with closing(formats.jsonl("memory://data/*.jsonl", cache_dir=tmp_path, max_cache_size="1MB")) as data:
             assert [data[index]["i"] for index in range(len(data))] == [100 * file + n for file in range(FILES) for n in range(RECORDS)]
     assert fetches == []
-
-
-def numbers(path: str) -> Iterator[int]:
-    with fsspec.open(path, "rb") as file:
-        for line in file:
-            yield json.loads(line)["i"]
 
 
 class Numbers:

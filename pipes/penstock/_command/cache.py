@@ -24,7 +24,7 @@ def show(folder: str, clear: bool, out: TextIO, err: TextIO) -> int:
     if removed is not None:
         print(f"removed {removed:,} copies that nobody used", file=out)
     readers = _readers([os.path.join(folder, name) for name in copies])
-    print(f"{len(copies):,} copies, {_size(sum(copies.values()))}; {parts:,} are being fetched", file=out)
+    print(f"{len(copies):,} copies, {_size(sum(copies.values()))}; {parts:,} parts of others", file=out)
     asked = counts.hits + counts.fetches + counts.misses
     if asked:
         print(

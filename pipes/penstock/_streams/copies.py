@@ -117,7 +117,7 @@ class CacheFolder:
             pass
 
     def contents(self) -> tuple[dict[str, int], int, Counts]:
-        """The names of all copies and their bytes; how many are being fetched; and the counts of all data sets together."""
+        """The names of all copies and their bytes; how many parts of others; and the counts of all data sets together."""
         copies, parts, counts = {}, 0, Counts()
         for entry in os.scandir(self.folder):
             if _NOTES.fullmatch(entry.name):
@@ -126,20 +126,21 @@ class CacheFolder:
                 with contextlib.suppress(FileNotFoundError):
                     copies[entry.name] = entry.stat(follow_symlinks=False).st_size
             elif named and named["size"]:
-                parts += not self._is_abandoned(named["copy"])
+                parts += 1
         return copies, parts, counts
 
     def clear(self) -> int:
         """Remove all copies that nobody reads, what is left of fetches, and the notes; how many copies those were."""
         removed = 0
         with self._alone():
-            names = [entry.name for entry in os.scandir(self.folder)]
-        for name in names:
-            named = NAMED.fullmatch(name)
-            if _NOTES.fullmatch(name) or (named and named["other"] and self._is_abandoned(named["copy"])):
-                self._remove(name)
-            elif named and not named["other"]:
-                removed += self._removed_unread(name)
+            for entry in list(os.scandir(self.folder)):
+                named = NAMED.fullmatch(entry.name)
+                if _NOTES.fullmatch(entry.name):
+                    self._remove(entry.name)
+                elif named and named["other"]:
+                    self._removed_if_abandoned(named["copy"], entry.name)
+                elif named:
+                    removed += self._removed_unread(entry.name)
         return removed
 
     # One copy.
@@ -197,7 +198,7 @@ class CacheFolder:
             copy(part)
             with open(part, "rb") as file:
                 if (came := os.fstat(file.fileno()).st_size) != size:
-                    raise OSError(f"{came} bytes came in place of {size}, so the server broke off")
+                    raise OSError(f"{came} bytes came of {name} in place of {size}, so the server broke off")
                 os.fsync(file.fileno())
             os.replace(part, os.path.join(self.folder, name))
             self.notes.add(fetches=1, fetched_bytes=size)
@@ -223,9 +224,7 @@ class CacheFolder:
             if not named:
                 continue
             if named["other"]:
-                if self._is_abandoned(named["copy"]):
-                    self._remove(entry.name)
-                else:
+                if not self._removed_if_abandoned(named["copy"], entry.name):
                     sizes[entry.name] = int(named["size"] or 0)
                 continue
             with contextlib.suppress(FileNotFoundError):
@@ -252,14 +251,18 @@ class CacheFolder:
                 over -= sizes[copy]
         return over <= 0
 
-    def _is_abandoned(self, name: str) -> bool:
-        """Whether nobody is fetching that copy."""
+    def _removed_if_abandoned(self, name: str, left: str) -> bool:
+        """Remove what is ``left`` of a fetch of a copy that nobody is fetching; whether that is so. Under `_alone`."""
         try:
             fd = os.open(os.path.join(self.folder, f"{name}.lock"), os.O_RDWR | _FLAGS)
         except FileNotFoundError:
+            self._remove(left)
             return True
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # While it is held: else whoever waits for it would have it, and lose its file a moment later.
+            self._remove(left)
+            self._remove(f"{name}.lock")
         except BlockingIOError:
             return False
         finally:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any, Final, Unpack, final
+import os
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Unpack, final
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from penstock._streams.shards import Shards
 from penstock._streams.tables import Look, Piece, chosen_types, files_of, looked_at, names_of, pieces_in
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
@@ -91,6 +91,12 @@ def _check_room(files: list[str]) -> None:
             )
 
 
+def _name_of(file: BinaryIO) -> str:
+    """What is open under a name that it keeps even if somebody removes it."""
+    path = f"/dev/fd/{file.fileno()}"
+    return path if os.path.exists(path) else file.name
+
+
 @final
 class _RecordBatches:
     """Opens a record batch."""
@@ -104,7 +110,7 @@ class _RecordBatches:
         with kept_open(
             piece.path, piece.stamp
         ) as file:  # its copy is not removed before it is mapped, and then it stays until nobody has it mapped
-            batch = _batch(file.name, piece.number, self._offsets[piece.file])
+            batch = _batch(_name_of(file), piece.number, self._offsets[piece.file])
         if self._columns is not None:
             batch = batch.select(self._columns)
         _check(piece, batch)
@@ -143,7 +149,7 @@ def _look(path: str, columns: list[str] | None) -> Look:
     seen = stamp(path)
     held = kept_open(path, seen)
     try:
-        with held, pyarrow.memory_map(held.name) as file:
+        with held, pyarrow.memory_map(_name_of(held)) as file:
             in_file = file.read(len(_MAGIC)) == _MAGIC
             file.seek(8 if in_file else 0)  # the file format is a stream between two marks, and an index
             schema = pyarrow.ipc.read_schema(file)

@@ -1,0 +1,45 @@
+"""Files of a few records each, in several formats: file ``k`` has the numbers from ``100 * k`` on."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RECORDS = 20
+
+
+def jsonl(file: int) -> bytes:
+    return b"".join(json.dumps({"i": 100 * file + n}).encode() + b"\n" for n in range(RECORDS))
+
+
+def tar(file: int) -> bytes:
+    with io.BytesIO() as out:
+        with tarfile.open(fileobj=out, mode="w") as members:
+            for n in range(RECORDS):
+                member = tarfile.TarInfo(f"{n:03}.txt")
+                data = str(100 * file + n).encode()
+                member.size = len(data)
+                members.addfile(member, io.BytesIO(data))
+        return out.getvalue()
+
+
+def parquet(file: int) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    out = io.BytesIO()
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"i": [100 * file + n for n in range(RECORDS)]}), out)
+    return out.getvalue()
+
+
+def numbers(path: str) -> Iterator[int]:
+    import fsspec
+
+    with fsspec.open(path, "rb") as file:
+        for line in file:
+            yield json.loads(line)["i"]
