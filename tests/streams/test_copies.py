@@ -6,6 +6,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import pickle
+import shutil
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,6 +138,12 @@ def test_what_is_left_of_a_fetch_is_removed_while_its_lock_is_held(tmp_path: Pat
     assert read(cache, 2) == content(2)
     assert held
     assert len(names(cache)) == 2
+
+
+def test_a_worker_on_another_machine_makes_the_folder_there(tmp_path: Path) -> None:
+    sent = pickle.dumps(CacheFolder(str(tmp_path / "cache"), SIZE))
+    shutil.rmtree(tmp_path / "cache")
+    assert read(pickle.loads(sent), 1) == content(1)
 
 
 def test_only_its_own_files_are_ever_removed(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ class CacheFolder:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, needed=self._not_known)
+        os.makedirs(self.folder, exist_ok=True)  # a worker may be on another machine
 
     def _not_known(self) -> Callable[[str], float | None]:
         """Where nobody knows the order, no copy is given up for another of the same data: that keeps as many of them as any rule for an order that is drawn anew."""
