@@ -418,6 +418,9 @@ class Handler(BaseHTTPRequestHandler):
         if kind.isdigit():
             return self.answer(int(kind), b"")
         data = Path(name).read_bytes()
+        if self.command == "GET":
+            with open("asked", "a") as asked:
+                asked.write(name + "\\n")
         etag, begin, end = f'"{hashlib.md5(data).hexdigest()}"', 0, len(data)
         if kind == "strict" and self.headers.get("If-Match", etag) != etag:
             return self.answer(412, b"")
@@ -479,6 +482,28 @@ def web(http: tuple[str, Path]) -> Iterator[tuple[str, Path]]:
     executor, get_loop()._default_executor = get_loop()._default_executor, None
     if executor is not None:
         executor.shutdown()
+
+
+@pytest.mark.slow
+def test_each_shard_is_fetched_once_for_all_ranks_and_workers_of_a_host(web: tuple[str, Path], tmp_path: Path) -> None:
+    """Counted at the server: 4 ranks with 2 workers each, 24 shards, two epochs, 24 requests. Seen to fail: without the lock of a copy."""
+    address, folder = web
+    for shard in range(24):
+        (folder / f"{shard}.jsonl").write_bytes(lines(shard, RECORDS))
+    (folder / "asked").unlink(missing_ok=True)
+    paths = [f"{address}/strict/{shard}.jsonl" for shard in range(24)]
+    words: dict[str, Any] = {"counts": [RECORDS] * 24, "lanes": 8, "cache_dir": tmp_path, "max_cache_size": "10MB"}
+    ranks = [formats.jsonl(paths, **words) for _ in range(4)]
+    with contextlib.ExitStack() as stack:
+        loaders = [
+            stack.enter_context(
+                Loader.from_dataset(data, batch_size=RECORDS, shuffle=True, seed=1, collate_fn=list, rank=rank, world_size=4, num_workers=2)
+            )
+            for rank, data in enumerate(ranks)
+        ]
+        found = [sample for _ in range(2) for batches in zip(*loaders, strict=True) for batch in batches for sample in numbers(batch)]
+    assert sorted(found) == sorted(2 * [(shard, record) for shard in range(24) for record in range(RECORDS)])
+    assert sorted((folder / "asked").read_text().split()) == sorted(f"{shard}.jsonl" for shard in range(24))
 
 
 @pytest.fixture(scope="module")
