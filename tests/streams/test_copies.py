@@ -140,6 +140,33 @@ def test_what_is_left_of_a_fetch_is_removed_while_its_lock_is_held(tmp_path: Pat
     assert len(names(cache)) == 2
 
 
+def test_a_process_that_is_forked_while_a_lock_is_held_does_not_keep_it(tmp_path: Path) -> None:
+    """It lives on, and nobody waits for it. Seen to fail: by closing the file only."""
+    cache = CacheFolder(str(tmp_path), SIZE)
+    ended, child = os.pipe(), 0
+
+    def copy(path: str) -> None:
+        nonlocal child
+        child = os.fork()
+        if not child:
+            os.close(ended[1])
+            os.read(ended[0], 1)
+            os._exit(0)
+        writes(1)(path)
+
+    assert read(cache, 1, copy=copy) == content(1)
+    with cache._alone():
+        other = os.fork()
+        if not other:
+            os.close(ended[1])
+            os.read(ended[0], 1)
+            os._exit(0)
+    assert read(cache, 2) == content(2)
+    for fd in ended:
+        os.close(fd)
+    assert {os.waitpid(child, 0)[1], os.waitpid(other, 0)[1]} == {0}
+
+
 def test_a_worker_on_another_machine_makes_the_folder_there(tmp_path: Path) -> None:
     sent = pickle.dumps(CacheFolder(str(tmp_path / "cache"), SIZE))
     shutil.rmtree(tmp_path / "cache")

@@ -309,6 +309,8 @@ class CacheFolder:
                 ) from exc
             yield bool(os.fstat(fd).st_nlink)
         finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)  # closing would not do: a process that was forked meanwhile has the same lock
             os.close(fd)
 
     def _say(self, what: str) -> None:
