@@ -218,6 +218,17 @@ def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, fetches: list[s
     assert found == [{"i": 1}, {"i": 2}]
 
 
+def test_what_is_no_folder_for_copies(tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").write_bytes(jsonl(0))
+    for folder, why in (
+        (tmp_path, "lies in cache_dir="),
+        ("s3://b/c", "is no folder on a disk of this host"),
+        ("", "is no folder on a disk"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            formats.jsonl(str(tmp_path / "0.jsonl"), counts=[RECORDS], cache_dir=folder, max_cache_size=1)
+
+
 def test_a_cache_needs_a_folder_and_a_bound(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cache_dir and max_cache_size go together"):
         formats.jsonl("x.jsonl", counts=[1], cache_dir=tmp_path)

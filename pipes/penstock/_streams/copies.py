@@ -3,7 +3,8 @@
 A copy is named after its file and the version of that, so none is ever stale. There is no daemon and no shared memory, only files and `flock`, which the kernel
 gives back when its owner dies, at any point:
 
-- who fetches holds ``NAME.lock``, writes ``NAME.part``, and renames it when all bytes have come; a part without an owner is removed by whoever sees it;
+- who fetches holds a lock, writes a part, and renames it when all bytes have come. Each part has a name of its own, because a store's library may go on writing after
+  an interrupt. A part without an owner is removed by whoever sees it;
 - who reads a copy holds a shared lock on it, and only a copy that nobody reads is removed;
 - what is added up, and what is removed for it, is decided under one lock for the folder.
 
@@ -15,10 +16,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import logging
 import math
 import os
 import re
+import secrets
 import time
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, final
@@ -31,8 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock")
 
-NAMED: Final = re.compile(r"(?P<copy>penstock-1-(?P<file>[0-9a-f]{16})-[0-9a-f]{16}-.*?)(?P<other>\.(?P<size>\d+)\.part|\.lock)?")
-"""What a copy, a part of one and a lock are called."""
+COPY: Final = re.compile(r"penstock-1-(?P<file>[0-9a-f]{16})-[0-9a-f]{16}-.*", re.DOTALL)
+_LEFT: Final = re.compile(r"(?P<key>penstock-1-[0-9a-f]{16}-[0-9a-f]{16})\.(lock|(?P<size>\d+)\.[0-9a-f]{8}\.part)")
+"""What copies are called, and what locks and parts of them are: whatever a file is called, no name is both."""
 _NOTES: Final = re.compile(r"penstock-1-[0-9a-f]{16}\.notes")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_WRITING: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -101,11 +105,12 @@ class CacheFolder:
         Raises:
             OSError: Other bytes came than ``size``; or what ``copy`` raises. Nothing of it stays.
         """
-        name, begun = _name(address, size, version), time.monotonic_ns()
+        key, name = _names(address, size, version)
+        begun = time.monotonic_ns()
         hit = True
         while (found := self._reading(name, size)) is None:
             hit = False
-            if not self._made(name, size, copy):
+            if not self._made(key, name, size, copy):
                 self.notes.add(misses=1)
                 return None
         self.notes.add(hits=hit, wait_ns=0 if hit else time.monotonic_ns() - begun)
@@ -113,8 +118,8 @@ class CacheFolder:
 
     def make(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> None:
         """Have that copy made, as by `opened`, for whoever will open it."""
-        name = _name(address, size, version)
-        while not self._is_there(name, size) and self._made(name, size, copy):
+        key, name = _names(address, size, version)
+        while not self._is_there(name, size) and self._made(key, name, size, copy):
             pass
 
     def contents(self) -> tuple[dict[str, int], int, Counts]:
@@ -123,10 +128,10 @@ class CacheFolder:
         for entry in os.scandir(self.folder):
             if _NOTES.fullmatch(entry.name):
                 counts = Counts(*map(sum, zip(counts, Notes(entry.path).counts(), strict=True)))
-            elif (named := NAMED.fullmatch(entry.name)) and not named["other"]:
+            elif COPY.fullmatch(entry.name):
                 with contextlib.suppress(FileNotFoundError):
                     copies[entry.name] = entry.stat(follow_symlinks=False).st_size
-            elif named and named["size"]:
+            elif (left := _LEFT.fullmatch(entry.name)) and left["size"]:
                 parts += 1
         return copies, parts, counts
 
@@ -135,30 +140,34 @@ class CacheFolder:
         removed = 0
         with self._alone():
             for entry in list(os.scandir(self.folder)):
-                named = NAMED.fullmatch(entry.name)
                 if _NOTES.fullmatch(entry.name):
                     self._remove(entry.name)
-                elif named and named["other"]:
-                    self._removed_if_abandoned(named["copy"], entry.name)
-                elif named:
+                elif left := _LEFT.fullmatch(entry.name):
+                    self._removed_if_abandoned(left["key"], entry.name)
+                elif COPY.fullmatch(entry.name):
                     removed += self._removed_unread(entry.name)
         return removed
 
     # One copy.
 
-    def _made(self, name: str, size: int, copy: Callable[[str], None]) -> bool:
+    def _made(self, key: str, name: str, size: int, copy: Callable[[str], None]) -> bool:
         """Make the copy, unless it is there or its lock was removed before this one had it; whether there was room."""
         try:
-            with self._locked(f"{name}.lock") as is_linked:
+            with self._locked(f"{key}.lock") as is_linked:
                 try:
-                    return not is_linked or self._is_there(name, size) or self._fetched(name, size, copy)
+                    return not is_linked or self._is_there(name, size) or self._fetched(key, name, size, copy)
                 finally:
                     if is_linked:
-                        self._remove(f"{name}.lock")
+                        self._remove(f"{key}.lock")
         except OSError as exc:
-            if exc.errno not in _NO_WRITING:
+            if exc.errno not in (*_NO_WRITING, *_FULL):
                 raise
-            self._say("cannot be written to, so what is not in it is read from afar")
+            full = exc.errno in _FULL
+            self._say(
+                "is on a disk that is full, so what does not fit is read from afar"
+                if full
+                else "cannot be written to, so what is not in it is read from afar"
+            )
             return False
 
     def _reading(self, name: str, size: int) -> BinaryIO | None:
@@ -170,10 +179,14 @@ class CacheFolder:
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)  # who removes it holds the other lock for a moment
-            if os.fstat(fd).st_size == size:  # it may have been removed since, but what is open stays readable
+            status = os.fstat(fd)
+            if not status.st_nlink:  # it was removed before its lock was held: whoever opens it once more by its name would not find it
+                os.close(fd)
+                return None
+            if status.st_size == size:
                 with contextlib.suppress(OSError):
                     os.utime(fd)  # used now
-                return open(path, "rb", buffering=2**16, opener=lambda *_: fd)  # so that it has its name
+                return io.BufferedReader(_Copy(path, opener=lambda *_: fd), 2**16)  # so that it has its name
         except BaseException:
             os.close(fd)
             raise
@@ -186,20 +199,19 @@ class CacheFolder:
             return os.stat(os.path.join(self.folder, name), follow_symlinks=False).st_size == size
         return False
 
-    def _fetched(self, name: str, size: int, copy: Callable[[str], None]) -> bool:
+    def _fetched(self, key: str, name: str, size: int, copy: Callable[[str], None]) -> bool:
         """Make the copy; whether there was room."""
-        part = os.path.join(self.folder, f"{name}.{size}.part")  # counts with that size from now on
+        part = os.path.join(self.folder, f"{key}.{size}.{secrets.token_hex(4)}.part")  # counts with that size from now on
         try:
             with self._alone():
                 if not self._made_room(name, size):
                     self._say(f"has no room for more than {self.most_bytes:,} bytes, so what does not fit is read from afar")
                     return False
-                self._remove(os.path.basename(part))
                 os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644))
             copy(part)
             with open(part, "rb") as file:
                 if (came := os.fstat(file.fileno()).st_size) != size:
-                    raise OSError(f"{came} bytes came of {name} in place of {size}, so the server broke off")
+                    raise OSError(f"{came} bytes came of {name} in place of {size}, so the server broke off, or the file has changed")
                 os.fsync(file.fileno())
             os.replace(part, os.path.join(self.folder, name))
             self.notes.add(fetches=1, fetched_bytes=size)
@@ -221,17 +233,17 @@ class CacheFolder:
         sizes: dict[str, int] = {}
         copies: dict[str, tuple[str, float]] = {}  # their files, and when they were used last
         for entry in os.scandir(self.folder):
-            named = NAMED.fullmatch(entry.name)
-            if not named:
-                continue
-            if named["other"]:
-                if not self._removed_if_abandoned(named["copy"], entry.name):
-                    sizes[entry.name] = int(named["size"] or 0)
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                status = entry.stat(follow_symlinks=False)
-                sizes[entry.name] = status.st_size
-                copies[entry.name] = named["file"], status.st_mtime
+            if left := _LEFT.fullmatch(entry.name):
+                if name.startswith(f"{left['key']}-"):  # whose lock is held here
+                    if left["size"]:
+                        self._remove(entry.name)
+                elif not self._removed_if_abandoned(left["key"], entry.name):
+                    sizes[entry.name] = int(left["size"] or 0)
+            elif named := COPY.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    sizes[entry.name] = status.st_size
+                    copies[entry.name] = named["file"], status.st_mtime
         over = sum(sizes.values()) + size - self.most_bytes
         if over <= 0:
             return True
@@ -252,18 +264,20 @@ class CacheFolder:
                 over -= sizes[copy]
         return over <= 0
 
-    def _removed_if_abandoned(self, name: str, left: str) -> bool:
-        """Remove what is ``left`` of a fetch of a copy that nobody is fetching; whether that is so. Under `_alone`."""
+    def _removed_if_abandoned(self, key: str, left: str) -> bool:
+        """Remove what is ``left`` of a fetch that has no owner any more; whether that is so. Under `_alone`."""
         try:
-            fd = os.open(os.path.join(self.folder, f"{name}.lock"), os.O_RDWR | _FLAGS)
+            fd = os.open(os.path.join(self.folder, f"{key}.lock"), os.O_RDWR | _FLAGS)
         except FileNotFoundError:
             self._remove(left)
             return True
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.fstat(fd).st_nlink:  # its owner has ended meanwhile, and there may be a new one
+                return False
             # While it is held: else whoever waits for it would have it, and lose its file a moment later.
             self._remove(left)
-            self._remove(f"{name}.lock")
+            self._remove(f"{key}.lock")
         except BlockingIOError:
             return False
         finally:
@@ -296,7 +310,11 @@ class CacheFolder:
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[bool]:
         """Hold a lock, which waits for who holds it; whether its file is still there by then."""
-        fd = os.open(os.path.join(self.folder, name), os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
+        path = os.path.join(self.folder, name)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
+        except PermissionError:
+            fd = os.open(path, os.O_RDONLY | _FLAGS)  # it is another user's
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
@@ -329,7 +347,23 @@ def hashes_of(address: str) -> tuple[str, str]:
     return file_hash(address), file_hash(f"{address}.index")
 
 
-def _name(address: str, size: int, version: str) -> str:
+def _names(address: str, size: int, version: str) -> tuple[str, str]:
+    """What the copy of a version of a file and all that belongs to it begin with, and the name of the copy, which ends as that of the file."""
     version_hash = blake2b(f"{size} {version}".encode(), digest_size=8).hexdigest()
-    base = re.sub(r"[^\w.]", "_", address.rpartition("/")[2])[-60:]
-    return f"penstock-1-{file_hash(address)}-{version_hash}-{base}"
+    key = f"penstock-1-{file_hash(address)}-{version_hash}"
+    return key, f"{key}-{re.sub(r'[^a-zA-Z0-9_.]', '_', address.rpartition('/')[2])[-60:]}"
+
+
+@final
+class _Copy(io.FileIO):
+    """A copy that is open. Closing it gives its lock back, also if a process was forked meanwhile, which has the same."""
+
+    def __init__(self, path: str, *, opener: Callable[[str, int], int]) -> None:
+        super().__init__(path, "rb", opener=opener)
+        self._owner = os.getpid()
+
+    def close(self) -> None:
+        if not self.closed and self._owner == os.getpid():
+            with contextlib.suppress(OSError):
+                fcntl.flock(self.fileno(), fcntl.LOCK_UN)
+        super().close()

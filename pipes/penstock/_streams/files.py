@@ -12,7 +12,7 @@ import time
 from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
-from penstock._streams.paths import address, checksum, compression, extra, is_remote, kept_in, options_of
+from penstock._streams.paths import address, checksum, compression, extra, is_remote, kept_in, options_of, place_of
 from penstock._streams.transfer import transfer
 from penstock._streams.unpacking import LIBRARIES, Unpacked
 
@@ -128,20 +128,24 @@ def _is_strong(path: str, version: str) -> bool:
 
 
 def _is_known(path: str, then: Stamp) -> bool:
-    """Whether a stamp says enough to know later whether a copy is still right."""
-    return then.size >= 0 and bool(then.mtime_ns or then.version != address(path))
+    """Whether a stamp says enough to know later whether a copy is still right: of what is in an archive, it says nothing of the archive."""
+    return "::" not in path and then.size >= 0 and bool(then.mtime_ns or then.version != address(path))
 
 
 def _of_copy(path: str, then: Stamp, is_over: Callable[[], bool] = lambda: False) -> tuple[str, int, str, Callable[[str], None]]:
     """The arguments of `CacheFolder.opened`."""
-    return address(path), then.size, f"{then.mtime_ns} {then.version}", functools.partial(_copy, path, then, is_over)
+    return place_of(path), then.size, f"{then.mtime_ns} {then.version}", functools.partial(_copy, path, then, is_over)
 
 
 def _copy(path: str, then: Stamp, is_over: Callable[[], bool], to: str) -> None:
     """Copy one version of a file, in one request."""
     if is_remote(path):
-        with _asking(path) as (filesystem, inside), transfer(path, then.size, is_over) as callback:
-            filesystem.get_file(inside, to, callback=callback)
+        try:
+            with _asking(path) as (filesystem, inside), transfer(path, then.size, is_over) as callback:
+                filesystem.get_file(inside, to, callback=callback)
+        except OSError:
+            explain(path, then, *IN_USE)
+            raise
     else:
         shutil.copyfile(path, to)
     check_unchanged(path, then, stamp(path), *IN_USE)
@@ -186,6 +190,9 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
     then = stamp_lately(path)
     check_unchanged(path, expected or then, then, *IN_USE)
     copy = opened_copy(path, then)
+    if copy is None and kept_in(path) is not None:
+        then = stamp(path)  # what it was lately is for copies
+        check_unchanged(path, expected or then, then, *IN_USE)
     with copy or _opened_there(path, then) as raw:
         try:
             if copy is None and not is_remote(path):

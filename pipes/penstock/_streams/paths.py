@@ -111,8 +111,16 @@ class Reach(NamedTuple):
             return files
         from penstock._streams.copies import CacheFolder, hashes_of
 
+        folder = os.path.expanduser(os.fspath(self.cache_dir))
+        if not folder or "://" in folder:
+            raise ValueError(f"cache_dir={folder!r} is no folder on a disk of this host, such as '/local/disk/cache'.")
+        inside = os.path.join(os.path.abspath(folder), "")
+        if (wrong := next((file for file in files if not is_remote(file) and os.path.abspath(file).startswith(inside)), None)) is not None:
+            raise ValueError(
+                f"{wrong} lies in cache_dir={folder!r}, so copies would be read as data. Choose a folder for nothing but copies."
+            )
         most, ahead = nbytes_of("max_cache_size", self.max_cache_size), whole_number("ahead", self.ahead, 0)
-        cache = CacheFolder(os.fspath(self.cache_dir), most, (name for file in files for name in hashes_of(address(file))), ahead)
+        cache = CacheFolder(folder, most, (name for file in files for name in hashes_of(place_of(Reached(file, options_of(file))))), ahead)
         return [Reached(file, options_of(file), cache) for file in files]
 
 
@@ -204,6 +212,16 @@ def _choices(inside: str) -> list[str] | None:
     if not parts:
         return None
     return [choice for part in [*parts, inside[begin:]] for choice in braces_expanded(part)]
+
+
+def place_of(path: str) -> str:
+    """The `address` of a file, and which host, where its options say that; but no keys, which are renewed."""
+    options = options_of(path)
+    where = {
+        name: options[name] for name in ("endpoint_url", "host", "port", "base_url", "path", "fs", "fo", "account_name") if name in options
+    }
+    where |= {"endpoint_url": options["client_kwargs"]["endpoint_url"]} if "endpoint_url" in options.get("client_kwargs", {}) else {}
+    return address(path) + (f" {json.dumps(where, sort_keys=True, default=str)}" if where else "")
 
 
 def checksum(said: Any) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock._streams.copies import hashes_of
 from penstock._streams.files import fetch
-from penstock._streams.paths import address, kept_in
+from penstock._streams.paths import kept_in, place_of
 from penstock._streams.tables import Pieces
 from penstock._workers.errands import Errands
 
@@ -65,7 +65,7 @@ class Schedule:
         self._lanes = lanes
         self._notes = cache.notes
         self._ahead = cache.ahead
-        self._places = {name: place for place, path in enumerate(files) for name in hashes_of(address(path))}
+        self._places = {name: place for place, path in enumerate(files) for name in hashes_of(place_of(path))}
         self._passes: OrderedDict[int, Opens] = OrderedDict()
         self._now = 0.0
         self._last: tuple[int, ...] = ()  # the files asked for last, so that none is looked for again with each of its shards

@@ -26,12 +26,16 @@ def transfer(path: str, size: int, is_over: Callable[[], bool], clock: Callable[
         is_over: Whether nobody wants it any more. Then the next part raises an `InterruptedError`.
         clock: Seconds.
     """
-    begun = clock()
+    begun, most = clock(), size
     progress: list[Progress] = []
 
-    def told(size: int, value: int, **_: Any) -> None:
+    def told(size: int, value: int, **_: Any) -> None:  # what a server says of its size may be another one by now
         if is_over():
             raise InterruptedError(f"{path} is not wanted any more")
+        if value > most:
+            raise OSError(
+                f"{path} gave {value} bytes and more in place of {most}: it has changed, or its server said something else before"
+            )
         if not progress and clock() - begun > SLOW_S:
             progress.append(Progress(f"fetching {path}", size, "bytes", first_s=0.0, clock=clock))
         for shown in progress:

@@ -219,13 +219,10 @@ class _Descriptor:
     """An open file, or the copy of one, which is closed once nobody reads it any more; or nothing, for what has to be read from afar."""
 
     def __init__(self, file: TokenFile) -> None:
-        self.fd = -1
-        self._of = file
-        copy = None if file.stamp is None else opened_copy(file.path, file.stamp)
-        if copy is not None:
-            with copy:
-                self.fd = os.dup(copy.fileno())  # which has its lock, too
-        elif not is_remote(file.path):
+        self.fd, self._of = -1, file
+        self._copy: BinaryIO | None = None
+        self._copy = None if file.stamp is None else opened_copy(file.path, file.stamp)
+        if self._copy is None and not is_remote(file.path):
             self.fd = os.open(file.path, os.O_RDONLY)
             nbytes = os.fstat(self.fd).st_size
             if nbytes != file.nbytes:
@@ -233,8 +230,9 @@ class _Descriptor:
 
     def read(self, into: np.ndarray, offset: int) -> int:
         """How many bytes came, from ``offset`` on."""
-        if self.fd >= 0:
-            return os.preadv(self.fd, [cast("Any", into)], offset)
+        fd = self.fd if self._copy is None else self._copy.fileno()
+        if fd >= 0:
+            return os.preadv(fd, [cast("Any", into)], offset)
         assert self._of.stamp is not None
         into[:] = np.frombuffer(read_range(self._of.path, self._of.stamp, offset, offset + into.nbytes), into.dtype)
         return into.nbytes
@@ -242,6 +240,8 @@ class _Descriptor:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # when the interpreter ends, the module `os` may be gone already
         if self.fd >= 0:
             close(self.fd)
+        if self._copy is not None:
+            self._copy.close()
 
 
 def _inspected(path: str, dtype: np.dtype[Any], first: int) -> TokenFile:
