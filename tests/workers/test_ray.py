@@ -35,17 +35,20 @@ def cluster(tmp_path_factory: Any) -> Iterator[Any]:
 @contextlib.contextmanager
 def _started(folder: Path, **environment: str) -> Iterator[Any]:
     """The program, which does one case for each line that it is told. It hangs below no test: Ray keeps processes for later, as it pleases."""
-    command = [sys.executable, str(PROGRAM)]
+    command = [sys.executable, str(PROGRAM), str(folder)]
     path = os.pathsep.join(filter(None, [*(str(PROGRAM.parents[1] / name) for name in ("support", "laws")), os.environ.get("PYTHONPATH")]))
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as program:
+    with (
+        (folder / "stderr").open("w") as errors,
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as program,
+    ):
         program.wait()  # for the process between, which has ended
         yield program
         program.stdin.close()  # type: ignore[union-attr]
@@ -60,7 +63,9 @@ def test_workers_on_other_machines(cluster: Any, case: str) -> None:
 
 def _run(cluster: Any, case: str) -> None:
     print(case, file=cluster.stdin, flush=True)
-    name, said = json.loads(next(line for line in cluster.stdout if line.startswith('["')))
+    line = next((line for line in cluster.stdout if line.startswith('["')), None)
+    assert line is not None, Path(cluster.args[-1], "stderr").read_text()[-4000:]
+    name, said = json.loads(line)
     assert name == case
     assert said is None, said
 

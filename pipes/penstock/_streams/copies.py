@@ -362,8 +362,10 @@ class _Copy(io.FileIO):
         super().__init__(path, "rb", opener=opener)
         self._owner = os.getpid()
 
-    def close(self) -> None:
-        if not self.closed and self._owner == os.getpid():
-            with contextlib.suppress(OSError):
-                fcntl.flock(self.fileno(), fcntl.LOCK_UN)
+    def close(
+        self, getpid: Any = os.getpid, flock: Any = fcntl.flock, unlock: int = fcntl.LOCK_UN, suppress: Any = contextlib.suppress
+    ) -> None:
+        if not self.closed and self._owner == getpid():  # when the interpreter ends, the modules may be gone already
+            with suppress(OSError):
+                flock(self.fileno(), unlock)
         super().close()
