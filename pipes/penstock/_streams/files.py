@@ -48,10 +48,11 @@ BUFFER: Final = 2**16
 
 def opened(path: str, expected: Stamp | None = None) -> BinaryIO:
     """The bytes of a file; from a copy where one is kept. An HTTP server is asked for no version but the ``expected`` one; S3 never gives parts of two."""
-    return opened_copy(path, expected) or _opened_there(path, expected)
+    return opened_copy(path, expected) or opened_there(path, expected)
 
 
-def _opened_there(path: str, expected: Stamp | None) -> BinaryIO:
+def opened_there(path: str, expected: Stamp | None) -> BinaryIO:
+    """The bytes of a file where it is, whether or not there is a copy."""
     version = "" if expected is None else expected.version
     if not is_remote(path):
         return open(path, "rb", buffering=BUFFER, opener=open_file)
@@ -86,24 +87,23 @@ def kept_open(path: str, expected: Stamp | None = None) -> BinaryIO:
         raise ValueError(
             f"{path} is not on a local disk, and there is no copy of it: its cache_dir has no room (max_cache_size=), or its store does not tell its versions."
         )
-    return copy or opened(path, expected)
+    return copy or opened_there(path, expected)
 
 
 def read_range(path: str, expected: Stamp, begin: int, end: int) -> bytes:
-    """The bytes of a remote file from ``begin`` up to ``end``, in one request. Any thread may ask.
+    """The bytes of a remote file from ``begin`` up to ``end``. Any thread may ask.
 
     Raises:
         ValueError: It is of another version than ``expected``.
     """
-    with _asking(path) as (filesystem, inside):
-        version = {"headers": {"If-Match": expected.version}} if _is_strong(path, expected.version) else {}
-        try:
-            found: bytes = filesystem.cat_file(inside, begin, end, **version)
-        except Exception:
-            explain(path, expected, *IN_USE)
-            raise
-    if len(found) < end - begin:
+    try:
+        with _asking(path) as (filesystem, inside):
+            found: bytes = filesystem.cat_file(inside, begin, end)
+    except Exception:
         explain(path, expected, *IN_USE)
+        raise
+    check_unchanged(path, expected, stamp(path), *IN_USE)  # not every server can be asked for a version, and some do as if they could
+    if len(found) < end - begin:
         raise OSError(f"{path} gave {len(found)} bytes of the {end - begin} from {begin} on, so the server broke off.")
     return found
 
@@ -193,7 +193,7 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
     if copy is None and kept_in(path) is not None:
         then = stamp(path)  # what it was lately is for copies
         check_unchanged(path, expected or then, then, *IN_USE)
-    with copy or _opened_there(path, then) as raw:
+    with copy or opened_there(path, then) as raw:
         try:
             if copy is None and not is_remote(path):
                 check_unchanged(path, then, stamp_of(path, os.fstat(raw.fileno())), *IN_USE)

@@ -6,9 +6,9 @@ import io
 import os
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, final
 
-from penstock._streams.files import REINDEX, check_unchanged, explain, opened, stamp, stamp_lately, stamp_of
+from penstock._streams.files import REINDEX, check_unchanged, explain, opened_copy, opened_there, stamp, stamp_lately, stamp_of
 from penstock._streams.index_file import places_of, read_header, read_offsets
-from penstock._streams.paths import compression, expanded, is_remote, kept_in
+from penstock._streams.paths import compression, expanded, is_remote
 from penstock._streams.shards import Shards
 from penstock._streams.tables import looked_at
 
@@ -117,8 +117,9 @@ class FileRanges:
     def __init__(self, path: str, expected: Stamp) -> None:
         self._path = path
         self._expected = expected
-        self._is_itself = not is_remote(path) and kept_in(path) is None  # and no copy
-        self._file = opened(path, expected)
+        copy = opened_copy(path, expected)
+        self._is_copy = copy is not None
+        self._file = copy or opened_there(path, expected)
         self._is_local = isinstance(self._file, io.BufferedReader)
         try:
             self.check_version()
@@ -128,8 +129,8 @@ class FileRanges:
 
     def check_version(self) -> None:
         """Raise a `ValueError` unless this is still the file that was indexed, and what is open is what stands under its name."""
-        check_unchanged(self._path, self._expected, stamp_lately(self._path))
-        if self._is_itself:
+        check_unchanged(self._path, self._expected, stamp_lately(self._path) if self._is_copy else stamp(self._path))
+        if not self._is_copy and not is_remote(self._path):
             check_unchanged(self._path, self._expected, stamp_of(self._path, os.fstat(self._file.fileno())))
 
     def read(self, begin: int, end: int) -> bytes:

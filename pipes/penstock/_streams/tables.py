@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 import numpy as np
 
 from penstock._fetch.error_policy import annotate
-from penstock._streams.files import check_unchanged, stamp_lately
+from penstock._streams.files import check_unchanged, stamp
 from penstock._streams.paths import expanded
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     def check(self) -> None:
         """Refuse a file that is no longer the one that was counted."""
         why = ("since the dataset was built", "Its rows may have other numbers, so build the dataset again.")
-        check_unchanged(self.path, self.stamp, stamp_lately(self.path), *why)
+        check_unchanged(self.path, self.stamp, stamp(self.path), *why)
 
 
 @final

@@ -58,7 +58,7 @@ def tokens(
         cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs. A file is copied when it is first
             read from. Neither these nor ``storage_options`` are part of the state.
         max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``. From a remote file for which there is no room, each sequence
-            is one request.
+            is a request, and another one that looks whether it has changed.
 
     Raises:
         FileNotFoundError: There is no such file.
