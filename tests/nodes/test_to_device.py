@@ -399,8 +399,8 @@ def test_what_is_on_the_device_already_is_waited_for_too():
 
     node = ToDevice(ParallelMapper(Batcher(Cycler(Sampler(SequentialOrder(10))), 2), made, 0), accelerator())
     with streams.stream(streams.Stream()):
-        sums = [(batch["there"].sum() / 1000, batch["here"][0]) for batch in islice(node, 5)]
-    assert [(there.item(), here.item()) for there, here in sums] == [(k, k) for k in (0, 2, 4, 6, 8)]
+        sums = [(batch["there"].sum(), batch["here"][0]) for batch in islice(node, 5)]
+    assert [(there.item(), here.item()) for there, here in sums] == [(1000 * k, k) for k in (0, 2, 4, 6, 8)]
     node.shutdown()
     resident = Resident(torch.utils.data.TensorDataset(torch.arange(20)), accelerator())
     for way in ({"device": accelerator()}, {"pin_memory": True}):
