@@ -92,6 +92,7 @@ DATA = {
     "tar.gz": lambda folder: tar(folder / "{0..5}.tar.gz", **ORDER),
     "hf": lambda folder: hf(datasets.Dataset.from_dict({"value": list(range(22))}).to_iterable_dataset(num_shards=5), **ORDER),
     "parquet": lambda folder: parquet(folder / "*.parquet", **ORDER),
+    "parquet, files": lambda folder: parquet(folder / "*.parquet", unit="file", **ORDER),
     "arrow": lambda folder: arrow(folder / "*.arrow", **ORDER),
     "mix": lambda folder: Mix(
         {"a": tar(folder / "*.tar", counts=COUNTS, **ORDER), "b": jsonl(folder / "*.jsonl")}, {"a": 1, "b": 1}, epoch_size=22

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from format_laws import every_way, open_files, read
 
-from penstock import Loader
+from penstock import Loader, StateMismatch
 from penstock.formats import parquet
 
 
@@ -72,6 +72,30 @@ class TestRows:
         assert [row["id"] for row in read(data, batch_size=100)[0]] == list(range(2710))
         for index in (0, 63, 64, 1023, 1024, 2048, 2499, 2500, 2501, 2709):
             assert parquet(str(tmp_path / "*.parquet"))[index] == {"id": index}
+
+    def test_of_whole_files(self, files):
+        """Rows from the middle of any row group, shards that are files, and no state of the other unit. Seen to fail: ``start`` not reduced by the row groups passed over."""
+        data = parquet(files, unit="file")
+        assert [data[index] for index in range(30)] == rows(files)
+        for index in range(30):
+            assert parquet(files, unit="file")[index] == rows(files)[index]
+        assert data.counts.tolist() == [13, 13, 4]
+        with Loader.from_dataset(data, batch_size=2, collate_fn=list) as loader, Loader.from_dataset(parquet(files), batch_size=2) as other:
+            next(iter(loader))
+            with pytest.raises(StateMismatch, match="'unit': 'file'"):
+                other.load_state_dict(loader.state_dict())
+        with pytest.raises(ValueError, match="unit='files' must be 'row_group' or 'file'"):
+            parquet(files, unit="files")
+
+    def test_that_a_step_gets_end_with_the_unit(self, files):
+        """Seen to fail: a file's row groups as shards."""
+
+        def last(records):
+            yield [row["id"] for row in records][-1]
+
+        for unit, expected in (("file", [12, 25, 29]), ("row_group", [4, 9, 12, 17, 22, 25, 29])):
+            data = parquet(files, ["id"], unit=unit, lanes=1, epoch_size=len(expected), steps=[last], bookmarks=False)
+            assert read(data) == [expected]
 
     def test_through_fsspec(self, files):
         memory = fsspec.filesystem("memory")

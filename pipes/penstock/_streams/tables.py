@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from penstock._streams.paths import Paths, Reach
 
 T = TypeVar("T")
+WHOLE: Final = -1
 
 
 class Piece(NamedTuple):
-    """A piece of a file; its text continues a noun: row group "3 of a.parquet".
+    """A piece of a file; its text continues a noun: row group "3 of a.parquet", file "a.parquet".
 
     Attributes:
         file: The number of the file.
-        number: The number of the piece in its file.
+        number: The number of the piece in its file; `WHOLE`: all of the file.
         path: Of the file.
         stamp: What `stamp` said of the file when its pieces were counted.
     """
@@ -38,7 +39,7 @@ class Piece(NamedTuple):
     stamp: Stamp
 
     def __str__(self) -> str:
-        return f"{self.number} of {self.path}"
+        return self.path if self.number == WHOLE else f"{self.number} of {self.path}"
 
     def check(self) -> None:
         """Refuse a file that is no longer the one that was counted."""
@@ -53,12 +54,13 @@ class Pieces(Sequence[Piece]):
     Args:
         files: Their paths.
         stamps: The `stamp` of each.
-        pieces: How many there are in each.
+        pieces: How many there are in each; None: each file is one.
     """
 
-    def __init__(self, files: Sequence[str], stamps: Sequence[Stamp], pieces: Sequence[int]) -> None:
+    def __init__(self, files: Sequence[str], stamps: Sequence[Stamp], pieces: Sequence[int] | None) -> None:
         self._files = list(zip(files, stamps, strict=True))
-        self._ends = np.cumsum([0, *pieces])
+        self._whole = pieces is None
+        self._ends = np.cumsum([0, *([1] * len(files) if pieces is None else pieces)])
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -79,7 +81,7 @@ class Pieces(Sequence[Piece]):
         if not 0 <= number < len(self):
             raise IndexError(number)
         file = int(np.searchsorted(self._ends, number, side="right")) - 1
-        return Piece(file, number - int(self._ends[file]), *self._files[file])
+        return Piece(file, WHOLE if self._whole else number - int(self._ends[file]), *self._files[file])
 
 
 def files_of(paths: Paths, suffix: str, reach: Reach | None = None) -> list[str]:
@@ -132,12 +134,19 @@ class Look(NamedTuple):
     more: Any
 
 
-def pieces_in(files: list[str], look: Callable[[str], Look], epoch_size: int | None) -> tuple[Pieces, np.ndarray | None, list[Any]]:
-    """The pieces of files with the same columns, how many rows each has (None with an ``epoch_size``), and what ``look`` says more of each file."""
+def pieces_in(
+    files: list[str], look: Callable[[str], Look], epoch_size: int | None, *, whole: bool = False
+) -> tuple[Pieces, np.ndarray | None, list[Any]]:
+    """The pieces of files with the same columns, how many rows each has (None with an ``epoch_size``), and what ``look`` says more of each file.
+
+    With ``whole`` each file is one piece.
+    """
     looks = looked_at(look, files)
     check_columns({file: look.types for file, look in zip(files, looks, strict=True)})
-    counts = None if epoch_size is not None else np.array([rows for look in looks for rows in look.rows], dtype=np.int64)
-    return Pieces(files, [look.stamp for look in looks], [len(look.rows) for look in looks]), counts, [look.more for look in looks]
+    rows = [[sum(look.rows)] if whole else look.rows for look in looks]
+    counts = None if epoch_size is not None else np.array([count for of_file in rows for count in of_file], dtype=np.int64)
+    pieces = None if whole else [len(of_file) for of_file in rows]
+    return Pieces(files, [look.stamp for look in looks], pieces), counts, [look.more for look in looks]
 
 
 def check_columns(of_files: Mapping[str, Mapping[str, Any]]) -> None:

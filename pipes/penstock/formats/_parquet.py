@@ -1,14 +1,14 @@
-"""Parquet files: a shard is a row group, and the footers count the rows."""
+"""Parquet files: a shard is a row group, or a file, and the footers count the rows."""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final, Unpack, final
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, final
 
 from penstock._streams.files import IN_USE, explain, opened, stamp
 from penstock._streams.paths import Reach, extra, is_remote, kept_in, without_copy
 from penstock._streams.shards import Shards
-from penstock._streams.tables import Look, Piece, chosen_types, files_of, names_of, pieces_in
+from penstock._streams.tables import WHOLE, Look, Piece, chosen_types, files_of, names_of, pieces_in
 
 if TYPE_CHECKING:
     import os
@@ -35,6 +35,7 @@ def parquet(
     paths: Paths,
     columns: Sequence[str] | None = None,
     *,
+    unit: Literal["row_group", "file"] = "row_group",
     lanes: int | None = None,
     window: int = 0,
     storage_options: Mapping[str, Any] | None = None,
@@ -43,7 +44,7 @@ def parquet(
     ahead: int = 1,
     **options: Unpack[ShardOptions],
 ) -> Shards:
-    """Parquet files as one dataset, in which a shard is a row group. A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it.
+    """Parquet files as one dataset, in which a shard is a row group or a file. A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it.
 
     The footers count the rows. They are read here, those of many files in parallel. A row group is read front to back and takes a few MiB while it is open: a
     page of each column, compressed and decompressed. If its writer made one page of it, as with large images, that is all of the row group, twice.
@@ -51,6 +52,9 @@ def parquet(
     Args:
         paths: See `expanded`. Every file must have the same columns, of the same types.
         columns: Read only these; ``"a.b"`` is the field b of the column a. Default: all.
+        unit: What a shard is: ``"row_group"``, or ``"file"``, all row groups of a file one after another. Shards are what is shuffled, what lanes take turns
+            at, and where ``steps`` end: with files a `Pack` leaves fewer half-empty rows, and with row groups there are more shards for workers and ranks, and a resume
+            reads less again. It decides the order, so a state of one is refused by the other.
         lanes: See `Shards`. Default: as there, unless so many would take more than 2 GiB by an estimate from the footers; then as many as fit, also
             without a shuffle.
         window: See `Shards`.
@@ -63,43 +67,54 @@ def parquet(
             the counts are not used.
 
     Raises:
-        ValueError: A file is not parquet or was cut short; its columns differ from those of the first file, or one of ``columns`` is missing.
-            On loading: a file has changed.
+        ValueError: A file is not parquet or was cut short; its columns differ from those of the first file, or one of ``columns`` is missing; ``unit`` is
+            neither. On loading: a file has changed.
         ImportError: pyarrow is not installed.
     """
+    if unit not in ("row_group", "file"):
+        raise ValueError(f"unit={unit!r} must be 'row_group' or 'file'.")
     extra("pyarrow.parquet", _WHO)
+    whole = unit == "file"
     files = files_of(paths, "parquet", Reach(storage_options, cache_dir, max_cache_size, ahead))
     columns = names_of(columns)
-    groups, counts, lane_bytes = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"))
+    pieces, counts, lane_bytes = pieces_in(files, functools.partial(_look, columns=columns), options.get("epoch_size"), whole=whole)
     fit = LANES_BYTES // max(1, *lane_bytes)
-    return Shards(groups, _RowGroups(columns), counts=counts, lanes=lanes, most_lanes=fit, window=window, name="row group", **options)
+    more: dict[str, Any] = {"name": "file", "settings": {"unit": unit}} if whole else {"name": "row group"}
+    return Shards(pieces, _Rows(columns), counts=counts, lanes=lanes, most_lanes=fit, window=window, **more, **options)
 
 
 @final
-class _RowGroups:
-    """Opens a row group."""
+class _Rows:
+    """Opens a row group, or all row groups of a file."""
 
     def __init__(self, columns: list[str] | None) -> None:
         self._columns = columns
 
-    def __call__(self, group: Piece, start: int = 0) -> Iterator[dict[str, Any]]:
-        """The rows of a row group, from row ``start`` on."""
-        group.check()
-        metadata = _metadata(group.path, group.stamp)
-        size, rows = sum(_sizes(metadata, group.number, self._columns)), metadata.row_group(group.number).num_rows
-        at_once = min(max(16, _BATCH_BYTES * rows // max(1, size)), 1024)
-        file = _opened(group.path, group.stamp, metadata)
+    def __call__(self, piece: Piece, start: int = 0) -> Iterator[dict[str, Any]]:
+        """The rows of a piece, from row ``start`` on."""
+        piece.check()
+        metadata = _metadata(piece.path, piece.stamp)
+        file = _opened(piece.path, piece.stamp, metadata)
         try:
-            for batch in file.iter_batches(at_once, [group.number], self._columns, use_threads=False):  # the loader has workers of its own
-                for begin in range(start, len(batch), _AT_ONCE):
-                    yield from batch.slice(begin, _AT_ONCE).to_pylist()
-                start = max(0, start - len(batch))
-            group.check()
+            for group in range(metadata.num_row_groups) if piece.number == WHOLE else [piece.number]:
+                rows = metadata.row_group(group).num_rows
+                if start < rows:
+                    yield from self._rows(file, metadata, group, start)
+                start = max(0, start - rows)
+            piece.check()
         except Exception:
-            explain(group.path, group.stamp, *IN_USE)
+            explain(piece.path, piece.stamp, *IN_USE)
             raise
         finally:
             file.close(force=True)
+
+    def _rows(self, file: Any, metadata: Any, group: int, start: int) -> Iterator[dict[str, Any]]:
+        size, rows = sum(_sizes(metadata, group, self._columns)), metadata.row_group(group).num_rows
+        at_once = min(max(16, _BATCH_BYTES * rows // max(1, size)), 1024)
+        for batch in file.iter_batches(at_once, [group], self._columns, use_threads=False):  # the loader has workers of its own
+            for begin in range(start, len(batch), _AT_ONCE):
+                yield from batch.slice(begin, _AT_ONCE).to_pylist()
+            start = max(0, start - len(batch))
 
 
 def _look(path: str, columns: list[str] | None) -> Look:
