@@ -167,6 +167,31 @@ def test_pack_lays_out_every_sequence_once(lengths, capacity, window, oversize) 
     assert all(max(parts) <= capacity and len(parts) == -(-sum(parts) // capacity) for parts in found.values())
 
 
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(0, 60), max_size=80), capacity=st.integers(1, 40), window=st.integers(1, 20))
+def test_pack_crops_to_full_rows(lengths, capacity, window) -> None:
+    """Only the last of a row is cut, and its beginning stays. Seen to fail: the end of the shortest kept; a last row with padding; the rest packed again; what is cut counted as waiting."""
+    rows = list(run([100 * number + np.arange(length) for number, length in enumerate(lengths)], Pack(capacity, pad=-1, crop=True, window=window)))
+    found = {}
+    for row in rows:
+        assert (row["segment_ids"] > 0).all()
+        parts = members(row)
+        for place, part in enumerate(parts):
+            number, whole = int(part[0]) // 100, min(lengths[int(part[0]) // 100], capacity)
+            assert part.tolist() == list(range(100 * number, 100 * number + len(part)))
+            assert len(part) == whole or place == len(parts) - 1
+            assert number not in found
+            found[number] = len(part)
+    left = [min(length, capacity) for number, length in enumerate(lengths) if number not in found]
+    assert sum(left) < capacity
+
+
+def test_pack_crops_the_shortest_when_nothing_fits() -> None:
+    """Seen to fail: the longest cut."""
+    rows = run(sequences([6, 9, 8, 5, 3, 9, 9]), Pack(10, crop=True, window=5))
+    assert [[len(part) for part in members(row)] for row in rows] == [[6, 3, 1], [9, 1], [9, 1]]
+
+
 LENGTHS = {
     "lognormal": lambda rng: rng.lognormal(6.0, 1.0, 6000),
     "short": lambda rng: rng.integers(100, 300, 20_000),
@@ -261,6 +286,7 @@ def test_what_cannot_be_packed_is_refused_by_name(records, step, message) -> Non
         ({"capacity": 4, "pad": "x"}, "pad='x'"),
         ({"capacity": 4, "oversize": "cut"}, "oversize='cut' must be"),
         ({"capacity": 4, "length": int, "oversize": "split"}, "with length= records stay whole"),
+        ({"capacity": 4, "length": int, "crop": True}, "crop=True cuts sequences, but with length= records stay whole"),
         ({"capacity": 4, "length": 3}, "length must be a function"),
     ],
 )

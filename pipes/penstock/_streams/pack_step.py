@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from penstock._streams.run_cursor import RecordId
 
+_END: Final = object()
 _HINT: Final = "; records that are no sequences need length="
 _Size = tuple[int, int]
 """The length of a piece, and when it came: sorts by length, then by age."""
@@ -32,13 +33,17 @@ class Pack(Shown):
     *Best fit over a window.* A row begins with the oldest sequence that waits, and is filled with those of the others that leave the least room, one or two at
     a time. That fills 99.8 % where lengths are lognormal. At the end of the shard all that waits is packed, the longest first; the last row may be half empty.
 
+    With ``crop`` there is no padding: what is left of a row is filled with the beginning of the shortest sequence that waits, whose end is dropped, and so is what
+    does not fill a row at the end of the shard. So every row is full, and nothing in it is without its beginning.
+
     Args:
-        capacity: Length of a row.
+        capacity: Length of a row; with a target for each token, one more than the model's context.
         length: A function of one record, for records that are no sequences: images and their number of patches, say. A row then is the list of its
             records.
         pad: The value of the padding, or one for each field, by name; fields without one get 0.
+        crop: Cut sequences to fill every row. Not with ``length``.
         oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or raise an ``"error"``. Default: split
-            sequences, and raise for other records.
+            sequences, or truncate them with ``crop``, and raise for other records.
         window: How many sequences wait at most, unless they are tiny: at least two rows do.
 
     Raises:
@@ -54,6 +59,7 @@ class Pack(Shown):
         length: Callable[[Any], int] = len,
         *,
         pad: float | Mapping[str, float] = 0,
+        crop: bool = False,
         oversize: Literal["split", "truncate", "error"] | None = None,
         window: int = 256,
     ) -> None:
@@ -64,10 +70,13 @@ class Pack(Shown):
             raise ValueError(f"oversize={oversize!r} must be 'split', 'truncate' or 'error'.")
         if whole and oversize in ("split", "truncate"):
             raise ValueError(f"oversize={oversize!r} cuts sequences, but with length= records stay whole. Leave one of them out.")
+        if whole and crop:
+            raise ValueError("crop=True cuts sequences, but with length= records stay whole. Leave one of them out.")
         self.capacity = whole_number("capacity", capacity, 1, 2**40)
         self.length = length
         self.pad = checked_pad("pad", pad)
-        self.oversize = oversize or ("error" if whole else "split")
+        self.crop = crop
+        self.oversize = oversize or ("error" if whole else "truncate" if crop else "split")
         self.window = whole_number("window", window, 1)
 
     def __call__(self, records: Iterator[Any]) -> Generator[Any]:
@@ -79,7 +88,12 @@ class Pack(Shown):
 
         def row(*, last: bool) -> Any:
             nonlocal number
-            pieces = waiting.take(last=last)
+            pieces, room = waiting.take(last=last)
+            if self.crop and room:
+                if not len(waiting):
+                    return _END
+                shortest = waiting.shortest()
+                pieces.append(shortest._replace(value={name: value[:room] for name, value in shortest.value.items()}))
             if run is not None:
                 run.at, run.place = pieces[0].tag, number  # type: ignore[assignment]  # within a run each has one
             number += 1
@@ -101,11 +115,11 @@ class Pack(Shown):
                     waiting.add(_Piece(stop - start, {name: value[start:stop] for name, value in fields.items()}, tag))
             while len(waiting) >= self.window and waiting.total >= 2 * self.capacity:
                 yield row(last=False)
-        while len(waiting):
-            yield row(last=True)
+        while len(waiting) and (end := row(last=True)) is not _END:
+            yield end
 
     def details(self) -> dict[str, Any]:
-        return {"capacity": self.capacity, "oversize": self.oversize, "window": self.window}
+        return {"capacity": self.capacity, "crop": self.crop, "oversize": self.oversize, "window": self.window}
 
     def settings(self) -> dict[str, Any]:
         """All arguments."""
@@ -114,6 +128,7 @@ class Pack(Shown):
             "capacity": self.capacity,
             "length": named(self.length),
             "pad": [[name, repr(float(value))] for name, value in pad],  # NaN is no JSON
+            "crop": self.crop,
             "oversize": self.oversize,
             "window": self.window,
         }
@@ -165,8 +180,14 @@ class _Waiting:
         self._came += 1
         self.total += piece.length
 
-    def take(self, *, last: bool) -> list[_Piece]:
-        """The pieces of the next row, as they came. ``last``: no more will come, so what is hardest to place goes first, and not what is oldest."""
+    def shortest(self) -> _Piece:
+        """Take out the shortest piece, of those the oldest."""
+        length, came = self._sizes.pop(0)
+        self.total -= length
+        return self._pieces.pop(came)
+
+    def take(self, *, last: bool) -> tuple[list[_Piece], int]:
+        """The pieces of the next row, as they came, and the room that is left. ``last``: no more will come, so what is hardest to place goes first, and not what is oldest."""
         sizes = self._sizes
         first = sizes[bisect_left(sizes, (sizes[-1][0], 0))][1] if last else next(iter(self._pieces))
         length = self._pieces[first].length
@@ -178,7 +199,7 @@ class _Waiting:
                 members.append(came)
                 room -= length
         self.total -= self._capacity - room
-        return [self._pieces.pop(came) for came in sorted(members)]
+        return [self._pieces.pop(came) for came in sorted(members)], room
 
     def _best(self, room: int) -> list[int]:
         """The places of the piece, or of two, the later first, that leave the least of ``room``.
