@@ -80,6 +80,12 @@ def test_iterable_datasets_on_two_ranks_are_killed_and_go_on(options: list[str],
     check_lives(tmp_path, 2, ["step-12", "step-16", "epoch-1"])
 
 
+def test_nanochats_packed_texts_on_two_ranks_are_killed_and_go_on(tmp_path: Path, run_program: Callable[..., str]) -> None:
+    """Each record holds its rows of tokens. Seen to fail: a checkpoint without the loader's state."""
+    lives(run_program, "port_nanochat.py", ranks=2)
+    check_lives(tmp_path, 2, ["step-12", "step-16", "epoch-1"])
+
+
 def test_the_hugging_face_trainer_is_killed_and_goes_on(tmp_path: Path, run_program: Callable[..., str]) -> None:
     """It evaluates before it saves, so a kill after the evaluation costs four steps, and a kill after the checkpoint costs none."""
     lives(run_program, "port_hf.py", places=["step-14", "epoch-1", "step-16"])
