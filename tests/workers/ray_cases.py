@@ -676,6 +676,10 @@ def main() -> None:
         os._exit(0)
     # With Ray's niceness of 15, workers get nothing of a machine that does anything else.
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_DEDUP_LOGS="0", RAY_worker_niceness="0")
+    # Beside ten other jobs a node answers late. Ray would call it dead, and end this program with it.
+    os.environ.update(
+        RAY_health_check_timeout_ms="60000", RAY_health_check_failure_threshold="30", RAY_gcs_rpc_server_reconnect_timeout_s="600"
+    )
     CLUSTER = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     CLUSTER.add_node(num_cpus=CPUS - 1)
     ray.init(address=CLUSTER.address, log_to_driver=False, logging_level="warning")
