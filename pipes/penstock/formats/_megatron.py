@@ -227,28 +227,30 @@ def _read(path: str) -> tuple[np.dtype[Any], np.ndarray]:
             what = f"says that it holds {name}" if name else f"has the number {code} as the type of what it holds, which is unknown"
             raise ValueError(f"{path} {what}, and tokens are whole numbers. Write it again with dtype=numpy.int32, for example.")
         nbytes = file.seek(0, os.SEEK_END)  # before memory is asked for, because the numbers are only what a file says
-        expected = _HEAD.size + 12 * sequences + 8 * borders
-        if sequences and nbytes == expected + sequences:
+        needed = _HEAD.size + 12 * sequences + 8 * borders
+        if sequences and nbytes == needed + sequences:
             raise ValueError(
                 f"{path} is multimodal: it has a mode for each sequence, so not all of them need be tokens of one vocabulary, and they cannot be told apart here. Read it "
                 f"with IndexedDataset(prefix, multimodal=True) of megatron.core as a map-style dataset, or write those of one mode without modes."
             )
-        if nbytes != expected:
-            raise _damaged(path, f"{sequences} sequences and {borders} borders of documents take {expected} bytes, and it has {nbytes}")
+        if nbytes != needed:
+            raise _damaged(path, f"{sequences} sequences and {borders} borders of documents take {needed} bytes, and it has {nbytes}")
         file.seek(_HEAD.size)
-        body = file.read(nbytes - _HEAD.size)
-    dtype = np.dtype(name).newbyteorder("<")
-    lengths = np.frombuffer(body, "<i4", sequences)
-    pointers = np.frombuffer(body, "<i8", sequences, 4 * sequences)
-    documents = np.frombuffer(body, "<i8", borders, 12 * sequences)
-    if (at := _first(lengths < 0)) is not None:
-        raise _damaged(path, f"sequence {at} has {lengths[at]} tokens")
-    ends = np.zeros(sequences + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
-    if (at := _first(pointers != ends[:-1] * dtype.itemsize)) is not None:
-        raise _damaged(
-            path, f"sequence {at} begins at byte {pointers[at]}, and those before it have {ends[at] * dtype.itemsize} bytes, without a gap"
-        )
+        dtype = np.dtype(name).newbyteorder("<")
+        lengths = np.frombuffer(file.read(4 * sequences), "<i4")
+        if (at := _first(lengths < 0)) is not None:
+            raise _damaged(path, f"sequence {at} has {lengths[at]} tokens")
+        ends = np.zeros(sequences + 1, np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        for begin in range(0, sequences, _BLOCK):  # as they are only compared, they need not all be in memory
+            pointers = np.frombuffer(file.read(8 * min(_BLOCK, sequences - begin)), "<i8")
+            expected = ends[begin : begin + len(pointers)] * dtype.itemsize
+            if (at := _first(pointers != expected)) is not None:
+                raise _damaged(
+                    path,
+                    f"sequence {begin + at} begins at byte {pointers[at]}, and those before it have {expected[at]} bytes, without a gap",
+                )
+        documents = np.frombuffer(file.read(8 * borders), "<i8")
     if not borders or documents[0] or documents[-1] != sequences or (documents[1:] < documents[:-1]).any():
         raise _damaged(
             path,
@@ -270,5 +272,6 @@ def _damaged(path: str, why: str) -> ValueError:
 
 
 _MAGIC: Final = b"MMIDIDX\0\0"
+_BLOCK: Final = 2**17
 _HEAD: Final = struct.Struct("<9sQBQQ")
 _TYPES: Final = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
