@@ -27,6 +27,7 @@ import torch
 from fuzz import fuzzed
 from hypothesis import example, given
 from hypothesis import strategies as st
+from megatron_files import index
 
 from penstock import Cached, StateError, filtered, formats
 from penstock._command.index_one import index_file
@@ -35,7 +36,7 @@ from penstock._nodes.encoding import _READ, TAG, decoded
 from penstock._streams.bookmarks import Bookmarks
 from penstock._streams.files import stamp
 from penstock._streams.index_file import write_index
-from penstock.formats import jsonl, tar, tokens
+from penstock.formats import jsonl, megatron_documents, tar, tokens
 from penstock.formats._tar import sample_offsets
 
 if TYPE_CHECKING:
@@ -316,6 +317,45 @@ def test_a_header_of_npy_that_cannot_be_read_names_its_file(header: bytes, tmp_p
         tokens(str(tmp_path / "x.npy"), 2)
 
 
+whole = st.integers(-2, 9) | st.sampled_from([2**31 - 1, 2**40, -(2**63), 2**63 - 1])
+
+
+@pytest.mark.slow
+@fuzzed(200)
+@given(
+    st.lists(st.integers(-2, 9) | st.sampled_from([2**31 - 1, -(2**31)]), max_size=5),
+    st.lists(whole, max_size=5),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "version": st.integers(0, 2),
+            "code": st.integers(0, 9),
+            "sequences": st.sampled_from([0, 1, 2**31, 2**60, 2**64 - 1]),
+            "borders": st.sampled_from([0, 1, 2**31, 2**60, 2**64 - 1]),
+            "pointers": st.lists(whole, max_size=5),
+        },
+    ),
+    st.integers(0, 99),
+    st.booleans(),
+)
+def test_whatever_an_index_of_megatron_says_its_documents_come_or_a_value_error(
+    tmp_path_factory: Any, lengths: list[int], documents: list[int], other: Any, size: int, fits: bool
+) -> None:
+    """Seen red: borders that lead out of the sequences, an IndexError."""
+    path = tmp_path_factory.getbasetemp() / "hostile.idx"
+    path.write_bytes(index(lengths, [0, *sorted(at for at in documents if at >= 0), len(lengths)] if fits else documents, **other))
+    with open(path.with_suffix(".bin"), "wb") as file:
+        file.truncate(2 * sum(lengths) if fits and 0 <= sum(lengths) < 100 else size)
+    try:
+        data = megatron_documents(path)
+    except ValueError as exc:
+        if "hostile." not in str(exc):
+            raise
+        return
+    assert sum(len(data[number]["tokens"]) for number in range(len(data))) == sum(data.lengths) == sum(lengths)
+    data.close()
+
+
 @pytest.mark.slow
 @fuzzed(40)
 @given(
@@ -422,7 +462,7 @@ def test_a_pipe_in_a_cache_folder_is_refused_and_nobody_waits_for_it(tmp_path: P
         (tmp_path / name).write_bytes(sound)
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.index", "x.bin", "x.parquet", "x.arrow", "kept", "index"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.index", "x.bin", "x.idx", "x.parquet", "x.arrow", "kept", "index"])
 def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_path: Path) -> None:
     """Seen to fail: a pipe was opened, which waits for a writer, and /dev/zero was read forever."""
     (tmp_path / "x.jsonl").write_text("1\n")
@@ -431,6 +471,7 @@ def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_p
         "x.jsonl": lambda path: jsonl(path)[0],
         "x.jsonl.index": lambda _: jsonl(tmp_path / "x.jsonl"),
         "x.bin": lambda path: tokens(path, 4),
+        "x.idx": megatron_documents,
         "x.parquet": formats.parquet,
         "x.arrow": formats.arrow,
         "kept": lambda path: filtered(range(9), bool, cache=path),
@@ -446,17 +487,21 @@ def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_p
                 reads[name](str(file))
 
 
-@pytest.mark.parametrize("name", ["x.jsonl.index", "penstock.json"])
+@pytest.mark.parametrize("name", ["x.jsonl.index", "x.idx", "penstock.json"])
 def test_a_file_without_bound_is_not_read_to_its_end(name: str, tmp_path: Path) -> None:
     """Seen to fail: all of it was read into memory before its size was compared."""
     (tmp_path / "x.jsonl").write_text("1\n")
     index_file(str(tmp_path / "x.jsonl"), str(tmp_path / "x.jsonl.index"))
+    (tmp_path / "x.idx").write_bytes(index([1], [0, 1]))
     Cached(range(9), tmp_path)
     os.truncate(tmp_path / name, 2**34)
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=r"is damaged"):
-            jsonl(tmp_path / "x.jsonl")[0] if name == "x.jsonl.index" else Cached(range(9), tmp_path)
+            if name == "penstock.json":
+                Cached(range(9), tmp_path)
+            else:
+                (megatron_documents if name == "x.idx" else jsonl)(tmp_path / name.removesuffix(".index"))[0]
         assert tracemalloc.get_traced_memory()[1] < 2**25
     finally:
         tracemalloc.stop()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from megatron_files import index
 from small_files import RECORDS, jsonl, numbers, parquet, tar
 
 import penstock
@@ -38,6 +39,15 @@ def tokens(file: int) -> bytes:
     return b"".join((100 * file + n).to_bytes(2, "little") for n in range(RECORDS))
 
 
+def megatron(paths: str, **words: Any) -> Any:
+    """Documents of 4 tokens, in the files of `tokens`."""
+    store = fsspec.filesystem("memory")
+    for file in range(FILES):
+        if not store.exists(f"data/{file}.idx"):
+            store.pipe(f"data/{file}.idx", index([2] * (RECORDS // 2), range(0, RECORDS // 2 + 1, 2)))
+    return formats.megatron_documents(paths, **words)
+
+
 def stream(paths: str, **words: Any) -> Any:
     return formats.jsonl(paths, epoch_size=FILES * RECORDS, bookmarks=False, retries=0, **words)
 
@@ -55,6 +65,7 @@ KINDS: dict[str, tuple[str, Callable[[int], bytes], Callable[..., Any]]] = {
     "parquet": ("parquet", parquet, formats.parquet),
     "arrow": ("arrow", arrow, formats.arrow),
     "tokens": ("bin", tokens, lambda paths, **words: formats.tokens(paths, 4, **words)),
+    "megatron": ("bin", tokens, megatron),
     "own": ("jsonl", jsonl, own),
 }
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from megatron_files import index
 from small_files import RECORDS, jsonl, numbers, parquet, tar
 
 import penstock
@@ -103,14 +104,17 @@ def test_token_files_are_read_from_their_copies_or_by_ranges(tmp_path: Path, fet
             data[3]
 
 
-@pytest.mark.parametrize("kind", ["tokens", "jsonl"])
+@pytest.mark.parametrize("kind", ["tokens", "bin", "jsonl"])
 def test_what_is_read_where_it_is_is_not_read_in_two_versions(kind: str, tmp_path: Path, fetches: list[str]) -> None:
     """There is no room for its copy, and it is replaced within the minute by one of equal size. Seen to fail: by what its store said lately."""
     store, path = fsspec.filesystem("memory"), f"memory://data/0.{kind}"
-    contents = [np.full(100, version, "<u2").tobytes() if kind == "tokens" else jsonl(version) for version in (1, 2)]
+    contents = [np.full(100, version, "<u2").tobytes() if kind != "jsonl" else jsonl(version) for version in (1, 2)]
     store.pipe(f"data/0.{kind}", contents[0])
     if kind == "tokens":
         data: Any = formats.tokens(path, 10, cache_dir=tmp_path / "cache", max_cache_size=1)
+    elif kind == "bin":
+        store.pipe("data/0.idx", index([10] * 10, range(11)))
+        data = formats.megatron_documents(path, cache_dir=tmp_path / "cache", max_cache_size=1)
     else:
         assert not index_file(path, str(tmp_path / f"0.{kind}.index")).error
         data = formats.jsonl(path, index=tmp_path, cache_dir=tmp_path / "cache", max_cache_size=1)

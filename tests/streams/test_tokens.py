@@ -54,7 +54,7 @@ SIZES = {
     )[::2],
 )
 def test_each_sequence_is_its_slice_of_the_files(tmp_path, sizes, overlap, form):
-    """One by one, by negative index, and gathered in any order. Seen to fail: `_inspected` with a header of 0 for ``.npy``; `_fill` passing over a file."""
+    """One by one, by negative index, and gathered in any order. Seen to fail: `_inspected` with a header of 0 for ``.npy``; `TokenFiles.read` passing over a file."""
     dtype, suffix = form
     paths, expected = write(
         tmp_path, SIZES[sizes], dtype, suffix, below=200 if dtype == "uint8" else 60_000 if dtype == "uint16" else 100_000
@@ -209,7 +209,7 @@ def test_it_opens_nothing_before_it_is_read_and_closes_with_the_dataset(tmp_path
 
 
 def test_a_copy_is_small_and_opens_its_own_files(tmp_path):
-    """Seen to fail: `__getstate__` returning ``vars(self)`` (the copy closes the files of the first)."""
+    """Seen to fail: `TokenFiles.__getstate__` returning ``vars(self)`` (the copy closes the files of the first)."""
     paths, expected = write(tmp_path, [100_000, 10])
     data = tokens(paths, 10)
     data[0]
@@ -234,7 +234,7 @@ def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_closed_while_it_is_read(tmp_path, monkeypatch):
-    """As another thread may do, which then opens another file under the same number. Seen to fail: `_fill` not holding the descriptor that it reads from."""
+    """As another thread may do, which then opens another file under the same number. Seen to fail: `TokenFiles.read` not holding the descriptor that it reads from."""
     paths, expected = write(tmp_path, [50] * 2)
     data, preadv, opened = tokens(paths, 5), os.preadv, []
 
@@ -314,7 +314,7 @@ def test_an_error_of_a_batch_names_its_source_in_a_mix(tmp_path):
 
 
 def test_a_file_that_becomes_shorter_while_it_is_open(tmp_path):
-    """It raises in every kind of worker, where a file that is mapped would kill the process. Seen to fail: `_fill` without its check."""
+    """It raises in every kind of worker, where a file that is mapped would kill the process. Seen to fail: `TokenFiles.read` without its check."""
     paths, _ = write(tmp_path, [100])
     data = tokens(paths, 10)
     data[9]

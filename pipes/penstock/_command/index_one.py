@@ -102,5 +102,5 @@ def format_of(path: str) -> Format:
 
 def all_formats() -> dict[str, tuple[str, Format | None]]:
     """The formats by what the names of their files end in: their name, and how they are indexed; None: they need no index."""
-    modules = {name: import_module(f"penstock.formats._{name}") for name in formats.__all__}
+    modules = {name: import_module(getattr(formats, name).__module__) for name in formats.__all__}
     return {end: (name, getattr(module, "FORMAT", None)) for name, module in modules.items() for end in getattr(module, "SUFFIXES", ())}

@@ -1,6 +1,6 @@
 """Datasets over files of common formats, for `Loader.from_dataset`. Each is a `penstock.Shards`, or has the same methods.
 
-A format is a file, ``_<name>.py``, with a function ``<name>``, and a line here. ``python -m penstock index`` reads what else is in it: ``SUFFIXES``, what the
+A format is a file, ``_<name>.py``, with a function ``<name>`` (or several, ``<name>_…``), and a line here. ``python -m penstock index`` reads what else is in it: ``SUFFIXES``, what the
 names of its files end in, and ``FORMAT``, how they are indexed; without that they need no index.
 """
 
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from penstock.formats._arrow import arrow as arrow
     from penstock.formats._hf import hf as hf
     from penstock.formats._jsonl import jsonl as jsonl
+    from penstock.formats._megatron import megatron as megatron
+    from penstock.formats._megatron import megatron_documents as megatron_documents
     from penstock.formats._parquet import parquet as parquet
     from penstock.formats._tar import tar as tar
     from penstock.formats._tokens import tokens as tokens
 
-__all__ = ["arrow", "hf", "jsonl", "parquet", "tar", "tokens"]
+__all__ = ["arrow", "hf", "jsonl", "megatron", "megatron_documents", "parquet", "tar", "tokens"]
 
 if not TYPE_CHECKING:  # a type checker would believe that it returns any name
 
     def __getattr__(name: str) -> object:
         """Import a format when it is first asked for."""
         if name in __all__:
-            return sys.modules["penstock"]._loaded(globals(), name, f"formats._{name}")
+            return sys.modules["penstock"]._loaded(globals(), name, f"formats._{name.partition('_')[0]}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

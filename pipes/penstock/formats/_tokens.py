@@ -14,7 +14,7 @@ import torch
 
 from penstock._arguments import whole_number
 from penstock._fetch.array_dataset import RowDataset
-from penstock._streams.files import open_file, opened_copy, read_range, stamp
+from penstock._streams.files import IN_USE, check_unchanged, open_file, opened_copy, read_range, stamp, stamp_of
 from penstock._streams.paths import Reach, compression, expanded, is_remote, kept_in
 from penstock._streams.shard_names import names_of
 
@@ -79,53 +79,44 @@ def tokens(
         count += files[-1].tokens
     if not files:
         raise FileNotFoundError(f"paths={paths!r:.80} names no file.")
-    if count < span:
-        where = f"{files[0].path} holds" if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more hold"
-        raise ValueError(
-            f"{where} {count} tokens of {kind.name}, and one sequence takes {span} (sequence_length={length}, overlap={overlap}). Make it shorter, or check dtype."
-        )
-    return Tokens(files, kind, length, span, end_of_document, None if documents is None else _checked_starts(documents, count))
+    starts = None if documents is None else _checked_starts(documents, count)
+    return Tokens(TokenFiles(files, kind), length, span, end_of_document, starts)
 
 
 @final
 class Tokens(RowDataset):
-    """The dataset that `tokens` makes. Any threads may read it; copies in other processes open the files themselves.
+    """The dataset that `tokens` makes. Any threads may read it.
 
-    It reads with ``pread`` and does not map the files. A file that becomes shorter then raises an error, where a mapped one would kill the process; and from
-    a disk it reads the bytes of the sequence only, where a mapped one reads ahead (8 KB instead of 500 KB for 4096 tokens; 6 times as fast).
+    Raises:
+        ValueError: The files do not hold one sequence.
     """
 
     def __init__(
-        self,
-        files: list[TokenFile],
-        dtype: np.dtype[Any],
-        sequence_length: int,
-        span: int,
-        end_of_document: int | None,
-        documents: np.ndarray | None,
+        self, files: TokenFiles, sequence_length: int, span: int, end_of_document: int | None, documents: np.ndarray | None
     ) -> None:
         names = ["tokens"] if end_of_document is None and documents is None else ["tokens", "position_ids", "segment_ids"]
-        count = files[-1].first + files[-1].tokens
-        super().__init__(dict.fromkeys(names, ((span,), torch.int64)), (count - span) // sequence_length + 1)
+        if files.count < span:
+            raise ValueError(
+                f"{files} {files.count} tokens of {files.dtype.name}, and one sequence takes {span} (sequence_length={sequence_length}, "
+                f"overlap={span - sequence_length}). Make it shorter, or check dtype."
+            )
+        super().__init__(dict.fromkeys(names, ((span,), torch.int64)), (files.count - span) // sequence_length + 1)
         self._files = files
-        self._ends = [file.first + file.tokens for file in files]
-        self._dtype = dtype
         self._sequence_length = sequence_length
         self._span = span
         self._end_of_document = end_of_document
         self._document_starts = documents
-        self._open: dict[int, _Descriptor] = {}
 
     @property
     def shard_names(self) -> str:
         """A checksum of the files' names, in the order given; see `Fetch`."""
-        return names_of([file.path for file in self._files])
+        return self._files.names
 
     def read(self, rows: np.ndarray, out: Sequence[torch.Tensor], places: Places) -> None:
         starts = rows * self._sequence_length
-        raw = np.empty((len(rows), self._span), self._dtype)
+        raw = np.empty((len(rows), self._span), self._files.dtype)
         for row, start in zip(raw, starts.tolist(), strict=True):
-            self._fill(row, start, bisect_right(self._ends, start))
+            self._files.read(row, start)
         out[0].numpy()[places] = raw
         if len(out) > 1:
             for field, numbers in zip(out[1:], self._documents(starts, raw), strict=True):
@@ -133,35 +124,7 @@ class Tokens(RowDataset):
 
     def close(self) -> None:
         """Close the files. Reading opens them again."""
-        self._open.clear()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_open": {}}
-
-    def _fill(self, row: np.ndarray, start: int, number: int) -> None:
-        """Read tokens from ``start`` on, of which the first is in the file ``number``."""
-        while True:
-            file = self._files[number]
-            offset = file.header + (start - file.first) * row.itemsize
-            here = row[: file.first + file.tokens - start]
-            descriptor = self._descriptor(number)  # held while it is read, because another thread may have it closed
-            done = descriptor.read(here, offset) // row.itemsize
-            if done == len(row):
-                return
-            if not done and len(here):
-                raise file.changed("is shorter now")
-            row, start, number = row[done:], start + done, number + (done == len(here))
-
-    def _descriptor(self, number: int) -> _Descriptor:
-        found = self._open.get(number)
-        if found is None:
-            found = self._open[number] = _Descriptor(self._files[number])
-            _opened.append((weakref.ref(self), number))
-            while len(_opened) > MOST_OPEN:
-                dataset, oldest = _opened.popleft()
-                if (other := dataset()) is not None:
-                    other._open.pop(oldest, None)  # a thread that is reading it keeps it open for that long
-        return found
+        self._files.close()
 
     def _documents(self, starts: np.ndarray, raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Position and segment of each token."""
@@ -182,10 +145,68 @@ class Tokens(RowDataset):
         return positions.reshape(raw.shape), segments.reshape(raw.shape)
 
 
+@final
+class TokenFiles:
+    """The tokens of files, as one long row. Any threads may read it; copies in other processes open the files themselves.
+
+    It reads with ``pread`` and does not map the files. A file that becomes shorter then raises an error, where a mapped one would kill the process; and from
+    a disk it reads the bytes of the sequence only, where a mapped one reads ahead (8 KB instead of 500 KB for 4096 tokens; 6 times as fast).
+    """
+
+    def __init__(self, files: list[TokenFile], dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self.count = files[-1].first + files[-1].tokens
+        self._files = files
+        self._ends = [file.first + file.tokens for file in files]
+        self._open: dict[int, _Descriptor] = {}
+
+    def __str__(self) -> str:
+        first, more = self._files[0].path, len(self._files) - 1
+        return f"{first} and {more} more hold" if more else f"{first} holds"
+
+    @property
+    def names(self) -> str:
+        """A checksum of the files' names, in the order given."""
+        return names_of([file.path for file in self._files])
+
+    def read(self, row: np.ndarray, start: int) -> None:
+        """Fill a row, of at least one token, with those from ``start`` on."""
+        number = bisect_right(self._ends, start)
+        while True:
+            file = self._files[number]
+            offset = file.header + (start - file.first) * row.itemsize
+            here = row[: file.first + file.tokens - start]
+            descriptor = self._descriptor(number)  # held while it is read, because another thread may have it closed
+            done = descriptor.read(here, offset) // row.itemsize
+            if done == len(row):
+                return
+            if not done and len(here):
+                raise file.changed("is shorter now")
+            row, start, number = row[done:], start + done, number + (done == len(here))
+
+    def close(self) -> None:
+        """Close the files. Reading opens them again."""
+        self._open.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": {}}
+
+    def _descriptor(self, number: int) -> _Descriptor:
+        found = self._open.get(number)
+        if found is None:
+            found = self._open[number] = _Descriptor(self._files[number])
+            _opened.append((weakref.ref(self), number))
+            while len(_opened) > MOST_OPEN:
+                dataset, oldest = _opened.popleft()
+                if (other := dataset()) is not None:
+                    other._open.pop(oldest, None)  # a thread that is reading it keeps it open for that long
+        return found
+
+
 MOST_OPEN = 128
 """Files that a process keeps open for all datasets together."""
 
-_opened: deque[tuple[weakref.ref[Tokens], int]] = deque()
+_opened: deque[tuple[weakref.ref[TokenFiles], int]] = deque()
 """What has been opened, oldest first. No lock: nothing in here waits for a thread, so a fork may come at any time."""
 
 
@@ -198,7 +219,7 @@ class TokenFile(NamedTuple):
         header: Bytes before its first token.
         tokens: How many it holds.
         first: How many the files before it hold.
-        stamp: Which version it is, if copies are kept of it.
+        stamp: Which version it is, if that is known; it is where copies are kept.
     """
 
     path: str
@@ -227,6 +248,8 @@ class _Descriptor:
             nbytes = os.fstat(self.fd).st_size
             if nbytes != file.nbytes:
                 raise file.changed("is longer now" if nbytes > file.nbytes else "is shorter now")
+            if file.stamp is not None:
+                check_unchanged(file.path, file.stamp, stamp_of(file.path, os.fstat(self.fd)), *IN_USE)
 
     def read(self, into: np.ndarray, offset: int) -> int:
         """How many bytes came, from ``offset`` on."""
@@ -244,10 +267,15 @@ class _Descriptor:
             self._copy.close()
 
 
-def _inspected(path: str, dtype: np.dtype[Any], first: int) -> TokenFile:
+def check_in_place(path: str) -> None:
+    """Raise a `ValueError` unless any part of a file can be read by itself."""
     if compression(path) or (is_remote(path) and kept_in(path) is None):
         how = "compressed. Decompress it." if compression(path) else "remote. Download it, or pass cache_dir= and max_cache_size=."
         raise ValueError(f"{path} cannot be read in place, because it is {how}")
+
+
+def _inspected(path: str, dtype: np.dtype[Any], first: int) -> TokenFile:
+    check_in_place(path)
     seen = None
     if is_remote(path):
         seen = stamp(path)

@@ -1,0 +1,277 @@
+r"""Files of tokens with an index of their documents, as ``IndexedDataset`` of megatron.core writes them: ``<prefix>.bin`` and ``<prefix>.idx``.
+
+The index, by ``megatron/core/datasets/indexed_dataset.py`` of megatron-core 0.16.1; all of it little-endian:
+
+========================  ======================  =================================================================================
+``MMIDIDX\0\0``             9 bytes
+version                   uint64                  1
+what the tokens are       uint8                   see `_TYPES`
+sequences                 uint64
+entries of the last part  uint64                  one more than there are documents
+length of each sequence   int32                   in tokens
+place of each sequence    int64                   in bytes, in ``<prefix>.bin``
+borders of the documents  int64                   counted in sequences: 0, where each of the others begins, and how many there are in all
+mode of each sequence     int8                    in multimodal files only
+========================  ======================  =================================================================================
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from penstock._arguments import whole_number
+from penstock._streams.files import stamp, whole
+from penstock._streams.paths import Reach, bare, beside, expanded
+from penstock._streams.tables import looked_at
+from penstock.formats._tokens import TokenFile, TokenFiles, Tokens, check_in_place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock._streams.files import Stamp
+    from penstock._streams.paths import Paths
+
+
+def megatron(
+    prefixes: Paths,
+    sequence_length: int,
+    *,
+    overlap: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    max_cache_size: int | str | None = None,
+) -> Tokens:
+    """A map-style dataset of sequences of tokens from Megatron's ``.bin`` and ``.idx``: what `tokens` makes of the ``.bin``, with the documents of the ``.idx``.
+
+    A sample is a dict of int64 tensors of shape ``(sequence_length + overlap,)``: ``"tokens"``, ``"position_ids"`` and ``"segment_ids"``. Only the indices are
+    read beforehand, 20 bytes a document; 8 bytes of them are kept.
+
+    The files are those of megatron.core's ``IndexedDataset``. The samples are not those of its ``GPTDataset``, whose order, splits and blends are its own: here
+    `Loader` shuffles and `Mix` blends.
+
+    Args:
+        prefixes: The path of a ``.bin`` and its ``.idx`` without these endings (or with one of them), a pattern such as ``"/data/web_*"`` or
+            ``"/data/{000..127}"``, or a list of them.
+        sequence_length: Tokens from the start of a sequence to the start of the next.
+        overlap: How many tokens of the next sequence to add; with 1, cut a batch into ``tokens[:, :-1]`` and ``tokens[:, 1:]``.
+        storage_options: See `tokens`.
+        cache_dir: See `tokens`. The indices are copied, too.
+        max_cache_size: See `tokens`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: An index is damaged, of the legacy format or multimodal, or does not fit its ``.bin``; the files hold other than whole numbers, or of
+            different types, or not one sequence. When reading: a file has changed.
+    """
+    length = whole_number("sequence_length", sequence_length, 1, 2**31)
+    span = length + whole_number("overlap", overlap, 0, 2**31)
+    files, starts = _found(prefixes, Reach(storage_options, cache_dir, max_cache_size, 0))
+    return Tokens(files, length, span, None, starts)
+
+
+def megatron_documents(
+    prefixes: Paths,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    max_cache_size: int | str | None = None,
+) -> Documents:
+    """A map-style dataset of the documents in Megatron's ``.bin`` and ``.idx``, one file after another.
+
+    A sample is a dict with ``"tokens"``, int64, shape ``(length,)``: all sequences of the document. ``lengths``, int64, shape ``(documents,)``, has the length
+    of each, for ``groups=Packs(data.lengths, 4096)`` or ``groups=Buckets(data.lengths, …)``. Takes 16 bytes of memory a document.
+
+    Args:
+        prefixes: See `megatron`.
+        storage_options: See `tokens`.
+        cache_dir: See `megatron`.
+        max_cache_size: See `tokens`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: See `megatron`.
+    """
+    return Documents(*_found(prefixes, Reach(storage_options, cache_dir, max_cache_size, 0)))
+
+
+@final
+class Documents(Dataset[dict[str, torch.Tensor]]):
+    """The dataset that `megatron_documents` makes. Any threads may read it.
+
+    Args:
+        files: The tokens of all documents.
+        starts: int64, shape ``(documents + 1,)``: where in them each document begins, and where the last one ends.
+
+    Attributes:
+        lengths: int64, shape ``(documents,)``: tokens in each.
+    """
+
+    def __init__(self, files: TokenFiles, starts: np.ndarray) -> None:
+        self.lengths = np.diff(starts)
+        self._files = files
+        self._starts = starts
+
+    @property
+    def shard_names(self) -> str:
+        """A checksum of the files' names, in the order given; see `Fetch`."""
+        return self._files.names
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        place = operator.index(index)
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"index {index} is out of bounds for {len(self)} documents")
+        raw = np.empty(self.lengths[place], self._files.dtype)
+        if len(raw):
+            self._files.read(raw, int(self._starts[place % len(self)]))
+        return {"tokens": torch.from_numpy(raw.astype(np.int64, copy=False))}
+
+    def close(self) -> None:
+        """Close the files. Reading opens them again."""
+        self._files.close()
+
+
+class _Index(NamedTuple):
+    """What is known of a ``.bin``.
+
+    Attributes:
+        path: Of the index.
+        dtype: Of the tokens.
+        starts: int64, shape ``(documents + 1,)``: where each document begins, in tokens, and where the last one ends.
+        stamp: That of the ``.bin``.
+    """
+
+    path: str
+    dtype: np.dtype[Any]
+    starts: np.ndarray
+    stamp: Stamp
+
+
+def _found(prefixes: Paths, reach: Reach) -> tuple[TokenFiles, np.ndarray]:
+    """The tokens of all files, and where in them each document begins and the last one ends."""
+    many = [prefixes] if isinstance(prefixes, str | os.PathLike) else list(prefixes)
+    paths = reach.of(expanded(map(_to_bin, many), reach.storage_options))
+    if not paths:
+        raise FileNotFoundError(f"prefixes={prefixes!r:.80} names no file.")
+    indices = looked_at(_look, paths)
+    dtype = indices[0].dtype
+    if (other := next((index for index in indices if index.dtype != dtype), None)) is not None:
+        raise ValueError(
+            f"{indices[0].path} is of {dtype.name}, and {other.path} of {other.dtype.name}, so their tokens may not be of one vocabulary. If they are, "
+            f"read each type by itself and concatenate the datasets, or mix them: ConcatDataset, Mix."
+        )
+    firsts = np.cumsum([0, *(index.starts[-1] for index in indices)])
+    files = [
+        TokenFile(path, index.stamp.size, 0, int(index.starts[-1]), first, index.stamp)
+        for path, index, first in zip(paths, indices, firsts.tolist(), strict=False)
+    ]
+    starts = [index.starts[:-1] + first for index, first in zip(indices, firsts, strict=False)]
+    return TokenFiles(files, dtype), np.concatenate([*starts, firsts[-1:]])
+
+
+def _to_bin(prefix: Any) -> Any:
+    """The path of the ``.bin``, from a prefix or from the path of either file."""
+    return _renamed(os.fspath(prefix), ".bin") if isinstance(prefix, str | os.PathLike) else prefix
+
+
+def _renamed(path: str, ending: str) -> str:
+    name = bare(path)
+    stem = name[:-4] if name.endswith((".bin", ".idx")) else name
+    return path.replace(name, stem + ending, 1)
+
+
+def _look(path: str) -> _Index:
+    """Read the index of a ``.bin``, and compare the two."""
+    check_in_place(path)
+    place = beside(path, _renamed(path, ".idx"))
+    dtype, starts = _read(place)
+    seen, nbytes = stamp(path), int(starts[-1]) * dtype.itemsize
+    if seen.size != nbytes:
+        raise ValueError(
+            f"{path} has {seen.size} bytes, and by {place} it should have {nbytes}: {starts[-1]} tokens of {dtype.name}. One of them is of another version, or not "
+            f"complete: copy both again, or write them again."
+        )
+    return _Index(place, dtype, starts, seen)
+
+
+def _read(path: str) -> tuple[np.dtype[Any], np.ndarray]:
+    """The type of the tokens, and where documents begin and end, from an index.
+
+    It is read at once and not mapped, because a mapped file that becomes shorter would kill the process. Everything that it says twice is compared.
+    """
+    with whole(path) as file:
+        head = file.read(_HEAD.size)
+        if head.startswith(b"TNTIDX"):
+            raise ValueError(
+                f"{path} is of the legacy format (TNTIDX), which fairseq and the first versions of Megatron-LM wrote. Read it with one of them, and write its "
+                f"documents again with IndexedDatasetBuilder of megatron.core."
+            )
+        if head[: len(_MAGIC)] != _MAGIC[: len(head)]:
+            raise ValueError(f"{path} is no index of an IndexedDataset, because it begins with {head[:9]!r} and not with {_MAGIC!r}.")
+        if len(head) < _HEAD.size:
+            raise _damaged(path, f"it has {len(head)} bytes, and its header alone takes {_HEAD.size}")
+        _, version, code, sequences, borders = _HEAD.unpack(head)
+        if version != 1:
+            raise ValueError(f"{path} is of version {version}, and only version 1 is known. Write it again with megatron.core.")
+        name = _TYPES.get(code)
+        if name is None or name.startswith("float"):
+            what = f"says that it holds {name}" if name else f"has the number {code} as the type of what it holds, which is unknown"
+            raise ValueError(f"{path} {what}, and tokens are whole numbers. Write it again with dtype=numpy.int32, for example.")
+        nbytes = file.seek(0, os.SEEK_END)  # before memory is asked for, because the numbers are only what a file says
+        needed = _HEAD.size + 12 * sequences + 8 * borders
+        if sequences and nbytes == needed + sequences:
+            raise ValueError(
+                f"{path} is multimodal: it has a mode for each sequence, so not all of them need be tokens of one vocabulary, and they cannot be told apart here. Read it "
+                f"with IndexedDataset(prefix, multimodal=True) of megatron.core as a map-style dataset, or write those of one mode without modes."
+            )
+        if nbytes != needed:
+            raise _damaged(path, f"{sequences} sequences and {borders} borders of documents take {needed} bytes, and it has {nbytes}")
+        file.seek(_HEAD.size)
+        dtype = np.dtype(name).newbyteorder("<")
+        lengths = np.frombuffer(file.read(4 * sequences), "<i4")
+        if (at := _first(lengths < 0)) is not None:
+            raise _damaged(path, f"sequence {at} has {lengths[at]} tokens")
+        ends = np.zeros(sequences + 1, np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        for begin in range(0, sequences, _BLOCK):  # as they are only compared, they need not all be in memory
+            pointers = np.frombuffer(file.read(8 * min(_BLOCK, sequences - begin)), "<i8")
+            expected = ends[begin : begin + len(pointers)] * dtype.itemsize
+            if (at := _first(pointers != expected)) is not None:
+                raise _damaged(
+                    path,
+                    f"sequence {begin + at} begins at byte {pointers[at]}, and those before it have {expected[at]} bytes, without a gap",
+                )
+        documents = np.frombuffer(file.read(8 * borders), "<i8")
+    if not borders or documents[0] or documents[-1] != sequences or (documents[1:] < documents[:-1]).any():
+        raise _damaged(
+            path,
+            f"the borders of its documents should ascend from 0 to {sequences}, the number of its sequences, but they begin with {documents[:3].tolist()} and end "
+            f"with {documents[-3:].tolist()}; does its writer call end_document?",
+        )
+    return dtype, ends[documents]
+
+
+def _first(wrong: np.ndarray) -> int | None:
+    """The first place that is true."""
+    return int(wrong.argmax()) if wrong.any() else None
+
+
+def _damaged(path: str, why: str) -> ValueError:
+    return ValueError(
+        f"{path} is damaged or was not written to its end: {why}. Copy it again, or write it again with IndexedDatasetBuilder of megatron.core."
+    )
+
+
+_MAGIC: Final = b"MMIDIDX\0\0"
+_BLOCK: Final = 2**17
+_HEAD: Final = struct.Struct("<9sQBQQ")
+_TYPES: Final = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
