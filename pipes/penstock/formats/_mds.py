@@ -233,7 +233,9 @@ def _shards_in(folder: str) -> list[_Shard]:
 
 def _shard(said: Any, folder: str, index: str, known: dict[_Columns, _Columns]) -> _Shard:
     match said:
-        case {"format": "mds", "version": 2, "samples": int(records), "raw_data": dict(raw)} if 0 <= records < _LIMIT:
+        case {"format": "mds", "version": 2, "samples": int(records), "raw_data": dict(raw)} if (
+            type(records) is int and 0 <= records < _LIMIT
+        ):
             pass
         case {"format": str(format)} if format != "mds":
             raise ValueError(f"a shard is {format}, and only mds is read. Convert the dataset: MDSWriter")
