@@ -214,7 +214,7 @@ class TestRefused:
             mds(folder)
 
     @pytest.mark.parametrize("packed", ["", "bz2"])
-    @pytest.mark.parametrize(("at", "number"), [(0, 10), (4, 12), (4, 2**31), (8, 2**32 - 1), (4 * 12, 0)])
+    @pytest.mark.parametrize(("at", "number"), [(0, 10), (4, 12), (4, 2**31), (8, 2**32 - 1), (48, 149)])
     def test_offsets_that_lead_elsewhere(self, tmp_path: Path, packed: str, at: int, number: int) -> None:
         """And those of other records: shard 2 has 11. Seen to fail: without each of the comparisons."""
         folder = written(tmp_path)
@@ -228,6 +228,21 @@ class TestRefused:
         with pytest.raises(ValueError, match=r"2\.mds.* is damaged, or not the shard that .*index\.json describes: its? (records|has)"):
             read(mds(folder))
 
+    def test_more_bytes_than_the_index_says_and_lengths_that_lead_elsewhere(self, tmp_path: Path) -> None:
+        """Seen to fail: without each of the comparisons."""
+        folder = mds_files.write(tmp_path / "mds", {"t": "str"}, [[{"t": b"good"}]])
+        raw = bytearray((folder / "0.mds").read_bytes())
+        said = mds_files.described("0.mds", {"t": "str"}, bytes(raw) + b"x", 1, "bz2")
+        said["raw_data"]["bytes"] -= 1
+        (tmp_path / "index.json").write_bytes(mds_files.index_of([said]))
+        (tmp_path / "0.mds.bz2").write_bytes(bz2.compress(raw + b"x"))
+        with pytest.raises(ValueError, match=r"0\.mds\.bz2 is damaged, .*: more than its 30 bytes are in it"):
+            read(mds(tmp_path))
+        raw[22] = 3
+        (folder / "0.mds").write_bytes(raw)
+        with pytest.raises(ValueError, match=r"0\.mds is damaged, .*: the record at byte 22 does not end where its columns do"):
+            read(mds(folder))
+
     @pytest.mark.parametrize("packed", ["", "gz"])
     def test_a_shard_that_has_changed(self, tmp_path: Path, packed: str) -> None:
         """Between two epochs, to as many bytes; also where it stays open. Seen to fail: without the stamps."""
@@ -235,7 +250,10 @@ class TestRefused:
         with Loader.from_dataset(data, batch_size=20, collate_fn=list, prefetch_next_epoch=False) as loader:
             assert list(loader) == [ALL]
             path = tmp_path / "mds" / f"1.mds{packed and '.gz'}"
-            os.utime(path, ns=(0, 0))
+            other = tmp_path / "other"
+            other.write_bytes(path.read_bytes())
+            os.utime(other, ns=(0, 0))
+            other.rename(path)
             with pytest.raises(ValueError, match=rf"{path.name} has changed since .*: it was written to"):
                 list(loader)
 
