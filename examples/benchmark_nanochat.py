@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from port_nanochat import Tokenize
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 import penstock
+from port_nanochat import Tokenize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,7 +89,9 @@ def by_nanochat(folder: Path) -> Iterator[Any]:
 
 
 def by_penstock(folder: Path, **options: Any) -> Iterator[Any]:
-    data = penstock.formats.parquet(files_in(folder), ["text"], unit="file", lanes=4, epoch_size=10_000, steps=steps(folder), bookmarks=False)
+    data = penstock.formats.parquet(
+        files_in(folder), ["text"], unit="file", lanes=4, epoch_size=10_000, steps=steps(folder), bookmarks=False
+    )
     loader = penstock.Loader.from_dataset(data, batch_size=BATCH_SIZE, shuffle=True, seed=1, **options)
     while True:
         for batch in loader:
@@ -151,9 +153,7 @@ def _part(folder: Path, part: int, seconds: float) -> float:
 
 def cpu_s() -> float:
     """Of this process and of those of its children that have ended."""
-    return sum(
-        usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
+    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
 
 
 def resumed(folder: Path) -> None:

@@ -21,6 +21,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import mds_files
 import numpy as np
 import pytest
 import torch
@@ -36,7 +37,7 @@ from penstock._nodes.encoding import _READ, TAG, decoded
 from penstock._streams.bookmarks import Bookmarks
 from penstock._streams.files import stamp
 from penstock._streams.index_file import write_index
-from penstock.formats import jsonl, megatron_documents, tar, tokens
+from penstock.formats import jsonl, mds, megatron_documents, tar, tokens
 from penstock.formats._tar import sample_offsets
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def nothing_imported() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refused_by_name(path: Path, kind: type[Exception] = ValueError) -> Iterator[None]:
+def refused_by_name(path: Path, kind: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
     """Nothing is wrong, or the error names the file."""
     try:
         yield
@@ -279,6 +280,54 @@ def test_whatever_an_index_says_a_record_comes_or_a_value_error(shards: Path, of
         for k in range(min(len(made), 5)):
             with refused_by_name(path):
                 made[k]
+
+
+MDS = {"a": "int", "b": "str", "c": "json", "d": "ndarray", "e": "ndarray:int16:2", "f": "list[png]", "g": "pil", "h": "uint8"}
+SAID = ["format", "version", "samples", "compression", "raw_data", "zip_data", "column_names", "column_encodings", "column_sizes", "hashes"]
+
+
+@pytest.mark.slow
+@fuzzed(60)
+@given(
+    st.dictionaries(
+        st.sampled_from(SAID),
+        junk | st.sampled_from(["mds", "zstd:3", ["sha1"], [8, 9], ["int", "ndarray:int8:3", "list[jpeg]"]]),
+        max_size=2,
+    ),
+    st.dictionaries(
+        st.sampled_from(["basename", "bytes", "hashes"]),
+        junk | st.sampled_from(["../x.mds", "/etc/passwd", "a/../../x", "0.mds.gz", "s3://b/c"]),
+        max_size=1,
+    ),
+    st.lists(st.tuples(st.integers(0, 300), st.binary(min_size=1, max_size=4)), max_size=3),
+    st.sampled_from(["", "zstd", "gz", "bz2"]),
+)
+@example({}, {}, [(0, struct.pack("<I", 2**31))], "")
+@example({"samples": 2**40}, {}, [], "")
+@example({"samples": 2**29, "zip_data": None, "compression": None}, {"bytes": 2**32 - 1}, [], "zstd")
+def test_whatever_an_index_of_mds_and_its_shards_say(
+    tmp_path_factory: Any, said: Any, of_file: Any, written: list[tuple[int, bytes]], packed: str
+) -> None:
+    """Records come, or a ValueError that names the folder; a FileNotFoundError where another shard is named. Only the header of a shard, and its values, are written over."""
+    folder = tmp_path_factory.mktemp("mds")
+    array, image = b"\x10\x04\x02\1\0\2\0", b"\2\0\0\0\1\0\0\0\1\0\0\0Lab"
+    values = {"a": bytes(8), "b": b"text", "c": b"[1]", "d": array, "e": b"abcd", "f": struct.pack("<III", 0, 1, 0), "g": image, "h": b"a"}
+    raw = bytearray(mds_files.shard_of(MDS, [values] * 3))
+    for at, data in written:
+        raw[at : at + len(data)] = data[: max(0, len(raw) - at)]
+    shard = mds_files.described("0.mds", MDS, bytes(raw), 3, packed)
+    shard["zip_data" if packed else "raw_data"].update(of_file)
+    (folder / (f"0.mds.{packed}" if packed else "0.mds")).write_bytes(mds_files.PACK[packed](bytes(raw)))
+    (folder / "index.json").write_bytes(mds_files.index_of([{**shard, **said}]))
+    pytest.importorskip("PIL.Image").init()  # imports what reads images
+    with (
+        nothing_imported(),
+        refused_by_name(folder, (ValueError, FileNotFoundError, ImportError)),
+        contextlib.closing(mds(folder)) as made,
+    ):
+        for k in range(min(len(made), 5)):
+            with refused_by_name(folder):
+                use([*made[k].values()])
 
 
 def pax(said: bytes) -> bytes:
@@ -462,7 +511,7 @@ def test_a_pipe_in_a_cache_folder_is_refused_and_nobody_waits_for_it(tmp_path: P
         (tmp_path / name).write_bytes(sound)
 
 
-@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.index", "x.bin", "x.idx", "x.parquet", "x.arrow", "kept", "index"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.index", "x.bin", "x.idx", "x.parquet", "x.arrow", "index.json", "kept", "index"])
 def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_path: Path) -> None:
     """Seen to fail: a pipe was opened, which waits for a writer, and /dev/zero was read forever."""
     (tmp_path / "x.jsonl").write_text("1\n")
@@ -474,6 +523,7 @@ def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_p
         "x.idx": megatron_documents,
         "x.parquet": formats.parquet,
         "x.arrow": formats.arrow,
+        "index.json": lambda _: formats.mds(tmp_path),
         "kept": lambda path: filtered(range(9), bool, cache=path),
     }
     file = tmp_path / ("x.jsonl" if name == "index" else name)
@@ -487,21 +537,24 @@ def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_p
                 reads[name](str(file))
 
 
-@pytest.mark.parametrize("name", ["x.jsonl.index", "x.idx", "penstock.json"])
+@pytest.mark.parametrize("name", ["x.jsonl.index", "x.idx", "penstock.json", "index.json"])
 def test_a_file_without_bound_is_not_read_to_its_end(name: str, tmp_path: Path) -> None:
     """Seen to fail: all of it was read into memory before its size was compared."""
     (tmp_path / "x.jsonl").write_text("1\n")
     index_file(str(tmp_path / "x.jsonl"), str(tmp_path / "x.jsonl.index"))
     (tmp_path / "x.idx").write_bytes(index([1], [0, 1]))
     Cached(range(9), tmp_path)
+    (tmp_path / "index.json").touch()
     os.truncate(tmp_path / name, 2**34)
+    reads = {
+        "x.jsonl.index": lambda: jsonl(tmp_path / "x.jsonl")[0],
+        "x.idx": lambda: megatron_documents(tmp_path / "x.idx"),
+        "index.json": lambda: formats.mds(tmp_path),
+    }
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=r"is damaged"):
-            if name == "penstock.json":
-                Cached(range(9), tmp_path)
-            else:
-                (megatron_documents if name == "x.idx" else jsonl)(tmp_path / name.removesuffix(".index"))[0]
+            reads.get(name, lambda: Cached(range(9), tmp_path))()
         assert tracemalloc.get_traced_memory()[1] < 2**25
     finally:
         tracemalloc.stop()

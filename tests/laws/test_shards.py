@@ -12,6 +12,7 @@ import tarfile
 import time
 from itertools import islice
 
+import mds_files
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +26,7 @@ import datasets
 import penstock
 from penstock import Loader, Mix, Shards
 from penstock.__main__ import main
-from penstock.formats import arrow, hf, jsonl, parquet, tar
+from penstock.formats import arrow, hf, jsonl, mds, parquet, tar
 from penstock.testing import assert_resumes_everywhere
 
 COUNTS = [3, 0, 9, 1, 4, 5]  # 22 records; record i of all shards together is i
@@ -51,6 +52,9 @@ def folder(tmp_path_factory):
             writer.write_table(table, max_chunksize=4)
         (folder / f"{k}.tar.gz").write_bytes(gzip.compress((folder / f"{k}.tar").read_bytes()))
         first += count
+    values = [mds_files.integers(indexed(k), "value") for k in range(len(COUNTS))]
+    for packed in ("", "zstd"):
+        mds_files.write(folder / f"mds {packed}", {"value": "int"}, values, packed)
     assert main(["index", f"{folder}/*.jsonl*", f"{folder}/*.tar*"]) == 0
     return folder
 
@@ -94,6 +98,8 @@ DATA = {
     "parquet": lambda folder: parquet(folder / "*.parquet", **ORDER),
     "parquet, files": lambda folder: parquet(folder / "*.parquet", unit="file", **ORDER),
     "arrow": lambda folder: arrow(folder / "*.arrow", **ORDER),
+    "mds": lambda folder: mds(folder / "mds ", **ORDER),
+    "mds.zstd": lambda folder: mds(folder / "mds zstd", **ORDER),
     "mix": lambda folder: Mix(
         {"a": tar(folder / "*.tar", counts=COUNTS, **ORDER), "b": jsonl(folder / "*.jsonl")}, {"a": 1, "b": 1}, epoch_size=22
     ),
@@ -120,7 +126,7 @@ def test_each_resumes_everywhere(folder, data, workers):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("data", ["jsonl", "tar.gz", "parquet", "arrow", "hf"])
+@pytest.mark.parametrize("data", ["jsonl", "tar.gz", "parquet", "arrow", "hf", "mds", "mds.zstd"])
 def test_each_resumes_in_a_spawned_worker(folder, data):
     options = {"num_workers": 1, "multiprocessing_context": "spawn", "prefetch_next_epoch": False}
     with loader(folder, data) as one:
@@ -172,7 +178,9 @@ def test_a_state_goes_from_one_format_to_another(folder):
         assert list(islice(batches_of(one), 4)) == expected[5:]
 
 
-@pytest.mark.parametrize("data", ["indexed", "forward", "jsonl.zst", "tar", "tar, forward", "parquet", "arrow", "hf", "mix"])
+@pytest.mark.parametrize(
+    "data", ["indexed", "forward", "jsonl.zst", "tar", "tar, forward", "parquet", "arrow", "hf", "mds", "mds.zstd", "mix"]
+)
 def test_any_ranks_read_one_sequence(folder, data):
     """Global batches of 12, samples and their random numbers, over ends of epochs; each link goes on from what one of the ranks before has saved."""
 
@@ -224,7 +232,7 @@ def test_a_state_is_small_with_a_million_shards():
         assert time.thread_time() - begin < 1, "1 ms each leaves room for a busy machine; it takes about 50 us, as for any data"
 
 
-@pytest.mark.parametrize("data", ["tar", "tar, forward", "jsonl", "jsonl.zst", "parquet", "arrow"])
+@pytest.mark.parametrize("data", ["tar", "tar, forward", "jsonl", "jsonl.zst", "parquet", "arrow", "mds", "mds.zstd"])
 def test_no_file_is_open_after_close(folder, data):
     with loader(folder, data) as one:
         list(islice(batches_of(one), 5))

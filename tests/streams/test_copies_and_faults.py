@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from mds_files import INT, described, index_of
 from megatron_files import index
-from small_files import RECORDS, jsonl, numbers, parquet, tar
+from small_files import RECORDS, jsonl, mds, numbers, parquet, tar
 
 import penstock
 from penstock import Loader, formats
@@ -56,6 +57,11 @@ def own(paths: str, **words: Any) -> Any:
     return penstock.Shards(sorted(f"memory://{path}" for path in fsspec.filesystem("memory").glob(paths)), numbers, counts=COUNTS, **words)
 
 
+def open_mds(paths: str, **words: Any) -> Any:
+    fsspec.filesystem("memory").pipe("data/index.json", index_of([described(f"{n}.mds", INT, mds(n), RECORDS) for n in range(FILES)]))
+    return formats.mds("memory://data", **words)
+
+
 COUNTS = [RECORDS] * FILES
 KINDS: dict[str, tuple[str, Callable[[int], bytes], Callable[..., Any]]] = {
     "jsonl": ("jsonl", jsonl, lambda paths, **words: formats.jsonl(paths, counts=COUNTS, **words)),
@@ -63,6 +69,7 @@ KINDS: dict[str, tuple[str, Callable[[int], bytes], Callable[..., Any]]] = {
     "jsonl.gz": ("jsonl.gz", jsonl, lambda paths, **words: formats.jsonl(paths, counts=COUNTS, **words)),
     "tar": ("tar", tar, lambda paths, **words: formats.tar(paths, counts=COUNTS, **words)),
     "parquet": ("parquet", parquet, formats.parquet),
+    "mds": ("mds", mds, open_mds),
     "arrow": ("arrow", arrow, formats.arrow),
     "tokens": ("bin", tokens, lambda paths, **words: formats.tokens(paths, 4, **words)),
     "megatron": ("bin", tokens, megatron),

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from mds_files import INT, described, index_of
 from megatron_files import index
-from small_files import RECORDS, jsonl, numbers, parquet, tar
+from small_files import RECORDS, jsonl, mds, numbers, parquet, tar
 
 import penstock
 from penstock import Loader, formats
@@ -46,24 +47,28 @@ def fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     memory.MemoryFileSystem.store.clear()
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "tar", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "tar", "parquet", "mds"])
 @pytest.mark.parametrize("how", ["known", "stream"])
 def test_copies_are_read_in_place_of_the_files(kind: str, how: str, tmp_path: Path, fetches: list[str]) -> None:
     """Parquet's footers are remembered from the first time. Seen to fail: a name without the file; `opened` without the copy."""
     words: dict[str, Any] = {"epoch_size": 100, "bookmarks": False} if how == "stream" else {}
-    make = {"jsonl": jsonl, "jsonl.gz": jsonl, "tar": tar, "parquet": parquet}[kind]
+    make = {"jsonl": jsonl, "jsonl.gz": jsonl, "tar": tar, "parquet": parquet, "mds": mds}[kind]
     store = fsspec.filesystem("memory")
     for file in range(FILES):
         with fsspec.open(f"memory://data/{file}.{kind}", "wb", compression="infer") as out:
             out.write(make(file))
-        if how == "known" and kind != "parquet":
+        if how == "known" and kind not in ("parquet", "mds"):
             assert not index_file(f"memory://data/{file}.{kind}", str(tmp_path / f"{file}.{kind}.index")).error
             words["index"] = str(tmp_path)
     size = sum(store.info(f"data/{file}.{kind}")["size"] for file in range(FILES))
+    if kind == "mds":
+        store.pipe("data/index.json", index_of([described(f"{file}.mds", INT, mds(file), RECORDS) for file in range(FILES)]))
 
     def read(**more: Any) -> list[Any]:
         fetches.clear()
-        data = getattr(formats, kind.partition(".")[0])(f"memory://data/*.{kind}", **words, **more)
+        data = getattr(formats, kind.partition(".")[0])("memory://data" if kind == "mds" else f"memory://data/*.{kind}", **words, **more)
+        if kind == "mds":
+            fetches.remove("index.json")  # read once, when the dataset is built
         with closing(data), Loader.from_dataset(data, batch_size=7, shuffle=True, seed=3, collate_fn=list) as loader:
             return [batch for _ in range(3) for batch in loader]
 

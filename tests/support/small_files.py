@@ -8,6 +8,7 @@ import tarfile
 from typing import TYPE_CHECKING
 
 import pytest
+from mds_files import INT, integers, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +36,10 @@ def parquet(file: int) -> bytes:
     out = io.BytesIO()
     pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"i": [100 * file + n for n in range(RECORDS)]}), out)
     return out.getvalue()
+
+
+def mds(file: int) -> bytes:
+    return shard_of(INT, integers(range(100 * file, 100 * file + RECORDS)))
 
 
 def numbers(path: str) -> Iterator[int]:

@@ -109,14 +109,16 @@ class FileRanges:
     Args:
         path: The file.
         expected: The stamp that it must have.
+        words: Since when, and the remedy, if it is not that of an index; see `check_unchanged`.
 
     Raises:
-        ValueError: The file has changed since it was indexed.
+        ValueError: The file has changed.
     """
 
-    def __init__(self, path: str, expected: Stamp) -> None:
+    def __init__(self, path: str, expected: Stamp, *words: str) -> None:
         self._path = path
         self._expected = expected
+        self._words = words
         copy = opened_copy(path, expected)
         self._is_copy = copy is not None
         self._file = copy or opened_there(path, expected)
@@ -129,9 +131,9 @@ class FileRanges:
 
     def check_version(self) -> None:
         """Raise a `ValueError` unless this is still the file that was indexed, and what is open is what stands under its name."""
-        check_unchanged(self._path, self._expected, stamp_lately(self._path) if self._is_copy else stamp(self._path))
+        check_unchanged(self._path, self._expected, stamp_lately(self._path) if self._is_copy else stamp(self._path), *self._words)
         if not self._is_copy and not is_remote(self._path):
-            check_unchanged(self._path, self._expected, stamp_of(self._path, os.fstat(self._file.fileno())))
+            check_unchanged(self._path, self._expected, stamp_of(self._path, os.fstat(self._file.fileno())), *self._words)
 
     def read(self, begin: int, end: int) -> bytes:
         """The bytes from ``begin`` up to ``end``.
@@ -148,13 +150,12 @@ class FileRanges:
             try:
                 data = self._file.read(end - begin)
             except Exception:
-                explain(self._path, self._expected)
+                explain(self._path, self._expected, *self._words)
                 raise
         if len(data) < end - begin:
             self.check_version()
-            raise ValueError(
-                f"{self._path} ends before byte {end}, so it was cut short while it was read. If that is how it should be, {REINDEX}."
-            )
+            remedy = self._words[-1] if self._words else f"If that is how it should be, {REINDEX}."
+            raise ValueError(f"{self._path} ends before byte {end}, so it was cut short while it was read. {remedy}")
         return data
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ def _unsigned(link: str) -> str:
 def compression(path: str) -> str:
     """The suffix of a compressed file, or an empty text."""
     suffix = os.path.splitext(bare(path))[1].lower()
-    return {".tgz": ".gz"}.get(suffix, suffix if suffix in (".gz", ".zst", ".xz", ".bz2") else "")
+    return {".tgz": ".gz", ".zstd": ".zst"}.get(suffix, suffix if suffix in (".gz", ".zst", ".xz", ".bz2") else "")
 
 
 class Reached(str):
