@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib
 import io
 import json
 import os
-import pickle
 import struct
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Unpack, final
 
 import numpy as np
@@ -22,15 +18,15 @@ from penstock._streams.paths import Reach, bare, beside, compression, expanded, 
 from penstock._streams.shards import Shards
 from penstock._streams.tables import looked_at
 from penstock._streams.unpacking import Unpacked
+from penstock.formats._mds_values import decoder, needed, runs_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from penstock._streams.files import Stamp
     from penstock._streams.paths import Paths
     from penstock._streams.shards import ShardOptions
 
-_WHO: Final = "penstock.formats.mds"
 SUFFIXES: Final = (".mds",)
 _MOST_INDEX: Final = 2**30
 """Bytes of an ``index.json``: a million shards."""
@@ -171,10 +167,10 @@ class _Columns(NamedTuple):
         """Refuse what cannot be decoded, or must not be without ``trust``."""
         for name, encoding in zip(self.names, self.encodings, strict=True):
             try:
-                runs_code = _runs_code(encoding)
+                unsafe = runs_code(encoding)
             except ValueError as exc:
                 raise ValueError(f"{index}: the column {name!r} cannot be decoded: {exc}") from exc
-            if runs_code and not trust:
+            if unsafe and not trust:
                 raise ValueError(
                     f"{index}: the column {name!r} is pickled (pkl), and unpickling runs whatever code is in the data. If you trust whoever wrote it, pass trust=True. Or write the "
                     f"dataset again, with an encoding that is only data, such as json, ndarray or bytes."
@@ -182,7 +178,7 @@ class _Columns(NamedTuple):
 
     def reader(self) -> Callable[[bytes, _Shard, int], dict[str, Any]]:
         """Makes a record of its bytes, its shard, and where it begins."""
-        columns = [(name, size, _decoder(encoding)) for name, encoding, size in zip(*self, strict=True)]
+        columns = [(name, size, decoder(encoding)) for name, encoding, size in zip(*self, strict=True)]
         head = struct.Struct(f"<{self.sizes.count(0)}I")
         least = head.size + sum(self.sizes)
 
@@ -410,7 +406,7 @@ class _Brotli:
 
 
 def _brotli(path: str) -> Any:
-    module = _needed("brotli", "brotli>=1.2", f"{path!r}")
+    module = needed("brotli", "brotli>=1.2", f"{path!r}")
     if not hasattr(module.Decompressor, "can_accept_more_data"):
         raise ImportError(f"{path!r} needs a newer version of the package brotli: pip install 'brotli>=1.2'", name="brotli")
     return module
@@ -426,7 +422,7 @@ def _unsnapped(data: bytes, shard: _Shard) -> bytes:
     if stated != shard.raw_nbytes:
         raise shard.damaged(f"it states {stated} bytes, decompressed, and should have {shard.raw_nbytes}")
     try:
-        found: bytes = _needed("snappy", "python-snappy", f"{shard.path!r}").decompress(data)
+        found: bytes = needed("snappy", "python-snappy", f"{shard.path!r}").decompress(data)
     except MemoryError:
         raise
     except Exception as exc:  # it has errors of its own
@@ -441,7 +437,7 @@ def _check_unpacking(shard: _Shard) -> None:
     elif shard.packed == "br":
         _brotli(shard.path)
     elif shard.packed == "snappy":
-        _needed("snappy", "python-snappy", f"{shard.path!r}")
+        needed("snappy", "python-snappy", f"{shard.path!r}")
 
 
 def _check_hash_is_known(shard: _Shard, algorithm: str) -> None:
@@ -471,134 +467,3 @@ def _validate(shard: _Shard, path: str, then: Stamp, algorithm: str) -> None:
         file.close()
     if found.hexdigest() != shard.hashes[algorithm]:
         raise shard.damaged(f"its {algorithm} is {found.hexdigest()}, and should be {shard.hashes[algorithm]!r:.200}")
-
-
-# Values, by the layout of MosaicML Streaming 0.13: its class ``Encoding`` and what is made of it.
-
-
-def _int(data: bytes) -> int:
-    (value,) = struct.unpack("<q", data)
-    return int(value)
-
-
-def _scalar(data: bytes, dtype: str) -> Any:
-    (value,) = np.frombuffer(data, dtype)
-    return value
-
-
-def _ndarray(data: bytes, dtype: str | None, shape: Sequence[int] | None) -> np.ndarray:
-    """The array in ``data``. What was not said of all arrays stands before its values: a number for the type, and the number of axes with the width of their lengths."""
-    at = 0
-    if dtype is None:
-        dtype, at = _DTYPES[data[0]], 1
-    if shape is None:
-        axes, width = data[at] >> 2, 1 << (data[at] & 3)
-        shape = np.frombuffer(data, f"<u{width}", axes, at + 1).tolist()
-        at += 1 + axes * width
-    return np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), offset=at).reshape(shape).copy()
-
-
-_DTYPES: Final = {
-    **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32"},
-    **{64: "uint64", 65: "int64", 66: "float64"},
-}
-
-
-def _image(data: bytes) -> Any:
-    return _pillow().open(io.BytesIO(data))
-
-
-def _pixels(data: bytes) -> Any:
-    width, height, mode = struct.unpack_from("<III", data)
-    return _pillow().frombytes(data[12 : 12 + mode].decode(), (width, height), data[12 + mode :])
-
-
-def _several(data: bytes, decode: Callable[[bytes], Any], begin: int) -> list[Any]:
-    """Values whose number and sizes come first, from ``begin`` on."""
-    (n,) = struct.unpack_from("<I", data, begin)
-    found, at = [], begin + 4 + 4 * n
-    for size in np.frombuffer(data, "<u4", n, begin + 4).tolist():
-        found.append(decode(data[at : at + size]))
-        at += size
-    if at != len(data):
-        raise ValueError(f"it ends at byte {len(data)}, and not at {at}")
-    return found
-
-
-def _decimal(data: bytes) -> Decimal:
-    return Decimal(data.decode())
-
-
-def _pillow() -> Any:
-    return _needed("PIL.Image", "pillow", f"{_WHO} of images")
-
-
-def _by_streaming(data: bytes, encoding: str) -> Any:
-    return _encodings(encoding).mds_decode(encoding, data)
-
-
-def _encodings(encoding: str) -> Any:
-    return _needed("streaming.base.format.mds.encodings", "mosaicml-streaming", f"the encoding {encoding!r} is not known to {_WHO}, which")
-
-
-_DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
-    "bytes": bytes,
-    "str": bytes.decode,
-    "int": _int,
-    "json": json.loads,
-    "str_int": int,
-    "str_float": float,
-    "str_decimal": _decimal,
-    "pkl": pickle.loads,
-}
-_IMAGES: Final[dict[str, Callable[[bytes], Any]]] = {"jpeg": _image, "png": _image, "pil": _pixels}
-
-
-def _decoder(encoding: str) -> Callable[[bytes], Any]:
-    """What makes a value of its bytes.
-
-    Raises:
-        ValueError: There is no such encoding.
-        ImportError: It takes a package that is not installed.
-    """
-    name, _, rest = encoding.partition(":")
-    if encoding in _DECODERS:
-        return _DECODERS[encoding]
-    if encoding in _DTYPES.values():
-        return functools.partial(_scalar, dtype=np.dtype(encoding).newbyteorder("<").str)
-    if name == "ndarray":
-        dtype, _, lengths = rest.partition(":")
-        shape = [int(length) for length in lengths.split(",")] if lengths else None
-        if (dtype and dtype not in _DTYPES.values()) or (shape is not None and min(shape) < 1):
-            raise ValueError(f"{encoding!r:.200} is no array")
-        return functools.partial(_ndarray, dtype=dtype or None, shape=shape)
-    of = encoding.removeprefix("list[").removesuffix("]")
-    if encoding in _IMAGES or (of in _IMAGES and encoding == f"list[{of}]"):
-        _pillow()
-        return _IMAGES[of] if encoding in _IMAGES else functools.partial(_several, decode=_IMAGES[of], begin=4)
-    if encoding in ("jpegarray", "jpeg_array"):
-        _pillow()
-        return functools.partial(_several, decode=_image, begin=0)
-    if not _encodings(encoding).is_mds_encoding(encoding):
-        raise ValueError(f"neither {_WHO} nor the version of streaming that is installed knows the encoding {encoding!r:.200}")
-    return functools.partial(_by_streaming, encoding=encoding)
-
-
-def _runs_code(encoding: str) -> bool:
-    """Whether decoding runs code that is in the data. The errors are those of `_decoder`."""
-    decode = _decoder(encoding)
-    if getattr(decode, "func", None) is _by_streaming:
-        return not _encodings(encoding).is_mds_encoding_safe(encoding)
-    return decode is pickle.loads
-
-
-def _needed(module: str, package: str, why: str) -> Any:
-    """A package that no extra of ours has.
-
-    Raises:
-        ImportError: It is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as exc:
-        raise ImportError(f"{why} needs the package {package}: pip install '{package}'", name=module) from exc
