@@ -284,7 +284,7 @@ def test_a_copy_of_a_loader_that_was_not_started_goes_its_own_way(copied, words)
 
 def test_a_shallow_copy_is_refused_and_so_is_one_of_a_started_loader():
     with Loader.from_dataset(Numbers()) as loader:
-        with pytest.raises(TypeError, match="would read the same graph. Use copy.deepcopy before it is started"):
+        with pytest.raises(TypeError, match="would read the same graph. Call copy.deepcopy before it starts"):
             copy.copy(loader)
         next(iter(loader))
         for copied in (copy.deepcopy, pickle.dumps):

@@ -250,7 +250,7 @@ def ten_megabytes(values: list[int]) -> torch.Tensor:
 def test_words_that_it_does_not_go_with_are_refused() -> None:
     with pytest.raises(ValueError, match="num_workers='many', a str, must be a whole number of at least 0. Or pass \"auto\"."):
         loader(num_workers="many")
-    with pytest.raises(ValueError, match="num_workers='auto': a Resident dataset lies in memory"):
+    with pytest.raises(ValueError, match="num_workers='auto': a Resident dataset is in memory"):
         loader(penstock.Resident(torch.utils.data.TensorDataset(torch.zeros(4))))
 
 
