@@ -270,7 +270,7 @@ def a_source_without_positions_cannot_be_padded():
     on_every_rank(lambda: first(Sharder(Cycler(foreign))), text.format("IterableWrapper"))
     batches = Batcher(Cycler(Sampler(SequentialOrder(N))), 4)
     on_every_rank(lambda: first(Sharder(batches)), "ValueError: batches cannot be padded. Put the Sharder upstream of the Batcher")
-    on_every_rank(lambda: first(loader(split="within")), "ValueError: split='within' deals the places of a batch sampler's batches")
+    on_every_rank(lambda: first(loader(split="within")), "ValueError: split='within' splits each batch of a batch_sampler")
 
 
 def a_length_that_lies_gives_no_rank_more_than_its_share():
@@ -341,7 +341,7 @@ def ranks_that_disagree_are_told_so():
     on_every_rank(lambda: check(sampler=range(N - mine)), mismatch, f"items in an epoch {lengths}")
     lacking = ", ".join(map(str, range(1, WORLD_SIZE)))
     on_every_rank(
-        lambda: check(rank=0, world_size=WORLD_SIZE), f"{mismatch}no rank loads {lacking} of {WORLD_SIZE} shares; loaded are 0 by ranks "
+        lambda: check(rank=0, world_size=WORLD_SIZE), f"{mismatch}no rank loads share {lacking} of {WORLD_SIZE}; loaded are 0 by ranks "
     )
     with loader() as batches:
         if mine:

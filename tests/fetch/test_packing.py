@@ -262,7 +262,7 @@ class TestWhatFromDatasetRefuses:
             ({"groups": penstock.Buckets(LENGTHS, 20), "batch_size": 4}, ValueError, "Buckets and batch_size=4, drop_last=False exclude"),
             ({"groups": penstock.Buckets(LENGTHS, 20), "drop_last": True}, ValueError, "Buckets and batch_size=1, drop_last=True exclude"),
             ({"groups": penstock.Buckets(LENGTHS, 20), "batch_size": None}, ValueError, "Buckets and batch_size=None"),
-            ({"split": "within"}, ValueError, "split='within' deals the places"),
+            ({"split": "within"}, ValueError, "split='within' splits each batch"),
             ({"dataset": penstock.nodes.IterableSource(range(9))}, ValueError, "groups needs a dataset that is read by index"),
             ({"transform": 5}, TypeError, "transform must be a function"),
         ],

@@ -204,7 +204,7 @@ class NoLength:
         (DATA, {"sampler": [1], "order": penstock.orders.SequentialOrder(3)}, ValueError, "sampler and order exclude"),
         (DATA, {"batch_size": None, "drop_last": True}, ValueError, "drop_last=True needs batches"),
         (DATA, {"drop_last": True, "tail": "exact"}, ValueError, "tail='exact' promises all"),
-        (DATA, {"infinite": True, "tail": "exact"}, ValueError, "infinite=True never does"),
+        (DATA, {"infinite": True, "tail": "exact"}, ValueError, "an infinite loader never ends"),
         (DATA, {"split": "within"}, ValueError, "there is no batch_sampler"),
         (DATA, {"method": "fork"}, ValueError, "method='fork'"),
         (DATA, {"seed": -1, "shuffle": True}, ValueError, "seed"),

@@ -38,7 +38,7 @@ def test_an_empty_epoch_is_a_mark_and_an_endless_loader_does_not_spin(source):
     """Seen to loop forever without the loader's check."""
     for node in (Cycler(source()), Batcher(Cycler(source()), 2)):
         assert list(islice(node, 3)) == [EndOfEpoch(0), EndOfEpoch(1), EndOfEpoch(2)]
-    with pytest.raises(ValueError, match="epoch 0 has no batch on this rank, so an infinite loader would spin"):
+    with pytest.raises(ValueError, match="epoch 0 has no batch on this rank, so an infinite loader would loop"):
         next(iter(Loader(source(), infinite=True)))
 
 

@@ -300,7 +300,7 @@ def test_an_own_split_resumes_everywhere(make):
     ("build", "error", "text"),
     [
         (lambda: IterableSource(Stream(), split="within"), ValueError, "neither 'items'"),
-        (lambda: canonical(Stream(), split="batches"), ValueError, "neither 'items' nor 'own' nor 'within'"),
+        (lambda: canonical(Stream(), split="batches"), ValueError, "must be 'items', 'own' or 'within'"),
         (lambda: canonical(Stream(), split="within"), ValueError, "there is no batch_sampler"),
         (lambda: canonical(Tagged(4), split="own"), ValueError, "Tagged is read by index"),
         (lambda: canonical(IterableSource(Stream(), split="items"), split="own"), ValueError, "IterableSource says 'items'"),

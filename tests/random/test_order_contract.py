@@ -158,7 +158,7 @@ class TestADatasetThatBringsItsOrder:
 
     @pytest.mark.parametrize("word", ["sampler", "batch_sampler"])
     def test_refuses_a_sampler(self, word):
-        with pytest.raises(ValueError, match="Bringing brings its own order, and a sampler would replace it"):
+        with pytest.raises(ValueError, match="Bringing brings its own order, which a sampler would replace"):
             Loader.from_dataset(Bringing(), **{word: SubsetRandomSampler(range(20))})
 
     def test_must_bring_one(self):

@@ -75,7 +75,9 @@ class GraphReader(Generic[T]):
         if self.closed:
             raise ClosedError("this loader was closed; build a new one.")
         if self.owner is not None and os.getpid() != self.owner:
-            raise ClosedError(f"this loader was started in process {self.owner}, and this process is a fork of it. Build a new loader here.")
+            raise ClosedError(
+                f"this loader was started in process {self.owner}, and this process is a fork of it. Build a new loader here."
+            )
 
     def start(self) -> None:
         """Move to where a new iterator starts."""

@@ -81,7 +81,9 @@ def check_together(
     if drop_last and tail == "exact":
         raise ValueError("drop_last=True leaves samples out, but tail='exact' promises all of them. Leave one of them out.")
     if infinite and tail == "exact":
-        raise ValueError("tail='exact' lets some ranks run out of samples, but an infinite loader never ends. Use tail='pad' or tail='drop'.")
+        raise ValueError(
+            "tail='exact' lets some ranks run out of samples, but an infinite loader never ends. Use tail='pad' or tail='drop'."
+        )
     if split == "within" and not batch_sampler:
         raise ValueError(
             "split='within' splits each batch of a batch_sampler across ranks, but there is no batch_sampler. Pass one, or leave split out."
