@@ -278,5 +278,8 @@ def test_a_graph_by_hand_reads_batches_and_keys():
 def test_shares_in_batches_are_no_indices(batch_size):
     """A ``BatchSampler`` over a ``DistributedSampler`` as ``sampler=``. Seen to fail: it was taken over as if it were a batch sampler."""
     sampler = BatchSampler(DistributedSampler(range(8), 2, 0), 2, False)
-    with pytest.raises(GraphError, match=r"DistributedSampler deals out .*pass it as batch_sampler=.*the sampler that it shards"):
+    with pytest.raises(
+        GraphError,
+        match=r"DistributedSampler shards .*pass the BatchSampler as batch_sampler=.*the sampler that the DistributedSampler shards",
+    ):
         Loader.from_dataset(Keys(), batch_size=batch_size, sampler=sampler)
