@@ -260,7 +260,7 @@ class InLanes(Draws):
 
 def test_lanes_have_owners_so_their_number_must_be_given() -> None:
     """The message names both ways out, and both work."""
-    with pytest.raises(ValueError, match=r'InLanes is read in lanes.*Say how many \(num_workers=2\), or use method="thread"'):
+    with pytest.raises(ValueError, match=r'InLanes is read in lanes.*Pass a number \(num_workers=2\), or use method="thread"'):
         loader(InLanes(), "fork")
     expected = None
     for options in ({"num_workers": 2, "method": "fork"}, {"method": "thread"}):

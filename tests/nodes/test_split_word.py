@@ -241,7 +241,7 @@ def test_a_state_that_counts_more_than_this_ranks_share_is_refused():
         loader.load_state_dict(saved)
         with pytest.raises(
             StateMismatch,
-            match=r"after 6 items of epoch 0, but here Own ends after 5: .*load the state that this rank saved itself; or load none, and",
+            match=r"after 6 items of epoch 0, but here Own ends after 5: .*load the state that this rank saved; or load none, and",
         ):
             next(iter(loader))
     with canonical(Own(1), 1, split="own") as loader:
