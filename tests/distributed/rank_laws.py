@@ -66,7 +66,7 @@ def a_process_group_that_comes_later_with_other_numbers_is_an_error():
     if WORLD_SIZE == 1:
         assert said == ["no error"]
     else:
-        ours = "GraphError: this loader began as rank 0 of 1, and torch.distributed now says rank {} of {}. Call init_process_group"
+        ours = "GraphError: this loader began as rank 0 of 1, but torch.distributed now says rank {} of {}. Call init_process_group"
         assert all(text.startswith(ours.format(rank, WORLD_SIZE)) for rank, text in enumerate(said))
     ALONE.close()
 
@@ -269,7 +269,7 @@ def a_source_without_positions_cannot_be_padded():
     foreign = IterableSource(torchdata.nodes.IterableWrapper(range(N)), split="items")
     on_every_rank(lambda: first(Sharder(Cycler(foreign))), text.format("IterableWrapper"))
     batches = Batcher(Cycler(Sampler(SequentialOrder(N))), 4)
-    on_every_rank(lambda: first(Sharder(batches)), "ValueError: batches cannot be padded. Put the Sharder upstream of the Batcher")
+    on_every_rank(lambda: first(Sharder(batches)), "ValueError: batches cannot be padded. Use tail='drop'")
     on_every_rank(lambda: first(loader(split="within")), "ValueError: split='within' splits each batch of a batch_sampler")
 
 

@@ -453,7 +453,7 @@ def test_a_sampler_that_can_only_go_forward_says_where_an_earlier_state_goes():
         first += [batch.tolist() for batch in batches]
         second = [batch.tolist() for batch in loader]
         loader.load_state_dict(state)
-        with pytest.raises(StateMismatch, match="can only go forward: load the state into a new loader over a new sampler"):
+        with pytest.raises(StateMismatch, match="can only move forward: load the state into a new loader over a new sampler"):
             next(iter(loader))
     with Loader.from_dataset(range(6), 2, sampler=Shuffles()) as loader:
         loader.load_state_dict(state)

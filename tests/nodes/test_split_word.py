@@ -75,8 +75,8 @@ def test_several_ranks_have_to_be_told_who_deals(build):
                 next(iter(loader))
             said.append(str(raised.value))
     assert said[0] == said[1]
-    assert "2 ranks need to know who splits it. split='items': every rank reads all of it" in said[0]
-    assert "split='own': it gives each rank its own share" in said[0]
+    assert "2 ranks need to know who splits it. With split='items', every rank reads all of it" in said[0]
+    assert "With split='own', it gives each rank its own share" in said[0]
 
 
 @pytest.mark.parametrize(("build", "split"), [(canonical, None), (by_hand, "own"), (foreign, "items")])
@@ -299,7 +299,7 @@ def test_an_own_split_resumes_everywhere(make):
 @pytest.mark.parametrize(
     ("build", "error", "text"),
     [
-        (lambda: IterableSource(Stream(), split="within"), ValueError, "neither 'items'"),
+        (lambda: IterableSource(Stream(), split="within"), ValueError, "must be 'items' or 'within'"),
         (lambda: canonical(Stream(), split="batches"), ValueError, "must be 'items', 'own' or 'within'"),
         (lambda: canonical(Stream(), split="within"), ValueError, "there is no batch_sampler"),
         (lambda: canonical(Tagged(4), split="own"), ValueError, "Tagged is read by index"),

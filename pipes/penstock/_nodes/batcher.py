@@ -61,7 +61,9 @@ class Batcher(IndexNode[Any]):
         return taken, place
 
     def peek(self, place: State, positions: Any) -> Sequence[Any]:
-        raise ValueError("batches cannot be padded. Put the Sharder upstream of the Batcher, or use tail='drop' or tail='exact'.")
+        raise ValueError(
+            "batches cannot be padded. Use tail='drop' or tail='exact', or put the Batcher downstream of the node with tail='pad'."
+        )
 
     def _items_read(self, items: int) -> int:
         return items * self.batch_size  # or a few less: the last batch of an epoch may be short
