@@ -135,7 +135,7 @@ INLINE, THREADS, PROCESSES = (
         (of(PROCESSES, transfer=took(15)), "15 ms a batch are spent rebuilding it from the worker process: return tensors"),
         (
             of(replace(PROCESSES, busy_share=0.4)),
-            "only 40% busy: too little is loaded ahead for steps or samples that vary so much: a larger prefetch_factor",
+            "only 40% busy: too little is loaded ahead for steps or samples that vary this much. Use a larger prefetch_factor",
         ),
         (
             of(THREADS, NodeStatistics("ToDevice", work_s=2), to_device=took(30)),
@@ -276,7 +276,7 @@ def test_a_slow_copy_to_the_device_is_named() -> None:
 
 def test_before_the_first_batch_there_is_nothing_to_say() -> None:
     loader = Loader.from_dataset(Samples(), batch_size=4)
-    assert loader.report().startswith("data: nothing to say")
+    assert loader.report().startswith("data: there is nothing to report")
     assert loader.statistics() == pickle.loads(pickle.dumps(loader)).statistics()
 
 
@@ -315,7 +315,7 @@ def test_objects_that_answer_nothing_end_neither_the_report_nor_the_loop(
         assert loader.report().startswith(("data: ", "training step: "))
         monkeypatch.setattr(Names, "of", lambda root: Unnamed().names)
         assert [int(batch) for batch in loader] == list(range(64))
-    assert {record.message for record in caplog.records if record.levelname == "WARNING"} == {"no report could be made"}
+    assert {record.message for record in caplog.records if record.levelname == "WARNING"} == {"the report failed"}
 
 
 def test_stages_of_one_name_are_told_apart() -> None:

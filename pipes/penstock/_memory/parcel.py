@@ -6,7 +6,7 @@ the slot yet are copied into it. The consumer builds arrays and tensors that are
 
     worker: SlotMaker ──answer──► consumer: SlotTable.view ──last view gone──► SlotTable.lend ──next task──► worker
 
-Nobody waits for a slot: if a task is lent none, or one that is too small, the worker makes a new one. The kernel frees the memory when
+No task waits for a slot: if a task gets none, or one that is too small, the worker makes a new one. The kernel frees the memory when
 the worker's mapping, the consumer's mapping and the consumer's views are all gone, so a batch that the user keeps outlives the worker
 and the pool.
 """
@@ -37,7 +37,7 @@ _HEAD = Struct("<QQQ")
 PICKLED, TENSORS, BYTES = range(3)
 _NOTHING = np.empty(0, np.uint8)
 LARGE = 4096
-"""Bytes on average, from which on a list of ``bytes`` is not pickled: the pickler would copy each twice."""
+"""A list of ``bytes`` of at least this average size is not pickled, because the pickler would copy each twice."""
 
 
 @lru_cache(maxsize=64)

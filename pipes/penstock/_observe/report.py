@@ -1,4 +1,4 @@
-"""Says in a few lines what holds a training loop up, and what to do about it."""
+"""Explains in a few lines what slows a training loop down, and what to do about it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
     from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerChoice, WorkerStatistics
 
 _STALLED = 0.1
-"""The share of its time that a loop waits before its data is to blame."""
+"""If a loop waits for a larger share of its time, the data is the bottleneck."""
 _BUSY = 0.6
-"""Workers that are busy for a smaller share of their time have time to spare."""
+"""Workers that are busy for a smaller share of their time have spare capacity."""
 _CONTENDED = 0.4
 _BLOCKED = 0.5
-"""Of the time of loading, the share in which the worker neither computes nor waits for a core."""
+"""The share of the loading time in which the worker neither computes nor waits for a core."""
 _TINY_S = 1e-3
-"""A batch that takes less work costs about as much to hand to a worker and back."""
+"""For a batch with less work than this, sending it to a worker and back costs about as much."""
 _STRAGGLES = 5
-"""A sample that takes so many times as long as 19 of 20 others."""
+"""A sample is a straggler if it takes this many times as long as 19 of 20 others."""
 
 
 class Names(NamedTuple):
-    """What the user calls the parts of the graph."""
+    """The user's names for the parts of the graph."""
 
     load: str
     transform: str
     collate: str
     source: str
     instead: str = "__getitem__ or transform"
-    """Where work that the source does could go."""
+    """Where the source's work could move."""
 
     @classmethod
     def of(cls, root: Any) -> Names:
@@ -49,7 +49,7 @@ class Names(NamedTuple):
 
 
 def report(statistics: LoaderStatistics, names: Names) -> str:
-    """The verdict in the first line; then the figures that it is made of."""
+    """The verdict on the first line, followed by the figures behind it."""
     waits, steps = statistics.waits, statistics.steps
     lines = [
         _verdict(statistics, names),
@@ -79,7 +79,7 @@ def _size(nbytes: int) -> str:
 
 def _verdict(s: LoaderStatistics, names: Names) -> str:
     if not s.steps.count:
-        return "data: nothing to say before the loop has taken a few batches."
+        return "data: there is nothing to report before the loop has read a few batches."
     mapper = next((node for node in reversed(s.nodes) if node.workers is not None), None)
     workers = None if mapper is None else mapper.workers
     share = f"the training step waited {s.stall_share:.0%} of the time"
@@ -138,7 +138,7 @@ def _slow_work(s: LoaderStatistics, mapper: NodeStatistics, workers: WorkerStati
         return f"{_time(s.transfer.mean_s)} a batch are spent rebuilding it from the worker process: return tensors or arrays, or use method='thread'."
     if not inline and workers.busy_share < _BUSY:
         return (
-            f"but the workers are only {workers.busy_share:.0%} busy: too little is loaded ahead for steps or samples that vary so much: a larger prefetch_factor "
+            f"but the workers are only {workers.busy_share:.0%} busy: too little is loaded ahead for steps or samples that vary this much. Use a larger prefetch_factor "
             f"(now {mapper.depth} batches ahead)."
         )
     some = {0: "workers are", 1: "one worker is"}.get(workers.workers, f"{workers.workers} workers are")
@@ -168,7 +168,7 @@ def _stage(s: LoaderStatistics, per_batch: float, names: Names, inline: bool, ch
 
 
 def _typical_s(s: LoaderStatistics) -> float:
-    """The work in a batch without the hiccups of a busy machine."""
+    """The typical work in a batch, without the hiccups of a busy machine."""
     return (s.load.p50_s + s.transform.p50_s) * s.samples / max(1, s.batches) + s.collate.p50_s
 
 

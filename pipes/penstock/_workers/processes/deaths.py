@@ -1,4 +1,4 @@
-"""How we learn that a process has died, and of what."""
+"""Detects that a process has died, and the cause."""
 
 from __future__ import annotations
 

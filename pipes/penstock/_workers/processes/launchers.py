@@ -1,4 +1,4 @@
-"""How worker processes are started, and their deaths learned: by a zygote of our own, or by multiprocessing."""
+"""Starts worker processes and detects their deaths, with our own zygote or with multiprocessing."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RemoteError(NamedTuple):
-    """An exception in words, and pickled too if it survives that. All fields are plain, so it can always be sent."""
+    """An exception as text, and also pickled if that works. All fields are plain, so it can always be sent."""
 
     pickled: bytes | None
     kind: str

@@ -1,8 +1,8 @@
 """Signals in the processes that we start: the main process decides, and they end when it does.
 
-A terminal, a job scheduler and ``kill -TERM -PGID`` send a signal to a whole process group, but only the main process should answer it: it
-may want to save a checkpoint first, and needs batches until then. So a child starts without the program's handlers, and a signal that
-asks the program for something does nothing there. The child ends with the main process, whatever ends that.
+A terminal, a job scheduler and ``kill -TERM -PGID`` send a signal to a whole process group, but only the main process should respond: it
+may save a checkpoint first, and needs batches until then. So a child starts without the program's handlers and ignores signals that are
+requests to the program. The child ends with the main process, regardless of how that ends.
 """
 
 from __future__ import annotations

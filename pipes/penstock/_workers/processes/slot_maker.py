@@ -1,4 +1,4 @@
-"""The slots of one worker process: where it collates, and where its answers lie."""
+"""The slots of one worker process: the memory in which it collates and puts its answers."""
 
 from __future__ import annotations
 
