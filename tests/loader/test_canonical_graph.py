@@ -115,7 +115,7 @@ def test_a_sampler_of_torchdatas_with_a_loaded_state_is_refused():
     """The loader would ignore that state, and load the same samples again."""
     sampler = StatefulDistributedSampler(DATA, 2, 0)
     sampler.load_state_dict({"yielded": 2})
-    with pytest.raises(penstock.GraphError, match="has loaded a state of its own.*Load the loader's"):
+    with pytest.raises(penstock.GraphError, match="has loaded its own state.*Load the loader's"):
         Loader.from_dataset(DATA, sampler=sampler)
 
 

@@ -156,8 +156,8 @@ def test_the_way_that_is_shown_to_a_set_leads_there():
         (WeightedOrder([1, 1, 1], 9), "WeightedOrder has 3 weights, but Samples has 4 samples. Pass one weight for each sample"),
         (WeightedOrder([1] * 5, 9), "WeightedOrder has 5 weights"),
         (ShuffledOrder(5), r"ShuffledOrder has 5 positions, but Samples has 4 samples. Build it with len\(dataset\)"),
-        (SequentialOrder(5), "SequentialOrder visits 5"),
-        (TorchOrder(5), "TorchOrder visits 5"),
+        (SequentialOrder(5), "SequentialOrder has 5 positions"),
+        (TorchOrder(5), "TorchOrder has 5 positions"),
     ],
 )
 def test_an_order_that_does_not_fit_the_dataset_is_refused(order, said):

@@ -233,7 +233,7 @@ def test_a_list_that_nobody_spoke_about_is_refused(wrap):
     """Seen to fail: it was a batch."""
     with pytest.raises(ValueError, match=r"list yields lists, .*batches=True\) for batches, or batches=False where") as raised:
         next(wrap([0, [1, 2]]))
-    assert raised.value.__notes__[0] == "while list was asked for the indices of epoch 0"
+    assert raised.value.__notes__[0] == "while reading the indices of epoch 0 from list"
 
 
 def test_what_is_no_batch_is_refused(wrap):

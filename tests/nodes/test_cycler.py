@@ -75,7 +75,7 @@ def test_a_state_whose_source_is_in_another_epoch_is_refused_at_any_depth(wrap):
     while "source" in inner["source"]:
         inner = inner["source"]
     inner["source"]["epoch"] = 5
-    with pytest.raises(StateError, match="it is of epoch 3, but its source is in epoch 5"):
+    with pytest.raises(StateError, match="it is in epoch 3, but its source is in epoch 5"):
         node.check(state)
 
 

@@ -285,7 +285,7 @@ class TestSamplerWrapperFails:
         for _ in range(2):
             with pytest.raises(KeyError, match="no such bucket") as caught:
                 next(node)
-            assert any("Broken was asked for the indices of epoch 4" in note for note in caught.value.__notes__)
+            assert any("while reading the indices of epoch 4 from Broken" in note for note in caught.value.__notes__)
 
     @pytest.mark.parametrize("plan_ahead", [True, False])
     def test_with_an_error_where_stop_iteration_leaks(self, wrap, plan_ahead):

@@ -258,7 +258,7 @@ def test_an_own_split_loads_at_the_same_world_size_only(saved_by, loaded_by):
     with canonical(Own(0), 0, loaded_by, split="own") as loader:
         loader.load_state_dict(saved)
         with pytest.raises(
-            StateMismatch, match=f"saved at a world size of {saved_by}, .*rank 0 of {loaded_by}. Load it at the same world size"
+            StateMismatch, match=f"saved at a world size of {saved_by} and .*rank 0 of {loaded_by}. Load it at the same world size"
         ):
             next(iter(loader))
 
@@ -278,7 +278,7 @@ def test_an_own_split_with_a_state_is_bound_to_its_rank(caplog):
         with canonical(stateful(rank), rank, world_size, split="own") as loader:
             loader.load_state_dict(saved)
             with pytest.raises(
-                StateMismatch, match=f"saved by rank 1 of 2, .*this is rank {rank} of {world_size}. Load the state that this rank saved"
+                StateMismatch, match=f"saved by rank 1 of 2 and .*this is rank {rank} of {world_size}. Load the state that this rank saved"
             ):
                 next(iter(loader))
     with canonical(stateful(1), 1, split="own") as loader:
@@ -299,11 +299,15 @@ def test_an_own_split_resumes_everywhere(make):
 @pytest.mark.parametrize(
     ("build", "error", "text"),
     [
-        (lambda: IterableSource(Stream(), split="within"), ValueError, "must be 'items' or 'within'"),
+        (lambda: IterableSource(Stream(), split="within"), ValueError, "split='within' must be 'items'"),
         (lambda: canonical(Stream(), split="batches"), ValueError, "must be 'items', 'own' or 'within'"),
         (lambda: canonical(Stream(), split="within"), ValueError, "there is no batch_sampler"),
         (lambda: canonical(Tagged(4), split="own"), ValueError, "Tagged is read by index"),
-        (lambda: canonical(IterableSource(Stream(), split="items"), split="own"), ValueError, "IterableSource says 'items'"),
+        (
+            lambda: canonical(IterableSource(Stream(), split="items"), split="own"),
+            ValueError,
+            "split='own' conflicts with split='items' of the IterableSource",
+        ),
         (lambda: IterableSource(Sampler(SequentialOrder(3))), GraphError, "Sampler is already a penstock node"),
         (
             lambda: Sharder(Batcher(Cycler(IterableSource(Stream(), split="own")), 2), 0, 2, split="within"),
