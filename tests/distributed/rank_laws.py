@@ -147,7 +147,7 @@ def a_rank_outside_of_the_mesh_is_told_so():
     """Seen to fail with IndexError: list index out of range."""
     with loader(24, mesh=DeviceMesh("cpu", [0, 1])) as batches:
         said = gathered(error(lambda: flat(batches)))
-    text = "ValueError: mesh has the ranks [0, 1], and this is rank {}, which has no place in it and so no share."
+    text = "ValueError: mesh has the ranks [0, 1], but this is rank {}, which is not in it and so has no share."
     assert said[:2] == ["no error"] * 2
     assert all(said[rank].startswith(text.format(rank)) for rank in (2, 3)), said
 

@@ -255,7 +255,7 @@ class TestWhatFromDatasetRefuses:
         ("words", "error", "said"),
         [
             ({"groups": [1, 2]}, TypeError, r"groups=\[1, 2\] must be penstock.Packs"),
-            ({"groups": Packs([1, 2], 10)}, ValueError, "there are 2 lengths, and Sequences has 9 samples"),
+            ({"groups": Packs([1, 2], 10)}, ValueError, "there are 2 lengths, but Sequences has 9 samples"),
             ({"sampler": [0, 1]}, ValueError, "a sampler and groups exclude each other"),
             ({"batch_sampler": [[0, 1]]}, ValueError, "a sampler and groups exclude each other"),
             ({"tail": "pad"}, ValueError, "tail='pad' repeats the start of an epoch"),
