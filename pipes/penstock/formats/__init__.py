@@ -1,10 +1,10 @@
-"""Datasets over files of common formats, for `Loader.from_dataset`. Each is a `penstock.Shards`, or has the same methods.
+"""Datasets over files of common formats, for `Loader.from_dataset`. Each is a `penstock.Shards` or has the same methods.
 
-A format is a file, ``_<name>.py``, with a function ``<name>`` (or several, ``<name>_…``), and a line here. ``python -m penstock index`` reads what else is in it: ``SUFFIXES``, what the
-names of its files end in, and ``FORMAT``, how they are indexed; without that they need no index.
+To add a format, write a file ``_<name>.py`` with a function ``<name>`` (or several, ``<name>_…``) and add a line here. ``python -m penstock index`` also reads
+two constants of that file: ``SUFFIXES``, the file endings, and ``FORMAT``, how to index such files. A format without them needs no index.
 """
 
-# The files have an underscore because a module `tar`, once imported, would stand here in place of the function `tar`.
+# The file names start with an underscore because importing a submodule named `tar` would replace the function `tar` in this namespace.
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["arrow", "hf", "jsonl", "mds", "megatron", "megatron_documents", "parquet", "tar", "tokens"]
 
-if not TYPE_CHECKING:  # a type checker would believe that it returns any name
+if not TYPE_CHECKING:  # a type checker would take this to mean that any name exists
 
     def __getattr__(name: str) -> object:
-        """Import a format when it is first asked for."""
+        """Import a format on first use."""
         if name in __all__:
             return sys.modules["penstock"]._loaded(globals(), name, f"formats._{name.partition('_')[0]}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
