@@ -280,7 +280,7 @@ REINDEX = "index it again: python -m penstock index"
 
 
 IN_USE: Final = (
-    "since it was first read",
+    "since it was first checked",
     "Do not modify files while they are in use; give a new version another name. To read this version, start again, from a checkpoint if there is one.",
 )
 
