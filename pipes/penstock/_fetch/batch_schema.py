@@ -211,6 +211,7 @@ class _TensorField:
             # the other.
             if set(map(len, column)) != {self.shape[0]}:
                 raise TypeError
+            # This raises if the other dimensions or the dtypes differ from those of `rows`.
             np.concatenate(column, out=rows.numpy().reshape(len(column) * self.shape[0], *self.shape[1:]), casting="no")
             return
         for place, one in enumerate(column):
