@@ -112,13 +112,13 @@ class TestWhatIsRefused:
             (lambda i: np.arange(3).astype("datetime64[s]"), "the field 'tokens' of a sequence to pack must be an array"),
             (lambda i: "abc", "the field 'tokens' of a sequence to pack must be an array, .* but 'abc' came"),
             (lambda i: [[1], [1, 2], [3]], "inhomogeneous|must be an array"),
-            (lambda i: {"x": [0] * 3, "segment_ids": [0] * 3}, "the field 'segment_ids', which packing makes itself"),
+            (lambda i: {"x": [0] * 3, "segment_ids": [0] * 3}, "the field 'segment_ids', which packing adds itself"),
             (lambda i: {}, "a sequence has no fields"),
             (
                 lambda i: np.zeros(3, [np.int64, np.int32][i == 7]) if i != 7 else np.zeros(1, np.int32),
                 "the field 'tokens' is ndarray of int32, .* here, and ndarray of int64",
             ),
-            (lambda i: {"a" if i == 0 else "b": [0] * LENGTHS[i]}, r"has the fields \['b'\], and those before it in the pack have \['a'\]"),
+            (lambda i: {"a" if i == 0 else "b": [0] * LENGTHS[i]}, r"has the fields \['b'\], but those before it in the pack have \['a'\]"),
         ],
     )
     def test_names_the_field_and_the_sequence(self, sequence, said):

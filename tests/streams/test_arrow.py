@@ -158,7 +158,7 @@ class TestWhatIsRefused:
             arrow(str(tmp_path / "0.arrow"), [column])[0]
 
     def test_a_remote_file(self):
-        with pytest.raises(ValueError, match="is not on a local disk, but Arrow files are mapped into memory. Copy it to a local disk"):
+        with pytest.raises(ValueError, match="is not on a local disk, but Arrow files are memory-mapped. Copy it to a local disk"):
             arrow("memory://0.arrow")
 
     def test_a_file_that_was_replaced(self, files, tmp_path):

@@ -220,7 +220,9 @@ def _boundary(found: Measured) -> str:
     loop = found.stepped if found.stepped is not None and found.stepped.epochs else found.free
     if not loop.epochs:
         return (
-            "not seen, because the loader can be read only once" if found.reads_once else "not seen, because no epoch ended. Measure for longer: --seconds"
+            "not seen, because the loader can be read only once"
+            if found.reads_once
+            else "not seen, because no epoch ended. Measure for longer: --seconds"
         )
     first, others = loop.epoch_start_waits, loop.waits
     return f"{time_of(first.p50_s)} wait for the first batch of an epoch; {time_of(others.p50_s)} for any other ({first.count} seen)"

@@ -160,9 +160,7 @@ def _of_nodes(state: Any) -> Iterator[tuple[str, str]]:
             if name in state:
                 yield (
                     "holds",
-                    f"the state of {what} itself"
-                    if state[name] is not None
-                    else f"no state of {what}: it is reread up to the position",
+                    f"the state of {what} itself" if state[name] is not None else f"no state of {what}: it is reread up to the position",
                 )
         state = state.get("source")
 
@@ -220,7 +218,9 @@ def _loaded(path: str) -> Any:
         begin = file.read(64).lstrip(_BEFORE_JSON)[:1]
         if begin in (b"{", b"["):
             if os.path.getsize(path) > _LONGEST_JSON:
-                raise StateError(f"{path} is JSON of {os.path.getsize(path):,} bytes, but a state has less than a thousand. Extract the state from it.")
+                raise StateError(
+                    f"{path} is JSON of {os.path.getsize(path):,} bytes, but a state has less than a thousand. Extract the state from it."
+                )
             file.seek(0)
             try:
                 return json.loads(file.read())

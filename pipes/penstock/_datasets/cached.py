@@ -66,7 +66,9 @@ class Cached(Shown):
     __module__ = "penstock"
 
     def __init__(self, dataset: Any, path: str | os.PathLike[str] | None = None, *, fingerprint: Any = None) -> None:
-        check_read_once(dataset, "Cached", "Cache the part that does not change, and let a dataset that changes with the epoch read from the cache.")
+        check_read_once(
+            dataset, "Cached", "Cache the part that does not change, and let a dataset that changes with the epoch read from the cache."
+        )
         if not len(dataset):
             raise ValueError(
                 f"{type(dataset).__name__} is empty (its length is 0), so there is nothing to cache. Check where it looks for its files."

@@ -73,7 +73,9 @@ class InterleavedMixOrder(PlainOrder):
         self.stages = self._mix(0).stages
         self.read_ahead = 2**16  # one call to the mix of each lane costs 0.3 ms, so it should serve many items
         said = [(name, order.settings()) for name, order in zip(self.names, self._orders, strict=True)]
-        held = {name: settings.pop("held") for name, settings in said if "held" in settings}  # kept apart, to be named in an error if they differ
+        held = {
+            name: settings.pop("held") for name, settings in said if "held" in settings
+        }  # kept apart, to be named in an error if they differ
         of_sources = checksum(json.dumps(said, sort_keys=True).encode())
         self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "orders": of_sources}
         if held:

@@ -63,7 +63,9 @@ def stages_of(weights: Weights | Sequence[tuple[int, Weights]], names: Sequence[
         raise ValueError(f"weights must be a dict, or a list of pairs of a start and a dict, not {weights!r:.80}.")
     starts = [_start(start, run) for start, _ in given]
     if starts[:1] != [0] or any(following <= start for start, following in pairwise(starts)):
-        raise ValueError(f"the stages start at the items {starts}. The first stage must start at 0, and each later one after the one before it.")
+        raise ValueError(
+            f"the stages start at the items {starts}. The first stage must start at 0, and each later one after the one before it."
+        )
     stages = [Stage(start // run, _shares(of, names, start)) for start, (_, of) in zip(starts, given, strict=True)]
     for place, name in enumerate(names):
         if not any(stage.shares[place] for stage in stages):

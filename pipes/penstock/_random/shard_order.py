@@ -145,9 +145,7 @@ def _checked_counts(counts: npt.ArrayLike) -> Int64s:
         raise ValueError(f"counts must be integers, one per shard, but have dtype {given.dtype} and shape {given.shape}.")
     wrong = np.flatnonzero((given < 0) | (given > LONGEST))
     if wrong.size:
-        raise ValueError(
-            f"counts[{wrong[0]}] is {given[wrong[0]]}, but a count cannot be negative. Drop shards that cannot be read."
-        )
+        raise ValueError(f"counts[{wrong[0]}] is {given[wrong[0]]}, but a count cannot be negative. Drop shards that cannot be read.")
     if sum(given.tolist()) > LONGEST:
         raise ValueError(f"the counts add up to {sum(given.tolist())}, but an epoch has at most {LONGEST} items.")
     return given.astype(np.int64)

@@ -57,5 +57,7 @@ def write_own(path: str, *parts: Any, sync: bool = False) -> None:
 def refusal(path: str) -> OSError:
     """The error for a path that is not a regular file of penstock's."""
     return OSError(
-        errno.ELOOP, "there is a link, a pipe or a device where penstock keeps one of its own files. Remove it (the folder itself may be a link)", path
+        errno.ELOOP,
+        "there is a link, a pipe or a device where penstock keeps one of its own files. Remove it (the folder itself may be a link)",
+        path,
     )

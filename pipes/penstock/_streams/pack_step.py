@@ -134,7 +134,9 @@ class Pack(Shown):
         }
 
     def _length(self, record: Any) -> int:
-        length = whole_number("length(record)", self.length(record), 1, remedy="A row holds whole records that take at least one place each.")
+        length = whole_number(
+            "length(record)", self.length(record), 1, remedy="A row holds whole records that take at least one place each."
+        )
         if length > self.capacity:
             self._refuse(length)
         return length

@@ -95,9 +95,7 @@ def iter_with_retries(
             if not gives_up:
                 # Everything opened is closed by now, so that no useless connection stays open during the pause.
                 pause = min(pause_s * 2 ** (tries - 1), LONGEST_PAUSE_S)
-                _logger.warning(
-                    "%s. Reopening %s at record %d in %g s (%d of %d)", describe(exc), label, number, pause, tries, retries
-                )
+                _logger.warning("%s. Reopening %s at record %d in %g s (%d of %d)", describe(exc), label, number, pause, tries, retries)
                 if closing is None:
                     time.sleep(pause)
                 else:

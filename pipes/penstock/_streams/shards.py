@@ -120,9 +120,7 @@ class Shards(Shown, Dataset[Any]):
                 raise TypeError(f"{what} must be a function, but {function!r:.80} is not callable.")
         if cache_dir is not None or max_cache_size is not None:
             if not isinstance(shards, Sequence) or not all(isinstance(shard, str | os.PathLike) for shard in shards):
-                raise TypeError(
-                    f"cache_dir={cache_dir!r} keeps copies of files, so shards must be a list of paths, not {shards!r:.80}."
-                )
+                raise TypeError(f"cache_dir={cache_dir!r} keeps copies of files, so shards must be a list of paths, not {shards!r:.80}.")
             reach = Reach(storage_options, cache_dir, max_cache_size, ahead)
             shards, open = reach.of([reached(os.fspath(shard), storage_options) for shard in shards]), FromCopies(open)
         self.shards: Sequence[Any] = shards if isinstance(shards, Sequence) else range(whole_number("shards", shards, 0))

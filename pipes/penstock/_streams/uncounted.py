@@ -72,7 +72,9 @@ class RecordStream:
         self._length = len(InterleavedOrder(self._deal.lanes, epoch_size))
         # The shard that an index refers to depends on the order, so there is only one order, and nothing can be read before it is set.
         self._ordered = False
-        self._code = ""  # what bookmarks are bound to; computed once, so that it is the same in all workers, whatever the steps hold by then
+        self._code = (
+            ""  # what bookmarks are bound to; computed once, so that it is the same in all workers, whatever the steps hold by then
+        )
         self._read_by: dict[str, Lanes] = {}  # one entry, or none before the first item is read
         self._schedule: Schedule | None = None
         if self.lanes > most_files():
@@ -91,7 +93,9 @@ class RecordStream:
 
     def __getitem__(self, item: int) -> Any:
         if item < 0:
-            raise IndexError(f"index {item}: a stream has no last item to count back from. Only Shards with counts accept negative indices.")
+            raise IndexError(
+                f"index {item}: a stream has no last item to count back from. Only Shards with counts accept negative indices."
+            )
         if not self._ordered:
             raise TypeError(
                 f"this stream has no order yet. Shards without counts are read by Loader.from_dataset(shards) or as a source of a Mix: anything else that requests "

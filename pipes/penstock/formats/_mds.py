@@ -196,7 +196,9 @@ class _Columns(NamedTuple):
                 raise
             except Exception as exc:  # of any type: an IndexError would end the shard silently
                 encoding = self.encodings[self.names.index(name)]
-                raise shard.damaged(f"{name!r} of the record at byte {begin} is not a valid {encoding} ({type(exc).__name__}: {exc})") from exc
+                raise shard.damaged(
+                    f"{name!r} of the record at byte {begin} is not a valid {encoding} ({type(exc).__name__}: {exc})"
+                ) from exc
             return record
 
         return read
@@ -454,7 +456,9 @@ def _new_hash(algorithm: str) -> Any:
         return hashlib.new(algorithm, usedforsecurity=False)
     xxhash = extra("xxhash", f"validate_hash={algorithm!r}")
     if algorithm not in xxhash.algorithms_available:
-        raise ValueError(f"validate_hash={algorithm!r} is a hash that neither hashlib nor xxhash supports. Choose another one that was written.")
+        raise ValueError(
+            f"validate_hash={algorithm!r} is a hash that neither hashlib nor xxhash supports. Choose another one that was written."
+        )
     return getattr(xxhash, algorithm)()
 
 

@@ -81,7 +81,9 @@ def _by_streaming(data: bytes, encoding: str) -> Any:
 
 
 def _encodings(encoding: str) -> Any:
-    return needed("streaming.base.format.mds.encodings", "mosaicml-streaming", f"the encoding {encoding!r} is unknown to {WHO}, so reading it")
+    return needed(
+        "streaming.base.format.mds.encodings", "mosaicml-streaming", f"the encoding {encoding!r} is unknown to {WHO}, so reading it"
+    )
 
 
 _DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
