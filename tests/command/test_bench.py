@@ -311,7 +311,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     for given, message in [
         (DataLoader(Stream()), "Stream is an IterableDataset"),
         (penstock.Loader(penstock.nodes.Sampler(penstock.orders.SequentialOrder(3))), "no ParallelMapper"),
-        (5, "class int came"),
+        (5, "object of type int"),
     ]:
         with pytest.raises(TargetError, match=message):
             with_workers(given, 0, "thread", 1)

@@ -103,7 +103,7 @@ def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     state = {"source": {"epoch": 2, "source": {"epoch": 2, "position": 8}}, "delivered": [1, 3], "rank": 1, "world_size": 4}
     out = said({"penstock": json.dumps({"format": 1, "settings": {}, "state": state})}, tmp_path, capsys)
     assert "2 later batches were delivered before older ones" in out
-    assert "rank 1 of 4 only" in out
+    assert "only rank 1 of 4" in out
 
 
 def test_states_inside_a_checkpoint_of_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

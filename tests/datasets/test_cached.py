@@ -555,8 +555,8 @@ class Endless(IterableDataset):
     ("dataset", "options", "error", "words"),
     [
         (Told(Path()), {}, ValueError, "Told has set_epoch.*let a dataset that changes with the epoch read from the cache"),
-        (Subset(ConcatDataset([Told(Path())]), [0]), {}, ValueError, "Told has a set_epoch"),
-        (Endless(), {}, TypeError, "Endless is not one"),
+        (Subset(ConcatDataset([Told(Path())]), [0]), {}, ValueError, "Told has set_epoch"),
+        (Endless(), {}, TypeError, "Endless does not qualify"),
         (iter([1]), {}, TypeError, "read by index"),
         (Counted(Path(), 0), {}, ValueError, "Counted is empty"),
         (Counted(Path()), {"fingerprint": {1, 2}}, TypeError, r"fingerprint=\{1, 2\} is not JSON"),

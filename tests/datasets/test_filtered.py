@@ -170,10 +170,10 @@ class TestTheFile:
             (lambda data: data[:-8], r"has \d+ bytes instead of \d+: it is damaged"),
             (lambda data: data + b"12345678", r"has \d+ bytes instead of \d+: it is damaged"),
             (lambda data: data[:-3] + b"abc", "its checksum is wrong"),
-            (lambda data: b"", "is not a file of penstock's"),
-            (lambda data: b"hello\n", "is not a file of penstock's"),
-            (lambda data: b"[1]\n", "is not a file of penstock's"),
-            (lambda data: b"\xff\xfe", "is not a file of penstock's"),
+            (lambda data: b"", "was not written by penstock"),
+            (lambda data: b"hello\n", "was not written by penstock"),
+            (lambda data: b"[1]\n", "was not written by penstock"),
+            (lambda data: b"\xff\xfe", "was not written by penstock"),
         ],
     )
     def test_damaged_is_refused(self, damage, said, tmp_path):
@@ -204,9 +204,14 @@ def test_what_makes_no_sense_is_refused():
         ([], ends_in_one, ValueError, "ends_in_one keeps none of the 0 samples of list"),
         (range(9), lambda sample: sample % 2, TypeError, "<lambda> must return True or False, but returned 0"),
         (range(9), 5, TypeError, "predicate must be a function of one sample, but 5 is not callable"),
-        (Stream(), ends_in_one, TypeError, "filtered needs a dataset that is read by index and has a length, and Stream is not one"),
+        (
+            Stream(),
+            ends_in_one,
+            TypeError,
+            "filtered needs a dataset that can be read by index and has a length, and Stream does not qualify",
+        ),
         (Mix({"a": Squares()}, {"a": 1}), ends_in_one, ValueError, "filtering a Mix would lose its weights"),
-        (ConcatDataset([EpochAware()]), ends_in_one, ValueError, "EpochAware has a set_epoch"),
+        (ConcatDataset([EpochAware()]), ends_in_one, ValueError, "EpochAware has set_epoch"),
     ):
         with pytest.raises(error, match=said):
             filtered(dataset, predicate)

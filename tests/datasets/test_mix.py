@@ -314,7 +314,7 @@ class Stream(IterableDataset):
     ("make", "error", "why"),
     [
         (lambda: Mix({}, {}), TypeError, "a mix takes a dict of datasets by name"),
-        (lambda: Mix([[1], [2]], {0: 1}), TypeError, r"a mix takes a dict of datasets by name, .* but \[\[1\], \[2\]\] came"),
+        (lambda: Mix([[1], [2]], {0: 1}), TypeError, r"a mix takes a dict of datasets by name, .* not \[\[1\], \[2\]\]"),
         (lambda: Mix({1: [1]}, {1: 1}), TypeError, "a mix takes a dict of datasets by name"),
         (lambda: Mix({"a": Stream()}, {"a": 1}), TypeError, "the source 'a' is a Stream, which cannot be read by index"),
         (lambda: Mix({"a": iter([])}, {"a": 1}), TypeError, "the source 'a' is a list_iterator"),

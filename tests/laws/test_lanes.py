@@ -475,9 +475,7 @@ def test_what_cannot_be_right_with_a_stream_is_refused():
         Loader.from_dataset(one, shuffle=True, seed=2)
     with pytest.raises(ValueError, match="lanes=13 exceeds the number of shards, 12"):
         Shards(12, forward, epoch_size=40, lanes=13)
-    with pytest.raises(
-        ValueError, match="epoch_size= is for records of unknown number.*drop epoch_size= and steps=.*Or drop counts="
-    ):
+    with pytest.raises(ValueError, match="epoch_size= is for records of unknown number.*drop epoch_size= and steps=.*Or drop counts="):
         Shards(12, forward, epoch_size=40, counts=LENGTHS)
     with pytest.raises(ValueError, match="steps= is for records of unknown number"):
         Shards(12, forward, counts=LENGTHS, steps=[Filter(not_of_three)])

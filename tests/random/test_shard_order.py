@@ -125,7 +125,7 @@ def test_is_frozen(counts, lanes, window, seed, epoch, values):
     [
         (([3, -1],), r"counts\[1\] is -1, but a count cannot be negative"),
         (([3, 1.5],), "counts must be integers, one per shard, but have dtype float64"),
-        (([[3]],), r"of shape \(1, 1\)"),
+        (([[3]],), r"and shape \(1, 1\)"),
         (([2**56, 1],), "the counts add up to 72057594037927937"),
         (([3], 0), "lanes=0 must be a whole number of at least 1"),
         (([3], 2**17), "lanes=131072 must be a whole number below"),

@@ -125,9 +125,9 @@ class TestWhatIsRefused:
 
     def test_another_schema_in_one_file(self, files, tmp_path):
         write(tmp_path / "2.arrow", pa.table({"id": ["1"]}))
-        with pytest.raises(ValueError, match=r"'text' is string in .*0\.arrow, and missing in .*2\.arrow"):
+        with pytest.raises(ValueError, match=r"'text' is string in .*0\.arrow, but missing in .*2\.arrow"):
             arrow(files)
-        with pytest.raises(ValueError, match=r"'id' is int64 in .*0\.arrow, and string in .*2\.arrow"):
+        with pytest.raises(ValueError, match=r"'id' is int64 in .*0\.arrow, but string in .*2\.arrow"):
             arrow(files, ["id"])
 
     @pytest.mark.parametrize("name", ["0", "1"])

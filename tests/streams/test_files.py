@@ -98,7 +98,7 @@ class TestPatterns:
             expanded(["a.tar", "e*.tar"])
 
     def test_what_is_no_path_is_refused(self):
-        with pytest.raises(TypeError, match="3 is no path"):
+        with pytest.raises(TypeError, match="3 is not a path"):
             expanded(["a.tar", 3])
 
 

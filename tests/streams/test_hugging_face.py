@@ -149,7 +149,7 @@ class TestWhatIsRefused:
 
     @pytest.mark.parametrize("counts", [[1, 2], [], [1] * 6])
     def test_another_number_of_counts(self, counts):
-        with pytest.raises(ValueError, match=rf"{len(counts)} counts came for 5 shards"):
+        with pytest.raises(ValueError, match=rf"{len(counts)} counts for 5 shards"):
             hf(stream(), counts)
 
     def test_a_dict_of_splits(self):

@@ -127,7 +127,7 @@ class TestWithoutAnIndex:
     def test_says_what_to_do(self, tmp_path):
         path = write(tmp_path / "x.jsonl", [b"{}\n"])
         with pytest.raises(
-            ValueError, match=f"the number of records in {path} has. .*python -m penstock index {path}. Or pass counts="
+            ValueError, match=f"the number of records in {path} is unknown. .*python -m penstock index {path}. Or pass counts="
         ):
             jsonl(path)
         with pytest.raises(ValueError, match="--index .*folder"):

@@ -152,7 +152,9 @@ class TestRefused:
     def test_what_runs_code(self, tmp_path: Path) -> None:
         """Nothing is unpickled before. Seen to fail: without the check."""
         folder = mds_files.write(tmp_path / "mds", {"x": "pkl"}, [[{"x": b"cos\nabort\n(tR."}]])
-        with pytest.raises(ValueError, match=r"index\.json: the column 'x' is pickled .* pass trust=True. Otherwise write the dataset again"):
+        with pytest.raises(
+            ValueError, match=r"index\.json: the column 'x' is pickled .* pass trust=True. Otherwise write the dataset again"
+        ):
             mds(folder)
 
     def test_an_encoding_that_is_left_to_streaming(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

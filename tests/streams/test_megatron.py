@@ -192,7 +192,7 @@ def bad(lengths=(3, 4), documents=(0, 1, 2), dtype="uint16", *, add=b"", cut=0, 
 
 
 BAD = {
-    "legacy": (bad(magic=b"TNTIDX\0\0\1"), r"one.idx has the legacy format \(TNTIDX\), .* write its documents again with IndexedDatasetBuilder"),
+    "legacy": (bad(magic=b"TNTIDX\0\0\1"), r"one.idx has the legacy format \(TNTIDX\) .* write its documents again with IndexedDatasetBuilder"),
     "other": (bad(magic=b"something"), r"one.idx is not an index of an IndexedDataset, because it begins with b'something'"),
     "version": (bad(version=2), "one.idx has version 2, but only version 1 is supported"),
     "float64": (bad(dtype="float64"), "one.idx holds float64, but tokens must be integers"),
@@ -236,7 +236,10 @@ def test_arguments_that_make_no_sense(folder):
         ({"sequence_length": 0}, "sequence_length=0 must be a whole number of at least 1"),
         ({"overlap": -1}, "overlap=-1 must be a whole number of at least 0"),
         ({"sequence_length": 10**6}, rf"part_0.bin and 2 more hold {STARTS[-1]} tokens of uint16, but one sequence takes 1000000"),
-        ({"prefixes": [folder / "part_0", folder / "wide"]}, r"part_0.idx holds uint16 and .*wide.idx holds int32, .* ConcatDataset or Mix"),
+        (
+            {"prefixes": [folder / "part_0", folder / "wide"]},
+            r"part_0.idx holds uint16 and .*wide.idx holds int32, .* ConcatDataset or Mix",
+        ),
         ({"prefixes": "s3://bucket/one"}, "s3://bucket/one.bin cannot be read in place, because it is remote"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -158,8 +158,8 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("other", "what"),
         [
-            ({"id": ["1"], "text": ["a"]}, "'id' is int64 in .*0.parquet, and string in .*1.parquet"),
-            ({"id": [1]}, "'text' is string in .*, and missing in"),
+            ({"id": ["1"], "text": ["a"]}, "'id' is int64 in .*0.parquet, but string in .*1.parquet"),
+            ({"id": [1]}, "'text' is string in .*, but missing in"),
         ],
     )
     def test_another_schema_in_one_file(self, tmp_path, other, what):

@@ -389,6 +389,8 @@ def test_the_successor_of_a_worker_reads_no_other_version(tmp_path, context):
     shards = Shards([tmp_path / "0"], Replacing(), epoch_size=99, bookmarks=False)
     with (
         Loader.from_dataset(shards, 3, num_workers=1, method="process", multiprocessing_context=context) as loader,
-        pytest.raises(ValueError, match=r"0 has changed since it was first checked by another process of this loader\. Do not modify files"),
+        pytest.raises(
+            ValueError, match=r"0 has changed since it was first checked by another process of this loader\. Do not modify files"
+        ),
     ):
         list(loader)

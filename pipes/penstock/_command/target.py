@@ -111,7 +111,9 @@ def with_workers(given: Any, num_workers: int, method: Any, batch_size: int) -> 
         return Loader.from_dataset(given.dataset, **_words(given), num_workers=num_workers, method=method)
     if is_dataset(given):
         return Loader.from_dataset(given, batch_size, True, num_workers=num_workers, method=method)
-    raise TargetError(f"--compare takes a penstock.Loader, a DataLoader or a map-style dataset, not a {type(given).__name__}.")
+    raise TargetError(
+        f"--compare takes a penstock.Loader, a DataLoader or a map-style dataset, not an object of type {type(given).__name__}."
+    )
 
 
 def _words(given: DataLoader[Any]) -> dict[str, Any]:

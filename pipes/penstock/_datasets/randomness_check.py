@@ -53,7 +53,7 @@ class RandomnessCheck:
         if before is not None and self._watch.look() != before:
             self._warned = True
             _logger.warning(
-                "%s drew from the global random generators (or another thread did at the same time). Every epoch reuses those draws. Samples "
+                "%s drew from the global random numbers (or another thread did at the same time). Every epoch reuses those draws. Samples "
                 "loaded from now on are not checked. %s",
                 what,
                 self._remedy,

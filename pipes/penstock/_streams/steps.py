@@ -270,14 +270,14 @@ class ShardRun(Iterator[Any]):
             return
         if not while_reading:
             raise GraphError(
-                f"the steps over shard {self._shard} drew from the global random generators (random, numpy.random or torch). Such draws depend on what else this "
+                f"the steps over shard {self._shard} drew from the global random numbers (random, numpy.random or torch). Such draws depend on what else this "
                 f"process has done, so the outputs would differ on other ranks, with other workers and after a resume. Draw from penstock.sample().rng or "
                 f"penstock.sample().torch_generator, which belong to the record; or, if no output depends on the draws, from a separate random.Random()."
             )
         self._cursor.facts.drew_randomness = True
         if first_time("reading drew"):  # e.g. a network library that waits a random time before a retry, which is harmless
             _logger.warning(
-                "reading shard %d drew from the global random generators (random, numpy.random or torch). If the records depend on these draws, they will differ after a resume: draw "
+                "reading shard %d drew from the global random numbers (random, numpy.random or torch). If the records depend on these draws, they will differ after a resume: draw "
                 "from penstock.sample().rng or penstock.sample().torch_generator instead.",
                 self._shard,
             )
@@ -393,7 +393,7 @@ def _opened(step: Step, place: int, items: Any) -> Iterator[Any]:
         iterator = iter(outputs)
     except TypeError:
         raise TypeError(
-            f"{_name(step, place)} returned {outputs!r:.80}, but must return an iterator of outputs. A generator function, which uses yield, does."
+            f"{_name(step, place)} returned {outputs!r:.80}, but must return an iterator of outputs. Write it as a generator function, with yield."
         ) from None
     if id(iterator) == id(step):
         raise TypeError(
