@@ -114,7 +114,7 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
         ValueError: The tar is damaged or cut short.
     """
     seeks = not read and file.seekable()
-    begin, name, size = at, None, None  # of the next member, as far as extended headers have told
+    begin, name, size = at, None, None  # of the next member, as given by its extended headers so far
     while True:
         header = file.read(BLOCK)
         if header == END or (not header and not whole):
