@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from penstock.formats._arrow import arrow as arrow
     from penstock.formats._hf import hf as hf
     from penstock.formats._jsonl import jsonl as jsonl
+    from penstock.formats._lance import lance as lance
     from penstock.formats._parquet import parquet as parquet
     from penstock.formats._tar import tar as tar
     from penstock.formats._tokens import tokens as tokens
 
-__all__ = ["arrow", "hf", "jsonl", "parquet", "tar", "tokens"]
+__all__ = ["arrow", "hf", "jsonl", "lance", "parquet", "tar", "tokens"]
 
 if not TYPE_CHECKING:  # a type checker would believe that it returns any name
 
