@@ -7,7 +7,6 @@ import pickle
 import re
 import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ pylance = pytest.importorskip("lance", reason="pylance is not installed: pip ins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 def rows(ids: Any) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ def test_rows_are_those_of_lance(uri: Path) -> None:
 
 
 def test_a_filter_keeps_the_order_of_the_rows(uri: Path) -> None:
-    """Also with an index, which gives them in another. Seen to fail: not sorted; row ids, which count deleted rows, in place of row numbers."""
+    """Also with an index. Seen to fail: row ids, which count deleted rows, in place of row numbers."""
     passing = [i for i in LEFT if i % 4 != 1 and i > 6]
     assert ids(formats.lance(uri, filter="id % 4 != 1 AND id > 6")) == passing
     write(uri, [5, 90, 7, 6], "append")
@@ -141,6 +141,16 @@ def test_a_state_is_refused_over_another_version_and_says_which_it_wants(uri: Pa
         loaded(build(), state)
 
 
+def test_a_state_is_refused_over_a_copy_of_which_other_rows_were_deleted(uri: Path, tmp_path: Path) -> None:
+    """Of the same version, with the same files. Seen to fail: without `deletion_file`."""
+    shutil.copytree(uri, tmp_path / "copy.lance")
+    for number, place in enumerate((uri, tmp_path / "copy.lance")):
+        pylance.dataset(place).delete(f"id = {38 + number}")
+    state = saved(formats.lance(uri, ["id"]))
+    with pytest.raises(StateMismatch, match=r"shard_names was 'version=3 (\w+)' and is 'version=3 (?!\1)\w+'\."):
+        loaded(formats.lance(tmp_path / "copy.lance", ["id"]), state)
+
+
 def test_a_state_is_refused_with_another_filter_of_as_many_rows(uri: Path) -> None:
     state = saved(formats.lance(uri, ["id"], filter="id < 20"))
     assert loaded(formats.lance(uri, ["id"], filter="NOT id >= 20"), state)
@@ -184,7 +194,9 @@ def test_a_copy_is_small_and_opens_the_same_dataset_or_none(uri: Path) -> None:
     assert ids(pickle.loads(pickled)) == LEFT
     shutil.rmtree(uri)
     write(uri, range(40)).delete("id % 10 = 3")
-    with pytest.raises(ValueError, match=r"rows\.lance is not the dataset that was opened before: its version=2 has other files\. Make the same"):
+    with pytest.raises(
+        ValueError, match=r"rows\.lance is not the dataset that was opened before: its version=2 has other files\. Make the same"
+    ):
         pickle.loads(pickled)[0]
 
 
