@@ -229,8 +229,13 @@ def checksum(said: Any) -> str:
     return _arguments.checksum(json.dumps(said).encode())
 
 
-def extra(module: str, why: str) -> Any:
+def extra(module: str, why: str, install: str | None = None) -> Any:
     """An optional package.
+
+    Args:
+        module: What is imported.
+        why: What needs it.
+        install: Its name and how to install it, if it is not one of the extra ``formats`` under the name of its module.
 
     Raises:
         ImportError: It is not installed; the message says ``why`` it is needed.
@@ -238,6 +243,5 @@ def extra(module: str, why: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as exc:
-        raise ImportError(
-            f"{why} needs the package {module.partition('.')[0]}: pip install 'torch-penstock[formats]'", name=module
-        ) from exc
+        package = install or f"{module.partition('.')[0]}: pip install 'torch-penstock[formats]'"
+        raise ImportError(f"{why} needs the package {package}", name=module) from exc
