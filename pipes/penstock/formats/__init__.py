@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.formats._arrow import arrow as arrow
     from penstock.formats._hf import hf as hf
     from penstock.formats._jsonl import jsonl as jsonl
+    from penstock.formats._lance import lance as lance
     from penstock.formats._mds import mds as mds
     from penstock.formats._megatron import megatron as megatron
     from penstock.formats._megatron import megatron_documents as megatron_documents
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.formats._tar import tar as tar
     from penstock.formats._tokens import tokens as tokens
 
-__all__ = ["arrow", "hf", "jsonl", "mds", "megatron", "megatron_documents", "parquet", "tar", "tokens"]
+__all__ = ["arrow", "hf", "jsonl", "lance", "mds", "megatron", "megatron_documents", "parquet", "tar", "tokens"]
 
 if not TYPE_CHECKING:  # a type checker would take this to mean that any name exists
 
