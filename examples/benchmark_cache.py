@@ -67,7 +67,9 @@ class Store(ThreadingHTTPServer):
 
 
 class _Object(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+    # Not 1.1: the S3 client of MosaicML Streaming 0.13 is made before its workers are forked, and they share a connection that is kept open. Without TLS each then
+    # gets the other's answers, and writes one shard's bytes under another's name.
+    protocol_version = "HTTP/1.0"
     server: Store
 
     def do_HEAD(self) -> None:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 CONTEXT, BATCH_SIZE, WINDOW, VOCABULARY = 2048, 8, 1000, 16384
 
 
-def write_corpus(folder: Path, files: int = 9, texts: int = 2000) -> None:
-    """Parquet files with row groups of 500 texts, and a tokenizer; nanochat keeps the last file for validation."""
+def write_corpus(folder: Path, files: int = 9, texts: int = 10_000) -> None:
+    """Parquet files with row groups of 1000 texts, and a tokenizer; nanochat keeps the last file for validation."""
     sources = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")) + sorted(Path(sysconfig.get_paths()["stdlib"]).glob("[a-t]*/*.py"))
     prose = "\n".join(path.read_text(errors="replace") for path in sources if "site-packages" not in str(path))
     generator = np.random.default_rng(0)
@@ -51,7 +51,7 @@ def write_corpus(folder: Path, files: int = 9, texts: int = 2000) -> None:
     (folder / "base_data_climbmix").mkdir(parents=True)
     for number in range(files):
         cuts = [prose[start : start + length] for start, length in zip(starts[number].tolist(), lengths[number].tolist(), strict=True)]
-        pq.write_table(pa.table({"text": cuts}), folder / f"base_data_climbmix/shard_{number:05}.parquet", row_group_size=500)
+        pq.write_table(pa.table({"text": cuts}), folder / f"base_data_climbmix/shard_{number:05}.parquet", row_group_size=1000)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.train_from_iterator(
@@ -89,9 +89,7 @@ def by_nanochat(folder: Path) -> Iterator[Any]:
 
 
 def by_penstock(folder: Path, **options: Any) -> Iterator[Any]:
-    data = penstock.formats.parquet(
-        files_in(folder), ["text"], unit="file", lanes=4, epoch_size=10_000, steps=steps(folder), bookmarks=False
-    )
+    data = penstock.formats.parquet(files_in(folder), ["text"], unit="file", epoch_size=10_000, steps=steps(folder), bookmarks=False)
     loader = penstock.Loader.from_dataset(data, batch_size=BATCH_SIZE, shuffle=True, seed=1, **options)
     while True:
         for batch in loader:
@@ -116,7 +114,7 @@ LOADERS: dict[str, tuple[int, Callable[..., Iterator[Any]], dict[str, Any]]] = {
     "nanochat": (2, by_nanochat, {}),
     "penstock, inline": (2, by_penstock, {}),
     "penstock, threads": (2, by_penstock, {"num_workers": 2, "method": "thread"}),
-    "penstock, processes": (1, by_penstock, {"num_workers": 2, "multiprocessing_context": "fork"}),
+    "penstock, processes": (1, by_penstock, {"num_workers": 2, "multiprocessing_context": "fork", "prefetch_factor": 16}),
 }
 """For each the tokenizer threads of a process, how to open it, and with what."""
 

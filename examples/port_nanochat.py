@@ -65,7 +65,8 @@ def loader_of(folder: Path, batch_size: int, workers: int) -> penstock.Loader:
         steps=[Tokenize(str(folder / "tokenizer.json")), penstock.Pack(CONTEXT + 1, crop=True, window=1000)],
         bookmarks=folder / "bookmarks",
     )
-    return penstock.Loader.from_dataset(data, batch_size=batch_size, shuffle=True, seed=1, num_workers=workers)
+    # Rows come in bursts, as many as 128 texts make, so more is read ahead than usual: no worker waits while another is tokenising.
+    return penstock.Loader.from_dataset(data, batch_size=batch_size, shuffle=True, seed=1, num_workers=workers, prefetch_factor=16)
 
 
 # ----------------------------------------------------------------------------------------------------------------------------------------------------

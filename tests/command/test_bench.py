@@ -186,7 +186,7 @@ def test_any_iterable_is_measured(factory: str, kind: str, target: Path, capsys:
 def test_what_cannot_be_measured_is_refused(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, message in [
         ("nothing", "yields nothing"),
-        ("number", "an object of the class int, which cannot be iterated"),
+        ("number", "returned an object of type int, which is not iterable"),
         ("nowhere", "has no 'nowhere'"),
         ("Space.nowhere", "has no 'Space.nowhere'"),
     ]:
@@ -311,7 +311,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     for given, message in [
         (DataLoader(Stream()), "Stream is an IterableDataset"),
         (penstock.Loader(penstock.nodes.Sampler(penstock.orders.SequentialOrder(3))), "no ParallelMapper"),
-        (5, "class int came"),
+        (5, "object of type int"),
     ]:
         with pytest.raises(TargetError, match=message):
             with_workers(given, 0, "thread", 1)

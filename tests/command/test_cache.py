@@ -31,14 +31,14 @@ def test_a_folder_is_shown_and_what_nobody_uses_is_removed(tmp_path: Path, capsy
     with cache.opened("s3://data/2.tar", 1_000_000, "1", writes(1_000_000)) as copy:  # type: ignore[union-attr]
         assert main(["cache", str(tmp_path)]) == 0
         assert capsys.readouterr().out.splitlines() == [
-            "2 copies, 2.0 MB; 0 parts of others",
-            "1 times a copy was there, 3 were fetched (3.0 MB), 0 times there was no room; 0.0 s of waiting for copies",
+            "2 copies, 2.0 MB; 0 unfinished copies",
+            "1 hits, 3 copies fetched (3.0 MB), 0 times no room; 0.0 s spent waiting for copies",
             f"process {os.getpid()} reads 1 of them",
         ]
         assert main(["cache", str(tmp_path), "--clear"]) == 0
-        assert capsys.readouterr().out.splitlines()[:2] == ["removed 1 copies that nobody used", "1 copies, 1.0 MB; 0 parts of others"]
+        assert capsys.readouterr().out.splitlines()[:2] == ["removed 1 unused copies", "1 copies, 1.0 MB; 0 unfinished copies"]
         assert copy.read() == bytes(1_000_000)
     assert main(["cache", str(tmp_path), "--clear"]) == 0
     assert sorted(os.listdir(tmp_path)) == ["important.tar", "penstock.lock"]
     assert main(["cache", str(tmp_path / "none")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err

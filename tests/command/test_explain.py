@@ -78,7 +78,7 @@ def test_json_as_other_programs_write_it(encoding: str, tmp_path: Path, capsys: 
 
 
 def test_a_state_at_a_border(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "at the start of epoch 0: nothing of it was delivered" in said(state_after(0), tmp_path, capsys)
+    assert "at the start of epoch 0: nothing was delivered yet" in said(state_after(0), tmp_path, capsys)
     assert "after 100 of 100 samples (100.0%) of all ranks together; none is left" in said(state_after(13), tmp_path, capsys)
     with Loader.from_dataset(list(range(100)), batch_size=8) as loader:
         list(loader)
@@ -99,11 +99,11 @@ def test_states_of_other_sources(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "needs     epoch_size=60, this order" in out  # seen to fail: "a dataset of 60 samples", and the streams have 100
     stream = Shards(2, lambda shard: iter(range(50)), epoch_size=60, lanes=1)
     out = said(state_after(7, stream, batch_size=8, drop_last=True), tmp_path, capsys)  # seen to fail: "after 60 of 60 samples"
-    assert "after 56 of 60 samples (93.3%) of all ranks together; the last 4 begin the next epoch, and the loop has not seen the end" in out
+    assert "after 56 of 60 samples (93.3%) of all ranks together; the last 4 begin the next epoch, but the loop has not seen the end" in out
     state = {"source": {"epoch": 2, "source": {"epoch": 2, "position": 8}}, "delivered": [1, 3], "rank": 1, "world_size": 4}
     out = said({"penstock": json.dumps({"format": 1, "settings": {}, "state": state})}, tmp_path, capsys)
     assert "2 later batches were delivered before older ones" in out
-    assert "rank 1 of 4 only" in out
+    assert "only rank 1 of 4" in out
 
 
 def test_states_inside_a_checkpoint_of_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,15 +134,15 @@ def test_nothing_in_a_file_runs(kind: str, tmp_path: Path, capsys: pytest.Captur
         file.write_bytes(pickle.dumps(held))
     code, out, err = explained(file, capsys)
     assert (code, out) == (2, "")
-    assert "Save the loader's state in a file of its own" in err
+    assert "Save the loader's state in a separate file" in err
     assert not trace.exists()
 
 
 def test_files_that_hold_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content, code, message in [
-        ("other.json", b'{"a": [1, 2]}', 1, "holds no state of penstock"),
+        ("other.json", b'{"a": [1, 2]}', 1, "contains no penstock state"),
         ("broken.json", b'{"a": [1, 2', 2, "begins like JSON, but"),
-        ("empty", b"", 2, "is neither JSON nor a file of torch.save"),
+        ("empty", b"", 2, "is neither JSON nor a torch.save file"),
         ("deep.json", b"[" * 100_000 + b"]" * 100_000, 2, "begins like JSON, but"),
     ]:
         (tmp_path / name).write_bytes(content)

@@ -533,7 +533,7 @@ def test_a_pipe_or_a_device_in_the_place_of_any_file_is_refused(name: str, tmp_p
         if name == "index":
             assert "is a pipe or a device" in index_file(str(file), f"{file}.index").error
         else:
-            with pytest.raises(ValueError, match=rf"{name} is a pipe or a device, and only files can be read"):
+            with pytest.raises(ValueError, match=rf"{name} is a pipe or a device, but only regular files can be read"):
                 reads[name](str(file))
 
 

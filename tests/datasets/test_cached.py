@@ -554,9 +554,9 @@ class Endless(IterableDataset):
 @pytest.mark.parametrize(
     ("dataset", "options", "error", "words"),
     [
-        (Told(Path()), {}, ValueError, "Told has a set_epoch.*let the dataset that does change read from the cache"),
-        (Subset(ConcatDataset([Told(Path())]), [0]), {}, ValueError, "Told has a set_epoch"),
-        (Endless(), {}, TypeError, "Endless is not one"),
+        (Told(Path()), {}, ValueError, "Told has set_epoch.*let a dataset that changes with the epoch read from the cache"),
+        (Subset(ConcatDataset([Told(Path())]), [0]), {}, ValueError, "Told has set_epoch"),
+        (Endless(), {}, TypeError, "Endless does not qualify"),
         (iter([1]), {}, TypeError, "read by index"),
         (Counted(Path(), 0), {}, ValueError, "Counted is empty"),
         (Counted(Path()), {"fingerprint": {1, 2}}, TypeError, r"fingerprint=\{1, 2\} is not JSON"),
@@ -635,8 +635,8 @@ def filled_folder(folder: Path, dataset: Counted) -> None:
         ("penstock.json", lambda data: b"\xff\xfe", "penstock.json cannot be read"),
         ("penstock.json", lambda data: data.replace(b'"1, ', b'"2, '), r'format "2, '),
         ("penstock.json", None, "penstock.json is missing"),
-        ("penstock.index", lambda data: data[:-1], "penstock.index has 95 bytes, not 96"),
-        ("penstock.index", lambda data: data + b"\0", "penstock.index has 97 bytes, not 96"),
+        ("penstock.index", lambda data: data[:-1], "penstock.index has 95 bytes instead of 96"),
+        ("penstock.index", lambda data: data + b"\0", "penstock.index has 97 bytes instead of 96"),
         ("penstock.index", None, "penstock.index is missing"),
         ("penstock.data", None, "penstock.data is missing"),
     ],
@@ -848,5 +848,5 @@ def test_no_room_is_an_error_that_says_so_and_the_cache_stays_usable(tmp_path: P
     (tmp_path / "full.py").write_text(FULL)
     said = run_program(tmp_path / "full.py", tmp_path / "cache")
     assert f"could not be written to the cache in {tmp_path / 'cache'} (" in said
-    assert "it needs 100054 bytes, and" in said
+    assert "it needs 100054 bytes, but" in said
     assert "are free. Make room" in said

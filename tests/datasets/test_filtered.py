@@ -152,7 +152,7 @@ class TestTheFile:
             filtered(range(3), made(3), cache=tmp_path / "kept")
 
     def test_needs_a_predicate_that_can_be_told_from_another(self, tmp_path):
-        with pytest.raises(ValueError, match="<lambda> cannot be pickled .* Use a function at the top of a module"):
+        with pytest.raises(ValueError, match="<lambda> cannot be pickled .* Use a module-level function"):
             filtered(range(5), lambda sample: True, cache=tmp_path / "kept")
 
     @pytest.mark.parametrize("wrong", [{"count": "2"}, {"count": 2.0}, {"of": None}, {"of": [1]}])
@@ -161,19 +161,19 @@ class TestTheFile:
         filtered(range(5), all_of_them, cache=path)
         line, numbers = path.read_bytes().split(b"\n", 1)
         path.write_bytes(json.dumps({**json.loads(line), **wrong}).encode() + b"\n" + numbers)
-        with pytest.raises(ValueError, match="is not a file of penstock's, or damaged"):
+        with pytest.raises(ValueError, match="was not written by penstock, or is damaged"):
             filtered(range(5), all_of_them, cache=path)
 
     @pytest.mark.parametrize(
         ("damage", "said"),
         [
-            (lambda data: data[:-8], r"has \d+ bytes, not \d+: it is damaged"),
-            (lambda data: data + b"12345678", r"has \d+ bytes, not \d+: it is damaged"),
+            (lambda data: data[:-8], r"has \d+ bytes instead of \d+: it is damaged"),
+            (lambda data: data + b"12345678", r"has \d+ bytes instead of \d+: it is damaged"),
             (lambda data: data[:-3] + b"abc", "its checksum is wrong"),
-            (lambda data: b"", "is not a file of penstock's"),
-            (lambda data: b"hello\n", "is not a file of penstock's"),
-            (lambda data: b"[1]\n", "is not a file of penstock's"),
-            (lambda data: b"\xff\xfe", "is not a file of penstock's"),
+            (lambda data: b"", "was not written by penstock"),
+            (lambda data: b"hello\n", "was not written by penstock"),
+            (lambda data: b"[1]\n", "was not written by penstock"),
+            (lambda data: b"\xff\xfe", "was not written by penstock"),
         ],
     )
     def test_damaged_is_refused(self, damage, said, tmp_path):
@@ -203,10 +203,15 @@ def test_what_makes_no_sense_is_refused():
         (range(9), lambda sample: False, ValueError, "<lambda> keeps none of the 9 samples of range"),
         ([], ends_in_one, ValueError, "ends_in_one keeps none of the 0 samples of list"),
         (range(9), lambda sample: sample % 2, TypeError, "<lambda> must return True or False, but returned 0"),
-        (range(9), 5, TypeError, "predicate must be a function of one sample, and 5 cannot be called"),
-        (Stream(), ends_in_one, TypeError, "filtered needs a dataset that is read by index and has a length, and Stream is not one"),
-        (Mix({"a": Squares()}, {"a": 1}), ends_in_one, ValueError, "keeping samples of a Mix would lose its weights"),
-        (ConcatDataset([EpochAware()]), ends_in_one, ValueError, "EpochAware has a set_epoch"),
+        (range(9), 5, TypeError, "predicate must be a function of one sample, but 5 is not callable"),
+        (
+            Stream(),
+            ends_in_one,
+            TypeError,
+            "filtered needs a dataset that can be read by index and has a length, and Stream does not qualify",
+        ),
+        (Mix({"a": Squares()}, {"a": 1}), ends_in_one, ValueError, "filtering a Mix would lose its weights"),
+        (ConcatDataset([EpochAware()]), ends_in_one, ValueError, "EpochAware has set_epoch"),
     ):
         with pytest.raises(error, match=said):
             filtered(dataset, predicate)

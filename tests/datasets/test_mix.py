@@ -137,7 +137,7 @@ class TestWhoKnowsTheSource:
             for batch in loader:
                 assert ["abc"[value // 10_000] for value in batch["x"].tolist()] == batch["of"]
 
-    @pytest.mark.parametrize(("sample", "what"), [(3, "is of type int"), ({"of": 1}, "has it already")])
+    @pytest.mark.parametrize(("sample", "what"), [(3, "is of type int"), ({"of": 1}, "already has it")])
     def test_a_tag_has_no_place_elsewhere(self, sample, what):
         with (
             Loader.from_dataset(Mix({"a": [sample]}, {"a": 1}, tag="of")) as loader,
@@ -314,7 +314,7 @@ class Stream(IterableDataset):
     ("make", "error", "why"),
     [
         (lambda: Mix({}, {}), TypeError, "a mix takes a dict of datasets by name"),
-        (lambda: Mix([[1], [2]], {0: 1}), TypeError, r"a mix takes a dict of datasets by name, .* but \[\[1\], \[2\]\] came"),
+        (lambda: Mix([[1], [2]], {0: 1}), TypeError, r"a mix takes a dict of datasets by name, .* not \[\[1\], \[2\]\]"),
         (lambda: Mix({1: [1]}, {1: 1}), TypeError, "a mix takes a dict of datasets by name"),
         (lambda: Mix({"a": Stream()}, {"a": 1}), TypeError, "the source 'a' is a Stream, which cannot be read by index"),
         (lambda: Mix({"a": iter([])}, {"a": 1}), TypeError, "the source 'a' is a list_iterator"),
@@ -322,7 +322,7 @@ class Stream(IterableDataset):
         (lambda: Mix(three(), {"a": 1, "b": 1}), ValueError, "the source 'c' has no weight above 0"),
         (lambda: mix(weights={**WEIGHTS, "d": 1}), ValueError, "there are weights for 'd'"),
         (lambda: mix(weights={**WEIGHTS, "c": -1}), ValueError, "the weight of 'c' is -1"),
-        (lambda: mix(stop="never"), ValueError, "stop='never' is neither 'first' nor 'all'"),
+        (lambda: mix(stop="never"), ValueError, "stop='never' must be 'first' or 'all'"),
         (lambda: mix(stop="all"), ValueError, "stop='all' and epoch_size=600 exclude each other"),
         (lambda: mix(run=7), ValueError, "epoch_size=600 is not a multiple of run=7"),
         (

@@ -132,7 +132,7 @@ def test_ragged_samples_are_refused_with_the_remedy(odd):
 
 
 def test_what_cannot_be_held_is_refused():
-    with pytest.raises(ValueError, match=r"also has a (str|list) .*Turn it into a number"):
+    with pytest.raises(ValueError, match=r"also contains a (str|list) .*Convert it to a number"):
         resident([{"x": 1, "name": "a"}] * 3)
     with pytest.raises(ValueError, match="no tensor"):
         resident([{}] * 3)
@@ -143,7 +143,7 @@ def test_what_cannot_be_held_is_refused():
         def set_epoch(self, epoch: int) -> None:
             pass
 
-    with pytest.raises(ValueError, match="has a set_epoch"):
+    with pytest.raises(ValueError, match="has set_epoch"):
         resident(Changing())
     with pytest.raises(ValueError, match="needs no workers"):
         loader(resident(), num_workers=2)

@@ -172,7 +172,7 @@ def test_a_batch_of_which_nothing_is_left_raises(way):
     with Loader.from_dataset(Failing(6, 2, 3), batch_size=2, on_error="skip", **way) as loader:
         seen = epoch(loader)
         assert shapes(seen) == [[0, 1], SampleError, [4, 5]]
-        assert "nothing is left of a batch: all 2 samples" in str(seen[1])
+        assert "all 2 samples of a batch failed" in str(seen[1])
         assert loader.statistics().nodes[-1].failures.failed == 2
 
 

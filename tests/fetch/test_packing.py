@@ -107,18 +107,18 @@ class TestWhatIsRefused:
         [
             (lambda i: [0] * 4, r"lengths\[0\] is 3, but the field 'tokens' of sequence 0 has 4 places"),
             (lambda i: {"x": [0] * 3, "label": [7]}, r"the field 'label' of sequence 0 has 1 places. Correct the lengths; or, .* drop it"),
-            (lambda i: {"x": [0] * 3, "id": 7}, r"the field 'id' of a sequence to pack must be an array, .* but 7 came"),
-            (lambda i: ["a", "b", "c"], "the field 'tokens' of a sequence to pack must be an array, .* but array"),
+            (lambda i: {"x": [0] * 3, "id": 7}, r"the field 'id' of a sequence to pack must be an array, .* not 7"),
+            (lambda i: ["a", "b", "c"], "the field 'tokens' of a sequence to pack must be an array, .* not array"),
             (lambda i: np.arange(3).astype("datetime64[s]"), "the field 'tokens' of a sequence to pack must be an array"),
-            (lambda i: "abc", "the field 'tokens' of a sequence to pack must be an array, .* but 'abc' came"),
+            (lambda i: "abc", "the field 'tokens' of a sequence to pack must be an array, .* not 'abc'"),
             (lambda i: [[1], [1, 2], [3]], "inhomogeneous|must be an array"),
-            (lambda i: {"x": [0] * 3, "segment_ids": [0] * 3}, "the field 'segment_ids', which packing makes itself"),
+            (lambda i: {"x": [0] * 3, "segment_ids": [0] * 3}, "the field 'segment_ids', which packing adds itself"),
             (lambda i: {}, "a sequence has no fields"),
             (
                 lambda i: np.zeros(3, [np.int64, np.int32][i == 7]) if i != 7 else np.zeros(1, np.int32),
-                "the field 'tokens' is ndarray of int32, .* here, and ndarray of int64",
+                "the field 'tokens' is ndarray of int32, .* here, but ndarray of int64",
             ),
-            (lambda i: {"a" if i == 0 else "b": [0] * LENGTHS[i]}, r"has the fields \['b'\], and those before it in the pack have \['a'\]"),
+            (lambda i: {"a" if i == 0 else "b": [0] * LENGTHS[i]}, r"has the fields \['b'\], but those before it in the pack have \['a'\]"),
         ],
     )
     def test_names_the_field_and_the_sequence(self, sequence, said):

@@ -156,5 +156,5 @@ def test_what_cannot_be_transformed_is_refused(data: Any, kind: type[Exception],
 
 
 def test_what_is_no_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="transform must be a function of one sample, and 'flip' cannot be called"):
+    with pytest.raises(TypeError, match="transform must be a function of one sample, but 'flip' is not callable"):
         Loader.from_dataset([1], transform="flip")  # type: ignore[arg-type]

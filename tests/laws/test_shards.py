@@ -10,6 +10,8 @@ import pickle
 import signal
 import tarfile
 import time
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 
 import mds_files
@@ -24,7 +26,7 @@ from pairwise import engines
 
 import datasets
 import penstock
-from penstock import Loader, Mix, Shards
+from penstock import Loader, Mix, Shards, formats
 from penstock.__main__ import main
 from penstock.formats import arrow, hf, jsonl, mds, parquet, tar
 from penstock.testing import assert_resumes_everywhere
@@ -56,6 +58,9 @@ def folder(tmp_path_factory):
     for packed in ("", "zstd"):
         mds_files.write(folder / f"mds {packed}", {"value": "int"}, values, packed)
     assert main(["index", f"{folder}/*.jsonl*", f"{folder}/*.tar*"]) == 0
+    if find_spec("lance") is not None:  # between the records lie others that were deleted
+        rows = pa.table({"value": [value for record in range(first) for value in [record, -1][: 1 + record % 2]]})
+        import_module("lance").write_dataset(rows, folder / "rows.lance", max_rows_per_file=4).delete("value = -1")
     return folder
 
 
@@ -83,6 +88,11 @@ def drawn(record):
     return 10_000 * sample.epoch + record, sample.rng.random()
 
 
+def lance_rows(folder):
+    pytest.importorskip("lance", reason="pylance is not installed: pip install --group lance")
+    return formats.lance(folder / "rows.lance")
+
+
 ORDER = {"lanes": 3, "window": 4}
 DATA = {
     "indexed": lambda folder: Shards(6, indexed, counts=COUNTS, **ORDER),
@@ -103,6 +113,7 @@ DATA = {
     "mix": lambda folder: Mix(
         {"a": tar(folder / "*.tar", counts=COUNTS, **ORDER), "b": jsonl(folder / "*.jsonl")}, {"a": 1, "b": 1}, epoch_size=22
     ),
+    "lance": lance_rows,
 }
 
 
@@ -126,7 +137,7 @@ def test_each_resumes_everywhere(folder, data, workers):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("data", ["jsonl", "tar.gz", "parquet", "arrow", "hf", "mds", "mds.zstd"])
+@pytest.mark.parametrize("data", ["jsonl", "tar.gz", "parquet", "arrow", "hf", "mds", "mds.zstd", "lance"])
 def test_each_resumes_in_a_spawned_worker(folder, data):
     options = {"num_workers": 1, "multiprocessing_context": "spawn", "prefetch_next_epoch": False}
     with loader(folder, data) as one:
@@ -139,7 +150,7 @@ def test_each_resumes_in_a_spawned_worker(folder, data):
         assert list(islice(batches_of(one), 2)) == expected[5:]
 
 
-@pytest.mark.parametrize("data", [data for data in DATA if data != "mix"])
+@pytest.mark.parametrize("data", [data for data in DATA if data not in ("mix", "lance")])
 def test_the_samples_are_those_at_the_indices_of_the_order(folder, data):
     dataset = pickle.loads(pickle.dumps(DATA[data](folder)))
     order = dataset.order(shuffle=True, seed=5)
@@ -152,7 +163,7 @@ def test_the_samples_are_those_at_the_indices_of_the_order(folder, data):
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop"])
-@pytest.mark.parametrize("data", ["indexed", "forward", "tar, forward", "parquet", "mix"])
+@pytest.mark.parametrize("data", ["indexed", "forward", "tar, forward", "parquet", "mix", "lance"])
 def test_each_resumes_everywhere_on_a_rank(folder, data, tail):
     assert_resumes_everywhere(lambda: loader(folder, data, batch_size=2, rank=2, world_size=3, tail=tail), steps=12)
 
@@ -161,7 +172,7 @@ def test_each_resumes_everywhere_on_a_rank(folder, data, tail):
 def test_the_sequence_is_the_same_in_every_format(folder, shuffle):
     """By position or forward, compressed or not: it is a matter of speed only."""
     sequences = {}
-    for data in DATA.keys() - {"mix", "forward, no window", "parquet", "arrow", "hf"}:  # of the last three, a shard is no file
+    for data in DATA.keys() - {"mix", "forward, no window", "parquet", "arrow", "hf", "lance"}:  # of the last four, a shard is no file
         with loader(folder, data, shuffle=shuffle) as one:
             sequences[data] = list(islice(batches_of(one), 9))
     assert all(sequence == sequences["indexed"] for sequence in sequences.values())
@@ -179,7 +190,7 @@ def test_a_state_goes_from_one_format_to_another(folder):
 
 
 @pytest.mark.parametrize(
-    "data", ["indexed", "forward", "jsonl.zst", "tar", "tar, forward", "parquet", "arrow", "hf", "mds", "mds.zstd", "mix"]
+    "data", ["indexed", "forward", "jsonl.zst", "tar", "tar, forward", "parquet", "arrow", "hf", "mds", "mds.zstd", "mix", "lance"]
 )
 def test_any_ranks_read_one_sequence(folder, data):
     """Global batches of 12, samples and their random numbers, over ends of epochs; each link goes on from what one of the ranks before has saved."""

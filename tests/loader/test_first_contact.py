@@ -67,7 +67,7 @@ def raised(loader):
             lambda i: {"x": i} if i < 3 else {"y": i},
             r"samples 0 and 3 of this batch differ: dict with the keys \['x'\], and dict with the keys \['y'\]",
         ),
-        (lambda i: {"x": i, "name": None}, r"there is no rule for collating NoneType, which is field \['name'\] of these samples"),
+        (lambda i: {"x": i, "name": None}, r"there is no collate rule for NoneType, which is field \['name'\] of these samples"),
         (lambda i: i if i < 2 else "two", r"samples 0 and 2 of this batch differ: int, and str"),
     ],
 )
@@ -84,7 +84,7 @@ def test_nested_tensors_are_refused_in_the_words_of_torch():
         samples = [torch.nested.nested_tensor([torch.ones(2)])] * 2
     error = raised(Loader.from_dataset(samples, 2))
     assert "Batches of nested tensors are not currently supported" in str(error)
-    assert "there is no rule for collating nested Tensor" in error.__notes__[0]
+    assert "there is no collate rule for nested Tensor" in error.__notes__[0]
 
 
 # Tracebacks.
@@ -203,7 +203,7 @@ def test_a_length_that_is_not_implemented_is_no_obstacle_where_none_is_needed(ho
         assert "dataset_length" not in batches.state_dict()["penstock"]
     with Loader.from_dataset(Unsized(int), 2, order=SequentialOrder(2), **how) as batches:
         assert [batch.tolist() for batch in batches] == [[0, 1]]
-    with pytest.raises(TypeError, match="Unsized has no length, which its order is made of"):
+    with pytest.raises(TypeError, match="Unsized has no length, which its order requires"):
         Loader.from_dataset(Unsized(int))
 
 

@@ -192,7 +192,7 @@ def test_a_format_is_loaded_when_it_is_used(loaded_by: Callable[[str], set[str]]
     named = {getattr(penstock.formats, name).__module__ for name in penstock.formats.__all__}
     assert named <= loaded
     assert "pyarrow" not in loaded
-    loaded = loaded_by("import penstock; penstock.formats.tar; assert dir(penstock.formats)[-9:] == penstock.formats.__all__")
+    loaded = loaded_by("import penstock; penstock.formats.tar; assert dir(penstock.formats)[-10:] == penstock.formats.__all__")
     assert loaded & named == {"penstock.formats._tar"}
 
 

@@ -119,7 +119,7 @@ def test_runtime_needs_three_packages_only() -> None:
 
 def test_only_what_users_need_is_published() -> None:
     """What this project is tested and documented with is in dependency groups, which no index sees."""
-    assert set(PROJECT["optional-dependencies"]) == {"accelerate", "formats", "lightning", "ray", "transformers"}
+    assert set(PROJECT["optional-dependencies"]) == {"accelerate", "formats", "lance", "lightning", "ray", "transformers"}
     assert {"docs", "site", "test"} <= set(GROUPS)
 
 

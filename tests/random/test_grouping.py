@@ -47,7 +47,7 @@ def test_lengths_may_be_seconds():
 @pytest.mark.parametrize(
     ("lengths", "said"),
     [
-        ([3, -1, 2], r"lengths\[1\] is -1, and a length is a .*number from 0"),
+        ([3, -1, 2], r"lengths\[1\] is -1, but a length must be a .*number from 0"),
         ([3, 2, float("nan")], r"lengths\[2\] is nan"),
         ([float("inf"), 2], r"lengths\[0\] is inf"),
         ([[1, 2], [3, 4]], r"shape \(2, 2\)"),
@@ -65,12 +65,12 @@ def test_lengths_that_are_none_are_refused(kind, lengths, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"lengths": [1, 2.5], "capacity": 4}, r"lengths\[1\] is 2.5, and a length is a whole number"),
+        ({"lengths": [1, 2.5], "capacity": 4}, r"lengths\[1\] is 2.5, but a length must be a whole number"),
         ({"capacity": 0}, r"capacity=0 must be a whole number of at least 1"),
         ({"capacity": 4.0}, "capacity=4.0, a float, must be a whole number"),
         ({"capacity": 9, "block": 0}, "block=0"),
-        ({"capacity": 9, "oversize": "clip"}, r"oversize='clip' is none of 'split', 'truncate', 'error'"),
-        ({"capacity": 8, "oversize": "error"}, r"item 1 has the length 9, but the capacity is 8"),
+        ({"capacity": 9, "oversize": "clip"}, r"oversize='clip' must be 'split', 'truncate' or 'error'"),
+        ({"capacity": 8, "oversize": "error"}, r"item 1 has length 9, but the capacity is 8"),
     ],
 )
 def test_packs_refuse(words, said):
@@ -81,7 +81,7 @@ def test_packs_refuse(words, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"max_padded_size": 8}, r"lengths\[1\] is 9, and a batch may have max_padded_size=8"),
+        ({"max_padded_size": 8}, r"lengths\[1\] is 9, but a batch is limited to max_padded_size=8"),
         ({"max_padded_size": 0}, "max_padded_size=0 must be a number above 0"),
         ({"max_padded_size": float("nan")}, "max_padded_size=nan must be"),
         ({"max_padded_size": True}, "max_padded_size=True must be"),

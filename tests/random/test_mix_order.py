@@ -250,22 +250,22 @@ def test_is_frozen(seed, run, epoch, values):
     ("weights", "why"),
     [
         ({"a": 1, "d": 1, "b": 1, "c": 1}, r"there are weights for 'd', but the sources are 'a', 'b', 'c'"),
-        ({"a": 1, "b": 1}, r"the source 'c' has no weight above 0. Give it one, or leave the source out"),
+        ({"a": 1, "b": 1}, r"the source 'c' has no weight above 0. Give it one, or remove the source"),
         ({"a": 1, "b": 1, "c": 0}, r"the source 'c' has no weight above 0"),
-        ({"a": 1, "b": -0.5, "c": 1}, r"the weight of 'b' is -0.5. A weight must be a finite number, and not negative"),
+        ({"a": 1, "b": -0.5, "c": 1}, r"the weight of 'b' is -0.5. A weight must be a finite number that is not negative"),
         ({"a": 1, "b": float("nan"), "c": 1}, "the weight of 'b' is nan"),
         ({"a": 1, "b": True, "c": 1}, "the weight of 'b' is True"),
         ({"a": 1, "b": "many", "c": 1}, "the weight of 'b' is 'many'"),
         ({"a": 0, "b": 0, "c": 0}, "all weights are 0, so nothing can be drawn"),
         ({"a": 1, "b": 1e-9, "c": 1}, r"the weight of 'b' is 1e-09, which is 1 item in 2e\+09. The smallest share is 1 in 1048576"),
         ([(0, {"a": 1, "b": 1, "c": 1}), (0, {"a": 1})], r"the stages start at the items \[0, 0\]"),
-        ([(5, {"a": 1, "b": 1, "c": 1})], "The first must start at 0"),
-        ([], "The first must start at 0"),
+        ([(5, {"a": 1, "b": 1, "c": 1})], "The first stage must start at 0"),
+        ([], "The first stage must start at 0"),
         ([(0, {"a": 1, "b": 1}), (10, {"a": 1})], "the source 'c' has no weight above 0 in any stage"),
         ([(0, {"a": 1, "b": 1, "c": 1}), (10, {"a": 0})], "all weights of the stage at 10 are 0"),
         ([(0, {"a": 1, "b": 1, "c": 1}), (-1, {"a": 1})], "start=-1 must be a whole number of at least 0. A stage starts at an item"),
         ([(0, {"a": 1, "b": 1, "c": 1}), (0.5, {"a": 1})], "start=0.5, a float, must be a whole number"),
-        (5, "weights are a dict, or a list of pairs of a start and a dict, but 5 came"),
+        (5, "weights must be a dict, or a list of pairs of a start and a dict, not 5"),
         ([(0, {"a": 1, "b": 1, "c": 1}), {"a": 1}], "a list of pairs of a start and a dict"),
         ([(0, [1, 1, 1])], "the weights are a list. Pass a dict with a weight for each source, such as {'a': 1.0}"),
     ],
@@ -288,7 +288,7 @@ def test_weights_that_make_no_sense_are_refused(weights, why):
         ({"epoch_size": "first", "run": 8}, "run=8 is longer than a source"),
         (
             {"weights": [(0, {"a": 1, "b": 1}), (6, {"a": 1})], "run": 4},
-            "a stage starts at the item 6, which is not a multiple of run=4. Make it 4",
+            "a stage starts at item 6, which is not a multiple of run=4. Make it 4",
         ),
     ],
     ids=str,
@@ -310,7 +310,7 @@ def test_an_epoch_is_as_long_as_the_sources_unless_told():
     assert len(MixOrder(orders, {"a": 1, "b": 1})) == 13
     assert len(MixOrder(orders, {"a": 1, "b": 1}, run=4)) == 12
     assert len(MixOrder(orders, {"a": 1, "b": 1}, run=100)) == 100
-    with pytest.raises(IndexError, match="position 13 is outside of an epoch of 13 items"):
+    with pytest.raises(IndexError, match="position 13 is outside an epoch of 13 items"):
         MixOrder(orders, {"a": 1, "b": 1}).indices(0, np.array([13]))
 
 

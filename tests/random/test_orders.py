@@ -209,7 +209,7 @@ def test_every_order_keeps_its_word(order):
     assert_order_is_pure(order)
     assert order.settings()["length"] == n
     for outside in (-1, n):
-        with pytest.raises(IndexError, match=f"position {outside} is outside of an epoch of {n} items"):
+        with pytest.raises(IndexError, match=f"position {outside} is outside an epoch of {n} items"):
             order.indices(0, np.array([0, outside]))
 
 

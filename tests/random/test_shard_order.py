@@ -123,9 +123,9 @@ def test_is_frozen(counts, lanes, window, seed, epoch, values):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (([3, -1],), r"counts\[1\] is -1, but a shard has at least 0 records"),
-        (([3, 1.5],), "counts must be whole numbers, one for each shard, but came as float64"),
-        (([[3]],), r"of shape \(1, 1\)"),
+        (([3, -1],), r"counts\[1\] is -1, but a count cannot be negative"),
+        (([3, 1.5],), "counts must be integers, one per shard, but have dtype float64"),
+        (([[3]],), r"and shape \(1, 1\)"),
         (([2**56, 1],), "the counts add up to 72057594037927937"),
         (([3], 0), "lanes=0 must be a whole number of at least 1"),
         (([3], 2**17), "lanes=131072 must be a whole number below"),
@@ -139,5 +139,5 @@ def test_arguments_are_refused_when_it_is_built(arguments, why):
 
 
 def test_a_window_without_a_shuffle_is_refused():
-    with pytest.raises(ValueError, match="window=5 shuffles the records, and shuffle=False keeps them in order"):
+    with pytest.raises(ValueError, match="window=5 shuffles the records, but shuffle=False keeps them in order"):
         ShardOrder([3], window=5, shuffle=False)

@@ -125,9 +125,9 @@ class TestWhatIsRefused:
 
     def test_another_schema_in_one_file(self, files, tmp_path):
         write(tmp_path / "2.arrow", pa.table({"id": ["1"]}))
-        with pytest.raises(ValueError, match=r"'text' is string in .*0\.arrow, and missing in .*2\.arrow"):
+        with pytest.raises(ValueError, match=r"'text' is string in .*0\.arrow, but missing in .*2\.arrow"):
             arrow(files)
-        with pytest.raises(ValueError, match=r"'id' is int64 in .*0\.arrow, and string in .*2\.arrow"):
+        with pytest.raises(ValueError, match=r"'id' is int64 in .*0\.arrow, but string in .*2\.arrow"):
             arrow(files, ["id"])
 
     @pytest.mark.parametrize("name", ["0", "1"])
@@ -158,7 +158,7 @@ class TestWhatIsRefused:
             arrow(str(tmp_path / "0.arrow"), [column])[0]
 
     def test_a_remote_file(self):
-        with pytest.raises(ValueError, match="is not on a local disk, but Arrow files are mapped into memory. Copy it to a local disk"):
+        with pytest.raises(ValueError, match="is not on a local disk, but Arrow files are memory-mapped. Copy it to a local disk"):
             arrow("memory://0.arrow")
 
     def test_a_file_that_was_replaced(self, files, tmp_path):

@@ -131,7 +131,7 @@ def test_a_shard_that_was_changed_since_is_said_once(tmp_path: Path, caplog: pyt
     again = Bookmarks(tmp_path, {}, ["a of 7 bytes", "b of 5 bytes"])
     assert [again.outputs(shard, 0) for shard in (1, 0, 0)] == [None] * 3
     (record,) = caplog.records
-    assert "shard 0 was 'a of 5 bytes' when its bookmarks were made, and is 'a of 7 bytes' now" in record.getMessage()
+    assert "shard 0 was 'a of 5 bytes' when its bookmarks were written, and is 'a of 7 bytes' now" in record.getMessage()
 
 
 def test_a_file_in_the_folder_of_another_binding_is_ignored(tmp_path: Path, one_file: Path) -> None:
@@ -246,7 +246,7 @@ def test_what_never_ends_is_no_bookmark(
     one_file.with_name("2.jsonl").write_bytes(one_file.read_bytes() + b"x")
     assert told(marks(tmp_path))[1, 2] == 11
     for name in ("0", "1", "2"):
-        assert f"{name}.jsonl is no regular file of at most" in caplog.text
+        assert f"{name}.jsonl is not a regular file of at most" in caplog.text
 
 
 def test_a_file_of_damage_is_left_for_the_next_time(tmp_path: Path, one_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +307,7 @@ def in_the_way(tmp_path: Path) -> Path:
 
 
 def test_a_named_folder_that_cannot_be_written_is_refused_when_built(in_the_way: Path) -> None:
-    with pytest.raises(NotADirectoryError, match=r"bookmarks='.*folder' cannot be kept. Name a folder that can be written, or None"):
+    with pytest.raises(NotADirectoryError, match=r"bookmarks='.*folder' cannot be used. Pass a writable folder, or None"):
         marks(in_the_way)
 
 

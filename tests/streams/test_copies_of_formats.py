@@ -105,7 +105,7 @@ def test_token_files_are_read_from_their_copies_or_by_ranges(tmp_path: Path, fet
     store.pipe("data/1.bin", arrays[0].tobytes())
     with closing(formats.tokens(paths, 40, cache_dir=tmp_path / "1", max_cache_size=1)) as data:
         store.pipe("data/1.bin", arrays[1][:50].tobytes())
-        with pytest.raises(ValueError, match=r"1\.bin has changed since it was first looked at: it had 200 bytes, and has 100"):
+        with pytest.raises(ValueError, match=r"1\.bin has changed since it was first checked: it had 200 bytes and now has 100"):
             data[3]
 
 
@@ -147,7 +147,7 @@ def test_arrow_files_need_room_for_all(tmp_path: Path, fetches: list[str]) -> No
                 writer.write_table(pyarrow.table({"i": [100 * file + 10 * part + n for n in range(10)]}))
         store.pipe(f"data/{file}.arrow", out.getvalue())
     size = sum(store.info(f"data/{file}.arrow")["size"] for file in range(FILES))
-    with pytest.raises(ValueError, match=f"max_cache_size={size - 1:,} bytes, and the 6 Arrow files have {size:,}, all of which"):
+    with pytest.raises(ValueError, match=f"max_cache_size={size - 1:,} bytes, but the 6 Arrow files take {size:,}, and all of them"):
         formats.arrow("memory://data/*.arrow", cache_dir=tmp_path / "small", max_cache_size=size - 1)
     for _ in range(2):
         data = formats.arrow("memory://data/*.arrow", cache_dir=tmp_path / "cache", max_cache_size=size)
@@ -234,7 +234,7 @@ def test_a_copy_stays_until_what_reads_it_is_closed(open: Any, tmp_path: Path) -
 
 
 def test_only_files_have_copies(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"keeps copies of files, so shards must be a list of paths, and 3 came"):
+    with pytest.raises(TypeError, match=r"keeps copies of files, so shards must be a list of paths, not 3"):
         penstock.Shards(3, numbers, counts=[1] * 3, cache_dir=tmp_path, max_cache_size=1)
 
 
@@ -251,9 +251,9 @@ def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, fetches: list[s
 def test_what_is_no_folder_for_copies(tmp_path: Path) -> None:
     (tmp_path / "0.jsonl").write_bytes(jsonl(0))
     for folder, why in (
-        (tmp_path, "lies in cache_dir="),
-        ("s3://b/c", "is no folder on a disk of this host"),
-        ("", "is no folder on a disk"),
+        (tmp_path, "is inside cache_dir="),
+        ("s3://b/c", "is not a folder on a local disk"),
+        ("", "is not a folder on a local disk"),
     ):
         with pytest.raises(ValueError, match=why):
             formats.jsonl(str(tmp_path / "0.jsonl"), counts=[RECORDS], cache_dir=folder, max_cache_size=1)

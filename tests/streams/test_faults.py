@@ -577,7 +577,7 @@ def test_a_remote_file_that_is_replaced_while_it_is_read_is_an_error(
 def test_what_a_server_answers_is_said(web: tuple[str, Path]) -> None:
     """Seen to fail: all were missing files, and an expired signature just repeated its URL; what passes was never tried again behind another file system."""
     address, _ = web
-    for status, said in ((403, r"the server answered 403\. Has what signs the URL expired"), (410, "the server answered 410: 'http")):
+    for status, said in ((403, r"the server answered 403\. Has the signature of the URL expired"), (410, "the server answered 410: 'http")):
         with pytest.raises(FileNotFoundError, match=said):
             formats.jsonl(f"{address}/{status}/0.jsonl?sig=1", counts=[1])[0]
     for way in ("", "simplecache::", "zip://0.jsonl::"):

@@ -94,11 +94,11 @@ class TestPatterns:
         assert expanded(tmp_path / "a.tar") == [str(tmp_path / "a.tar")]
 
     def test_one_that_fits_nothing_is_named(self):
-        with pytest.raises(FileNotFoundError, match=r"no file fits 'e\*.tar', looked for from"):
+        with pytest.raises(FileNotFoundError, match=r"no file matches 'e\*.tar', searched from"):
             expanded(["a.tar", "e*.tar"])
 
     def test_what_is_no_path_is_refused(self):
-        with pytest.raises(TypeError, match="3 is no path"):
+        with pytest.raises(TypeError, match="3 is not a path"):
             expanded(["a.tar", 3])
 
 
@@ -122,7 +122,7 @@ class TestRemote:
         with pytest.raises(ValueError, match="ends before byte 9"):
             ranges.read(1, 9)
         ranges.close()
-        with pytest.raises(ValueError, match="had 4 bytes, and has 3"):
+        with pytest.raises(ValueError, match="had 4 bytes and now has 3"):
             FileRanges("memory://box/1.txt", Stamp(4, 0))
 
     def test_what_a_pattern_finds_keeps_its_file_system(self, tmp_path, monkeypatch):
@@ -150,7 +150,7 @@ class TestRemote:
             (tmp_path / name).write_text(name)
             assert len(expanded(f"listed://{tmp_path}/*")) == int(name)
         with pytest.raises(
-            FileNotFoundError, match=r"no file fits 'listed://.*\*\.txt'\.$"
+            FileNotFoundError, match=r"no file matches 'listed://.*\*\.txt'\.$"
         ):  # the current folder has nothing to do with it
             expanded(f"listed://{tmp_path}/*.txt")
 
@@ -311,7 +311,7 @@ class TestChanged:
         with pytest.raises(ValueError, match=r"x has changed since it was indexed: it was written to.*python -m penstock index .*x$"):
             FileRanges(str(path), then)
         path.write_text("123")
-        with pytest.raises(ValueError, match="had 4 bytes, and has 3"):
+        with pytest.raises(ValueError, match="had 4 bytes and now has 3"):
             FileRanges(str(path), then)
 
     def test_a_file_that_is_cut_while_it_is_read(self, tmp_path):
@@ -320,6 +320,6 @@ class TestChanged:
         ranges = FileRanges(str(path), stamp(str(path)))
         assert ranges.read(1, 4) == b"234"
         os.truncate(path, 2)
-        with pytest.raises(ValueError, match="x has changed since it was indexed: it had 4 bytes, and has 2"):
+        with pytest.raises(ValueError, match="x has changed since it was indexed: it had 4 bytes and now has 2"):
             ranges.read(1, 4)
         ranges.close()

@@ -95,7 +95,7 @@ class TestStreams:
             "parquet", data_files=str(tmp_path / "*.parquet"), split="train", streaming=True, cache_dir=str(tmp_path / "cache")
         )
         assert read(hf(ds, counts=[4, 5, 6])) == [list(ds)]
-        with pytest.raises(ValueError, match=r"it is not known how many samples each of the 3 shards has\. Pass counts="):
+        with pytest.raises(ValueError, match=r"the number of samples in each of the 3 shards is unknown\. Pass counts="):
             hf(ds)
 
     @pytest.mark.skipif(not hasattr(datasets.config, "SAVE_ORIGINAL_SHARD_LENGTHS"), reason="older versions never say them")
@@ -129,19 +129,19 @@ class TestWhatIsRefused:
         ],
     )
     def test_steps_that_may_change_the_count(self, change, step):
-        with pytest.raises(ValueError, match=f"it is not known how many samples each of the .* shards has after the step {step}"):
+        with pytest.raises(ValueError, match=f"the number of samples in each of the .* shards is unknown after the step {step}"):
             hf(change(stream()))
 
     def test_counts_that_are_wrong(self):
         """The check of the count tells when the shard ends."""
         ds = stream().filter(lambda row: row["id"] != 7)
         counts = [len(list(stream().shard(5, shard))) for shard in range(5)]
-        with pytest.raises(ValueError, match="should have 5 records, and it ended after 4"):
+        with pytest.raises(ValueError, match="should have 5 records, but it ended after 4"):
             read(hf(ds, counts))
 
     def test_a_shuffled_stream(self):
         with pytest.raises(
-            ValueError, match=r"this stream was shuffled.* Pass the stream without \.shuffle\(\), and shuffle=True to the loader"
+            ValueError, match=r"this stream was shuffled.* Pass the stream without \.shuffle\(\), and pass shuffle=True to the loader"
         ):
             hf(stream().shuffle(seed=1).map(tenfold))
         with pytest.raises(ValueError, match="this stream was shuffled"):
@@ -149,14 +149,14 @@ class TestWhatIsRefused:
 
     @pytest.mark.parametrize("counts", [[1, 2], [], [1] * 6])
     def test_another_number_of_counts(self, counts):
-        with pytest.raises(ValueError, match=rf"{len(counts)} counts came for 5 shards"):
+        with pytest.raises(ValueError, match=rf"{len(counts)} counts for 5 shards"):
             hf(stream(), counts)
 
     def test_a_dict_of_splits(self):
-        with pytest.raises(TypeError, match=r"a DatasetDict of the splits 'train'\. Choose one: hf\(dataset\['train'\]\)"):
+        with pytest.raises(TypeError, match=r"a DatasetDict with the splits 'train'\. Choose one: hf\(dataset\['train'\]\)"):
             hf(datasets.DatasetDict(train=by_index()))
 
     @pytest.mark.parametrize("what", ["fineweb", None, [1, 2], np.arange(3)], ids=str)
     def test_anything_else(self, what):
-        with pytest.raises(TypeError, match="hf takes a datasets.Dataset or a datasets.IterableDataset, but a "):
+        with pytest.raises(TypeError, match="hf takes a datasets.Dataset or a datasets.IterableDataset, not a "):
             hf(what)

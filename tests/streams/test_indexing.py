@@ -68,7 +68,7 @@ class TestTheFile:
     def test_that_is_cut_short_is_refused(self, length):
         write_index("x.index", "tar", Stamp(5, 6), np.array([0, 2]))
         os.truncate("x.index", length)
-        with pytest.raises(ValueError, match="x.index is damaged, or no index: .* Delete it, and index it again"):
+        with pytest.raises(ValueError, match="x.index is damaged or not an index: .* Delete it, and index it again"):
             index_of("x")
 
     @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ class TestTheFile:
     def test_that_is_garbage_is_refused(self, text):
         with open("x.index", "wb") as file:
             file.write(text)
-        with pytest.raises(ValueError, match="x.index is damaged, or no index"):
+        with pytest.raises(ValueError, match="x.index is damaged or not an index"):
             index_of("x")
 
     def test_of_a_later_format_is_refused(self):
         with open("x.index", "wb") as file:
             file.write(b'{"penstock index": 2}\n')
-        with pytest.raises(ValueError, match="x.index is an index of format 2, and this version of penstock reads 1"):
+        with pytest.raises(ValueError, match="x.index is an index of format 2, but this version of penstock reads format 1"):
             index_of("x")
 
     def test_is_written_completely_or_not_at_all(self, monkeypatch):
@@ -156,7 +156,7 @@ class TestTheCommand:
         code, out, err = run(capsys, "*", "gone.jsonl", "--workers", workers)
         assert (code, out) == (1, "indexed 2 files (8 records); 3 files failed\n")
         lines = sorted(err.splitlines())
-        assert lines[0].startswith("penstock index: b.tar: b.tar cannot be read as a tar at byte 0: it has no bytes at all")
+        assert lines[0].startswith("penstock index: b.tar: b.tar cannot be read as a tar at byte 0: it is empty")
         assert "No such file or directory: 'gone.jsonl'" in lines[1]
         assert lines[2].startswith("penstock index: notes.txt: the name must end in one of .jsonl")
         assert sorted(os.listdir()) == ["a.jsonl", "a.jsonl.index", "b.tar", "c.tar", "c.tar.index", "notes.txt"]
@@ -177,7 +177,7 @@ class TestTheCommand:
         try:
             code, _, err = run(capsys, "memory://box/*.jsonl")
             assert code == 1
-            assert err.count("an index cannot be written beside it. Say --index FOLDER.") == 2
+            assert err.count("an index cannot be written next to it. Pass --index FOLDER.") == 2
             assert run(capsys, "memory://box/*.jsonl", "--index", "indices")[:2] == (0, "indexed 2 files (4 records)\n")
             assert (
                 run(capsys, "memory://box/*.jsonl", "--index", "indices")[1]
@@ -202,7 +202,7 @@ class TestTheCommand:
             assert run(capsys, "memory://v2/0.tar", "--index", "indices")[:2] == (0, "indexed 1 file (9 records)\n")
             assert len(tar("memory://v2/0.tar", index="indices")) == 9
             with pytest.raises(
-                ValueError, match=r"indices/0.tar.index has changed since it was first read: it was written anew, .* or for another"
+                ValueError, match=r"indices/0.tar.index has changed since it was first read: it was rewritten for .* or for another"
             ):
                 first[0]
         finally:
@@ -212,7 +212,7 @@ class TestTheCommand:
     def test_says_what_it_does_not_find(self, capsys):
         code, out, err = run(capsys, "*.tar")
         assert (code, out) == (2, "")
-        assert err.startswith("penstock index: no file fits '*.tar'")
+        assert err.startswith("penstock index: no file matches '*.tar'")
 
     def test_two_files_of_one_name_do_not_share_a_place(self, capsys):
         for folder in ("x", "y"):
@@ -220,7 +220,7 @@ class TestTheCommand:
             write_jsonl(f"{folder}/a.jsonl", 3)
         code, _, err = run(capsys, "?/a.jsonl", "--index", "indices")
         assert code == 2
-        assert "x/a.jsonl and y/a.jsonl have the same name, so one folder cannot hold the index of both" in err
+        assert "x/a.jsonl and y/a.jsonl have the same name, so one folder cannot hold the indices of both" in err
 
     @pytest.mark.parametrize(("then", "now"), [(0, None), (None, 0), (-5 * 10**9, -5 * 10**9 + 1), (0, -1)])
     def test_any_time_is_a_time(self, capsys, then, now):
@@ -236,7 +236,7 @@ class TestTheCommand:
         with pytest.raises(ValueError, match=r"a\.jsonl has changed since it was indexed: it was written to"):
             jsonl("a.jsonl")[0]
 
-    @pytest.mark.parametrize(("said", "error"), [({"ETag": "ä" * 200}, ""), ({"size": None}, "does not say how many bytes it has")])
+    @pytest.mark.parametrize(("said", "error"), [({"ETag": "ä" * 200}, ""), ({"size": None}, "does not report its size")])
     def test_what_a_store_may_say(self, capsys, monkeypatch, said, error):
         """Seen to fail: both indices were written, and "damaged" whenever they were read."""
         files = fsspec.filesystem("memory")
@@ -265,7 +265,7 @@ class TestTheCommand:
         monkeypatch.setattr(_jsonl, "FORMAT", FORMAT._replace(offsets=and_then_it_grows))
         code, _, err = run(capsys, "a.jsonl")
         assert code == 1
-        assert "a.jsonl has changed since it was first looked at: it had 27 bytes, and has 36" in err
+        assert "a.jsonl has changed since it was first checked: it had 27 bytes and now has 36" in err
         assert os.listdir() == ["a.jsonl"]
 
     @pytest.mark.parametrize("arguments", [["index"], ["unknown"], ["index", "x", "--workers", "0"]])

@@ -59,7 +59,7 @@ def test_every_line_is_a_record(tmp_path, suffix, words):
 def test_counts_serve_without_an_index(tmp_path):
     path = write(tmp_path / "x.jsonl", [b'{"k": 0}\n', b"\n", b'{"k": 1}\n'])
     assert read(jsonl(path, counts=[2])) == [{"k": 0}, {"k": 1}]
-    with pytest.raises(ValueError, match="jsonl file .*x.jsonl should have 3 records, and it ended after 2"):
+    with pytest.raises(ValueError, match="jsonl file .*x.jsonl should have 3 records, but it ended after 2"):
         read(jsonl(path, counts=[3]))
     with pytest.raises(ValueError, match="it has more"):
         read(jsonl(path, counts=[1]))
@@ -127,7 +127,7 @@ class TestWithoutAnIndex:
     def test_says_what_to_do(self, tmp_path):
         path = write(tmp_path / "x.jsonl", [b"{}\n"])
         with pytest.raises(
-            ValueError, match=f"nobody knows how many records {path} has. .*python -m penstock index {path}. Or pass counts="
+            ValueError, match=f"the number of records in {path} is unknown. .*python -m penstock index {path}. Or pass counts="
         ):
             jsonl(path)
         with pytest.raises(ValueError, match="--index .*folder"):
@@ -137,7 +137,7 @@ class TestWithoutAnIndex:
         paths = [write(tmp_path / f"{k}.jsonl", [b"{}\n"]) for k in range(3)]
         index(paths[0])
         with pytest.raises(
-            FileNotFoundError, match="2 of 3 files have no index, .*1.jsonl for one, .*python -m penstock index .*1.jsonl …"
+            FileNotFoundError, match="2 of 3 files have no index, .*for example .*1.jsonl, .*python -m penstock index .*1.jsonl …"
         ):
             jsonl(paths)
 
@@ -172,7 +172,7 @@ class TestAnIndex:
         dataset = jsonl(path)
         os.truncate(path, 3)
         with pytest.raises(
-            ValueError, match=f"{path} has changed since it was indexed: .* had .* bytes, and has 3. .*python -m penstock index"
+            ValueError, match=f"{path} has changed since it was indexed: .* had .* bytes and now has 3. .*python -m penstock index"
         ):
             dataset[1]
 
@@ -196,7 +196,7 @@ class TestAnIndex:
         os.rename(f"{path}.index", tmp_path / "x.tar.index")
         from penstock.formats import tar
 
-        with pytest.raises(ValueError, match="x.tar.index is the index of a jsonl file, but .*x.tar is to be read as tar"):
+        with pytest.raises(ValueError, match="x.tar.index is the index of a jsonl file, but .*x.tar is being read as tar"):
             tar(tmp_path / "x.tar")
 
     def test_that_is_damaged_is_refused(self, tmp_path):

@@ -192,30 +192,30 @@ def bad(lengths=(3, 4), documents=(0, 1, 2), dtype="uint16", *, add=b"", cut=0, 
 
 
 BAD = {
-    "legacy": (bad(magic=b"TNTIDX\0\0\1"), r"one.idx is of the legacy format \(TNTIDX\), .* write its documents again with IndexedDatasetBuilder"),
-    "other": (bad(magic=b"something"), r"one.idx is no index of an IndexedDataset, because it begins with b'something'"),
-    "version": (bad(version=2), "one.idx is of version 2, and only version 1 is known"),
-    "float64": (bad(dtype="float64"), "one.idx says that it holds float64, and tokens are whole numbers"),
-    "float32": (bad(dtype="float32"), "one.idx says that it holds float32, and tokens are whole numbers"),
-    "type": (bad(code=9), "one.idx has the number 9 as the type of what it holds, which is unknown"),
-    "empty": ((b"", b""), "one.idx is damaged .* it has 0 bytes, and its header alone takes 34"),
-    "in the header": ((bad()[0][:20], bad()[1]), "it has 20 bytes, and its header alone takes 34"),
-    "in the magic": ((b"MMID", b""), "it has 4 bytes, and its header alone takes 34"),
-    "cut": (bad(cut=1), "one.idx is damaged .* 2 sequences and 3 borders of documents take 82 bytes, and it has 81"),
-    "too long": (bad(add=b"123"), "take 82 bytes, and it has 85"),
-    "modes": (bad(modes=[0, 1]), r"one.idx is multimodal: .* IndexedDataset\(prefix, multimodal=True\) .* or write those of one mode"),
-    "huge": (bad(sequences=2**64 - 1, borders=2**63), "sequences and 9223372036854775808 borders of documents take"),
+    "legacy": (bad(magic=b"TNTIDX\0\0\1"), r"one.idx has the legacy format \(TNTIDX\) .* write its documents again with IndexedDatasetBuilder"),
+    "other": (bad(magic=b"something"), r"one.idx is not an index of an IndexedDataset, because it begins with b'something'"),
+    "version": (bad(version=2), "one.idx has version 2, but only version 1 is supported"),
+    "float64": (bad(dtype="float64"), "one.idx holds float64, but tokens must be integers"),
+    "float32": (bad(dtype="float32"), "one.idx holds float32, but tokens must be integers"),
+    "type": (bad(code=9), "one.idx has the unknown token type 9"),
+    "empty": ((b"", b""), "one.idx is damaged .* it has 0 bytes, but its header alone takes 34"),
+    "in the header": ((bad()[0][:20], bad()[1]), "it has 20 bytes, but its header alone takes 34"),
+    "in the magic": ((b"MMID", b""), "it has 4 bytes, but its header alone takes 34"),
+    "cut": (bad(cut=1), "one.idx is damaged .* 2 sequences and 3 document boundaries take 82 bytes, but it has 81"),
+    "too long": (bad(add=b"123"), "take 82 bytes, but it has 85"),
+    "modes": (bad(modes=[0, 1]), r"one.idx is multimodal: .* IndexedDataset\(prefix, multimodal=True\) .* or write the sequences of one mode"),
+    "huge": (bad(sequences=2**64 - 1, borders=2**63), "sequences and 9223372036854775808 document boundaries take"),
     "negative": (bad([3, -1, 5], [0, 3], data=bytes(14)), "one.idx is damaged .* sequence 1 has -1 tokens"),
-    "gap": (bad(pointers=[0, 8]), "sequence 1 begins at byte 8, and those before it have 6 bytes, without a gap"),
-    "overlap": (bad(pointers=[0, 4]), "sequence 1 begins at byte 4, and those before it have 6"),
+    "gap": (bad(pointers=[0, 8]), "sequence 1 begins at byte 8, but those before it take 6 bytes without a gap"),
+    "overlap": (bad(pointers=[0, 4]), "sequence 1 begins at byte 4, but those before it take 6"),
     "32 bits": (bad(pointers=[-(2**31), 6]), "sequence 0 begins at byte -2147483648"),
     "first border": (bad(documents=[1, 1, 2]), r"should ascend from 0 to 2, .* but they begin with \[1, 1, 2\]"),
-    "last border": (bad(documents=[0, 1]), r"end with \[0, 1\]; does its writer call end_document\?"),
+    "last border": (bad(documents=[0, 1]), r"end with \[0, 1\]; did its writer call end_document\?"),
     "past the end": (bad(documents=[0, 2, 3]), r"end with \[0, 2, 3\]"),
     "descending": (bad([1] * 3, [0, 2, 1, 3]), r"should ascend from 0 to 3"),
     "no borders": (bad(documents=[]), r"they begin with \[\]"),
-    "short data": (bad(data=bytes(13)), "one.bin has 13 bytes, and by .*one.idx it should have 14: 7 tokens of uint16. One of them is of another version"),
-    "long data": (bad(data=bytes(16)), "one.bin has 16 bytes, and by .*one.idx it should have 14"),
+    "short data": (bad(data=bytes(13)), "one.bin has 13 bytes, but according to .*one.idx it should have 14: 7 tokens of uint16. One of them is another version"),
+    "long data": (bad(data=bytes(16)), "one.bin has 16 bytes, but according to .*one.idx it should have 14"),
 }  # fmt: skip
 
 
@@ -235,8 +235,11 @@ def test_arguments_that_make_no_sense(folder):
     for words, message in (
         ({"sequence_length": 0}, "sequence_length=0 must be a whole number of at least 1"),
         ({"overlap": -1}, "overlap=-1 must be a whole number of at least 0"),
-        ({"sequence_length": 10**6}, rf"part_0.bin and 2 more hold {STARTS[-1]} tokens of uint16, and one sequence takes 1000000"),
-        ({"prefixes": [folder / "part_0", folder / "wide"]}, r"part_0.idx is of uint16, and .*wide.idx of int32, .* ConcatDataset, Mix"),
+        ({"sequence_length": 10**6}, rf"part_0.bin and 2 more hold {STARTS[-1]} tokens of uint16, but one sequence takes 1000000"),
+        (
+            {"prefixes": [folder / "part_0", folder / "wide"]},
+            r"part_0.idx holds uint16 and .*wide.idx holds int32, .* ConcatDataset or Mix",
+        ),
         ({"prefixes": "s3://bucket/one"}, "s3://bucket/one.bin cannot be read in place, because it is remote"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -246,7 +249,7 @@ def test_arguments_that_make_no_sense(folder):
         (folder / "part_*", "part_1.idx"),
         (folder / "nowhere", "nowhere.idx"),
         (folder / "no*", r"no\*.bin"),
-        ([], r"prefixes=\[\] names no file"),
+        ([], r"prefixes=\[\] matches no file"),
     ):
         with pytest.raises(FileNotFoundError, match=message):
             megatron_documents(prefix)

@@ -106,7 +106,7 @@ class TestRows:
             assert read(parquet("memory://penstock/*.parquet")) == [expected]
             data = parquet("memory://penstock/{0..2}.parquet")
             memory.pipe("/penstock/1.parquet", b"PAR1")
-            with pytest.raises(ValueError, match=r"1\.parquet has changed since the dataset was built: it had \d+ bytes, and has 4"):
+            with pytest.raises(ValueError, match=r"1\.parquet has changed since the dataset was built: it had \d+ bytes and now has 4"):
                 data[20]
         finally:
             memory.rm("/penstock", recursive=True)
@@ -158,8 +158,8 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("other", "what"),
         [
-            ({"id": ["1"], "text": ["a"]}, "'id' is int64 in .*0.parquet, and string in .*1.parquet"),
-            ({"id": [1]}, "'text' is string in .*, and missing in"),
+            ({"id": ["1"], "text": ["a"]}, "'id' is int64 in .*0.parquet, but string in .*1.parquet"),
+            ({"id": [1]}, "'text' is string in .*, but missing in"),
         ],
     )
     def test_another_schema_in_one_file(self, tmp_path, other, what):
@@ -185,7 +185,7 @@ class TestWhatIsRefused:
             parquet(files)
 
     def test_no_file_and_a_folder(self, tmp_path):
-        with pytest.raises(ValueError, match=r"paths=\[\] names no file"):
+        with pytest.raises(ValueError, match=r"paths=\[\] matches no file"):
             parquet([])
         with pytest.raises(ValueError, match=r"is a folder\. Pass the files in it: '.*/\*\.parquet'"):
             parquet(tmp_path)
@@ -207,7 +207,7 @@ class TestWhatIsRefused:
         assert data[0]["id"] == 0
         with open(tmp_path / "0.parquet", "r+b") as file:
             file.write(b"\xff" * 60_000)
-        with pytest.raises(ValueError, match=r"0\.parquet has changed since it was first looked at"):
+        with pytest.raises(ValueError, match=r"0\.parquet has changed since it was first checked"):
             for index in range(1, 4000):
                 data[index]
 

@@ -131,7 +131,7 @@ def test_a_dataset_that_is_loaded_shows_how_far_it_is(monkeypatch: pytest.Monkey
     caplog.set_level(logging.INFO, "penstock")
     Resident(Squares())
     assert "loading Squares: 64 of 100 samples 64%" in caplog.text
-    assert re.search("100 samples of Squares .* are resident on cpu after .* s", caplog.text)
+    assert re.search("100 samples of Squares .* loaded onto cpu in .* s", caplog.text)
 
 
 def test_samples_that_are_judged_show_how_far_that_is(monkeypatch: pytest.MonkeyPatch) -> None:

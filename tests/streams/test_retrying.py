@@ -95,7 +95,7 @@ def test_pauses_double_and_begin_anew_after_a_record(pauses: list[float], caplog
     """Seen to fail: retries counted over the whole shard."""
     assert list(read(Flaky(2, 2, 1, 3, -1, 3), pause_s=0.25)) == RECORDS  # the fourth attempt comes one record further
     assert pauses == [0.25, 0.5, 1.0, 0.25, 0.5, 1.0]
-    assert "ConnectionResetError: the disk is gone. Opening tar file a.tar again at record 2, in 0.25 s (1 of 3)" in caplog.messages
+    assert "ConnectionResetError: the disk is gone. Reopening tar file a.tar at record 2 in 0.25 s (1 of 3)" in caplog.messages
 
 
 def test_no_pause_is_longer_than_a_minute(pauses: list[float]) -> None:
@@ -114,7 +114,7 @@ def test_what_does_not_pass_is_raised_at_once(error: type[Exception], pauses: li
     """Seen to fail: a missing shard that was looked for four times."""
     with pytest.raises(error) as caught:
         list(read(Flaky(-1, error=error)))
-    assert caught.value.__notes__ == ["while opening tar file a.tar, to read on from record 0"]
+    assert caught.value.__notes__ == ["while opening tar file a.tar, to continue at record 0"]
     with pytest.raises(error) as caught:
         list(read(Flaky(4, error=error)))
     assert caught.value.__notes__ == ["in record 4 of tar file a.tar"]
@@ -160,9 +160,9 @@ def test_a_shard_that_has_become_shorter_is_not_a_shard_that_ends(pauses: list[f
             yield from RECORDS[3:5]
             raise OSError(DOWN)
 
-    with pytest.raises(OSError, match="tar file a.tar ends after 3 records, and should have at least 5: it was cut short, or has changed"):
+    with pytest.raises(OSError, match="tar file a.tar ends after 3 records, but should have at least 5: it was cut short, or has changed"):
         list(read(truncated))
-    with pytest.raises(OSError, match="ends after 3 records, and should have at least 4"):
+    with pytest.raises(OSError, match="ends after 3 records, but should have at least 4"):
         list(read(truncated, start=4))
     assert list(read(truncated, start=3)) == []
 

@@ -261,7 +261,7 @@ class TestReadingForward:
     def test_a_seek_that_is_ignored_is_seen(self):
         """Seen red where only an iterable that ends early is checked."""
         dataset = Shards(1, lambda k, start: iter(range(5)), counts=[5])
-        with pytest.raises(ValueError, match="shard 0 should have 5 records, and it has more"):
+        with pytest.raises(ValueError, match="shard 0 should have 5 records, but it has more"):
             dataset.__getitems__([2, 3, 4])
 
 
@@ -282,13 +282,13 @@ class TestCounts:
     @pytest.mark.parametrize(("n", "what"), [(4, "ended after 4"), (6, "has more")])
     def test_a_shard_read_forward_is_counted(self, n, what):
         dataset = Shards(["a", "b"], lambda path: iter(range(5 if path == "a" else n)), counts=[5, 5])
-        with pytest.raises(ValueError, match=f"shard b should have 5 records, and it {what}.*count it again"):
+        with pytest.raises(ValueError, match=f"shard b should have 5 records, but it {what}.*count it again"):
             read(dataset)
 
     @pytest.mark.parametrize("n", [4, 6])
     def test_a_shard_that_can_be_indexed_is_measured(self, n):
         dataset = Shards(1, lambda _: [0] * n, counts=[5])
-        with pytest.raises(ValueError, match=f"shard 0 should have 5 records, and it has {n}"):
+        with pytest.raises(ValueError, match=f"shard 0 should have 5 records, but it has {n}"):
             dataset[0]
 
 
@@ -325,7 +325,7 @@ class TestErrors:
             with pytest.raises(penstock.PenstockError) as caught:
                 list(loader)
         assert count.read < 3000
-        assert "record 519 of shard 0 lies behind record 500, at which reading failed twice" in str(caught.value)
+        assert "record 519 of shard 0 comes after record 500, at which reading failed twice" in str(caught.value)
 
 
 class TestOpenFiles:
@@ -426,15 +426,15 @@ def test_worker_processes_that_all_read_every_shard_say_so(files, kind, worker, 
 @pytest.mark.parametrize(
     ("make", "error", "why"),
     [
-        (lambda: Shards("a.txt", list, counts=[1]), TypeError, r"shards='a.txt' is one path, .*: \['a.txt'\]"),
+        (lambda: Shards("a.txt", list, counts=[1]), TypeError, r"shards='a.txt' is a single path, .*: \['a.txt'\]"),
         (
             lambda: Shards(["a.txt"], list, epoch_size=4, steps=penstock.Filter(bool)),
             TypeError,
-            r"steps=Filter\(.*\) is one step, and a list of steps",
+            r"steps=Filter\(.*\) is a single step, but must be a list of steps",
         ),  # type: ignore[arg-type]
         (lambda: Shards(["a"], "r", counts=[1]), TypeError, "open must be a function"),
-        (lambda: Shards(["a"], list, counts=None), ValueError, "counts=None.*counts=, or .*python -m penstock index.*epoch_size="),
-        (lambda: Shards(["a", "b"], list, counts=[1]), ValueError, "there are 1 counts for 2 shards"),
+        (lambda: Shards(["a"], list, counts=None), ValueError, "counts=None.*counts=; or .*python -m penstock index.*epoch_size="),
+        (lambda: Shards(["a", "b"], list, counts=[1]), ValueError, "got 1 counts for 2 shards"),
         (lambda: Shards(-1, list, counts=[]), ValueError, "shards=-1 must be a whole number"),
         (lambda: Shards(1, list, counts=[-3]), ValueError, r"counts\[0\] is -3"),
         (lambda: Shards(1, list, counts=[3], lanes=0), ValueError, "lanes=0"),

@@ -254,20 +254,20 @@ def test_behind_a_pack_the_record_is_its_first_one() -> None:
 @pytest.mark.parametrize(
     ("records", "step", "message"),
     [
-        ([[1], "text"], Pack(4), "the field 'tokens' of a sequence to pack must be an array, .*'text' came.* at record 1 of"),
-        ([3], Pack(4), "3 came.*need length="),
+        ([[1], "text"], Pack(4), "the field 'tokens' of a sequence to pack must be an array, .*not 'text'.* at record 1 of"),
+        ([3], Pack(4), "not 3.*need length="),
         ([np.array(3)], Pack(4), "must be an array"),
-        ([[1], {"a": [1]}], Pack(4), r"fields \['a'\], and those before it in the shard have \['tokens'\]"),
+        ([[1], {"a": [1]}], Pack(4), r"fields \['a'\], but those before it in the shard have \['tokens'\]"),
         ([{"a": [1, 2], "b": [1]}], Pack(4), "must have the same length, but they have: 'a' 2, 'b' 1"),
         ([{}], Pack(4), "no fields"),
-        ([[1], [1.5]], Pack(4), r"is ndarray of float64, shape \(…, \) here, and ndarray of int64"),
+        ([[1], [1.5]], Pack(4), r"is ndarray of float64, shape \(…, \) here, but ndarray of int64"),
         ([np.zeros((2, 3)), np.zeros((2, 4))], Pack(4), r"shape \(…, 4\) here, .*shape \(…, 3\)"),
         ([[1], torch.tensor([1])], Pack(4), "is Tensor of torch.int64.*ndarray of int64"),
-        ([{"position_ids": [1]}], Pack(4), "which packing makes itself"),
+        ([{"position_ids": [1]}], Pack(4), "which packing adds itself"),
         ([[1]], Pack(4, pad={"a": 1}), r"pad has a value for 'a', but the sequences have the fields \['tokens'\]"),
         ([np.zeros(1, np.uint8)], Pack(4, pad=-1), "-1"),
-        ([[1] * 5], Pack(4, oversize="error"), "has the length 5, but the capacity is 4.* use oversize='split'"),
-        ([5], Pack(4, length=int), "has the length 5, but the capacity is 4.*Filter"),
+        ([[1] * 5], Pack(4, oversize="error"), "has length 5, but the capacity is 4.* use oversize='split'"),
+        ([5], Pack(4, length=int), "has length 5, but the capacity is 4.*Filter"),
         ([0], Pack(4, length=int), r"length\(record\)=0"),
         ([2.5], Pack(4, length=float), r"length\(record\)=2.5"),
     ],
@@ -494,7 +494,7 @@ def test_a_function_of_one_record_as_a_step_is_told_what_to_use() -> None:
 def test_what_is_no_step_is_refused() -> None:
     with pytest.raises(TypeError, match=r"steps\[1\] is 5"):
         step_settings([twice, 5])
-    with pytest.raises(TypeError, match=r"steps\[0\], .*lambda.*, returned None\. It must return an iterator"):
+    with pytest.raises(TypeError, match=r"steps\[0\], .*lambda.*, returned None, but must return an iterator"):
         list(run(range(5), lambda records: None))
     with pytest.raises(TypeError, match="predicate must be a function"):
         Filter(3)
@@ -632,7 +632,7 @@ def test_a_value_that_is_not_plain_is_left_out_and_named_once(caplog) -> None:
     assert len(json.dumps(found[0])) < 500, "a long value is a checksum"
     [record] = caplog.records
     assert (
-        f"steps[1], {name}, holds tokenizer (callable_iterator), encode (method-wrapper), parser.self (ConfigParser), which no saved state can compare"
+        f"steps[1], {name}, holds tokenizer (callable_iterator), encode (method-wrapper), parser.self (ConfigParser), which a saved state cannot compare"
         in record.message
     )
     assert "settings()" in record.message

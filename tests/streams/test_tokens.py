@@ -141,12 +141,12 @@ def test_documents_by_their_starts(tmp_path):
     [
         (
             [0, 30, 20],
-            r"documents must ascend from 0 to 100, .* but they begin with \[0, 30, 20\] and end with \[0, 30, 20\]. They are where documents start",
+            r"documents must ascend from 0 to 100, .* but they begin with \[0, 30, 20\] and end with \[0, 30, 20\]. Pass the document starts",
         ),
         ([0, 50, 101], "documents must ascend from 0 to 100"),
         ([-1, 50], "documents must ascend from 0 to 100"),
-        ([0.5, 1.5], "documents must be a row of whole numbers, but an array of float64 of shape"),
-        ([[0, 1], [2, 3]], r"but an array of int64 of shape \(2, 2\) came"),
+        ([0.5, 1.5], "documents must be a 1-D array of integers, not an array of float64 of shape"),
+        ([[0, 1], [2, 3]], r"not an array of int64 of shape \(2, 2\)"),
     ],
 )
 def test_documents_that_make_no_sense(tmp_path, documents, message):
@@ -335,16 +335,16 @@ def test_a_file_that_grows_while_it_is_open(tmp_path):
 
 
 BAD = {
-    "not whole": (lambda path: path.write_bytes(b"123"), {}, "has 3 bytes, which are no whole number of uint16. Check dtype"),
-    "empty": (lambda path: path.write_bytes(b""), {}, r"holds 0 tokens of uint16, and one sequence takes 10 \(sequence_length=10, overlap=0\). Make it shorter"),
-    "short": (lambda path: np.arange(10, dtype="uint16").tofile(path), {"overlap": 1}, "holds 10 tokens of uint16, and one sequence takes 11"),
-    "float": (lambda path: path.write_bytes(b"12"), {"dtype": "float32"}, "dtype='float32' is no integer type that fits into int64"),
-    "uint64": (lambda path: path.write_bytes(b"12"), {"dtype": "uint64"}, "dtype='uint64' is no integer type that fits into int64"),
+    "not whole": (lambda path: path.write_bytes(b"123"), {}, "has 3 bytes of tokens, which is not a multiple of the size of uint16 .*Check dtype"),
+    "empty": (lambda path: path.write_bytes(b""), {}, r"holds 0 tokens of uint16, but one sequence takes 10 \(sequence_length=10, overlap=0\). Reduce sequence_length"),
+    "short": (lambda path: np.arange(10, dtype="uint16").tofile(path), {"overlap": 1}, "holds 10 tokens of uint16, but one sequence takes 11"),
+    "float": (lambda path: path.write_bytes(b"12"), {"dtype": "float32"}, "dtype='float32' is not an integer type that fits into int64"),
+    "uint64": (lambda path: path.write_bytes(b"12"), {"dtype": "uint64"}, "dtype='uint64' is not an integer type that fits into int64"),
     "big-endian dtype": (lambda path: path.write_bytes(b"12"), {"dtype": ">u2"}, r"dtype='>u2' is big-endian, .* array.astype\('<u2'\)"),
-    "no dtype": (lambda path: path.write_bytes(b"12"), {"dtype": "tokens"}, "dtype='tokens' is no integer type"),
-    "other dtype": (lambda path: save(path, np.arange(30, dtype="uint32")), {}, r"holds an array of uint32 of shape \(30,\), and not a row of uint16"),
+    "no dtype": (lambda path: path.write_bytes(b"12"), {"dtype": "tokens"}, "dtype='tokens' is not an integer type"),
+    "other dtype": (lambda path: save(path, np.arange(30, dtype="uint32")), {}, r"holds an array of uint32 of shape \(30,\) instead of a 1-D array of uint16"),
     "big-endian": (lambda path: save(path, np.arange(30, dtype=">u2")), {}, "holds an array of >u2 of shape"),
-    "two dimensions": (lambda path: save(path, np.zeros((3, 9), "uint16")), {}, r"of shape \(3, 9\), and not a row .* flatten it"),
+    "two dimensions": (lambda path: save(path, np.zeros((3, 9), "uint16")), {}, r"of shape \(3, 9\) instead of a 1-D array .* flatten it"),
     "cut off": (lambda path: cut(path), {}, "has 58 bytes"),
     "length": (lambda path: path.write_bytes(b"12"), {"sequence_length": 0}, "sequence_length=0 must be a whole number of at least 1"),
     "overlap": (lambda path: path.write_bytes(b"12"), {"overlap": -1}, "overlap=-1 must be a whole number of at least 0"),
@@ -378,7 +378,7 @@ def test_a_file_that_is_not_there(tmp_path):
         tokens(tmp_path / "nowhere.bin", 10)
     with pytest.raises(FileNotFoundError, match=r"\*.bin"):
         tokens(f"{tmp_path}/*.bin", 10)
-    with pytest.raises(FileNotFoundError, match=r"paths=\[\] names no file"):
+    with pytest.raises(FileNotFoundError, match=r"paths=\[\] matches no file"):
         tokens([], 10)
 
 

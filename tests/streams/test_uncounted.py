@@ -175,7 +175,7 @@ def test_the_loader_leaves_out_items_and_not_what_lies_behind_an_error(workers):
     assert read(transform=unless_12) == [value for value in whole if value != 12]
     with pytest.raises(ValueError, match="12") as raised:
         read(steps=[all_but_12])
-    assert any('Shards(…, on_error="skip") leaves out the rest' in note for note in raised.value.__notes__)
+    assert any('Shards(…, on_error="skip") skips the rest' in note for note in raised.value.__notes__)
 
 
 def test_a_shard_that_is_closed_in_a_pause_is_not_cut_short(caplog):
@@ -280,7 +280,7 @@ def test_a_file_that_could_not_be_looked_at_is_looked_at_again(tmp_path, monkeyp
     loader = Loader.from_dataset(Shards([tmp_path / "0"], lines_of, epoch_size=9, bookmarks=False), 9)
     assert len(list(loader)) == 1
     (tmp_path / "0").write_text("2\n" * 9)
-    with pytest.raises(ValueError, match="0 has changed since it was first looked at"):
+    with pytest.raises(ValueError, match="0 has changed since it was first checked"):
         list(loader)
 
 
@@ -299,10 +299,10 @@ def test_a_state_of_other_shards_is_refused(shard):
 def test_arguments_of_both_kinds_are_refused(folder):
     with pytest.raises(ValueError, match="index= and epoch_size= exclude"):
         formats.jsonl(folder / "*.jsonl", index=folder, epoch_size=10)
-    with pytest.raises(ValueError, match="epoch_size= is for records that nobody has counted"):
+    with pytest.raises(ValueError, match="epoch_size= is for records of unknown number"):
         formats.jsonl(folder / "*.jsonl", counts=[RECORDS] * FILES, epoch_size=10)
     with pytest.raises(
-        ValueError, match=r"steps= is for .*an index.*drop epoch_size= and steps=.*or drop counts= and index=, say epoch_size="
+        ValueError, match=r"steps= is for .*an index.*drop epoch_size= and steps=.*Or drop counts= and index=, and pass epoch_size="
     ):
         formats.jsonl(folder / "*.jsonl", steps=[Filter(bool)])
     with pytest.raises(ValueError, match="epoch_size="):
@@ -389,6 +389,8 @@ def test_the_successor_of_a_worker_reads_no_other_version(tmp_path, context):
     shards = Shards([tmp_path / "0"], Replacing(), epoch_size=99, bookmarks=False)
     with (
         Loader.from_dataset(shards, 3, num_workers=1, method="process", multiprocessing_context=context) as loader,
-        pytest.raises(ValueError, match=r"0 has changed since it was first looked at, by another process of this loader\. Leave files"),
+        pytest.raises(
+            ValueError, match=r"0 has changed since it was first checked by another process of this loader\. Do not modify files"
+        ),
     ):
         list(loader)

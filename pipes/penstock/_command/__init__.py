@@ -1,1 +1,1 @@
-"""``python -m penstock``: measure and compare loaders, and explain what they have saved."""
+"""``python -m penstock``: measure and compare loaders, and explain their saved states."""

@@ -1,4 +1,4 @@
-"""``python -m penstock bench``: measure a loader, ours or anybody's, as a training loop would use it."""
+"""``python -m penstock bench``: measure a loader, of penstock or any other, as a training loop would use it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock._statistics import LoaderStatistics
 
 _WARM_SHARE: Final = 0.2
-"""Of the time of a measurement, at its beginning, that does not count: until the queues are as full as they stay."""
+"""The fraction of a measurement, at its beginning, that is discarded: until the queues have reached their steady state."""
 
 
 @final
@@ -30,7 +30,7 @@ class Reader:
     """Reads a loader epoch after epoch, and times each wait.
 
     Args:
-        loader: Anything that can be iterated.
+        loader: Any iterable.
 
     Raises:
         TargetError: It yields nothing.
@@ -47,19 +47,19 @@ class Reader:
         self.first_s = time.perf_counter() - start
 
     def run(self, seconds: float, step_s: float = 0.0) -> LoaderStatistics:
-        """Read for so many seconds, of which the first part does not count, and take ``step_s`` for each batch.
+        """Read for ``seconds``, of which the first part is discarded, and spend ``step_s`` on each batch.
 
-        What can be read only once is read from where it stands, for less time if it ends.
+        An iterable that can be read only once continues from its current position, for less time if it ends.
 
         Raises:
-            TargetError: It has ended already.
+            TargetError: It has already ended.
         """
         if not self.reads_once:
             self._loop(seconds * _WARM_SHARE, step_s)
         loop = self._loop(seconds * (1 - _WARM_SHARE), step_s)
         if loop.batches < 2:
             raise TargetError(
-                "it can be read only once, and ended before anything was measured. Name a function that returns a new one with more batches."
+                "this loader can be read only once, and ended before anything was measured. Name a function that returns a new one with more batches."
             )
         return loop
 
@@ -82,7 +82,7 @@ class Reader:
         return replace(clock.statistics(), samples=rows)
 
     def close(self) -> None:
-        """End what the loader has started."""
+        """Stop everything that the loader has started."""
         self._batches = None
         if isinstance(self._loader, Loader):
             self._loader.close()
@@ -95,19 +95,19 @@ _END: Final = object()
 @final
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What `measure` found.
+    """The result of `measure`.
 
     Attributes:
-        name: What was measured, in words.
+        name: A description of what was measured.
         build_s: Seconds that the factory took.
         first_s: Seconds from ``iter`` to the first batch.
         free: A loop that did nothing with its batches.
-        stepped: A loop with a training step; None if none was given.
+        stepped: A loop with a training step; None if no step was given.
         step_s: Seconds that the step should have taken.
-        memory: Bytes at most, and processes; None if unknown.
+        memory: Peak memory in bytes, and number of processes; None if unknown.
         memory_before: Bytes before the loader was built.
         reads_once: It could be read only once, so there was no second epoch.
-        report: What the loader says itself, if it is ours.
+        report: The loader's own report, if it is a penstock loader.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Measured:
 
 
 def measure(target: str, seconds: float, step_s: float, batch_size: int) -> Measured:
-    """Build what ``target`` names, and measure it: first, if given, in a loop with a step, then in one that takes batches as fast as they come.
+    """Build what ``target`` names, and measure it: first, if requested, in a loop with a step, then in one that takes batches as fast as they come.
 
     Raises:
         TargetError: There is nothing to measure.
@@ -152,7 +152,7 @@ def measure(target: str, seconds: float, step_s: float, batch_size: int) -> Meas
 
 
 def described(loader: Any) -> str:
-    """What this is, in words."""
+    """A description of the loader."""
     if isinstance(loader, Loader):
         return repr(loader).strip("<>").partition(": ")[0]
     if isinstance(loader, DataLoader):
@@ -162,7 +162,7 @@ def described(loader: Any) -> str:
 
 
 def rows_of(batch: Any) -> int:
-    """The number of samples in a batch: the first dimension of the tensors and arrays in it, or else the length of a list."""
+    """The number of samples in a batch: the first dimension of its tensors and arrays, or else the length of a list."""
     if isinstance(batch, torch.Tensor | np.ndarray):
         return len(batch) if batch.ndim else 1
     is_mapping = isinstance(batch, Mapping)
@@ -175,13 +175,13 @@ def rows_of(batch: Any) -> int:
 
 
 def text_of(found: Measured) -> str:
-    """The measurement as a table to be read."""
+    """The measurement as a readable table."""
     free = found.free
     lines = [
         found.name,
         "",
         f"built in          {time_of(found.build_s)}",
-        f"first batch       {time_of(found.first_s)} after it was asked for",
+        f"first batch       {time_of(found.first_s)} after it was requested",
         f"throughput        {free.samples_per_s:,.0f} samples/s, {1 / _each_s(free):,.1f} batches/s of {free.samples / free.batches:,.0f} ({free.batches:,} batches measured)",
         f"epoch boundary    {_boundary(found)}",
     ]
@@ -199,18 +199,18 @@ def text_of(found: Measured) -> str:
             f"stall             {loop.stall_share:.0%} of the time the loop waits for data",
             f"waits             {time_of(waits.p50_s)} median, {time_of(waits.p95_s)} 95th percentile, {time_of(waits.max_s)} longest",
             f"speed             {1 / (step * faster):,.1f} steps/s; if data were free, {1 / step:,.1f}",
-            f"headspace         {faster:.2f} x: so much faster the loop would run if data were free",
+            f"headspace         {faster:.2f} x: how much faster the loop would run if data were free",
         ]
     return "\n".join([*lines, "", verdict(found)])
 
 
 def verdict(found: Measured) -> str:
-    """What limits the loop, in a sentence or, for a loader of ours, a few."""
+    """What limits the loop, in a sentence; for a penstock loader, in a few."""
     if found.report:
         return found.report
     keeps_up = f"It keeps up with training steps of {time_of(_each_s(found.free))} or longer."
     if found.stepped is None:
-        return f"{keeps_up} Say how long yours are, to see what is lost: --step-ms"
+        return f"{keeps_up} To see what is lost, pass the duration of your training step: --step-ms"
     if found.stepped.stall_share >= 0.05:
         return f"data: the training step waits {found.stepped.stall_share:.0%} of the time. {keeps_up}"
     return f"training step: it waits for data only {found.stepped.stall_share:.1%} of the time, so a faster loader would not help."
@@ -220,14 +220,16 @@ def _boundary(found: Measured) -> str:
     loop = found.stepped if found.stepped is not None and found.stepped.epochs else found.free
     if not loop.epochs:
         return (
-            "not seen, because it can be read only once" if found.reads_once else "not seen: no epoch ended. Measure for longer: --seconds"
+            "not seen, because the loader can be read only once"
+            if found.reads_once
+            else "not seen, because no epoch ended. Measure for longer: --seconds"
         )
     first, others = loop.epoch_start_waits, loop.waits
     return f"{time_of(first.p50_s)} wait for the first batch of an epoch; {time_of(others.p50_s)} for any other ({first.count} seen)"
 
 
 def _each_s(loop: LoaderStatistics) -> float:
-    """Seconds for a batch."""
+    """Seconds per batch."""
     return (loop.elapsed_s - loop.first_wait_s) / max(1, loop.batches - 1)
 
 

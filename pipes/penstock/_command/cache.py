@@ -1,4 +1,4 @@
-"""What is in a folder of copies, in a few lines: what ``python -m penstock cache`` says."""
+"""The contents of a folder of copies in a few lines: the output of ``python -m penstock cache``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from penstock._streams.copies import CacheFolder
 
 
 def show(folder: str, clear: bool, out: TextIO, err: TextIO) -> int:
-    """Say what is there, and with ``clear`` remove what nobody uses; the exit code."""
+    """Print the contents, or with ``clear`` remove unused copies; returns the exit code."""
     if not os.path.isdir(folder):
-        print(f"penstock cache: {folder!r} is no folder.", file=err)
+        print(f"penstock cache: {folder!r} is not a folder.", file=err)
         return 2
     try:
         cache = CacheFolder(folder, 0)
@@ -22,14 +22,14 @@ def show(folder: str, clear: bool, out: TextIO, err: TextIO) -> int:
         print(f"penstock cache: {exc}", file=err)
         return 2
     if removed is not None:
-        print(f"removed {removed:,} copies that nobody used", file=out)
+        print(f"removed {removed:,} unused copies", file=out)
     readers = _readers([os.path.join(folder, name) for name in copies])
-    print(f"{len(copies):,} copies, {_size(sum(copies.values()))}; {parts:,} parts of others", file=out)
+    print(f"{len(copies):,} copies, {_size(sum(copies.values()))}; {parts:,} unfinished copies", file=out)
     asked = counts.hits + counts.fetches + counts.misses
     if asked:
         print(
-            f"{counts.hits:,} times a copy was there, {counts.fetches:,} were fetched ({_size(counts.fetched_bytes)}), "
-            f"{counts.misses:,} times there was no room; {counts.wait_ns / 1e9:,.1f} s of waiting for copies",
+            f"{counts.hits:,} hits, {counts.fetches:,} copies fetched ({_size(counts.fetched_bytes)}), "
+            f"{counts.misses:,} times no room; {counts.wait_ns / 1e9:,.1f} s spent waiting for copies",
             file=out,
         )
     for pid, number in sorted(readers.items()):
@@ -38,7 +38,7 @@ def show(folder: str, clear: bool, out: TextIO, err: TextIO) -> int:
 
 
 def _readers(paths: list[str]) -> dict[int, int]:
-    """How many of the files each process holds a lock on; only Linux tells."""
+    """How many of the files each process holds a lock on; available only on Linux."""
     try:
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""``python -m penstock bench --compare``: the same data inline, in threads, in processes and on Ray, and as it was given, each in a process of its own.
+"""``python -m penstock bench --compare``: the same data inline, in threads, in processes and on Ray, and with the given loader, each in a separate process.
 
-The candidates are all alive at once and take turns of a few seconds, so what else the machine does in the meantime falls on all of them.
-What the user's code prints goes to stderr.
+All candidates are alive at once and take turns of a few seconds, so other load on the machine affects all of them.
+Output printed by the user's code goes to stderr.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 5
 _ALIKE: Final = 0.95
-"""A candidate that delivers this share of the fastest one's samples is as good."""
+"""A candidate with at least this fraction of the fastest one's throughput counts as equally fast."""
 
 
 @final
 @dataclass(slots=True)
 class Candidate:
-    """One way to load the data, and what came of it.
+    """One way to load the data, and its results.
 
     Attributes:
         method: ``"given"``, ``"inline"``, ``"thread"``, ``"process"`` or ``"ray"``.
-        num_workers: How many there are.
-        name: In words.
-        error: Why it could not be measured, or an empty text.
+        num_workers: Number of workers.
+        name: A description.
+        error: Why it could not be measured; empty if it could.
         first_s: Seconds to its first batch.
-        rates: Samples per second, for each turn.
-        stalls: The share of the time that the loop waited, for each turn.
+        rates: Samples per second in each turn.
+        stalls: The fraction of the time that the loop waited, in each turn.
         memory: Bytes.
     """
 
@@ -62,10 +62,10 @@ def compare(target: str, seconds: float, step_s: float, num_workers: int | None,
 
     Args:
         target: See `built`.
-        seconds: For each candidate, all its turns together.
-        step_s: A training step; 0: none.
-        num_workers: For threads and processes; None: as many as the given loader has, or one for each CPU.
-        batch_size: If a dataset was given.
+        seconds: Per candidate, over all its turns.
+        step_s: Seconds for a training step; 0: none.
+        num_workers: Number of threads or processes; None: as many as the given loader has, or one per CPU.
+        batch_size: Batch size for a dataset.
 
     Raises:
         TargetError: There is nothing to compare.
@@ -81,7 +81,7 @@ def compare(target: str, seconds: float, step_s: float, num_workers: int | None,
         for child, kind in zip(ours, ("no workers", f"{workers} threads", f"{workers} processes", f"{workers} Ray workers"), strict=False):
             child.found.num_workers, child.found.name = workers * (child is not ours[0]), f"penstock, {kind}"
         children = [given, *ours] if measured else ours
-        for child in children:  # one after another, so that each start has the machine to itself
+        for child in children:  # one after another, so that each can start undisturbed
             found = child.found
             found.first_s = child.ask(_first, target, found.method, found.num_workers, batch_size) or 0.0
         for number in range(ROUNDS):
@@ -95,7 +95,7 @@ def compare(target: str, seconds: float, step_s: float, num_workers: int | None,
 
 
 def text_of(candidates: list[Candidate], step_s: float) -> str:
-    """The comparison as a table, and what to use."""
+    """The comparison as a table, with a recommendation."""
     width = max(len(one.name) for one in candidates)
     stall = f"{'stall':>8}" if step_s else ""
     lines = [f"{'':{width}}  {'samples/s':>12}  {'from-to':>19}{stall}  {'first batch':>12}  {'memory':>9}"]
@@ -111,7 +111,7 @@ def text_of(candidates: list[Candidate], step_s: float) -> str:
 
 
 def recommended(candidates: list[Candidate]) -> Candidate | None:
-    """The simplest of ours that is as fast as the fastest of ours; None if none could be measured."""
+    """The simplest penstock candidate that is as fast as the fastest one; None if none could be measured."""
     ours = [one for one in candidates if one.method != "given" and not one.error]
     fastest = max((median(one.rates) for one in ours), default=0.0)
     return next((one for one in ours if median(one.rates) >= _ALIKE * fastest), None)
@@ -130,17 +130,17 @@ def _advice(candidates: list[Candidate], step_s: float) -> Iterator[str]:
         alike = "as fast as" if _ALIKE <= ratio <= 1 / _ALIKE else f"{ratio:.2f} times as fast as"
         yield f"It is {alike} {one.name}."
     if step_s and median(best.stalls) >= 0.05:
-        yield f"The training step still waits {median(best.stalls):.0%} of the time: more workers, or less work for each sample."
+        yield f"The training step still waits {median(best.stalls):.0%} of the time. Use more workers, or do less work per sample."
     if best.method == "thread":
         yield "Threads share the global random generators: a dataset that draws from them must use penstock.sample().rng, or processes."
 
 
 @final
 class _Child:
-    """A process that measures one candidate, as it is asked to.
+    """A process that measures one candidate on request.
 
     Attributes:
-        found: What came of it so far.
+        found: The results so far.
     """
 
     def __init__(self, method: str) -> None:
@@ -150,10 +150,10 @@ class _Child:
         self._process = context.Process(target=_answer, args=(questions,))
         self._process.start()
         questions.close()
-        self.ask(os.getpid)  # once it has started, it is in nobody's way
+        self.ask(os.getpid)  # once it has started, it does not disturb the others
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``function`` returns there; None after an error, which `found` then has."""
+        """The result of ``function`` in that process; None after an error, which is then in `found`."""
         if self.found.error:
             return None
         try:
@@ -174,13 +174,13 @@ class _Child:
         self._process.join()
 
 
-# What a child does.
+# Functions that run in a child.
 
 _readers: list[Reader] = []
 
 
 def _answer(questions: Connection) -> None:
-    """Call what is asked for until the pipe is closed."""
+    """Answer requests until the pipe is closed."""
     os.dup2(2, 1)
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
@@ -199,16 +199,16 @@ def _answer(questions: Connection) -> None:
 
 
 def _described(target: str, batch_size: int) -> tuple[bool, bool, int, str]:
-    """Whether what was given is measured, whether there is a Ray cluster, how many workers it has, and its name."""
+    """Whether to measure the given object, whether there is a Ray cluster, how many workers it has, and its name."""
     given = built(target)
-    # 0 also for a loader that looks for their number itself, and has not begun.
+    # Also 0 for a loader that determines the number itself and has not started.
     nodes = [node for node in given.root.chain() if not getattr(node, "auto", False)] if isinstance(given, Loader) else [given]
     num_workers = max(getattr(node, "num_workers", 0) for node in nodes)
-    with_workers(given, 0, "thread", batch_size).close()  # refuses what cannot be compared
+    with_workers(given, 0, "thread", batch_size).close()  # raises if the target cannot be compared
     name = f"{type(given).__name__} as given, {f'{num_workers} processes' if num_workers else 'no workers'}"
     ray = sys.modules.get("ray")
     has_cluster = "RAY_ADDRESS" in os.environ or (ray is not None and ray.is_initialized())
-    return isinstance(given, DataLoader), has_cluster, num_workers, name  # a loader of ours is one of the others
+    return isinstance(given, DataLoader), has_cluster, num_workers, name  # a penstock loader equals one of the other candidates
 
 
 def _first(target: str, method: str, num_workers: int, batch_size: int) -> float:

@@ -1,4 +1,4 @@
-"""``python -m penstock state FILE``: a saved state in words. The file may come from anybody: nothing in it is unpickled or run."""
+"""``python -m penstock state FILE``: a saved state in words. The file is untrusted: nothing in it is unpickled or executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_VISITED: Final = 1_000_000
 _DEEPEST: Final = 50
 _LONGEST_JSON: Final = 2**28
 _BEFORE_JSON: Final = b" \t\r\n\0" + codecs.BOM_UTF8 + codecs.BOM_UTF16
-"""Some programs write JSON with a byte order mark, and Python reads it."""
+"""Some programs write JSON with a byte order mark, which Python reads with this encoding."""
 _ORDERS: Final = {
     "sequential": "in order",
     "shuffled": "shuffled",
@@ -35,7 +35,7 @@ _ORDERS: Final = {
     "lanes": "lanes of shards",
 }
 _OF_EPOCH_SIZE: Final = ("lanes", "mixed lanes")
-"""Orders of streams: their length is what the user says, ``epoch_size``."""
+"""Orders of streams: their length is the user's ``epoch_size``."""
 _KNOWN: Final = {"order", "length", "seed", "split", "batches_of", "dataset_length", "source", "groups"}
 
 
@@ -43,12 +43,12 @@ def explain_file(path: str, out: TextIO, err: TextIO) -> int:
     """Print what the states in a file say.
 
     Args:
-        path: A JSON file, or one of ``torch.save``: a state, or anything that holds states under any keys.
-        out: Where to print.
-        err: Where to say what is wrong.
+        path: A JSON file, or one written by ``torch.save``: a state, or anything that holds states under any keys.
+        out: Stream for the output.
+        err: Stream for errors.
 
     Returns:
-        The exit code: 0 if there is a state and each can be read, else 1; 2 if the file cannot be read.
+        The exit code: 0 if there is a state and each one can be read, else 1; 2 if the file cannot be read.
     """
     try:
         loaded = _loaded(path)
@@ -58,7 +58,7 @@ def explain_file(path: str, out: TextIO, err: TextIO) -> int:
     found = list(_found(loaded))
     if not found:
         print(
-            f"penstock state: {path} holds no state of penstock: nowhere in it is a dict with the key {KEY!r} and a text. Save what loader.state_dict() returns.",
+            f"penstock state: {path} contains no penstock state: nowhere in it is a dict with the key {KEY!r} and a string. Save what loader.state_dict() returns.",
             file=err,
         )
         return 1
@@ -67,7 +67,7 @@ def explain_file(path: str, out: TextIO, err: TextIO) -> int:
         print(f"{path}{f', at {place}' if place else ''}", file=out)
         try:
             lines = words(parsed(state))
-        except ValueError as exc:  # a StateError; or Python refuses to print a number of more than 4300 digits
+        except ValueError as exc:  # a StateError; or Python refuses to print a number with more than 4300 digits
             code = 1
             print(f"  damaged   {cut(str(exc), 1000)}", file=out)
         else:
@@ -79,10 +79,10 @@ def explain_file(path: str, out: TextIO, err: TextIO) -> int:
 
 
 def words(state: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a state says: pairs of a heading and a sentence.
+    """A state in words: pairs of a heading and a sentence.
 
     Args:
-        state: What ``parsed`` returns; anything may be inside.
+        state: The result of ``parsed``; its contents are untrusted.
     """
     settings, inner = state["settings"], state["state"]
     lines = [("where", _where(settings, inner))]
@@ -124,7 +124,7 @@ def _where(settings: dict[str, Any], state: Any) -> str:
         return "unknown: the state names no epoch"
     if source is None:
         return (
-            f"at the end of epoch {epoch}, before the loop has seen it: all of it was delivered. When this is loaded, the loop over epoch {epoch} is empty, so that the "
+            f"at the end of epoch {epoch}, before the loop has seen it: all of it was delivered. After loading, the loop over epoch {epoch} is empty, so that the "
             f"code after the loop runs, and then epoch {epoch + 1} begins"
         )
     position = source.get("position") if isinstance(source, dict) else None
@@ -137,13 +137,13 @@ def _where(settings: dict[str, Any], state: Any) -> str:
     origin = source.get("origin")
     begun = f". The epoch began with item {origin:,} of the stream" if isinstance(origin, int) and origin else ""
     if position == 0:
-        return f"at the start of epoch {epoch}: nothing of it was delivered{begun}"
+        return f"at the start of epoch {epoch}: nothing was delivered yet{begun}"
     if not isinstance(length, int) or not 0 < position <= length:
         return f"in epoch {epoch}, after {_count(position, unit)} of all ranks together{begun}"
     kept = source.get("left")  # at the end of an epoch of a stream
     kept = kept if isinstance(kept, int) and 0 < kept <= position == length else 0
-    left = f"{length - position:,} are left" if length > position else "none is left, and the loop has not seen the end"
-    left = f"the last {kept:,} begin the next epoch, and the loop has not seen the end" if kept else left
+    left = f"{length - position:,} are left" if length > position else "none is left, but the loop has not seen the end"
+    left = f"the last {kept:,} begin the next epoch, but the loop has not seen the end" if kept else left
     done = position - kept
     return f"in epoch {epoch}, after {done:,} of {_count(length, unit)} ({done / length:.1%}) of all ranks together; {left}{begun}"
 
@@ -154,15 +154,13 @@ def _of_nodes(state: Any) -> Iterator[tuple[str, str]]:
             ahead = len(state["delivered"])
             yield (
                 "ahead",
-                f"taken with in_order=False: {_count(ahead, 'later batches')} were delivered before older ones, and do not come again",
+                f"saved with in_order=False: {_count(ahead, 'later batches')} were delivered before older ones, and are not delivered again",
             )
         for name, what in (("iterable", "the iterable"), ("node", "the torchdata node")):
             if name in state:
                 yield (
                     "holds",
-                    f"the state of {what} itself"
-                    if state[name] is not None
-                    else f"no state of {what}: it is read again up to the position",
+                    f"the state of {what} itself" if state[name] is not None else f"no state of {what}: it is reread up to the position",
                 )
         state = state.get("source")
 
@@ -170,9 +168,9 @@ def _of_nodes(state: Any) -> Iterator[tuple[str, str]]:
 def _loads_on(state: Any) -> str:
     while isinstance(state, dict):
         if "rank" in state and "world_size" in state:
-            return f"rank {state['rank']} of {state['world_size']} only, which has saved it"
+            return f"only rank {state['rank']} of {state['world_size']}, which saved it"
         if "world_size" in state:
-            return f"any rank, of {state['world_size']} ranks"
+            return f"any rank, with {state['world_size']} ranks"
         state = state.get("source")
     return "any number of ranks and workers, with any batch size per rank"
 
@@ -182,7 +180,7 @@ def _count(n: Any, unit: str) -> str:
 
 
 def _found(loaded: Any) -> Iterator[tuple[str, Any]]:
-    """Every dict with our key and a text, and how to get there."""
+    """Every dict with our key and a string value, and the path to it."""
     waiting: list[tuple[str, Any, int]] = [("", loaded, 0)]
     seen: set[int] = set()
     while waiting and len(seen) < _MOST_VISITED:
@@ -206,7 +204,7 @@ def _key(key: Any) -> str:
 
 
 def _loaded(path: str) -> Any:
-    """The file's contents: JSON, or whatever ``torch.load`` gives without unpickling anything but tensors and plain data.
+    """The file's contents: JSON, or what ``torch.load`` returns without unpickling anything but tensors and plain data.
 
     Raises:
         StateError: It is neither.
@@ -214,13 +212,15 @@ def _loaded(path: str) -> Any:
     """
     if os.path.isdir(path):
         raise StateError(
-            f"{path} is a folder. If it is a checkpoint of torch.distributed.checkpoint, load that, and print(loader); otherwise name the file in it that holds the state."
+            f"{path} is a folder. If it is a checkpoint of torch.distributed.checkpoint, load it, and print(loader); otherwise pass the file in it that contains the state."
         )
     with open(path, "rb") as file:
         begin = file.read(64).lstrip(_BEFORE_JSON)[:1]
         if begin in (b"{", b"["):
             if os.path.getsize(path) > _LONGEST_JSON:
-                raise StateError(f"{path} is JSON of {os.path.getsize(path):,} bytes, and a state has less than a thousand. Cut it out.")
+                raise StateError(
+                    f"{path} is JSON of {os.path.getsize(path):,} bytes, but a state has less than a thousand. Extract the state from it."
+                )
             file.seek(0)
             try:
                 return json.loads(file.read())
@@ -229,11 +229,11 @@ def _loaded(path: str) -> Any:
     try:
         return torch.load(
             path, map_location="cpu", weights_only=True, mmap=begin == b"P"
-        )  # by the mark of a zip: tensors are then not read
+        )  # for zip files, recognized by their signature: tensors are then not read
     except OSError:
         raise
     except Exception as exc:
         raise StateError(
-            f"{path} is neither JSON nor a file of torch.save that holds tensors and plain data only ({type(exc).__name__}: {str(exc).splitlines()[0] if str(exc) else ''}). "
-            f"Other objects are not unpickled, because the file may come from anybody. Save the loader's state in a file of its own: json.dump(loader.state_dict(), file)."
+            f"{path} is neither JSON nor a torch.save file that contains only tensors and plain data ({type(exc).__name__}: {str(exc).splitlines()[0] if str(exc) else ''}). "
+            f"Other objects are not unpickled, because the file may be untrusted. Save the loader's state in a separate file: json.dump(loader.state_dict(), file)."
         ) from exc

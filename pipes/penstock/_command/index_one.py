@@ -1,4 +1,4 @@
-"""Write the index of one file, here or by parts on another machine."""
+"""Write the index of one file, here or in parts on another machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """What came of one file.
+    """The result for one file.
 
     Attributes:
-        path: The file's.
-        records: How many it has; None if that could not be found out.
+        path: Path of the file.
+        records: Its number of records; None if that could not be determined.
         is_new: Whether an index was written.
-        error: Why not, or an empty text.
+        error: Why not; empty if there was no error.
     """
 
     path: str
@@ -36,34 +36,34 @@ class Outcome(NamedTuple):
 
 
 def index_file(path: str, place: str) -> Outcome:
-    """Write the index of one file to ``place``, unless it is there and up to date."""
+    """Write the index of one file to ``place``, unless an up-to-date one exists."""
     found = looked_at(path, place)
     return found if isinstance(found, Outcome) else written(path, place, found, offsets_in(path, found))
 
 
 def looked_at(path: str, place: str) -> Outcome | Stamp:
-    """What came of a file that need not be read; the version to read of any other."""
+    """The result for a file that need not be read; for any other, the version to read."""
     try:
         format = format_of(path)
         if is_remote(place):
-            raise ValueError("an index cannot be written beside it. Say --index FOLDER.")
+            raise ValueError("an index cannot be written next to it. Pass --index FOLDER.")
         now = stamp(path)
         if now.size < 0:
-            raise ValueError("the server does not say how many bytes it has, so nobody can know whether all have come. Download it first.")
+            raise ValueError("the server does not report its size, so a truncated download could not be detected. Download the file first.")
         try:
             header = read_header(place)
             if header.kind == format.kind and header.stamp == now:
                 read_offsets(place, header)
                 return Outcome(path, header.records)
         except (FileNotFoundError, ValueError):
-            pass  # none, or one that is damaged
+            pass  # there is no index, or a damaged one
     except Exception as exc:
         return _failed(path, exc)
     return now
 
 
 def offsets_in(path: str, now: Stamp) -> np.ndarray | Outcome:
-    """Where the records of a file begin, and where the last one ends; how it failed, if it did."""
+    """Where the records of a file begin, and where the last one ends; or the failure."""
     try:
         with whole(path, now) as file:
             return format_of(path).offsets(file, path)
@@ -72,7 +72,7 @@ def offsets_in(path: str, now: Stamp) -> np.ndarray | Outcome:
 
 
 def written(path: str, place: str, now: Stamp, offsets: np.ndarray | Outcome) -> Outcome:
-    """What came of a file whose offsets are known."""
+    """The result for a file, once its offsets are known."""
     if isinstance(offsets, Outcome):
         return offsets
     try:
@@ -83,24 +83,24 @@ def written(path: str, place: str, now: Stamp, offsets: np.ndarray | Outcome) ->
 
 
 def _failed(path: str, exc: Exception) -> Outcome:
-    """A damaged file and a server fail in ways of their own, and the other files are to be indexed."""
+    """The result for a file that failed. Damaged files and servers raise errors of any type, and the other files must still be indexed."""
     return Outcome(path, error=str(exc) if isinstance(exc, OSError | EOFError | ValueError | ImportError) else describe(exc))
 
 
 def format_of(path: str) -> Format:
-    """How a file is read, by the end of its name.
+    """How to read a file, by its suffix.
 
     Raises:
-        ValueError: Nobody knows.
+        ValueError: The suffix is unknown.
     """
     name, indexed = bare(path).lower(), {suffix: format for suffix, (_, format) in all_formats().items() if format is not None}
     for suffix in (os.path.splitext(name)[1], os.path.splitext(name.removesuffix(compression(name)))[1]):
         if suffix in indexed:
             return indexed[suffix]
-    raise ValueError(f"the name must end in one of {', '.join(indexed)}, or in one of them and .gz, .zst, .xz or .bz2.")
+    raise ValueError(f"the name must end in one of {', '.join(indexed)}, optionally followed by .gz, .zst, .xz or .bz2.")
 
 
 def all_formats() -> dict[str, tuple[str, Format | None]]:
-    """The formats by what the names of their files end in: their name, and how they are indexed; None: they need no index."""
+    """The formats by file suffix: their name, and how they are indexed; None: they need no index."""
     modules = {name: import_module(getattr(formats, name).__module__) for name in formats.__all__}
     return {end: (name, getattr(module, "FORMAT", None)) for name, module in modules.items() for end in getattr(module, "SUFFIXES", ())}

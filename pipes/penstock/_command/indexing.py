@@ -1,4 +1,4 @@
-"""Write the indices of many files, in parallel: what ``python -m penstock index`` does."""
+"""Writes the indices of many files in parallel, for ``python -m penstock index``."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def index_files(paths: Iterable[str], folder: str | None, workers: int | Literal
     """Index files, except those whose index is up to date.
 
     Args:
-        paths: Paths or patterns; see `expanded`. Indices and folders among them are left out.
-        folder: Where to write the indices; None: beside the files.
-        workers: How many processes; None: as many as are worth it; ``"ray"``: what a Ray cluster has.
-        out: Where to say what was done, in one line.
-        err: Where to say what is wrong, in a line for each file; and how far it is: a bar if this is a terminal, else a line each ten seconds.
+        paths: Paths or patterns; see `expanded`. Indices and folders among them are skipped.
+        folder: Folder for the indices; None: next to the files.
+        workers: Number of processes; None: as many as are worthwhile; ``"ray"``: those of a Ray cluster.
+        out: Stream for a one-line summary.
+        err: Stream for errors, one line per file, and for the progress: a bar if this is a terminal, or else a line every ten seconds.
 
     Returns:
-        The exit code: 0 if every file has its index now, 1 if one has not, 2 if it is not clear which files are meant.
+        The exit code: 0 if every file now has its index, 1 if one does not, 2 if it is unclear which files are meant.
     """
     try:
         files = [path for path in expanded(paths) if not bare(path).endswith((SUFFIX, ".tmp")) and not os.path.isdir(path)]
@@ -68,7 +68,7 @@ def in_processes(todo: dict[str, str], workers: int | None) -> Iterator[Outcome]
         return
     context = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
     if context.get_start_method() == "forkserver":
-        context.set_forkserver_preload([__name__])  # torch is imported once, and not in each process
+        context.set_forkserver_preload([__name__])  # imports torch once instead of in every process
     with ProcessPoolExecutor(min(workers, len(todo)), context) as pool:
         largest_first = sorted(todo, key=lambda path: -sizes[path])
         waiting = {pool.submit(index_file, path, todo[path]): path for path in largest_first}
@@ -77,11 +77,11 @@ def in_processes(todo: dict[str, str], workers: int | None) -> Iterator[Outcome]
                 try:
                     yield future.result()
                 except BrokenProcessPool:
-                    yield Outcome(waiting[future], error="a process was killed, perhaps for lack of memory. Use fewer: --workers 1")
+                    yield Outcome(waiting[future], error="a process was killed, possibly for lack of memory. Use fewer: --workers 1")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
-                process.kill()  # one may be waiting for a disk that is gone, and the pool would wait for it
+                process.kill()  # it may be waiting for a disk that is gone, and the pool would wait for it
             raise
 
 
@@ -105,5 +105,5 @@ def _files(n: int) -> str:
 def _size(path: str) -> int:
     try:
         return stamp(path).size
-    except Exception:  # whatever a server raises, `index_file` says it
+    except Exception:  # `index_file` reports whatever a server raises
         return 0

@@ -1,4 +1,4 @@
-"""``python -m penstock index --ray``: the files are read where the cluster has room, and the indices are written here."""
+"""``python -m penstock index --ray``: the files are read wherever the cluster has room, and the indices are written here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock._streams.files import Stamp
 
 _AHEAD: Final = 2
-"""Files on their way for each CPU of the cluster, so that none waits for this process."""
+"""Files in flight per CPU of the cluster, so that no CPU waits for this process."""
 
 
 def _there(path: str, now: Stamp) -> np.ndarray | Outcome:
@@ -28,10 +28,10 @@ def _there(path: str, now: Stamp) -> np.ndarray | Outcome:
 
 
 def outcomes(todo: Mapping[str, str]) -> Iterator[Outcome]:
-    """What came of each file, as it is done. A task whose machine is lost is done again by Ray; a file whose version differs there is refused.
+    """The result for each file, as it completes. Ray retries a task whose machine is lost; a file whose version differs on that machine is refused.
 
     Args:
-        todo: Where the index of each file goes.
+        todo: The index path for each file.
     """
     ray = connected()
     read = ray.remote(_there)

@@ -1,4 +1,4 @@
-"""The memory of this process and of all that it has started."""
+"""The memory of this process and of all processes that it started."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 
 
 def memory_of_processes() -> tuple[int, int] | None:
-    """Bytes (PSS: what several processes share is divided among them) and the number of processes; None where the system does not tell (only Linux does)."""
+    """Bytes (PSS: memory shared by several processes is divided among them) and the number of processes; None where the system does not tell, which only Linux does."""
     parents: dict[int, int] = {}
     try:
         for name in os.listdir("/proc"):
             if name.isdigit():
-                with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:  # it may have ended
+                with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:  # the process may have ended
                     parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
         family = {os.getpid()}
         while grown := {pid for pid, parent in parents.items() if parent in family} - family:

@@ -1,4 +1,4 @@
-"""What ``module:factory`` on a command line names, and how a loader is rebuilt with other workers."""
+"""Resolves ``module:factory`` from a command line, and rebuilds a loader with other workers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class TargetError(Exception):
-    """The command line names nothing that can be measured; the message says what to write instead."""
+    """The command line does not name anything that can be measured; the message says what to write instead."""
 
 
 def built(target: str) -> Any:
-    """Call the factory that ``target`` names (``module:factory`` or ``path/to/file.py:factory``); an object that is not a function is returned as it is.
+    """Call the factory that ``target`` names (``module:factory`` or ``path/to/file.py:factory``); an object that is not a function is returned unchanged.
 
     Raises:
         TargetError: There is no such module, file or name.
@@ -45,10 +45,10 @@ def _of_file(path: str) -> Any:
         raise TargetError(f"there is no file {path!r}.")
     folder, file = os.path.split(os.path.realpath(path))
     name = file.removesuffix(".py")
-    sys.path.insert(0, folder)  # worker processes that are spawned get this path, and import the file by its name
+    sys.path.insert(0, folder)  # spawned worker processes inherit this path, and import the file by its name
     module = _module(name, path)
     if os.path.realpath(getattr(module, "__file__", None) or "") != os.path.join(folder, file):
-        raise TargetError(f"{path}: another module is called {name!r}, so worker processes could not import this file. Rename it.")
+        raise TargetError(f"{path}: there is another module called {name!r}, so worker processes could not import this file. Rename it.")
     return module
 
 
@@ -62,7 +62,7 @@ def _module(name: str, said: str) -> Any:
 
 
 def as_loader(given: Any, batch_size: int) -> Any:
-    """``given``, if it can be iterated; if it is a dataset that can only be read by index, a `Loader` over it, shuffled and without workers.
+    """``given``, if it is iterable; for a dataset that can only be read by index, a `Loader` over it, shuffled and without workers.
 
     Raises:
         TargetError: It is neither.
@@ -71,11 +71,11 @@ def as_loader(given: Any, batch_size: int) -> Any:
         return given
     if is_dataset(given):
         return with_workers(given, 0, "thread", batch_size)
-    raise TargetError(f"the factory returned an object of the class {type(given).__name__}, which cannot be iterated.")
+    raise TargetError(f"the factory returned an object of type {type(given).__name__}, which is not iterable.")
 
 
 def is_dataset(one: Any) -> bool:
-    """Whether this is data that is read by index, and no loader."""
+    """Whether this is a dataset that is read by index, not a loader."""
     kind = type(one)
     return hasattr(kind, "__getitem__") and hasattr(kind, "__len__") and (kind in (list, tuple) or not hasattr(kind, "__iter__"))
 
@@ -84,10 +84,10 @@ def with_workers(given: Any, num_workers: int, method: Any, batch_size: int) -> 
     """A `Loader` over the same data in the same batches, with other workers.
 
     Args:
-        given: A `Loader` that has not started, and whose graph the new one takes over; a ``DataLoader``; or a map-style dataset.
+        given: A `Loader` that has not started, whose graph the new one takes over; a ``DataLoader``; or a map-style dataset.
         num_workers: 0 loads inline.
         method: ``"thread"``, ``"process"`` or ``"ray"``.
-        batch_size: For a dataset.
+        batch_size: Batch size for a dataset.
 
     Raises:
         TargetError: It is something else, or its data is not read by index.
@@ -99,20 +99,20 @@ def with_workers(given: Any, num_workers: int, method: Any, batch_size: int) -> 
                 mapper: Node[Any] = ParallelMapper(node.source, node.map_fn, num_workers, node.in_order, method)
                 if downstream is None:
                     return Loader(mapper)
-                downstream._source = mapper  # what else the graph does with a batch is measured too
+                downstream._source = mapper  # later stages of the graph are measured too
                 return Loader(given.root)
             downstream = node
-        raise TargetError("this Loader has no ParallelMapper, so there are no workers to compare.")
+        raise TargetError("this Loader has no workers to compare, because its graph has no ParallelMapper.")
     if isinstance(given, DataLoader):
         if isinstance(given.dataset, IterableDataset):
             raise TargetError(
-                f"{type(given.dataset).__name__} is an IterableDataset, which penstock reads in one process: there is nothing to compare."
+                f"{type(given.dataset).__name__} is an IterableDataset, which penstock reads in one process, so there is nothing to compare."
             )
         return Loader.from_dataset(given.dataset, **_words(given), num_workers=num_workers, method=method)
     if is_dataset(given):
         return Loader.from_dataset(given, batch_size, True, num_workers=num_workers, method=method)
     raise TargetError(
-        f"--compare takes a penstock.Loader, a DataLoader or a map-style dataset, and an object of the class {type(given).__name__} came."
+        f"--compare takes a penstock.Loader, a DataLoader or a map-style dataset, not an object of type {type(given).__name__}."
     )
 
 

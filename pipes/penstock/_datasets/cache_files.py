@@ -8,8 +8,8 @@ A cache is two files: named files in a folder, or unnamed ones in memory. In a f
 
 A hit reads two mappings: no lock, no system call. A miss is safe even if its process is killed at any point:
 
-- One ``write`` with ``O_APPEND`` appends the record, so the kernel assigns it a place that nobody else writes to. The 8 bytes of the index
-  are written afterwards, and only they make the sample part of the cache. Nothing ever points to a record that was cut short.
+- One ``write`` with ``O_APPEND`` appends the record, so the kernel assigns it a place that no other process writes to. The 8 bytes of the index
+  are written afterwards, and only they make the sample part of the cache. Nothing ever points to a truncated record.
 - A thread that loads sample *i* locks byte *i* of the data. The lock belongs to a file opened for this one miss (Linux's "open file
   description lock"), so it excludes other threads as well as other processes, and the kernel releases it if its holder dies.
 - A process checks the CRC of a record the first time it reads it. A sample that fails the check counts as not cached.
@@ -96,7 +96,7 @@ class Files:
             raise
         except Exception as error:
             raise ValueError(
-                f"sample {place} in the cache {self._folder} cannot be read, though its checksum is right ({error}). If nothing else helps, delete the folder."
+                f"sample {place} in the cache {self._folder} cannot be decoded, although its checksum is correct ({error}). If the cause is not clear, delete the folder."
             ) from error
 
 
@@ -120,7 +120,7 @@ class Claim:
     def write(self, place: int, record: bytes) -> None:
         """Append ``record`` to the data, then make the index point to it."""
         if len(record) > _AT_MOST:
-            raise OSError(errno.EFBIG, f"a sample may have at most {_AT_MOST} bytes")
+            raise OSError(errno.EFBIG, f"a cached sample may have at most {_AT_MOST} bytes")
         if (written := os.write(self._data, record)) < len(record):
             os.write(self._data, record[written:])  # to get the error that explains the short write
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -157,7 +157,7 @@ def _flock(kind: int, start: int, nbytes: int) -> bytes:
 
 def in_memory(length: int) -> Files:
     if not os.path.isdir(_OPEN):
-        raise ValueError("a cache without a path needs anonymous memory that only Linux has (and shows in /proc). Give a path.")
+        raise ValueError("a cache without a path needs anonymous memory, which only Linux has (and shows in /proc). Give a path.")
     index = create(_ENTRY.size * length)
     try:
         data = create(0)
@@ -172,7 +172,7 @@ def for_child(fd: int) -> Any:
     from multiprocessing import context, reduction
 
     if context.get_spawning_popen() is None:  # type: ignore[attr-defined,unused-ignore]
-        raise TypeError("a cache without a path belongs to this process and those that it starts, so it cannot be pickled. Give a path.")
+        raise TypeError("a cache without a path belongs to this process and its children, so it cannot be pickled. Give a path.")
     return reduction.DupFd(fd)
 
 
@@ -197,7 +197,7 @@ def in_folder(folder: str, identity: dict[str, Any]) -> Files:
                 raise _damaged(folder, f"{name} is missing") from None
             opened.callback(os.close, fds[-1])
         if (nbytes := os.fstat(fds[0]).st_size) != _ENTRY.size * identity["length"]:
-            raise _damaged(folder, f"{_INDEX} has {nbytes} bytes, not {_ENTRY.size * identity['length']}")
+            raise _damaged(folder, f"{_INDEX} has {nbytes} bytes instead of {_ENTRY.size * identity['length']}")
         opened.pop_all()
     return Files(fds[0], fds[1], identity["length"], folder)
 
@@ -214,7 +214,7 @@ def _make(folder: str, identity: dict[str, Any]) -> None:
         if os.fstat(fd).st_size:
             raise _damaged(folder, f"{_HEAD} is missing")
         new_file = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        for name in (index, f"{head}.new"):  # what another process left, or a link to a file that is not ours
+        for name in (index, f"{head}.new"):  # left behind by another process, or a link to a file that is not ours
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
         with open(open_own(index, new_file), "wb") as empty:
@@ -231,7 +231,7 @@ def _make(folder: str, identity: dict[str, Any]) -> None:
 def _compare(folder: str, identity: dict[str, Any]) -> None:
     try:
         with open(open_own(os.path.join(folder, _HEAD), os.O_RDONLY), encoding="utf-8") as text:
-            found = json.loads(text.read(8 * len(json.dumps(identity, indent=1)) + 2**20))  # what is longer is another one, or has no end
+            found = json.loads(text.read(8 * len(json.dumps(identity, indent=1)) + 2**20))  # anything longer is another file, or endless
         identity = as_known_then(identity, found, folder)
         theirs = {key: found[key] for key in identity}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -255,11 +255,11 @@ def identity_of(dataset: Any, fingerprint: Any) -> dict[str, Any]:
 
 
 def as_known_then(identity: dict[str, Any], found: dict[str, Any], path: str) -> dict[str, Any]:
-    """``identity`` without the names of the shards, if they were not saved yet when ``found`` was written."""
+    """``identity`` without the shard names if ``found`` was written before those were saved."""
     if SHARD_NAMES not in identity or SHARD_NAMES in found:
         return identity
     _logger.warning(
-        "%s was written by an older version of penstock, which did not save the names of the shards: make sure that they are the same.",
+        "%s was written by an older version of penstock, which did not save the names of the shards: make sure that they are unchanged.",
         path,
     )
     return {key: value for key, value in identity.items() if key != SHARD_NAMES}

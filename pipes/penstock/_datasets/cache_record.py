@@ -1,4 +1,4 @@
-"""The samples of a cache as bytes: their arrays, one after another, then their structure as JSON, and a checksum. Pure."""
+"""The samples of a cache as bytes: their arrays in sequence, then their structure as JSON, and a checksum. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOOTER = struct.Struct("=QQII")  # sample, bytes of arrays, bytes of JSON, CRC-3
 
 
 class NotCacheable(Exception):
-    """A sample cannot be cached; the argument says which part of it, and why."""
+    """A sample cannot be cached; the argument names the part of it and the reason."""
 
 
 def record_of(place: int, value: Any) -> bytes:
@@ -44,14 +44,14 @@ def is_record(memory: memoryview, end: int, place: int) -> bool:
 
 
 def value_at(memory: memoryview, end: int) -> Any:
-    """A copy of the sample whose record ends at ``end``. The record may hold anything: it is data from a folder that others can write to.
+    """A copy of the sample whose record ends at ``end``. The record is untrusted: others can write to the folder.
 
     Raises:
-        Exception: It makes no sense.
+        Exception: The record is invalid.
     """
     foot = end - FOOTER.size
     _, arrays, structure, _ = FOOTER.unpack_from(memory, foot)
-    text = str(memory[foot - structure : foot], "ascii")  # of bytes, `json` would guess an encoding, and import it
+    text = str(memory[foot - structure : foot], "ascii")  # given bytes, `json` would guess an encoding, and import it
     parsed = _parsed(text) if structure <= _SHORT else json.loads(text)
     return _Reader(memory[foot - structure - arrays : foot - structure]).value(parsed)
 
@@ -107,7 +107,7 @@ def _bytes_of(tensor: torch.Tensor, where: str) -> Any:
 
 
 def _round_trips(value: Any) -> bool:
-    """Whether the dtype's name describes it fully; that of a structured dtype does not."""
+    """Whether the dtype's name describes it completely, which is not so for structured dtypes."""
     try:
         again = np.dtype(value.dtype.str)
     except TypeError:
@@ -129,7 +129,7 @@ class _Reader:
         self._at = end = start + nbytes
         found = self._memory[start:end]
         if len(found) != nbytes:
-            raise ValueError(f"an array of {nbytes!r:.80} bytes is not in it")
+            raise ValueError(f"it does not contain an array of {nbytes!r:.80} bytes")
         return found
 
     def _array(self, dtype: str, shape: Any, nbytes: int) -> np.ndarray:
@@ -162,18 +162,18 @@ class _Reader:
                 return np.str_(text)
             case ["complex", real, imag]:
                 return complex(real, imag)
-        raise ValueError(f"{node!r:.80} describes nothing")
+        raise ValueError(f"{node!r:.80} does not describe a value")
 
 
-_parsed = functools.lru_cache(1024)(json.loads)  # most datasets have samples of one structure
+_parsed = functools.lru_cache(1024)(json.loads)  # most datasets have samples of a single structure
 _SHORT = 512  # keep JSON up to this many bytes parsed; that is a few MB at most
-_PLAIN = re.compile(r"[<>|][biufcSUV]\d+|[<>][mM]8(\[\d*\w+\])?", re.ASCII)  # `dtype.str` of whatever holds no pointers
+_PLAIN = re.compile(r"[<>|][biufcSUV]\d+|[<>][mM]8(\[\d*\w+\])?", re.ASCII)  # `dtype.str` of dtypes without pointers
 
 
 @functools.lru_cache(64)
 def _plain_dtype(name: str) -> np.dtype[Any]:
     if not _PLAIN.fullmatch(name):
-        raise ValueError(f"{name!r:.80} is no dtype that a cache holds")
+        raise ValueError(f"{name!r:.80} is not a dtype that a cache can hold")
     return np.dtype(name)
 
 
@@ -184,7 +184,7 @@ def _checked(made: Any, shape: Any, nbytes: int) -> Any:
 
 
 def _named(module: str, name: str) -> Any:
-    """What lies under that name in a module already imported, or in a class there. No attribute is asked for: that could run code, or import."""
+    """The object of that name in an imported module, or in a class there. Reads no attribute, because that could run code or import a module."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         inside = [vars(kind)["__dict__"].__get__(found) for kind in (ModuleType, type) if issubclass(type(found), kind)]
@@ -196,7 +196,7 @@ def _named_tuple_class(module: str, name: str, fields: tuple[str, ...]) -> Any:
     found = _named(module, name)
     if not (issubclass(type(found), type) and issubclass(found, tuple) and getattr(found, "_fields", None) == fields):
         raise ValueError(
-            f"the cache holds named tuples {module}.{name}({', '.join(fields)}), and this process has no such class. Import {module} first; if "
+            f"the cache holds named tuples {module}.{name}({', '.join(fields)}), but this process has no such class. Import {module} first; if "
             f"the class has changed, delete the cache."
         )
     return found
@@ -204,10 +204,10 @@ def _named_tuple_class(module: str, name: str, fields: tuple[str, ...]) -> Any:
 
 _NAMED_BEFORE = {
     "__mp_main__": "__main__",  # a spawned process imports the main script under this name
-    "penstock.formats._tokens": "penstock._streams.tokens",  # where the class was when the first caches were written
+    "penstock.formats._tokens": "penstock._streams.tokens",  # the location of the class when the first caches were written
 }
 
 
 def module_of(kind: type) -> str:
-    """The module of a class, as files name it."""
+    """The module of a class, under the name used in cache files."""
     return _NAMED_BEFORE.get(kind.__module__, kind.__module__)

@@ -1,4 +1,4 @@
-"""Cached: loads each sample of a dataset once, then reads it from memory that all processes of this host share."""
+"""Cached: loads each sample of a dataset once, then reads it from memory shared by all processes of this host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cached(Shown):
 
     A sample consists of dicts, lists, tuples and named tuples that hold CPU tensors, NumPy arrays and scalars, numbers, ``str``, ``bytes``,
     ``bool`` and None. Every sample may have its own shape. It comes back with the same types, dtypes, shapes and bits, as the caller's own
-    copy, with contiguous arrays and tensors. Any other type is refused; nothing is pickled.
+    copy, with contiguous arrays and tensors. Other types are refused; nothing is pickled.
 
     Apply random augmentation to what the cache returns: inside the cache it would be drawn once and then reused in every epoch. A sample
     that draws from `penstock.sample()` is refused. One that draws from the global generators causes a warning.
@@ -43,16 +43,16 @@ class Cached(Shown):
     Guarantees: Any number of processes and threads may fill and read a cache at once. A sample is cached completely or not at all, even if
     a process is killed while writing it. On Linux one thread of one process loads a sample while the others wait, and it is loaded again
     only if that thread failed or its process died. Elsewhere, or on a file system without locks, two threads that request a sample at the
-    same time may both load it. After a power failure samples may be missing and are loaded again: nothing waits for the disk. The CRC-32
-    (ISO 3309) exposes a record that did not reach the disk or is damaged; such a record is logged.
+    same time may both load it. The cache does not wait for the disk, so after a power failure samples may be missing; they are loaded again. The CRC-32
+    (ISO 3309) detects a record that did not reach the disk or is damaged; such a record is logged.
 
     Args:
-        dataset: Has ``__getitem__`` and ``__len__``, and no ``set_epoch``. If it has ``__getitems__``, that is used.
+        dataset: Has ``__getitem__`` and ``__len__``, and no ``set_epoch``. If it has ``__getitems__``, that is used instead.
         path: A folder for the files. It is created if missing, kept between runs, and shared by all processes of this host that get the same
             path. Only one host may use it at a time. None (Linux only): unnamed memory, shared by this process and those that it starts,
-            and freed with the last of them.
-        fingerprint: Any JSON value. Together with the dataset's type and length, and the names of its files if it is `Shards`, it identifies the contents of
-            the folder. Change it when the files are rewritten.
+            and freed when the last of them ends.
+        fingerprint: Any JSON value. It identifies the contents of the folder together with the dataset's type and length, and the names of its files if it is `Shards`.
+            Change it when the files are rewritten.
 
     Attributes:
         dataset: The dataset that is cached.
@@ -66,7 +66,9 @@ class Cached(Shown):
     __module__ = "penstock"
 
     def __init__(self, dataset: Any, path: str | os.PathLike[str] | None = None, *, fingerprint: Any = None) -> None:
-        check_read_once(dataset, "Cached", "Cache the part that does not change, and let the dataset that does change read from the cache.")
+        check_read_once(
+            dataset, "Cached", "Cache the part that does not change, and let a dataset that changes with the epoch read from the cache."
+        )
         if not len(dataset):
             raise ValueError(
                 f"{type(dataset).__name__} is empty (its length is 0), so there is nothing to cache. Check where it looks for its files."
@@ -86,11 +88,11 @@ class Cached(Shown):
         return self._length
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
-        """The order that the dataset brings; see `OrderedDataset`."""
+        """The dataset's own order; see `OrderedDataset`."""
         order = dataset_order(self.dataset, shuffle=shuffle, seed=seed)
         if isinstance(order, ContinuingOrder):
             raise TypeError(
-                f"{type(self.dataset).__name__} is a stream without end, and a cache has {len(self)} samples. Pass it to Loader.from_dataset as it is, or count its shards."
+                f"{type(self.dataset).__name__} is an endless stream, but this cache holds {len(self)} samples. Pass the stream itself to Loader.from_dataset, or count its shards."
             )
         return order
 
@@ -122,16 +124,16 @@ class Cached(Shown):
         return int(np.count_nonzero(self._opened().entries))
 
     def fill(self, *, num_workers: int = 0, method: Literal["thread", "process"] = "process") -> None:
-        """Load every sample that is not cached yet, so that no epoch has to. A terminal shows how far that is, else the log does each ten seconds.
+        """Load every sample that is not cached yet, so that no epoch has to. Progress is shown on a terminal, or else logged every ten seconds.
 
-        Without it the first epoch fills the cache. Several processes may fill a cache at once; they share the work.
+        Without this call, the first epoch fills the cache. Several processes may fill a cache at once; they share the work.
 
         Args:
             num_workers: Worker threads or processes that load the samples; 0 loads them in this thread.
             method: ``"process"`` or ``"thread"``.
 
         Raises:
-            Exception: See `__getitem__`. What was cached before stays.
+            Exception: See `__getitem__`. Samples cached before the error stay cached.
         """
         missing = np.flatnonzero(np.asarray(self._opened().entries) == 0)
         what = f"caching {self._identity['dataset']}"
@@ -177,8 +179,8 @@ class Cached(Shown):
         return found
 
     def _claimed(self, claim: Claim, places: list[int]) -> dict[int, Any]:
-        """The samples at those of ``places`` that nobody else holds."""
-        # Apart from the `with`: Ctrl-C at a loop's jump in there could skip the release (python/cpython#130279).
+        """The samples at those of ``places`` that no other thread or process holds."""
+        # Not inside the `with`: Ctrl-C at a loop's jump in there could skip the release (python/cpython#130279).
         found = {place: claim.files.read(place) for place in places if claim.take(place, wait=False)}
         missing = [place for place, one in found.items() if one is ABSENT]
         return found | {place: self._stored(claim, place, one) for place, one in zip(missing, self._gathered(missing), strict=True)}
@@ -188,9 +190,9 @@ class Cached(Shown):
         found = {place: files.read(place) for place in dict.fromkeys(places)}
         missing = [place for place, one in found.items() if one is ABSENT]
         if missing:
-            with Claim(files) as claim:  # only what nobody holds: waiting while holding claims could deadlock
+            with Claim(files) as claim:  # claims only what is free, because waiting while holding claims could deadlock
                 found |= self._claimed(claim, missing)
-        # An index that comes twice gives two copies. Samples that others are loading we wait for one by one, holding no claim.
+        # A repeated index gives two copies. Samples that others are loading are awaited one by one, without holding a claim.
         taken = [found.pop(place, ABSENT) for place in places]
         return [self[place] if one is ABSENT else one for place, one in zip(places, taken, strict=True)]
 
@@ -201,7 +203,7 @@ class Cached(Shown):
             return list(samples_in(self.dataset, self.dataset.__getitems__(places), len(places), "or remove __getitems__"))
 
     def _stored(self, claim: Claim, place: int, value: Any) -> Any:
-        """Write the sample, and return what every later read returns, so that the first epoch is like the others."""
+        """Write the sample, and return what later reads will return, so that the first epoch is like the others."""
         if claim.files.entries[place]:
             _logger.warning("sample %d in the cache %s was damaged and was loaded again.", place, self._path)
         try:
@@ -218,18 +220,18 @@ class Cached(Shown):
             raise OSError(
                 error.errno,
                 f"sample {place} could not be written to the cache in {self._path or 'memory'} ({error.strerror}): it needs {len(record)} bytes, "
-                f"and {free} are free. Make room, or cache fewer samples (torch.utils.data.Subset); the samples cached so far stay usable",
+                f"but {free} are free. Make room, or cache fewer samples (torch.utils.data.Subset); the samples cached so far stay usable",
             ) from error
         return value_at(memoryview(record), len(record))
 
 
 _AT_ONCE: Final = 16
-"""Samples that a worker caches before it says so."""
+"""How many samples a worker caches between two progress reports."""
 
 
 @final
 class _Filling:
-    """Loading sample k of this caches one, and gives nothing back."""
+    """A dataset whose item k caches the k-th missing sample; it returns no data."""
 
     def __init__(self, cached: Cached, places: np.ndarray) -> None:
         self._cached = cached

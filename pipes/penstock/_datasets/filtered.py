@@ -1,4 +1,4 @@
-"""filtered: the samples of a dataset for which a predicate holds."""
+"""filtered: the samples of a dataset that satisfy a predicate."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ def filtered(
 ) -> Subset[Any]:
     """The samples of ``dataset`` for which ``predicate(sample)`` is true, in their order, as a ``Subset``.
 
-    Every sample is loaded once, here and now (a terminal shows how far that is, else the log does each ten seconds); on several ranks, by each of them, unless the file ``cache`` is there. Unlike a filter that runs while
-    samples are loaded, the result has a length, and its order, its ranks and its states are those of any dataset. It brings no order of its own.
+    Every sample is loaded once, during this call, on every rank, unless the file ``cache`` exists. Progress is shown on a terminal, or else logged every ten seconds. Unlike a filter that runs
+    during loading, the result has a length, and its order, sharding and states work as for any dataset. It has no order of its own.
 
     Args:
         dataset: Map-style.
-        predicate: A function of one sample, as the dataset gives it in epoch 0, that returns a bool. Worker processes get it once.
-        cache: A file to keep the result in. It is bound to the dataset's type and length, to the names of its files if it is `Shards`, to its ``settings()`` if it has that method, to its fingerprint
-            (``_fingerprint``) if it is one of Hugging Face's, and to the predicate: its name, and the values that a ``functools.partial`` or an object
-            holds. Delete the file when you change what the predicate does, or what the dataset's files hold.
+        predicate: A function of one sample, as the dataset returns it in epoch 0, that returns a bool. It is sent to worker processes once.
+        cache: A file for the result. It is bound to the dataset's type and length, to the names of its files if it is `Shards`, to its ``settings()`` if it has that method, to the fingerprint
+            (``_fingerprint``) of a Hugging Face dataset, and to the predicate: its name, and the values held by a ``functools.partial`` or an object.
+            Delete the file when the predicate's code or the contents of the dataset's files change.
         num_workers: Worker threads or processes that load the samples; 0 loads them in this thread.
         method: ``"process"`` or ``"thread"``.
 
     Raises:
-        TypeError: The dataset cannot be read by index, or ``predicate`` returned something that is no bool.
-        ValueError: Nothing is kept; ``dataset`` is a `Mix`, or changes with the epoch; the file is of another dataset or predicate, or damaged; with
-            ``cache``, the predicate is a lambda or a function inside another, which has nothing to be told apart by.
+        TypeError: The dataset cannot be read by index, or ``predicate`` did not return a bool.
+        ValueError: No sample is kept; ``dataset`` is a `Mix` or changes with the epoch; the file belongs to another dataset or predicate, or is damaged; or, with
+            ``cache``, the predicate is a lambda or a nested function, which cannot be identified.
     """
     name = f"{getattr(predicate, '__module__', '?')}.{getattr(predicate, '__qualname__', type(predicate).__qualname__)}"
     if not callable(predicate):
-        raise TypeError(f"predicate must be a function of one sample, and {predicate!r:.80} cannot be called.")
+        raise TypeError(f"predicate must be a function of one sample, but {predicate!r:.80} is not callable.")
     if isinstance(dataset, Mix):
-        raise ValueError("keeping samples of a Mix would lose its weights. Filter each of its sources, and mix those.")
-    check_read_once(dataset, "filtered", "Filter what does not change.")
+        raise ValueError("filtering a Mix would lose its weights. Filter each of its sources, and mix the results.")
+    check_read_once(dataset, "filtered", "Filter a dataset that does not change.")
 
     def compute() -> Int64s:
         found = _judged(dataset, predicate, name, num_workers, method)
@@ -78,9 +78,9 @@ def filtered(
 
     kept = compute() if cache is None else _saved(os.fspath(cache), _identity(dataset, predicate, name), compute)
     if len(kept) and not 0 <= kept.min() <= kept.max() < len(dataset):
-        raise ValueError(f"{cache} is damaged: it holds indices that no sample has. Delete it.")
+        raise ValueError(f"{cache} is damaged: it holds indices outside the dataset. Delete it.")
     _logger.info(f"{name} keeps {len(kept)} of the {len(dataset)} samples of {type(dataset).__name__}")
-    return Subset(dataset, array("q", kept.astype(np.int64).tobytes()))  # 8 bytes each, and an int to whoever asks
+    return Subset(dataset, array("q", kept.astype(np.int64).tobytes()))  # 8 bytes per index, returned as an int
 
 
 filtered.__module__ = "penstock"
@@ -90,14 +90,14 @@ def _judged(dataset: Any, predicate: Any, name: str, num_workers: int, method: A
     order, judge = SequentialOrder(len(dataset)), _Judge(predicate, name)
     words = {"order": order, "transform": judge, "collate_fn": _mask, "num_workers": num_workers, "method": method}
     try:
-        return np.flatnonzero(np.concatenate([np.zeros(0, bool), *one_pass(dataset, _BATCH_SIZE, f"asking {name}", **words)]))
+        return np.flatnonzero(np.concatenate([np.zeros(0, bool), *one_pass(dataset, _BATCH_SIZE, f"filtering by {name}", **words)]))
     finally:
         close_shards(dataset)
 
 
 @final
 class _Judge:
-    """Whether a sample is to be kept."""
+    """Whether to keep a sample."""
 
     def __init__(self, predicate: Any, name: str) -> None:
         self._predicate = predicate
@@ -121,29 +121,29 @@ def _identity(dataset: Any, predicate: Any, name: str) -> dict[str, Any]:
         holds = f"{zlib.crc32(pickle.dumps(predicate, 5)):08x}"
     except Exception as exc:
         raise ValueError(
-            f"cache= needs a predicate that can be told from another one, but {name} cannot be pickled ({exc}). Use a function at the top of a module, a "
-            f"functools.partial of one, or an object; or leave cache out."
+            f"cache= needs a predicate that can be identified, but {name} cannot be pickled ({exc}). Use a module-level function, a "
+            f"functools.partial of one, or an object; or drop cache=."
         ) from exc
     method = getattr(dataset, "settings", None)
     settings = None
     if callable(method):
-        with contextlib.suppress(TypeError, ValueError):  # a method of that name that has nothing to do with us
+        with contextlib.suppress(TypeError, ValueError):  # an unrelated method of that name
             settings = json.loads(json.dumps(method()))
     return {"kept by": name, "predicate": holds, **identity_of(dataset, getattr(dataset, "_fingerprint", None)), "settings": settings}
 
 
-# The file of `cache`: a line of JSON that says what it was computed from, filled up with spaces to a multiple of `_ALIGN`, and then int64,
-# little-endian. It is renamed into place once it is complete, so any number of processes may write it at once. It is mapped, so all ranks and workers of a
-# machine share one copy of what may be a billion indices.
+# The file of `cache`: a line of JSON that says what it was computed from, padded with spaces to a multiple of `_ALIGN`, then int64 values,
+# little-endian. It is renamed into place once complete, so any number of processes may write it at once. It is mapped, so all ranks and workers of a
+# host share one copy of up to a billion indices.
 
 _ALIGN = 64
 
 
 def _saved(path: str, identity: dict[str, Any], compute: Callable[[], Int64s]) -> Int64s:
-    """The array in the file at ``path``; computed and written if there is none.
+    """The array in the file at ``path``; computed and written if the file does not exist.
 
     Raises:
-        ValueError: The file is damaged, or holds something else; names the differences.
+        ValueError: The file is damaged or holds something else; the message lists the differences.
         OSError: The file cannot be read or written.
     """
     if not os.path.exists(path):
@@ -158,14 +158,14 @@ def _opened(path: str, identity: dict[str, Any]) -> Int64s:
         head = json.loads(line.decode())
         theirs, count, crc = dict(head["of"]), operator.index(head["count"]), head["crc"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a file of penstock's, or damaged. Delete it, or give another path.") from error
+        raise ValueError(f"{path} was not written by penstock, or is damaged. Delete it, or give another path.") from error
     ours = as_known_then(json.loads(json.dumps(identity)), theirs, path)
     if theirs != ours:
         keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
         changed = "; ".join(f"{key} was {theirs.get(key)!r:.80} and is {ours.get(key)!r:.80}" for key in keys)
-        raise ValueError(f"{path} was computed from something else: {changed}. Delete it, or give another path.")
+        raise ValueError(f"{path} was computed from other inputs: {changed}. Delete it, or give another path.")
     if os.path.getsize(path) != len(line) + 8 * count:
-        raise ValueError(f"{path} has {os.path.getsize(path)} bytes, not {len(line) + 8 * count}: it is damaged. Delete it.")
+        raise ValueError(f"{path} has {os.path.getsize(path)} bytes instead of {len(line) + 8 * count}: it is damaged. Delete it.")
     numbers = np.memmap(path, "<i8", "r", len(line), (count,)) if count else np.empty(0, np.int64)
     if zlib.crc32(numbers.data) != crc:
         raise ValueError(f"{path} is damaged: its checksum is wrong. Delete it.")

@@ -1,4 +1,4 @@
-"""Mix: several datasets as one, each drawn from by its weight."""
+"""Mix: several datasets as one, sampled by weight."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """What a mix takes from one source.
+    """How much a mix takes from one source.
 
     Attributes:
         items: The expected number of items; the actual one is within a few of it.
-        passes: How often the source is repeated: items divided by its length. Not a number in a mix with streams.
+        passes: How often the source is repeated: items divided by its length. NaN in a mix with streams.
     """
 
     items: float
@@ -39,28 +39,28 @@ class Share(NamedTuple):
 class Mix(Shown, ConcatDataset[Any]):
     """Several map-style datasets, mixed by weight. Pass it to `Loader.from_dataset` like any dataset.
 
-    As a dataset it is the concatenation of its sources, sorted by name. It brings its own order, a `MixOrder`: an endless sequence with exact shares, cut
-    into epochs. Each epoch continues every source where the last one left it. With ``shuffle=True`` each pass over a source is shuffled anew, by a seed
-    made from the loader's seed and the source's name; a source that brings its own order keeps it. While a sample loads,
+    As a dataset it is the concatenation of its sources, sorted by name. It has its own order, a `MixOrder`: an endless sequence with exact shares, cut
+    into epochs. Each epoch continues every source where the previous epoch left it. With ``shuffle=True`` each pass over a source is reshuffled with a seed
+    derived from the loader's seed and the source's name; a source with its own order keeps it. While a sample loads,
     ``penstock.sample().source`` is the name of its source.
 
-    A source may be a stream: `Shards` that are not counted. Then each lane of the mix mixes by itself (see `InterleavedMixOrder`), ``epoch_size`` is needed, and an
-    epoch goes on where the one before was left. The lanes of every stream must divide those of the stream with most.
+    A source may be a stream, that is, `Shards` without counts. Then each lane of the mix mixes independently (see `InterleavedMixOrder`), ``epoch_size`` is required, and an
+    epoch continues where the previous one stopped. The number of lanes of each stream must divide the largest number of lanes among the streams.
 
-    You can stop a run and continue with other weights: loading a state compares only the stages that started before it was taken.
+    You can stop a run and continue with other weights: loading a state compares only the stages that started before it was saved.
 
     Args:
         datasets: The sources, by name: map-style datasets, or streams of `Shards`.
-        weights: The weight of each source, with any sum. Or stages: pairs of a start and weights, where the start is an item counted from the start of
-            training, over all ranks. A stage may leave sources out.
+        weights: The weight of each source, with any sum; or stages, as pairs of a start and weights, where the start is an item counted from the start of
+            training, over all ranks. A stage may omit sources.
         epoch_size: Items in an epoch, over all ranks. Default: the sum of the lengths.
-        stop: ``"first"``: the first epoch ends before any source would repeat an item; ``"all"``: before the last one would, so all of every source has
-            been shown. Later epochs have the same length. Excludes ``epoch_size``.
-        run: How many items in a row come from the same source; ``run=batch_size * world_size`` fills each batch from one source.
-        tag: Add the name of the source to each sample, which must be a dict, under this key.
+        stop: ``"first"``: the first epoch ends before any source would repeat an item. ``"all"``: it ends before the last source would, so that every item of every
+            source has been shown. Later epochs have the same length. Excludes ``epoch_size``.
+        run: How many consecutive items come from the same source; ``run=batch_size * world_size`` fills each batch from one source.
+        tag: Add the name of the source to each sample under this key. Samples must be dicts.
 
     Raises:
-        ValueError: A weight is negative, not finite or of no source; all are 0; a source is empty or never drawn from.
+        ValueError: A weight is negative, not finite, or names no source; all weights are 0; or a source is empty or has no weight.
         TypeError: A source cannot be read by index.
     """
 
@@ -80,10 +80,10 @@ class Mix(Shown, ConcatDataset[Any]):
         self.names = sorted(datasets)
         super().__init__([datasets[name] for name in self.names])
         if stop not in (None, "first", "all"):
-            raise ValueError(f"stop={stop!r} is neither 'first' nor 'all'.")
+            raise ValueError(f"stop={stop!r} must be 'first' or 'all'.")
         if stop is not None and epoch_size is not None:
             raise ValueError(
-                f"stop={stop!r} and epoch_size={epoch_size} exclude each other, because both say where an epoch ends. Drop one of them."
+                f"stop={stop!r} and epoch_size={epoch_size} exclude each other, because both define where an epoch ends. Drop one of them."
             )
         self.tag = tag
         self._weights = copy.deepcopy(weights)
@@ -92,7 +92,7 @@ class Mix(Shown, ConcatDataset[Any]):
         self._streams = {name: dataset for name, dataset in datasets.items() if _is_stream(dataset)}
         order = self._order(shuffle=False, seed=0, read=False)
         if isinstance(order, InterleavedMixOrder):
-            self.forward_lanes = order.lanes  # tells the loader to leave each lane to one worker
+            self.forward_lanes = order.lanes  # tells the loader to give each lane to one worker
 
     def details(self) -> dict[str, Any]:
         return {"sources": self.names, "samples": None if self._streams else super().__len__()}
@@ -117,11 +117,11 @@ class Mix(Shown, ConcatDataset[Any]):
 
     @property
     def only_concatenates(self) -> bool:
-        """Whether samples are just what the sources return, so that sources that are arrays can be gathered."""
+        """Whether samples are exactly what the sources return, so that array sources can be gathered."""
         return self.tag is None and not self._streams
 
     def order(self, *, shuffle: bool, seed: int) -> MixOrder | InterleavedMixOrder:
-        """The order of the mix; see `OrderedDataset`. ``shuffle`` is about the sources: without it, each is read from its first item to its last."""
+        """The order of the mix; see `OrderedDataset`. ``shuffle`` applies to the sources: without it, each is read from its first item to its last."""
         return self._order(shuffle=shuffle, seed=seed, read=True)
 
     def report(self, items: int | None = None) -> dict[str, Share]:
@@ -132,7 +132,7 @@ class Mix(Shown, ConcatDataset[Any]):
         return {name: Share(float(n), float(n / length)) for (name, n), length in zip(expected.items(), lengths, strict=True)}
 
     def _order(self, *, shuffle: bool, seed: int, read: bool) -> MixOrder | InterleavedMixOrder:
-        """See `order`. Without ``read`` the streams are not asked for theirs, because that decides which one they have."""
+        """See `order`. ``read=False`` does not call ``order`` of the streams, because that call fixes their order."""
         pairs: list[tuple[str, Any]] = list(zip(self.names, self.datasets, strict=True))
         orders = {
             name: InterleavedOrder(dataset.forward_lanes, 1)
@@ -145,13 +145,13 @@ class Mix(Shown, ConcatDataset[Any]):
         if not isinstance(self._epoch_size, int) or self._run != 1:
             what = f"run={self._run}" if self._run != 1 else "stop" if isinstance(self._epoch_size, str) else "epoch_size=None"
             raise ValueError(
-                f"{what}: the source {min(self._streams)!r} is a stream, whose length nobody knows. Say how many items make an epoch, epoch_size=, and leave out "
+                f"{what}: the source {min(self._streams)!r} is a stream of unknown length. Set the number of items in an epoch with epoch_size=, and drop "
                 f"stop and run."
             )
         return InterleavedMixOrder(orders, self._weights, self._epoch_size, seed)
 
     def _place(self, index: int) -> tuple[int, int]:
-        """The number of the source of a sample, and the sample's index in it."""
+        """The number of a sample's source, and its index in that source."""
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
             raise IndexError(f"index {index} is out of bounds for {len(self)} samples")
@@ -159,7 +159,7 @@ class Mix(Shown, ConcatDataset[Any]):
         return number, at - (self.cumulative_sizes[number - 1] if number else 0)
 
     def _place_in_stream(self, index: int) -> tuple[int, int]:
-        """The same, by the rule of `InterleavedMixOrder`."""
+        """The same, under the rule of `InterleavedMixOrder`."""
         rest, lane = divmod(index, self.forward_lanes)
         at, number = divmod(rest, len(self.names))
         return number, at * self.forward_lanes + lane if self.names[number] in self._streams else at
@@ -167,16 +167,16 @@ class Mix(Shown, ConcatDataset[Any]):
     def _tagged(self, sample: Any, name: str) -> Any:
         if isinstance(sample, dict) and self.tag not in sample:
             return {**sample, self.tag: name}
-        what = "has it already" if isinstance(sample, dict) else f"is of type {type(sample).__name__}"
+        what = "already has it" if isinstance(sample, dict) else f"is of type {type(sample).__name__}"
         raise TypeError(
-            f"tag={self.tag!r} needs samples that are dicts without that key, but one of the source {name!r} {what}. Read penstock.sample().source in its "
-            f"__getitem__ instead."
+            f"tag={self.tag!r} needs samples that are dicts without that key, but one of the source {name!r} {what}. Instead, read penstock.sample().source in its "
+            f"__getitem__."
         )
 
 
 def _check_sources(datasets: Any) -> None:
     if not isinstance(datasets, Mapping) or not datasets or not all(isinstance(name, str) for name in datasets):
-        raise TypeError(f"a mix takes a dict of datasets by name, such as {{'web': …, 'code': …}}, but {datasets!r:.80} came.")
+        raise TypeError(f"a mix takes a dict of datasets by name, such as {{'web': …, 'code': …}}, not {datasets!r:.80}.")
     for name, dataset in datasets.items():
         facts = DatasetFacts.of(dataset)
         if facts.length is None:
@@ -188,6 +188,6 @@ def _check_sources(datasets: Any) -> None:
 def _is_stream(dataset: Any) -> bool:
     if isinstance(dataset, Mix) and dataset._streams:
         raise ValueError(
-            "a mix with streams cannot be a source of another mix. Put all of the sources into one, with the products of their weights."
+            "a mix with streams cannot be a source of another mix. Put all sources into one mix, with the products of their weights."
         )
     return isinstance(dataset, Shards) and dataset.counts is None

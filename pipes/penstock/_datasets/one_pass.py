@@ -1,4 +1,4 @@
-"""Reads all of a dataset once, on this rank alone, and shows how far that is: a terminal sees a bar, else the log has a line each ten seconds."""
+"""Reads a whole dataset once, on this rank alone, and shows progress: a bar on a terminal, or else a log line every ten seconds."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 
 def check_read_once(dataset: Any, reader: str, remedy: str) -> None:
-    """Refuse a dataset that is not read by index, or that changes with the epoch, for which there is a ``remedy``."""
+    """Refuse a dataset that cannot be read by index, or that changes with the epoch; the latter error ends with ``remedy``."""
     facts = DatasetFacts.of(dataset)
     if facts.length is None:
         raise TypeError(
-            f"{reader} needs a dataset that is read by index and has a length, and {facts.name} is not one. Give it a map-style dataset."
+            f"{reader} needs a dataset that can be read by index and has a length, and {facts.name} does not qualify. Pass a map-style dataset."
         )
     if aware := epoch_aware(dataset):
         raise ValueError(
-            f"{type(aware[0]).__name__} has a set_epoch, so its samples change with the epoch, but {reader} reads them once. {remedy}"
+            f"{type(aware[0]).__name__} has set_epoch, so its samples change with the epoch, but {reader} reads them only once. {remedy}"
         )
 
 
 def one_pass(dataset: Any, batch_size: int, what: str, **words: Any) -> Generator[Any]:
-    """The batches of ``dataset``. What is done with one counts as loading.
+    """The batches of ``dataset``. Work that the caller does between batches counts as loading.
 
     Args:
         dataset: Map-style.
         batch_size: Samples in a batch.
-        what: What is being done, for the bar.
+        what: The current activity, for the progress bar.
         **words: See `Loader.from_dataset`.
     """
     loader: Loader[Any] = Loader.from_dataset(dataset, batch_size, rank=0, world_size=1, prefetch_next_epoch=False, **words)

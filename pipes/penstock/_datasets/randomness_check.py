@@ -19,13 +19,13 @@ _logger = logging.getLogger("penstock")
 
 @final
 class RandomnessCheck:
-    """Refuses samples that draw from `penstock.sample()`, and warns once per process of samples that draw from the global generators.
+    """Refuses samples that draw from `penstock.sample()`, and warns once per process about samples that draw from the global generators.
 
-    It watches the global generators in a main thread only (of a worker process, or inline): in a worker thread the draw may be another
-    thread's.
+    It watches the global generators only in a main thread (of a worker process, or inline): in a worker thread, another thread may have
+    made the draw.
 
     Args:
-        remedy: A sentence that ends the message: what to do instead.
+        remedy: The last sentence of the message, which says what to do instead.
     """
 
     def __init__(self, remedy: str) -> None:
@@ -41,7 +41,7 @@ class RandomnessCheck:
             ValueError: The body drew from `penstock.sample()`.
         """
         try:
-            known = vars(sample())  # a generator appears here when it is first used
+            known = vars(sample())  # a generator appears here on first use
         except RuntimeError:
             known = {}
         asked = len(known)
@@ -49,7 +49,7 @@ class RandomnessCheck:
         before = self._watch.look() if watched else None
         yield
         if len(known) > asked:
-            raise ValueError(f"{what} drew from penstock.sample(), and the result would be the same in every epoch. {self._remedy}")
+            raise ValueError(f"{what} drew from penstock.sample(), so the result would be the same in every epoch. {self._remedy}")
         if before is not None and self._watch.look() != before:
             self._warned = True
             _logger.warning(

@@ -38,17 +38,17 @@ class Resident(ArrayDataset):
     """A dataset held in the memory of ``device``: the fastest way to load data that fits.
 
     Pass it to `Loader.from_dataset` in place of the dataset, without workers. Order, sharding and saved states are the same as with the
-    dataset itself, so a run may switch between the two. Each rank holds the whole dataset.
+    original dataset, so a run may switch between the two. Each rank holds the whole dataset.
 
     Args:
-        dataset: Map-style, with a fixed length. Its samples hold tensors, arrays and numbers, all of one shape. It is read once, now (a terminal shows how far that is, else the
-            log does each ten seconds).
+        dataset: Map-style, with a fixed length. Its samples hold tensors, arrays and numbers, and all have the same shape. It is read once, during construction. Progress is shown
+            on a terminal, or else logged every ten seconds.
         device: Where to hold it; default: the CPU.
-        transform: Applied to each sample once, as it is loaded; it must not be random.
+        transform: Applied to each sample once, during loading; it must not be random.
         augment: Called for each batch, on the device, with the batch and the `BatchRng` of its samples.
-        num_workers: Workers that load the dataset; they end when it is loaded.
+        num_workers: Workers that load the dataset; they end when loading is done.
         method: ``"process"`` or ``"thread"``.
-        max_bytes: Refuse a dataset larger than this; default: 90 % of the free memory of the device.
+        max_bytes: Refuse a dataset larger than this; default: 90 % of the device's free memory.
 
     Attributes:
         fields: The tensors, with the structure of a batch; the first dimension counts the samples.
@@ -80,14 +80,14 @@ class Resident(ArrayDataset):
         finally:
             close_shards(dataset)
         super().__init__(fields, len(dataset), augment)
-        self._ordered = None if dataset_order(dataset, shuffle=False, seed=0) is None else dataset  # kept for its order only
+        self._ordered = None if dataset_order(dataset, shuffle=False, seed=0) is None else dataset  # needed only for its order
         self.shard_names, self.subset_indices = said_of(dataset, SHARD_NAMES), said_of(dataset, SUBSET_INDICES)
         self.nbytes = sum(field.nbytes for field in leaves(fields))
         took_s = time.perf_counter() - start
-        _logger.info(f"{len(self)} samples of {type(dataset).__name__} ({_size(self.nbytes)}) are resident on {where} after {took_s:.1f} s")
+        _logger.info(f"{len(self)} samples of {type(dataset).__name__} ({_size(self.nbytes)}) loaded onto {where} in {took_s:.1f} s")
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
-        """The order that the dataset brings; see `OrderedDataset`."""
+        """The dataset's own order; see `OrderedDataset`."""
         return dataset_order(self._ordered, shuffle=shuffle, seed=seed)
 
 
@@ -129,20 +129,20 @@ def _next(batches: Any, done: int) -> Any:
 
 
 _RAGGED = (
-    "samples {first} to {last} differ in shape from each other or from earlier ones, but Resident holds all samples in one tensor. Give them one "
-    "shape in transform (pad, crop), or use Cached, which accepts any shape"
+    "samples {first} to {last} differ in shape from each other or from earlier ones, but Resident holds all samples in one tensor. Make their shapes "
+    "equal in transform (pad, crop), or use Cached, which accepts any shape"
 )
 
 
 def _put(fields: Any, batch: Any, done: int) -> int:
-    """Copy a batch to its place; return its number of rows."""
+    """Copy a batch into its rows; the number of rows."""
     rows = 0
     whole, part = list(leaves(fields)), list(leaves(batch))
     like = [(one.shape[1:], one.dtype) for one in whole]
     if [(one.shape[1:], one.dtype) if isinstance(one, torch.Tensor) else None for one in part] != like:
         came = [(tuple(one.shape[1:]), one.dtype) if isinstance(one, torch.Tensor) else type(one).__name__ for one in part]
         raise ValueError(
-            f"{_RAGGED.format(first=done, last=done + _BATCH_SIZE - 1)}: {came} after {[(tuple(shape), dtype) for shape, dtype in like]}."
+            f"{_RAGGED.format(first=done, last=done + _BATCH_SIZE - 1)}: got {came} after {[(tuple(shape), dtype) for shape, dtype in like]}."
         )
     for field, values in zip(whole, part, strict=True):
         rows = len(values)
@@ -151,11 +151,11 @@ def _put(fields: Any, batch: Any, done: int) -> int:
 
 
 def _check(dataset: _Transformed, batch: Any, device: torch.device, max_bytes: int | None) -> None:
-    """Refuse a dataset that would not fit or cannot be held, before loading the rest of it."""
+    """Refuse a dataset that would not fit or cannot be held, before loading all of it."""
     other = next((leaf for leaf in leaves(batch) if not isinstance(leaf, torch.Tensor)), None)
     if other is not None:
         raise ValueError(
-            f"Resident holds tensors only, but a sample of {type(dataset.dataset).__name__} also has a {type(other).__name__} ({other!r:.40}). Turn it into a number in transform, or drop it."
+            f"Resident holds only tensors, but a sample of {type(dataset.dataset).__name__} also contains a {type(other).__name__} ({other!r:.40}). Convert it to a number in transform, or drop it."
         )
     rows = [leaf.nbytes // len(leaf) for leaf in leaves(batch)]
     if not rows:

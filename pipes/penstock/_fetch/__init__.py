@@ -1,1 +1,1 @@
-"""One task: indices in, a batch out. Nothing here knows of threads or processes."""
+"""One task: indices in, a batch out. Independent of threads and processes."""

@@ -1,4 +1,4 @@
-"""Datasets that are arrays, or that read many rows at once: a batch is gathered per field, and no sample is ever made."""
+"""Datasets that are arrays, or that read many rows at once: a batch is gathered per field, without creating individual samples."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class ArrayDataset(Shown):
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        """One row as stored; ``augment`` sees batches only."""
+        """One row as stored; ``augment`` applies to batches only."""
         if not -self._length <= index < self._length:
             raise IndexError(f"index {index} is out of bounds for {self._length} samples")
         return mapped(self.fields, lambda field: field[index])
 
     def batch(self, rows: np.ndarray, indices: Indices, seed: int) -> Any:
-        """The batch of ``rows`` (int64, shape ``(n,)``); ``indices`` has their addresses, for ``augment``."""
+        """The batch of ``rows`` (int64, shape ``(n,)``); ``indices`` holds their addresses, for ``augment``."""
         at = _on(self._device, rows, self._length)
         batch = mapped(self.fields, lambda field: _rows(field, at))
         if self.augment is None:
@@ -62,7 +62,7 @@ class ArrayDataset(Shown):
 
 
 class RowDataset(Dataset[Any]):
-    """Samples of fixed shapes that are read many at a time, straight into a batch; also inside a ``Subset``, a ``ConcatDataset`` or a `Mix`.
+    """Samples of fixed shapes that are read many at a time, directly into a batch; also inside a ``Subset``, a ``ConcatDataset`` or a `Mix`.
 
     Args:
         row: The shape and dtype of each field of a sample, by name.
@@ -95,13 +95,13 @@ class RowDataset(Dataset[Any]):
 
 
 Places = np.ndarray | slice
-"""Rows of a batch: an int64 array, or `ALL` of them in order."""
+"""Rows of a batch: an int64 array, or `ALL` rows in order."""
 
 ALL = slice(None)
 
 
 def is_arrays(dataset: Any) -> bool:
-    """Whether `gathered` may be able to read ``dataset``: one of ours, or one of torch's without an override that changes what a sample is."""
+    """Whether `gathered` may be able to read ``dataset``: one of ours, or one of torch's without an override that changes its samples."""
     if isinstance(dataset, ArrayDataset):
         return True
     kind = type(dataset)
@@ -120,9 +120,9 @@ def is_arrays(dataset: Any) -> bool:
 
 
 def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> Any:
-    """The batch of ``indices``, equal to what ``default_collate`` makes of the samples.
+    """The batch of ``indices``, equal to what ``default_collate`` would make of the samples.
 
-    None if it takes more than gathering: tensors that require grad, parts that differ in dtype or shape, or a collate function that
+    None if gathering is not enough: for tensors that require grad, parts that differ in dtype or shape, or a collate function that
     the user registered with torch.
 
     Raises:
@@ -148,16 +148,16 @@ def gathered(dataset: Any, indices: Indices, seed: int, allocate: Allocate) -> A
 
 
 _SMALL = 2**16
-"""Bytes of a field up to which it is new memory, unless it is to be pinned; that costs less than a call to the allocator."""
+"""Fields of up to this many bytes are allocated directly unless they are to be pinned, which costs less than a call to the allocator."""
 
 
 class _Form(NamedTuple):
-    """What the samples of a dataset are.
+    """The form of a dataset's samples.
 
     Attributes:
-        names: Those of the fields, for samples that are dicts; None for tuples.
+        names: Names of the fields if samples are dicts; None if they are tuples.
         specs: Shape and dtype of each field.
-        device: Where they lie.
+        device: The device that holds them.
     """
 
     names: list[str] | None
@@ -193,7 +193,7 @@ _CPU = torch.device("cpu")
 
 
 def _read(dataset: Any, rows: np.ndarray, out: Sequence[torch.Tensor], places: Places, *, checked: bool = False) -> None:
-    """Write samples into ``places`` of a batch; ``checked`` rows are from 0 to ``len - 1``."""
+    """Write samples into ``places`` of a batch. ``checked`` promises that rows are from 0 to ``len - 1``."""
     if isinstance(dataset, Subset):
         _read(dataset.dataset, _chosen(dataset, rows), out, places)
     elif isinstance(dataset, ConcatDataset):
@@ -236,7 +236,7 @@ def _read_tensors(tensors: Sequence[torch.Tensor], rows: np.ndarray, out: Sequen
 
 
 def _rows(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """The rows ``at``, by the faster operation, if there are no negative ones among them, which it refuses."""
+    """The rows ``at``. Uses the faster operation unless there are negative indices, which it refuses."""
     try:
         return _as(tensor.dtype, _plain(tensor).index_select(0, at))
     except (IndexError, RuntimeError):
@@ -244,12 +244,12 @@ def _rows(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
 
 
 def _indexed(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """The rows ``at``, by the operation that accepts negative indices, and whose error names an index out of bounds."""
+    """The rows ``at``, by the operation that accepts negative indices and whose error names an index out of bounds."""
     return _as(tensor.dtype, _plain(tensor)[at])
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, or a view of it as integers of the same size if some torch version cannot index its dtype."""
+    """``tensor``, or a view of it as integers of the same size if this torch version cannot index its dtype."""
     integers = _INTEGERS.get(tensor.dtype)
     return tensor if integers is None else tensor.view(integers)
 
@@ -274,7 +274,7 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _on(device: torch.device, indices: np.ndarray, n: int) -> torch.Tensor:
-    """The indices on ``device``. Bounds are checked first for an accelerator, where an index out of bounds aborts the process."""
+    """The indices on ``device``. For an accelerator, bounds are checked first, because an index out of bounds would abort the process."""
     if device.type == "cpu":
         return torch.from_numpy(indices)
     return torch.from_numpy(_from_0(indices, n)).to(device)
@@ -282,7 +282,7 @@ def _on(device: torch.device, indices: np.ndarray, n: int) -> torch.Tensor:
 
 def _from_0(indices: np.ndarray, n: int) -> np.ndarray:
     """The indices with negative ones counted from the end."""
-    if len(indices) and indices.view(np.uint64).max() < n:  # as negative ones are huge
+    if len(indices) and indices.view(np.uint64).max() < n:  # negative indices are huge as unsigned numbers
         return indices
     outside = (indices < -n) | (indices >= n)
     if outside.any():
@@ -291,7 +291,7 @@ def _from_0(indices: np.ndarray, n: int) -> np.ndarray:
 
 
 def _chosen(subset: Subset[Any], indices: np.ndarray) -> np.ndarray:
-    """The matching indices in the dataset inside ``subset``."""
+    """The corresponding indices in the dataset inside ``subset``."""
     table: Any = subset.indices
     chosen = table[indices] if isinstance(table, np.ndarray | torch.Tensor) else [table[index] for index in indices.tolist()]
     return np.asarray(chosen, np.int64)

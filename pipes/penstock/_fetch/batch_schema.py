@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 WRITE_BYTES = 2**20
-"""Bytes of samples to write per call: few calls, each of which may hand Python's lock to another thread, and large samples do not pile up."""
+"""Bytes of samples to write per call: enough for few calls, each of which may pass Python's lock to another thread, but not so many that large samples pile up."""
 _UNDIVIDED = 2**15
-"""Torch divides a copy of more elements than this among threads of its own, which wait for each other busily: slow beside worker threads."""
+"""Torch divides a copy of more elements than this among its own threads, which busy-wait for each other: slow next to worker threads."""
 _CODES = {float: "d", int: "q"}
-"""How `struct` writes these. Where a batch begins with a float, it and torch take the same for floats: whatever has ``__float__``, and no string."""
+"""The `struct` codes of these types. If a batch begins with a float, `struct` and torch accept the same values as floats: anything with ``__float__``, but no strings."""
 _FEW_NUMBERS = 4
-"""From this number on, fields of one kind of number are written together."""
+"""From this many on, number fields of the same type are written together."""
 
 
 def collate_fields(samples: Sequence[Any]) -> Any:
-    """The batch of ``samples``, with every field made by ``default_collate``."""
+    """The batch of ``samples``, with every field collated by ``default_collate``."""
     filler = BatchSchema(samples[0], in_place=False).root.filler(iter(()))
     try:
         filler.add(samples)
@@ -53,7 +53,7 @@ class BatchSchema:
 
     Args:
         sample: Any sample.
-        in_place: False: every field is collated by ``default_collate``, none is written in place.
+        in_place: False: every field is collated by ``default_collate``, and none is written in place.
 
     Attributes:
         root: The tree of fields.
@@ -62,7 +62,7 @@ class BatchSchema:
     """
 
     def __init__(self, sample: Any, *, in_place: bool = True) -> None:
-        self._registry = dict(default_collate_fn_map)  # a copy: it is current only while nothing is registered
+        self._registry = dict(default_collate_fn_map)  # a copy: the schema is current only while nothing is registered
         self.specs: list[Spec] = []
         self.root = self._learn(sample, in_place, list, "")
         row_bytes = sum(dtype.itemsize * int(np.prod(shape)) for shape, dtype in self.specs)
@@ -70,7 +70,7 @@ class BatchSchema:
 
     @property
     def is_current(self) -> bool:
-        """Whether torch's collate registry is unchanged since the schema was learned; costs 0.1 us."""
+        """Whether torch's collate registry has not changed since the schema was learned; costs 0.1 us."""
         return self._registry == default_collate_fn_map
 
     def _learn(self, sample: Any, in_place: bool, column: type, path: str) -> Field:
@@ -78,9 +78,9 @@ class BatchSchema:
         if parts is not None:
             all_keys = list(parts)
             keyed = type(sample) is dict or dataclasses.is_dataclass(sample)
-            inner = list if keyed else tuple  # the type `default_collate` gets for a column, and returns for a column of strings
+            inner = list if keyed else tuple  # the type `default_collate` receives for a column, and returns for a column of strings
             fields: dict[tuple[Any, ...], Field] = {}
-            # By the exact type: a bool is an int for Python, and a dtype of its own for torch.
+            # By the exact type: to Python a bool is an int, but it has its own dtype.
             for kind in (float, int):
                 keys = tuple(key for key, part in parts.items() if type(part) is kind and row_spec(part) is not None) if in_place else ()
                 if len(keys) >= _FEW_NUMBERS:
@@ -88,7 +88,7 @@ class BatchSchema:
                     self.specs.append(((len(keys),), torch.float64 if kind is float else torch.int64))
                     parts = {key: part for key, part in parts.items() if key not in keys}
             for key, part in parts.items():
-                # In the order in which `specs` grows, because the fillers take their memory from one iterator.
+                # In the order in which `specs` grows, because the fillers draw their memory from one iterator.
                 fields[key,] = self._learn(part, in_place, inner, f"{path}[{key!r}]")
             return _Container(type(sample), all_keys, fields)
         spec = row_spec(sample) if in_place else None
@@ -112,7 +112,7 @@ class Filler(Protocol):
         """Add this field of the next samples, one or more.
 
         Raises:
-            OtherStructure: Their containers differ; then none of ``column`` counts as added.
+            OtherStructure: Their containers differ; in that case none of ``column`` counts as added.
         """
 
     def row(self, row: int) -> Any:
@@ -127,7 +127,7 @@ class Filler(Protocol):
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    """A view as an array, of the bits for a dtype that NumPy lacks. Raises if the tensor is more than plain memory."""
+    """A view as an array; for a dtype that NumPy lacks, of its bits. Raises if the tensor is more than plain memory."""
     return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
@@ -135,7 +135,7 @@ class _ListField:
     """A field that is collected in a list and collated by `default_collate` at the end; it is its own filler."""
 
     def __init__(self, kind: type, path: str) -> None:
-        self.kind = kind  # the type of column that `default_collate` gets; it returns a column of strings unchanged
+        self.kind = kind  # the type of column that `default_collate` receives; it returns a column of strings unchanged
         self.path = path  # the keys that lead to the field, such as ['image'][0]
         self.column: list[Any] = []
 
@@ -159,7 +159,7 @@ class _ListField:
 
 
 def _positive_strides(one: Any) -> Any:
-    """A copy of an array with negative strides, which torch refuses; anything else as it is."""
+    """A copy of an array with negative strides, which torch refuses; anything else is returned unchanged."""
     return np.ascontiguousarray(one) if type(one) is np.ndarray and min(one.strides, default=0) < 0 else one
 
 
@@ -183,12 +183,12 @@ class _TensorField:
     def filler(self, memory: Iterator[torch.Tensor]) -> _InPlace:
         return _InPlace(self, next(memory))
 
-    # Each of these writes `column` to `rows`, or raises; after an error the rows are undefined.
+    # Each of these methods writes `column` to `rows`, or raises; after an error the rows are undefined.
 
     def _tensors(self, column: Sequence[Any], rows: torch.Tensor) -> None:
         first = column[0]
-        # `stack` into memory of another dtype converts in silence. It refuses tensors that require grad, and so does
-        # `_numpy`, so those are not looked for.
+        # `stack` into memory of another dtype converts silently. It refuses tensors that require grad, and so does
+        # `_numpy`, so they need no check here.
         if set(map(type, column)) != {torch.Tensor} or {one.dtype for one in column} != {self.dtype}:
             raise TypeError
         each = first.numel()
@@ -199,7 +199,7 @@ class _TensorField:
             return
         most = _UNDIVIDED // max(1, each)
         for begun in range(0, len(column), most):
-            if column[begun].shape != self.shape:  # `stack` would enlarge `out`, elsewhere
+            if column[begun].shape != self.shape:  # `stack` would reallocate `out`
                 raise TypeError
             torch.stack(list(column[begun : begun + most]), out=rows[begun : begun + most])
 
@@ -207,7 +207,7 @@ class _TensorField:
         if set(map(type, column)) != {np.ndarray}:
             raise TypeError
         if len(column) > 1 and self.shape:
-            # `concatenate` sees only the sum: arrays of 1 and 3 rows would fill the places of two of 2, one overlapping
+            # `concatenate` checks only the sum: arrays of 1 and 3 rows would fill the places of two arrays of 2, one overlapping
             # the other.
             if set(map(len, column)) != {self.shape[0]}:
                 raise TypeError
@@ -221,8 +221,8 @@ class _TensorField:
 
     def _numbers(self, column: Sequence[Any], rows: torch.Tensor) -> None:
         into = rows.numpy()
-        # Where the first is a float, torch makes floats of whatever follows, and so does `struct`; see `_CODES`. Ints
-        # are looked at one by one, because `struct` would take a bool for one.
+        # If the first is a float, torch converts all others to floats, and so does `struct`; see `_CODES`. Ints
+        # are checked one by one, because `struct` would accept a bool as an int.
         if set(map(type, column[:1] if self.kind is float else column)) != {self.kind}:
             raise TypeError
         if self.kind in _CODES:
@@ -237,7 +237,7 @@ class _InPlace:
     def __init__(self, field: _TensorField, memory: torch.Tensor) -> None:
         self._field = field
         self._memory = memory
-        self._rows = memory.size(0)  # faster than `len`, which takes a microsecond
+        self._rows = memory.size(0)  # faster than `len`, which costs a microsecond
         self._written = 0
         self._fallback: _ListField | None = None
 
@@ -249,7 +249,7 @@ class _InPlace:
             except (TypeError, ValueError, RuntimeError, OverflowError, struct.error) as exc:
                 if not is_own_error(exc):
                     raise
-                # The samples of earlier calls are gone, and the memory has their values.
+                # The samples of earlier calls are gone, but the memory has their values.
                 rows = [self.row(row) for row in range(self._written)]
                 self._fallback = _ListField(self._field.column, self._field.path)
                 self._fallback.add(rows)
@@ -276,7 +276,7 @@ class _InPlace:
 
 
 class _NumbersField:
-    """Fields that each hold a Python number of type ``kind``. The numbers of a sample are written by one call."""
+    """Fields that each hold a Python number of type ``kind``. All numbers of a sample are written by one call."""
 
     def __init__(self, kind: type, column: type, paths: list[str]) -> None:
         self.kind = kind
@@ -294,7 +294,7 @@ class _Numbers:
     def __init__(self, field: _NumbersField, memory: torch.Tensor) -> None:
         self._field = field
         self._memory = memory
-        self._table = np.empty(memory.shape, memory.numpy().dtype)  # a row for each sample; the batch wants a row for each field
+        self._table = np.empty(memory.shape, memory.numpy().dtype)  # one row per sample; the batch wants one row per field
         self._written = 0
         self._fallback: list[_ListField] | None = None
 
@@ -313,7 +313,7 @@ class _Numbers:
             except (TypeError, ValueError, OverflowError, struct.error) as exc:
                 if not is_own_error(exc):
                     raise
-                # Python numbers again, and none has changed: float64 and int64 hold every float, and every int that `struct` took.
+                # Converted back to Python numbers, without loss: float64 and int64 hold every float, and every int that `struct` accepted.
                 written = self._table[: self._written].T.tolist()
                 self._fallback = [_ListField(field.column, path) for path in field.paths]
                 for one, values in zip(self._fallback, written, strict=True):
@@ -336,7 +336,7 @@ class _Numbers:
             return [one.finish(rows) for one in self._fallback]
         memory, every = self._memory.view(-1), len(self._table)
         memory.numpy().reshape(-1, every)[:, :rows] = self._table[:rows].T
-        # Autograd takes these for tensors of their own, as torch's are. Those of `unbind` must not be changed in place by anything with gradients.
+        # To autograd these are independent tensors, like torch's. Those of `unbind` must not be modified in place by anything with gradients.
         columns = torch.unsafe_split(memory, every)
         return list(columns) if rows == every else [one[:rows] for one in columns]
 
@@ -344,8 +344,8 @@ class _Numbers:
 class _Container:
     """A field made of fields: takes samples apart and puts their values back together.
 
-    ``keys`` are the keys of a dict, the field names of a dataclass, or the places of a sequence. ``parts`` has a field for one or more of the keys; the column of
-    several is a tuple a sample. The batch of a tuple is a list, as with ``default_collate``. The batch of a dataclass is an instance of the same class, built without calling ``__init__``.
+    ``keys`` are the keys of a dict, the field names of a dataclass, or the places of a sequence. ``parts`` has a field for one or more keys; the column of
+    several keys has one tuple per sample. The batch of a tuple is a list, as with ``default_collate``. The batch of a dataclass is an instance of the same class, built without calling ``__init__``.
     """
 
     def __init__(self, kind: type, keys: Sequence[Any], parts: dict[tuple[Any, ...], Field]) -> None:
@@ -363,7 +363,7 @@ class _Container:
     def columns(self, samples: Sequence[Any]) -> list[Sequence[Any]]:
         if set(map(type, samples)) != {self.kind}:
             raise OtherStructure
-        # The getters below would not notice keys or places that are too many.
+        # The getters below would not notice extra keys or places.
         if not self.is_record and set(map(len, samples)) != {len(self.keys)}:
             raise OtherStructure
         try:
@@ -372,7 +372,7 @@ class _Container:
             raise OtherStructure from None
 
     def together(self, values: list[Any], *, batch: bool) -> Any:
-        """The container of these values, which are in the order of ``parts``."""
+        """The container of these values, given in the order of ``parts``."""
         if not self._in_order:
             found = dict(zip((key for keys in self.parts for key in keys), values, strict=True))
             values = [found[key] for key in self.keys]
@@ -381,14 +381,14 @@ class _Container:
         if self.is_record:
             record: Any = object.__new__(self.kind)
             for name, value in zip(self.keys, values, strict=True):
-                # Also into a frozen dataclass.
+                # Works for a frozen dataclass as well.
                 object.__setattr__(record, name, value)
             return record
         return self.kind(*values) if self.is_named else values if batch else self.kind(values)
 
 
 class _Parts:
-    """Fills a `_Container`; with each filler it holds whether it is of several keys."""
+    """Fills a `_Container`. Each filler is stored with a flag that tells whether it is for several keys."""
 
     def __init__(self, field: _Container, parts: list[tuple[bool, Filler]]) -> None:
         self._field = field
@@ -397,7 +397,7 @@ class _Parts:
 
     def add(self, column: Sequence[Any]) -> None:
         if not self._begun and type(column[0]) is self._field.kind is dict and list(column[0]) != self._field.keys:
-            raise OtherStructure  # the batch has the keys of its first sample, in their order
+            raise OtherStructure  # the batch takes its keys, and their order, from its first sample
         self._begun = True
         for (_, part), its_column in zip(self._parts, self._field.columns(column), strict=True):
             part.add(its_column)

@@ -2,10 +2,10 @@
 
 The first sample determines the schema of the batch, which is that of ``default_collate``. Memory is allocated once per batch, and each
 sample is written into its row while it is still in the cache. A field that cannot be written in place (strings, sparse tensors, tensors
-that require grad, a shape that changed) goes through ``default_collate``, and the other fields stay in place. The same goes for types that
+that require grad, a shape that changed) goes through ``default_collate``, while the other fields are still written in place. The same applies to types that
 the user registered or replaced in torch's ``default_collate_fn_map``.
 
-Nothing is broadcast: a row is written only from a sample of exactly the expected type, dtype and shape. Only Python numbers convert, where torch converts them.
+Nothing is broadcast: a row is written only from a sample of exactly the expected type, dtype and shape. Only Python numbers are converted, where torch converts them too.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @final
 class Collator:
-    """Makes batches of samples, as ``default_collate`` does, and also of dataclasses. Safe for any number of threads.
+    """Makes batches of samples, like ``default_collate``, but also of dataclasses. Safe for any number of threads.
 
     Attributes:
-        schema: The schema of the last batch, if that batch fitted it; the next batch tries it first.
+        schema: The schema of the last batch, if that batch matched it; the next batch tries it first.
     """
 
     def __init__(self) -> None:
@@ -46,16 +46,16 @@ class Collator:
 
 @final
 class BatchBuilder:
-    """One batch in the making, of up to ``rows`` samples.
+    """A batch under construction, of up to ``rows`` samples.
 
     Args:
         collator: Supplies the schema of earlier batches, and learns a new one from this batch.
         rows: At least 1.
-        allocate: Called if any field is written in place.
+        allocate: Called if at least one field is written in place.
 
     Attributes:
         added: Samples added so far.
-        step: Samples to add per call: enough to be fast, few enough to bound memory.
+        step: Samples to add per call: enough to be fast, but few enough to bound memory.
     """
 
     def __init__(self, collator: Collator, rows: int, allocate: Allocate) -> None:
@@ -82,7 +82,7 @@ class BatchBuilder:
         self.added += len(samples)
 
     def finish(self) -> Any:
-        """The batch of all samples added; without any an ``IndexError``, as from ``default_collate``."""
+        """The batch of all samples added. Without samples it raises an ``IndexError``, like ``default_collate``."""
         if self._fallback is not None or self._filler is None or not self.added:
             self._collator.schema = None
             return collate_fields(self._fallback or [])
@@ -104,7 +104,7 @@ class BatchBuilder:
         try:
             self._filler.add(samples)
         except OtherStructure:
-            if self._own is None and not self.added:  # an earlier batch's schema does not fit: learn this batch's own
+            if self._own is None and not self.added:  # the schema of an earlier batch does not match, so learn a new one
                 self._filler = None
                 self._write(samples)
             else:

@@ -1,4 +1,4 @@
-"""DatasetFacts: what a loader must know of a dataset, asked once."""
+"""DatasetFacts: what a loader needs to know about a dataset, determined once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from penstock._fetch.array_dataset import ArrayDataset
 @final
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """What a loader must know of a dataset before it can read it.
+    """What a loader needs to know about a dataset before it can read it.
 
     Attributes:
-        name: Its class.
-        read: ``"by index"``; or ``"forward"``, from its beginning, as an ``IterableDataset``. What is neither is ``"once"``, an iterator; ``"as it comes"``,
+        name: Name of its class.
+        read: ``"by index"``; or ``"forward"``, from its beginning, for an ``IterableDataset``. Anything else is ``"once"``, an iterator; ``"as it comes"``,
             another iterable; or ``"never"``.
-        length: Its samples, if it is read by index and has a length. What a stream claims to have is no fact.
+        length: Number of samples, if it is read by index and has a length. The length that a stream claims is ignored.
         in_memory: Its samples are rows of arrays, so that there is nothing to load.
     """
 
@@ -31,7 +31,7 @@ class DatasetFacts:
 
     @classmethod
     def of(cls, dataset: Any) -> DatasetFacts:
-        """Asks ``dataset`` for no sample."""
+        """Inspects ``dataset`` without loading a sample."""
         name = type(dataset).__name__
         if isinstance(dataset, IterableDataset):
             return cls(name, "forward", None, False)
@@ -49,11 +49,11 @@ class DatasetFacts:
         """`length`.
 
         Raises:
-            TypeError: There is none.
+            TypeError: The dataset has no length.
         """
         if self.length is None:
             raise TypeError(
-                f"{self.name} has no length, which its order is made of. Give it a __len__, or pass a sampler; "
+                f"{self.name} has no length, which its order requires. Give it a __len__, or pass a sampler; "
                 f"a dataset that can only be iterated should be a torch.utils.data.IterableDataset."
             )
         return self.length

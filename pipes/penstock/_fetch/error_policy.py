@@ -1,6 +1,6 @@
-"""What happens to samples that fail to load under ``on_error``.
+"""Handling of samples that fail to load under ``on_error``.
 
-The worker leaves such a sample out, or substitutes what ``on_error`` returned, and sends the batch as a `PartialBatch`. The consumer logs,
+The worker skips such a sample, or substitutes what ``on_error`` returned, and sends the batch as a `PartialBatch`. The consumer logs,
 counts and checks the budget, in the order of delivery. So a batch that is loaded but never delivered is not counted, and no count is part
 of the state.
 """
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("penstock")
 
 WINDOW = 1000
-"""Samples over which an error rate is measured."""
+"""Number of samples over which an error rate is measured."""
 
 
 @final
 class _Skip:
-    """An ``on_error`` function returns this to leave the sample out of its batch."""
+    """Returned by an ``on_error`` function to skip the sample."""
 
     def __repr__(self) -> str:
         return "penstock.SKIP"
 
     def __reduce__(self) -> str:
-        return "SKIP"  # unpickles to the one object in every process
+        return "SKIP"  # unpickles to the same object in every process
 
 
 SKIP = _Skip()
 
 OnError = Literal["raise", "skip"] | Callable[[Exception, Any, int, int], Any]
-"""A function gets the exception, the dataset index, the epoch and the position; it returns a substitute or `SKIP`."""
+"""A function of the exception, the dataset index, the epoch and the position that returns a substitute or `SKIP`."""
 
 
 class SampleFailure(NamedTuple):
-    """One sample that failed: its row in the batch, its description, and its error as text."""
+    """A sample that failed: its row in the batch, its description, and its error as text."""
 
     row: int
     sample: str
@@ -51,7 +51,7 @@ class SampleFailure(NamedTuple):
 
 
 class PartialBatch(NamedTuple):
-    """A batch in which samples failed. ``left`` counts the samples in it; if 0, ``value`` is None."""
+    """A batch in which samples failed. ``left`` is the number of samples remaining; if it is 0, ``value`` is None."""
 
     value: Any
     failures: list[SampleFailure]
@@ -59,7 +59,7 @@ class PartialBatch(NamedTuple):
 
 
 def check_policy(on_error: Any, max_errors: Any) -> None:
-    """Refuse arguments that make no sense.
+    """Refuse invalid arguments.
 
     Raises:
         ValueError: Names the argument and the remedy.
@@ -69,11 +69,11 @@ def check_policy(on_error: Any, max_errors: Any) -> None:
     if max_errors is None:
         return
     if on_error == "raise":
-        raise ValueError(f"max_errors={max_errors!r} needs on_error='skip' or a function: by default every error is raised.")
+        raise ValueError(f"max_errors={max_errors!r} needs on_error='skip' or a function, because by default every error is raised.")
     count = isinstance(max_errors, int) and not isinstance(max_errors, bool) and max_errors >= 0
     if not count and not (isinstance(max_errors, float) and 0 < max_errors < 1):
         raise ValueError(
-            f"max_errors={max_errors!r} must be a whole number of samples, 0 or more, or a share of the last {WINDOW} samples, between 0.0 and 1.0."
+            f"max_errors={max_errors!r} must be a whole number of samples, 0 or more, or a fraction of the last {WINDOW} samples, between 0.0 and 1.0."
         )
 
 
@@ -82,22 +82,22 @@ class ErrorBudget:
     """Counts failed samples, in the consumer.
 
     Args:
-        max_errors: An ``int``: how many samples may fail in all. A ``float``: the share of any `WINDOW` consecutive samples that may fail.
+        max_errors: An ``int``: how many samples may fail in total. A ``float``: the fraction of any `WINDOW` consecutive samples that may fail.
             None: no limit.
     """
 
     def __init__(self, max_errors: float | None) -> None:
         self._max_errors = max_errors
         self._samples = self._failed = self._skipped = 0
-        self._recent: deque[int] = deque()  # numbers of the failed samples, counted from the first; used for a rate only
+        self._recent: deque[int] = deque()  # numbers of the failed samples, counted from the first sample; used only for a rate
         self._last = ""
-        self._counted: tuple[Any, ...] = None, 0, 0, 0, self._recent, ""  # the state before the last batch, and what was counted then
+        self._counted: tuple[Any, ...] = None, 0, 0, 0, self._recent, ""  # the state before the last batch, and the counts at that time
 
     def passed(self, samples: int, value: Any, worker: str, state: Any) -> Any:
         """Count the next batch, of ``samples`` samples, and return its value.
 
-        ``state`` is the graph's before this batch is delivered. If that is where the last batch came from, an interrupt has kept it from the consumer,
-        or the state was loaded again: this batch then counts in its place.
+        ``state`` is the graph's state before this batch is delivered. If the last batch came from the same state, either an interrupt kept it from the consumer
+        or the state was loaded again, so this batch is counted in its place.
 
         Raises:
             SampleError: More samples failed than ``max_errors`` allows, or the batch is empty because all of its samples failed.
@@ -119,7 +119,7 @@ class ErrorBudget:
             )
         if not value.left:
             raise SampleError(
-                f"nothing is left of a batch: all {len(value.failures)} samples failed and were skipped. The last was {failure.sample}: {failure.error}"
+                f"all {len(value.failures)} samples of a batch failed and were skipped, so nothing is left of it. The last was {failure.sample}: {failure.error}"
             )
         return value.value
 
@@ -149,7 +149,7 @@ _NOTES = 16
 
 
 def annotate(exc: BaseException, note: str) -> None:
-    """Add a note once, if the exception accepts notes (a frozen dataclass does not). Keep only the last few, for an exception raised over and over."""
+    """Add a note once, if the exception accepts notes (a frozen dataclass does not). Keeps only the last few, for an exception that is raised repeatedly."""
     with contextlib.suppress(Exception):
         if note not in getattr(exc, "__notes__", ()):
             exc.add_note(note)
@@ -157,19 +157,19 @@ def annotate(exc: BaseException, note: str) -> None:
 
 
 def mark_of_stream(exc: Exception) -> None:
-    """Say that ``exc`` is not about a single sample: whatever comes after it in a stream cannot be read either."""
+    """Record that ``exc`` is not about a single sample: nothing after it in a stream can be read either."""
     with contextlib.suppress(Exception):
         exc._penstock_of_stream = True  # type: ignore[attr-defined]
 
 
 def is_of_stream(exc: Exception) -> bool:
-    """Whether ``exc`` was marked so. Adds the remedy, because the caller is about to raise it although ``on_error`` was given."""
+    """Whether ``exc`` was marked by `mark_of_stream`. Adds the remedy, because the caller is about to raise it although ``on_error`` was given."""
     if not getattr(exc, "_penstock_of_stream", False):
         return False
     annotate(
         exc,
-        "raised although the loader has on_error=, which leaves out single samples: nothing behind this place in the stream can be read. What may be left out of "
-        'a stream is for it to say: Shards(…, on_error="skip") leaves out the rest of a shard',
+        "raised although the loader has on_error=, which skips single samples: nothing after this position in the stream can be read. The stream itself decides "
+        'what may be skipped: Shards(…, on_error="skip") skips the rest of a shard',
     )
     return True
 
@@ -179,4 +179,4 @@ def describe(exc: BaseException) -> str:
     try:
         return f"{type(exc).__name__}: {exc}"
     except Exception:
-        return f"{type(exc).__name__}, whose message cannot be shown"
+        return f"{type(exc).__name__}, whose message cannot be displayed"

@@ -29,40 +29,40 @@ if TYPE_CHECKING:
 class Fetch(Shown):
     """Load the samples of a batch from a map-style dataset, and collate them: the ``map_fn`` of the canonical graph.
 
-    Without a ``collate_fn`` each sample is written straight into its row of the batch, in recycled memory. A ``TensorDataset`` (also inside a
-    ``Subset`` or a ``ConcatDataset``) is read by one index operation per tensor.
+    Without a ``collate_fn`` each sample is written directly into its row of the batch, in recycled memory. A ``TensorDataset`` (also inside a
+    ``Subset`` or a ``ConcatDataset``) is read with one index operation per tensor.
 
-    A dataset may say that it is read forward in lanes, by an attribute ``forward_lanes``, a positive ``int``: rows whose indices are equal modulo it should
-    be read by one reader, in ascending order. With several worker processes, each lane then has a worker of its own: a batch is loaded by the owners of
-    its rows, and their samples, which must be picklable, are collated in the order of the batch in the consumer's process. A ``collate_fn`` runs there, too.
-    ``forward_cuts`` says the same of rows whose positions in the epoch are equal modulo it.
+    A dataset may declare that it is read forward in lanes, with an attribute ``forward_lanes``, a positive ``int``: rows whose indices are equal modulo this number should
+    be read by one reader, in ascending order. With several worker processes, each lane then belongs to one worker: a batch is loaded by the workers that own
+    its rows, and their samples, which must be picklable, are collated in batch order in the consumer's process. A ``collate_fn`` runs there as well.
+    ``forward_cuts`` declares the same for rows whose positions in the epoch are equal modulo this number.
 
-    A dataset may also say which files its indices count through, by an attribute ``shard_names``, a ``str``: a checksum of their names in their order, say. A state
-    loads only where it is the same. A dataset that is made of others, as ``datasets`` or ``dataset``, need not repeat what they say.
+    A dataset may also identify the files that its indices count through, with an attribute ``shard_names``, a ``str``, such as a checksum of their names in order. A state
+    loads only if it is the same. A dataset that wraps others in ``datasets`` or ``dataset`` need not repeat their attributes.
 
     Args:
         dataset: Has ``__getitem__``, or ``__getitems__``. The latter gets a list of indices and returns either the list of their samples or
             the batch itself: a tensor, an array, or a dict or named tuple of them.
-        collate_fn: Makes a batch from a list of samples; default: as ``torch.utils.data.default_collate``, and also for dataclasses. For a
-            single index (no batching) it gets the sample itself, and the default is ``default_convert``.
-        transform: Applied to each sample before it is collated: decoding, augmentation. Its random numbers are the sample's.
+        collate_fn: Makes a batch from a list of samples; default: like ``torch.utils.data.default_collate``, but also for dataclasses. For a
+            single index (no batching) it receives the sample itself, and the default is ``default_convert``.
+        transform: Applied to each sample before collation: decoding, augmentation. Its random numbers are those of the sample.
 
     Raises:
-        TypeError: ``transform`` cannot be called; on loading: ``__getitems__`` returned a batch, which has no samples to transform.
-        ValueError: On loading: ``__getitems__`` returned another number of samples than it was asked for.
+        TypeError: ``transform`` is not callable. On loading: ``__getitems__`` returned a batch, which contains no samples to transform.
+        ValueError: On loading: the number of samples from ``__getitems__`` differs from the number of indices.
     """
 
     __module__ = "penstock.nodes"
 
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any] | None = None, transform: Callable[[Any], Any] | None = None) -> None:
         if transform is not None and not callable(transform):
-            raise TypeError(f"transform must be a function of one sample, and {transform!r:.80} cannot be called.")
+            raise TypeError(f"transform must be a function of one sample, but {transform!r:.80} is not callable.")
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.transform = transform
         self.has_getitems = has_getitems(dataset)
         self.is_arrays = collate_fn is None and transform is None and is_arrays(dataset)
-        self.meter: Meter | None = None  # of a `measured` copy
+        self.meter: Meter | None = None  # set on a `measured` copy
         self._collator = Collator()
 
     def details(self) -> dict[str, Any]:
@@ -81,9 +81,9 @@ class Fetch(Shown):
         )
 
     def measured(self, meter: Meter) -> Fetch:
-        """The same for one batch, whose work ``meter`` counts."""
+        """A copy for one batch, whose work is recorded in ``meter``."""
         found = object.__new__(Fetch)
-        vars(found).update(vars(self), meter=meter)  # not `copy`, after which it would learn the schema of its batches anew
+        vars(found).update(vars(self), meter=meter)  # not `copy`, which would make it relearn the schema of its batches
         found.transform = None if self.transform is None else meter.timed(self.transform, meter.transform)
         return found
 
@@ -110,7 +110,7 @@ class Fetch(Shown):
                 meter.loaded_many(now() - began, len(indices))
 
     def gathered(self, indices: Indices, seed: int, allocate: Allocate) -> Any:
-        """The batch, if the dataset is arrays; None if an index operation is not enough."""
+        """The batch, if the dataset is arrays; None if index operations are not enough."""
         if not isinstance(indices.values, np.ndarray) or not len(indices.values):
             return None
         load = partial(gathered, self.dataset)
@@ -118,16 +118,16 @@ class Fetch(Shown):
 
     @property
     def lanes(self) -> int | None:
-        """The number of lanes, if the dataset itself says that it has any; not what it is wrapped in."""
+        """The number of lanes that the dataset itself declares, not its wrappers; None if it declares none."""
         return _number(getattr(self.dataset, "forward_lanes", None))
 
     @property
     def cuts(self) -> int | None:
-        """The number of lanes of an epoch, likewise."""
+        """The number of lanes per epoch, determined in the same way."""
         return _number(getattr(self.dataset, "forward_cuts", None))
 
     def begin(self, rows: int, allocate: Allocate) -> BatchBuilder | ListBatch:
-        """An empty batch, to which up to ``rows`` samples may be added."""
+        """An empty batch for up to ``rows`` samples."""
         return BatchBuilder(self._collator, rows, allocate) if self.collate_fn is None else ListBatch(self._into(allocate))
 
     def collate(self, samples: Sequence[Any], allocate: Allocate = afresh) -> Any:
@@ -135,7 +135,7 @@ class Fetch(Shown):
         return self._collator(samples, allocate) if self.collate_fn is None else self._into(allocate)(samples)
 
     def _into(self, allocate: Allocate) -> Callable[[Any], Any]:
-        """The user's ``collate_fn``; ours writes its batch into memory from ``allocate``."""
+        """The user's ``collate_fn``, or ours, which writes its batch into memory from ``allocate``."""
         assert self.collate_fn is not None
         return partial(self.collate_fn, allocate=allocate) if type(self.collate_fn) is Padded else self.collate_fn
 
@@ -150,7 +150,7 @@ class Fetch(Shown):
         return (self.collate_fn or default_convert)(one)
 
     def settings(self) -> dict[str, Any]:
-        """The length of the dataset, if it has one, the names of its shards, if it has any, and which samples its subsets have."""
+        """The dataset's length and the names of its shards, if it has them, and which samples its subsets have."""
         said: dict[str, Any] = {}
         with contextlib.suppress(TypeError, NotImplementedError):
             said["dataset_length"] = len(self.dataset)
@@ -160,18 +160,18 @@ class Fetch(Shown):
         return said
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_collator": Collator()}  # each worker learns its own schema
+        return {**vars(self), "_collator": Collator()}  # each worker learns the schema itself
 
 
 class DatasetView:
-    """A dataset whose samples are made of those of another, ``dataset``, which is the one that the user knows."""
+    """A dataset whose samples are made from those of another, ``dataset``, which is the one that the user knows."""
 
     dataset: Any
 
 
 @final
 class IdentityDataset:
-    """The dataset of items that were read already: an item is its own index. For transforming the items of a stream in the workers."""
+    """The dataset of items that were already read: an item is its own index. Used to transform the items of a stream in workers."""
 
     def __getitem__(self, item: Any) -> Any:
         return item
@@ -179,7 +179,7 @@ class IdentityDataset:
 
 @final
 class ListBatch:
-    """A batch in the making for a user's ``collate_fn``; see `BatchBuilder`."""
+    """A batch under construction for a user's ``collate_fn``; see `BatchBuilder`."""
 
     step = 2**16
 
@@ -210,14 +210,14 @@ def epoch_aware(dataset: Any) -> list[Any]:
 
 SHARD_NAMES: Final = "shard_names"
 SUBSET_INDICES: Final = "subset_indices"
-"""The attributes of a dataset, and the settings."""
+"""The names of these dataset attributes, and of the settings."""
 
 _LOOKED_AT: Final = 1024
-"""Of the indices of a subset so many, evenly spaced, go into its checksum: there may be very many."""
+"""This many indices of a subset, evenly spaced, go into its checksum, because there may be very many."""
 
 
 def said_of(dataset: Any, name: str) -> str | None:
-    """What ``dataset`` says by its attribute ``name``, or all that the datasets inside it say, if they are known to be there; None if nothing is said."""
+    """The attribute ``name`` of ``dataset``, or those of all datasets inside it, if there are any; None if no dataset has it."""
     said = getattr(dataset, name, None)
     if isinstance(said, str):
         return said
@@ -226,7 +226,7 @@ def said_of(dataset: Any, name: str) -> str | None:
     inside = vars(dataset)
     found = [one for part in (*inside.get("datasets", ()), inside.get("dataset")) if (one := said_of(part, name)) is not None]
     if name == SUBSET_INDICES and isinstance(dataset, Subset):
-        with contextlib.suppress(AttributeError, TypeError):  # of a class of the user's, which needs no indices
+        with contextlib.suppress(AttributeError, TypeError):  # a user's class that needs no indices
             indices = dataset.indices
             some = (indices[k] for k in range(0, len(indices), max(1, len(indices) // _LOOKED_AT)))
             found.append(
@@ -236,22 +236,22 @@ def said_of(dataset: Any, name: str) -> str | None:
 
 
 def samples_in(dataset: Any, fetched: Any, n: int, remedy: str = "or transform the batch in collate_fn") -> Sequence[Any]:
-    """What ``__getitems__`` of ``dataset`` has returned, if it is the ``n`` samples."""
+    """The result of the ``__getitems__`` of ``dataset``, checked to be ``n`` samples."""
     if type(fetched) not in (list, tuple):
         raise TypeError(
-            f"each sample is needed by itself, but {type(dataset).__name__}.__getitems__ returned a whole batch, a {type(fetched).__name__}. Return a list of "
+            f"individual samples are needed here, but {type(dataset).__name__}.__getitems__ returned a whole batch, a {type(fetched).__name__}. Return a list of "
             f"samples, {remedy}."
         )
     if len(fetched) != n:
         raise ValueError(
-            f"{type(dataset).__name__}.__getitems__ returned {len(fetched)} samples for {n} indices, and nothing tells which is which."
+            f"{type(dataset).__name__}.__getitems__ returned {len(fetched)} samples for {n} indices, so samples and indices cannot be matched."
         )
     samples: Sequence[Any] = fetched
     return samples
 
 
 def has_getitems(dataset: Any) -> bool:
-    """Whether ``__getitems__`` is worth calling: that of `Subset` only loops if the dataset inside has none."""
+    """Whether ``__getitems__`` is worth calling: that of `Subset` only loops if the inner dataset has none."""
     while isinstance(dataset, Subset) and (type(dataset).__getitem__, type(dataset).__getitems__) == (
         Subset.__getitem__,
         Subset.__getitems__,

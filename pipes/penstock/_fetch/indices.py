@@ -1,4 +1,4 @@
-"""The input of a task: what to load, with its address. Every item at the index level is one."""
+"""The input of a task: what to load, with its address. Every item at the index level is an `Indices`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Indices(Shown, Sequence[Any]):
     Attributes:
         epoch: The epoch that the items belong to, counted from 0.
         positions: The items' positions in the epoch's global sequence, before sharding: an ``int`` for one item, an int64 array of shape
-            ``(batch,)`` for a batch. Items that are dealt again have unique ones past the end of the epoch.
+            ``(batch,)`` for a batch. Items that are dealt again have unique positions past the end of the epoch.
         values: The dataset indices. For one item an ``int``, or whatever the sampler yields (a list or an array, for example); for a batch
             an int64 array of shape ``(batch,)``, or a list if they are not all integers.
     """
@@ -37,11 +37,11 @@ class Indices(Shown, Sequence[Any]):
         return isinstance(self.positions, np.ndarray)
 
     def with_values(self, values: Any) -> Indices:
-        """Other values at the same address."""
+        """The same address with other values."""
         return Indices(self.epoch, self.positions, values)
 
     def plain(self) -> Any:
-        """The values without their address, as a user's function gets them: one value, or a list."""
+        """The values without their address, as passed to a user's function: one value, or a list."""
         return self.values.tolist() if self.is_batch and isinstance(self.values, np.ndarray) else self.values
 
     def __len__(self) -> int:

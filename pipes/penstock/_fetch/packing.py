@@ -1,4 +1,4 @@
-"""Packs: several sequences laid one after another into one sample of a fixed length. Knows nothing of how they were chosen."""
+"""Packs: several sequences concatenated into one sample of a fixed length. Independent of how they were chosen."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @final
 class PackIndex(NamedTuple):
-    """What a pack is made of; as an index of a `PackView` it stands for the pack. One entry for each member.
+    """The contents of a pack; as an index of a `PackView` it stands for the pack. One entry per member.
 
     Attributes:
-        indices: Which sequence of the dataset.
-        positions: Its position in the order, which keys its random numbers; None: they are the pack's.
-        wholes: Its length.
-        starts: Where the member starts in it.
-        lengths: The length of the member.
+        indices: Index of the sequence in the dataset.
+        positions: Its position in the order, which keys its random numbers; None: they are those of the pack.
+        wholes: Length of the whole sequence.
+        starts: Where the member starts in the sequence.
+        lengths: Length of the member.
     """
 
     indices: list[int]
@@ -45,23 +45,23 @@ class PackIndex(NamedTuple):
 
 @final
 class PackView(DatasetView):
-    """A dataset of sequences, seen as one of packs; its indices are `PackIndex`.
+    """A dataset of sequences, viewed as a dataset of packs; its indices are `PackIndex`.
 
     Args:
-        dataset: Of sequences: 1-D arrays, tensors or lists of numbers, or dicts of them. More dimensions may follow the first.
+        dataset: A dataset of sequences: 1-D arrays, tensors or lists of numbers, or dicts of them. More dimensions may follow the first.
         capacity: Length of a pack.
-        pad: The value of the padding, or one for each field, by name; fields without one get 0.
-        transform: Applied to each sequence as it was loaded, before it is cut. It must keep the length.
+        pad: The padding value, or a dict of one per field; fields without one get 0.
+        transform: Applied to each loaded sequence before it is cut. It must keep the length.
 
     Raises:
-        ValueError: ``pad`` is no number. On loading: a sequence has another length than the pack says, or a field does not fit; names the index.
+        ValueError: ``pad`` is not a number. On loading: the length of a sequence differs from the pack, or a field does not fit; the message names the index.
     """
 
     def __init__(
         self, dataset: Any, capacity: int, pad: float | Mapping[str, float] = 0, transform: Callable[[Any], Any] | None = None
     ) -> None:
         if transform is not None and not callable(transform):
-            raise TypeError(f"transform must be a function of one sample, and {transform!r:.80} cannot be called.")
+            raise TypeError(f"transform must be a function of one sample, but {transform!r:.80} is not callable.")
         self.dataset = dataset
         self.capacity = capacity
         self.pad = checked_pad("pad", pad)
@@ -88,7 +88,7 @@ class PackView(DatasetView):
         return [self._packed(pack, list(islice(loaded, len(pack.indices)))) for pack in packs]
 
     def _packed(self, pack: PackIndex, loaded: Sequence[Any] | None) -> dict[str, Any]:
-        """The sample of ``pack``; ``loaded`` are its sequences, if they are there already."""
+        """The sample of ``pack``; ``loaded`` are its sequences, if they were already loaded."""
         rows, pieces = Rows(self.capacity, self.pad, "pack", "transform"), []
         loading = current.get() if pack.positions is not None else None
         try:
@@ -110,21 +110,21 @@ class PackView(DatasetView):
                 loading.restart()
         if not pieces:
             raise ValueError(
-                "all sequences of this pack are empty, so nothing says what its padding is of. Leave empty sequences out of the dataset."
+                "all sequences of this pack are empty, so the type of its padding is unknown. Remove empty sequences from the dataset."
             )
         return rows.row(pieces)
 
 
 @final
 class Rows:
-    """Lays sequences, or pieces of them, one after another into rows of one length. All must have the same fields, of the same types.
+    """Concatenates sequences, or pieces of them, into rows of one length. All must have the same fields, with the same types.
 
     Args:
         capacity: Length of a row.
         pad: See `PackView`.
-        within: What the sequences are compared in, for messages.
+        within: The scope in which sequences are compared, for messages.
         where: Where to change them, for messages.
-        hint: Said to whoever has no sequences.
+        hint: Appended to the message if records are not sequences.
     """
 
     def __init__(self, capacity: int, pad: float | dict[str, float], within: str, where: str, hint: str = "") -> None:
@@ -133,32 +133,32 @@ class Rows:
         self._within = within
         self._where = where
         self._hint = hint
-        self._first: dict[str, Any] = {}  # an empty piece of each field: what the others must be like
+        self._first: dict[str, Any] = {}  # an empty piece of each field, which the others must match
 
     def fields(self, sequence: Any, index: int = 0, whole: int | None = None) -> dict[str, Any]:
-        """The fields of a sequence, as arrays or tensors of one length; of the length ``whole``, if sequence ``index`` is known to have it."""
+        """The fields of a sequence, as arrays or tensors of one length; checked to be ``whole``, if sequence ``index`` is known to have that length."""
         given = sequence if isinstance(sequence, Mapping) else {"tokens": sequence}
         fields = {name: self._array(name, value) for name, value in given.items()}
         if not fields:
             raise ValueError("a sequence has no fields.")
         if self._first and fields.keys() != self._first.keys():
             raise ValueError(
-                f"a sequence has the fields {sorted(fields)}, and those before it in the {self._within} have {sorted(self._first)}."
+                f"a sequence has the fields {sorted(fields)}, but those before it in the {self._within} have {sorted(self._first)}."
             )
         lengths = {len(value) for value in fields.values()}
         if whole is not None and lengths != {whole}:
             name = next(name for name, value in fields.items() if len(value) != whole)
             raise ValueError(
                 f"lengths[{index}] is {whole}, but the field {name!r} of sequence {index} has {len(fields[name])} places. Correct the lengths; or, if the field "
-                f"does not go along the sequence, drop it in {self._where}."
+                f"does not run along the sequence, drop it in {self._where}."
             )
         if len(lengths) != 1:
             said = ", ".join(f"{name!r} {len(value)}" for name, value in fields.items())
             raise ValueError(
-                f"the fields of a sequence must have the same length, but they have: {said}. Drop what does not go along the sequence in {self._where}."
+                f"the fields of a sequence must have the same length, but they have: {said}. Drop fields that do not run along the sequence in {self._where}."
             )
         if lengths == {0}:
-            return fields  # an empty list says nothing of its numbers
+            return fields  # an empty list does not tell the type of its numbers
         if not self._first:
             self._begin(fields)
         for name, value in fields.items():
@@ -168,12 +168,12 @@ class Rows:
                     f"{type(one).__name__} of {one.dtype}, shape (…, {', '.join(map(str, one.shape[1:]))})" for one in (first, value)
                 )
                 raise ValueError(
-                    f"the field {name!r} is {came} here, and {was} in the sequences before it in the {self._within}. Convert it in {self._where}."
+                    f"the field {name!r} is {came} here, but {was} in the sequences before it in the {self._within}. Convert it in {self._where}."
                 )
         return fields
 
     def row(self, pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """One row, of pieces that are not empty."""
+        """One row made of non-empty pieces."""
         position_ids, segment_ids = np.zeros((2, self._capacity), np.int64)
         places, total = _places(self._capacity), 0
         for number, piece in enumerate(pieces, 1):
@@ -198,7 +198,7 @@ class Rows:
 
     def _begin(self, fields: dict[str, Any]) -> None:
         if wrong := sorted(fields.keys() & {"position_ids", "segment_ids"}):
-            raise ValueError(f"a sequence has the field {wrong[0]!r}, which packing makes itself. Drop it in {self._where}.")
+            raise ValueError(f"a sequence has the field {wrong[0]!r}, which packing adds itself. Drop it in {self._where}.")
         if isinstance(self._pad, dict) and (unknown := sorted(self._pad.keys() - fields.keys())):
             raise ValueError(f"pad has a value for {unknown[0]!r}, but the sequences have the fields {sorted(fields)}.")
         for name, value in fields.items():
@@ -216,7 +216,7 @@ class Rows:
         numbers = isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
         if not numbers or not value.ndim:
             raise ValueError(
-                f"the field {name!r} of a sequence to pack must be an array, a tensor or a list of numbers, one for each place, but {value!r:.80} came. "
+                f"the field {name!r} of a sequence to pack must be an array, a tensor or a list of numbers, one per place, not {value!r:.80}. "
                 f"Drop it in {self._where}{self._hint}."
             )
         return value
@@ -228,5 +228,5 @@ def _places(capacity: int) -> np.ndarray:
 
 
 def pad_of(pad: float | dict[str, float], name: str) -> float:
-    """What a field is padded with."""
+    """The padding value of a field."""
     return pad.get(name, 0) if isinstance(pad, dict) else pad

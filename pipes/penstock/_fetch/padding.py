@@ -1,4 +1,4 @@
-"""A collate function that pads: fields whose first dimension varies become as long as the longest of the batch."""
+"""A collate function that pads: fields whose first dimension varies are extended to the longest in the batch."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Padded:
         self.lengths = lengths
 
     def __call__(self, samples: Sequence[Any], allocate: Allocate = afresh) -> Any:
-        """The batch of ``samples``, a non-empty list; what is padded lies in memory from ``allocate``, which is called once at most."""
+        """The batch of ``samples``, a non-empty list. Padded fields use memory from ``allocate``, which is called at most once."""
         first = samples[0]
         fields: dict[Any, Any]
         if isinstance(first, Mapping):
             fields = self._of_dicts(samples)
         elif isinstance(self.value, dict) or self.lengths:
             what = "lengths=True" if self.lengths else "a value for each field"
-            raise TypeError(f"pad with {what} needs samples that are dicts, but a {type(first).__name__} came.")
+            raise TypeError(f"pad with {what} needs samples that are dicts, not {type(first).__name__}.")
         elif isinstance(first, tuple):
             fields = {
                 place: self._padded(f"element {place}", column, self.value) for place, column in enumerate(zip(*samples, strict=True))
@@ -57,9 +57,9 @@ class Padded:
         names = samples[0].keys()
         for sample in samples:
             if type(sample) is not dict and not isinstance(sample, Mapping):
-                raise TypeError(f"a sample is a {type(sample).__name__}, and the first of its batch is a dict.")
+                raise TypeError(f"a sample is a {type(sample).__name__}, but the first one of its batch is a dict.")
             if sample.keys() != names:
-                raise ValueError(f"a sample has the fields {sorted(sample)}, and the first of its batch has {sorted(names)}.")
+                raise ValueError(f"a sample has the fields {sorted(sample)}, but the first one of its batch has {sorted(names)}.")
         if isinstance(self.value, dict) and (unknown := sorted(self.value.keys() - names)):
             raise ValueError(f"pad has a value for {unknown[0]!r}, but the samples have the fields {sorted(names)}.")
         batch: dict[Any, Any] = {}
@@ -72,16 +72,16 @@ class Padded:
             if self.lengths and (isinstance(self.value, dict) or _is_long(column[0])):
                 if f"{name}_lengths" in names:
                     raise ValueError(
-                        f"lengths=True adds a field {name}_lengths, and the samples have one already. Rename theirs, or leave lengths out."
+                        f"lengths=True adds a field {name}_lengths, which the samples already have. Rename theirs, or drop lengths."
                     )
                 batch[f"{name}_lengths"] = torch.tensor([len(one) for one in column])
         return batch
 
     def _padded(self, what: str, column: Sequence[Any], value: Any) -> Any:
-        """A field of the batch: its `_Rows`, still to be written, or, if NumPy cannot write it, the field itself."""
+        """A field of the batch: its `_Rows`, to be written later, or the field itself if NumPy cannot write it."""
         if not _is_long(column[0]):
             if isinstance(self.value, dict):
-                raise ValueError(f"{what} must be a tensor, an array or a list of numbers to be padded, but {column[0]!r:.80} came.")
+                raise ValueError(f"to be padded, {what} must be a tensor, an array or a list of numbers, not {column[0]!r:.80}.")
             return default_collate(list(column))
         arrays: Any = column if _are_alike(column) else _converted(what, column)
         lengths = list(map(len, arrays))
@@ -100,7 +100,7 @@ class Padded:
 
 @final
 class _Rows:
-    """One field of a batch, not written yet: its rows, how long each is, what to pad them with, and what memory the field needs."""
+    """One field of a batch, not written yet: its rows, their lengths, the padding value, and the memory that the field needs."""
 
     __slots__ = ("_arrays", "_lengths", "_padding", "spec")
 
@@ -111,17 +111,17 @@ class _Rows:
         self.spec = spec
 
     def written(self, memory: torch.Tensor) -> torch.Tensor:
-        """``memory``, with the rows and their padding in it."""
+        """``memory``, filled with the rows and their padding."""
         batch = memory.numpy()
         batch.fill(self._padding)
         for row, length, one in zip(batch, self._lengths, self._arrays, strict=True):
-            if length:  # an empty sample may be of another dtype and of fewer dimensions
+            if length:  # an empty sample may have another dtype and fewer dimensions
                 row[:length] = one
         return memory
 
 
 def _are_alike(column: Sequence[Any]) -> bool:
-    """Whether these are NumPy arrays that differ in their lengths only."""
+    """Whether these are NumPy arrays that differ only in length."""
     first = column[0]
     if type(first) is not np.ndarray or first.dtype not in IN_TORCH or set(map(type, column)) != {np.ndarray}:
         return False
@@ -132,12 +132,12 @@ def _converted(what: str, column: Sequence[Any]) -> list[Any]:
     """One field's samples as arrays, or all of them as tensors if NumPy cannot read one of them."""
     if (other := next((one for one in column if not _is_long(one)), column)) is not column:
         raise ValueError(
-            f"{what} is to be padded, so it must be a tensor, an array or a list of numbers in every sample, but {other!r:.80} came."
+            f"{what} is to be padded, so it must be a tensor, an array or a list of numbers in every sample, not {other!r:.80}."
         )
     try:
         tensors = [torch.as_tensor(one) for one in column]
-    except (TypeError, ValueError, RuntimeError) as exc:  # a ragged list, strings, a step backwards
-        raise ValueError(f"{what} cannot be made a tensor: {exc}") from exc
+    except (TypeError, ValueError, RuntimeError) as exc:  # e.g. a ragged list, strings, or negative strides
+        raise ValueError(f"{what} cannot be converted to a tensor: {exc}") from exc
     like = next((one for one in tensors if len(one)), tensors[0])
     for one in tensors:
         if len(one) and (one.dtype != like.dtype or one.shape[1:] != like.shape[1:]):
@@ -149,13 +149,13 @@ def _converted(what: str, column: Sequence[Any]) -> list[Any]:
 
 
 def _kind(one: Any) -> torch.dtype:
-    """The dtype of the tensor or array ``one``, in torch."""
+    """The torch dtype of a tensor or array."""
     kind: torch.dtype = IN_TORCH[one.dtype] if type(one) is np.ndarray else one.dtype
     return kind
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether NumPy reads the same numbers from ``tensor`` as torch, and nothing is lost."""
+    """Whether NumPy reads the same numbers from ``tensor`` as torch, without loss."""
     return (
         type(tensor) is torch.Tensor
         and dtype_name(tensor.dtype) in IN_NUMPY
@@ -166,20 +166,20 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _padding(value: float, dtype: torch.dtype) -> Any:
-    """``value`` as a NumPy number, converted by torch, which does not warn of infinity."""
+    """``value`` as a NumPy number, converted by torch, which does not warn about infinity."""
     return torch.full((), value, dtype=dtype, device="cpu").numpy()[()]
 
 
 def checked_pad(name: str, value: float | Mapping[str, float], remedy: str = "") -> float | dict[str, float]:
-    """``value``, if it is a number to pad with, or one for each field."""
+    """``value``, checked to be a padding number, or a dict of one per field."""
     for number in value.values() if isinstance(value, Mapping) else [value]:
         if not isinstance(number, int | float | np.number):
-            raise ValueError(f"{name}={value!r:.80} must be a number, or a dict of a number for each field.{remedy}")
+            raise ValueError(f"{name}={value!r:.80} must be a number, or a dict with one number per field.{remedy}")
     return dict(value) if isinstance(value, Mapping) else value
 
 
 def check_fits(value: float, dtype: Any, what: str) -> None:
-    """Refuse padding that is out of bounds for ``dtype``, of torch or NumPy, or no whole number where it must be one."""
+    """Refuse a padding value that is out of bounds for ``dtype``, of torch or NumPy, or fractional for an integer dtype."""
     if isinstance(dtype, torch.dtype):
         whole = not (dtype.is_floating_point or dtype.is_complex)
         bounds: Any = torch.iinfo
@@ -198,18 +198,18 @@ def _is_long(value: Any) -> bool:
 
 
 def pad(value: float | Mapping[str, float] = 0, to_multiple_of: int = 1, *, lengths: bool = False) -> Padded:
-    """A ``collate_fn`` that pads the first dimension of fields to the longest of the batch. It can be pickled.
+    """A ``collate_fn`` that pads the first dimension of fields to the longest in the batch. It can be pickled.
 
     Samples are tensors, arrays or lists of numbers, or tuples or dicts of them. Everything else is collated as usual.
 
     Args:
-        value: What to pad with. A number: every field with a dimension is padded. A dict: only the fields named are, each with its value, so that images,
-            say, are left alone.
+        value: The padding value. A number: every field with at least one dimension is padded. A dict: only the named fields are, each with its own value, so that
+            images, for example, are left alone.
         to_multiple_of: Round the length up to a multiple of this.
         lengths: Add ``<field>_lengths`` to the batch for every padded field: int64, shape ``(batch,)``. Samples must be dicts.
 
     Raises:
-        ValueError: ``value`` is no number. On collating: fields that differ in more than the first dimension; a field named in ``value`` is not there.
+        ValueError: ``value`` is not a number. On collating: fields differ in more than the first dimension, or a field named in ``value`` is missing.
     """
     return Padded(value, to_multiple_of, lengths)
 

@@ -1,4 +1,4 @@
-"""The sample being loaded: what ``__getitem__`` can ask about it."""
+"""The sample being loaded: what ``__getitem__`` can find out about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Sample(Shown):
     """The address of the sample being loaded, and its own random numbers.
 
-    The same (seed, epoch, position) gives the same numbers in any thread, in any process, and on any rank.
+    The same (seed, epoch, position) gives the same numbers in any thread, in any process and on any rank.
 
     Attributes:
         seed: The seed of the loader.
@@ -45,18 +45,18 @@ class Sample(Shown):
 
     @cached_property
     def rng(self) -> np.random.Generator:
-        """A NumPy generator of this sample's own."""
+        """A NumPy generator that belongs to this sample."""
         return numpy_generator(self.seed, self.epoch, self.position)
 
     @cached_property
     def torch_generator(self) -> torch.Generator:
-        """A torch generator of this sample's own, on the CPU."""
+        """A torch generator that belongs to this sample, on the CPU."""
         return torch_generator(self.seed, self.epoch, self.position)
 
 
 @final
 class RowIn:
-    """A ``current_row`` that tells which row is being loaded from how much is left of ``rows``, an iterator over a list of ``n``: nobody has to write it."""
+    """A ``current_row`` that derives the row being loaded from how much is left of ``rows``, an iterator over a list of length ``n``, so that nothing has to be written."""
 
     __slots__ = ("_last", "_rows")
 
@@ -69,7 +69,7 @@ class RowIn:
 
 
 class Cursor:
-    """Points to what is being loaded. It builds a `Sample` only on request, because few datasets ask.
+    """Points to what is being loaded. It builds a `Sample` only on request, because few datasets need one.
 
     Attributes:
         epoch: The epoch of the sample, or the pass over the shards.
@@ -85,17 +85,17 @@ class Cursor:
         raise NotImplementedError
 
     def made(self) -> Sample | None:
-        """The same, if it was built."""
+        """The same, if it was already built."""
         raise NotImplementedError
 
     def enter_source(self, name: str) -> str | None:
-        """The sample now loads from the source ``name``. Returns what to pass to `leave_source`."""
+        """Record that the sample is now being loaded from the source ``name``. Returns the argument for `leave_source`."""
         outer = self._source
         self.leave_source(name if outer is None else f"{outer}/{name}")
         return outer
 
     def leave_source(self, outer: str | None) -> None:
-        """The sample has left the source it entered."""
+        """Record that the sample has left the source that it entered."""
         self._source = outer
         if (sample := self.made()) is not None:
             sample.source = outer
@@ -110,7 +110,7 @@ class SampleCursor(Cursor):
         epoch: The epoch of the batch.
         positions: The position of each row; a list or an array.
         indices: The dataset index of each row.
-        current_row: Holds the row being loaded; `IDLE` counts as the first.
+        current_row: Holds the row being loaded; `IDLE` counts as the first row.
     """
 
     __slots__ = ("_current_row", "_indices", "_made", "_made_for", "_positions", "reseed", "seed")
@@ -126,7 +126,7 @@ class SampleCursor(Cursor):
         self._current_row = current_row
         self._made: Sample | None = None
         self._made_for = 0
-        self.reseed: Callable[[int, int], None] | None = None  # seeds the global generators for (epoch, position), if they are to be
+        self.reseed: Callable[[int, int], None] | None = None  # seeds the global generators for (epoch, position), if requested
 
     def sample(self) -> Sample:
         row = max(0, self._current_row[0])
@@ -138,7 +138,7 @@ class SampleCursor(Cursor):
         return self._made
 
     def enter_member(self, position: int, index: Any) -> None:
-        """Until `restart`, the sample being loaded is that of ``index``, at its own ``position``: a part of what the row is made of."""
+        """Until `restart`, the sample being loaded is ``index``, at its own ``position``: one of the parts of the row."""
         self._made, self._made_for = Sample(self.seed, self.epoch, position, index, self._source), max(0, self._current_row[0])
         if self.reseed is not None:
             self.reseed(self.epoch, position)
@@ -155,7 +155,7 @@ def sample() -> Sample:
     """The sample being loaded; call it in ``__getitem__`` or in a transform.
 
     Raises:
-        RuntimeError: No sample is being loaded here.
+        RuntimeError: No sample is being loaded in this context.
     """
     loading = current.get()
     if loading is None:

@@ -1,6 +1,6 @@
 """What a worker does with one task: load samples by their addresses, make a batch of them, and add the address to any error.
 
-Nothing here knows of threads or processes. A task is an `Indices`, any other item, a `Part` of a batch, or a batch that was `Loaded` in parts. A sample's random numbers are
+Independent of threads and processes. A task is an `Indices`, any other item, a `Part` of a batch, or a batch that was `Loaded` in parts. A sample's random numbers are
 seeded by (seed, epoch, position), so a task can run anywhere, and can be repeated.
 """
 
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A batch whose samples are there: the ``values`` of its parts."""
+    """A batch whose samples are loaded: the ``values`` of its parts."""
 
     indices: Indices
     parts: Sequence[Part]
@@ -61,7 +61,7 @@ class _Task:
 
     Attributes:
         dataset: ``get_worker_info().dataset`` in a worker process.
-        noun: What an index is called in messages.
+        noun: What messages call an index.
         epoch_aware: Datasets with a ``set_epoch``, which is called when a task's epoch differs from that of the task before.
         trial: Watches the one task in progress.
     """
@@ -76,7 +76,7 @@ class _Task:
             raise ValueError(f"seed_global_rngs={seed_global_rngs!r} must be True, False or 'always'.")
         self.seed = seed
         self._seeding = GlobalSeeding(seed, bool(seed_global_rngs), calm=None if seed_global_rngs == "always" else CALM)
-        self.meter = Meter()  # of what is done in the caller's thread; a worker has its own
+        self.meter = Meter()  # for work in the caller's thread; each worker has its own
 
     def __call__(self, task: Any, current_row: MutableSequence[int], allocate: Allocate = afresh, *, inline: bool = False) -> Any:
         meter = None if self.trial is not None else self.meter if inline else measuring.get()
@@ -98,16 +98,16 @@ class _Task:
                 self._measured(meter, task.indices if isinstance(task, Part | Loaded) else task)
 
     def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
-        """Do the task in the caller's thread, and leave its global generators as they were.
+        """Do the task in the caller's thread, and leave its global generators unchanged.
 
-        User code runs under the modes of a new thread, as it does in a worker: with gradients, even if ``next`` is called under
+        User code runs with the modes of a new thread, as it does in a worker: with gradients, even if ``next`` is called under
         ``torch.no_grad``, and never in inference mode, under autocast or with another default device.
         """
         with neutral_modes():
             return self(task, [IDLE], allocate, inline=True)
 
     def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
-        """Do the task, and count what it takes in the ``meter``."""
+        """Do the task, and record its cost in ``meter``."""
         raise NotImplementedError
 
     @property
@@ -117,7 +117,7 @@ class _Task:
 
     @property
     def parts_that_may_draw(self) -> str:
-        """The user's code that it runs, in words."""
+        """A description of the user's code that it runs."""
         raise NotImplementedError
 
     def name(self, task: Any, row: int) -> str:
@@ -138,7 +138,7 @@ class _Task:
         return f"{self.noun} {key if len(key) <= 80 else key[:79] + '…'} (epoch {task.epoch}, position {task.positions})"
 
     def _measured(self, meter: Meter, task: Any) -> None:
-        """End the measuring of a batch. The slowest sample is called by its index, if it has one, or by its position."""
+        """Finish measuring a batch. The slowest sample is identified by its index, if it has one, or by its position."""
         indices = task if isinstance(task, Indices) else None
 
         def name_of(row: int) -> int | str | None:
@@ -159,7 +159,7 @@ class _Task:
 
 @final
 class FunctionTask(_Task):
-    """`Work` that applies a user's function to each item; the function gets plain values, without their address.
+    """`Work` that applies a user's function to each item; the function receives plain values, without their address.
 
     Args:
         function: Any callable of one value.
@@ -201,7 +201,7 @@ class FetchTask(_Task):
     def __init__(self, fetch: Fetch, seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise") -> None:
         once = isinstance(
             fetch.dataset, IdentityDataset
-        )  # a transform may have changed the item, so it must not get it again; see `GlobalSeeding`
+        )  # a transform may have modified the item, so it must not receive it again; see `GlobalSeeding`
         super().__init__(seed, "always" if once and seed_global_rngs is True else seed_global_rngs)
         self.fetch = fetch
         self.dataset = (
@@ -219,7 +219,7 @@ class FetchTask(_Task):
         self._epoch: int | None = None  # the last one passed to `epoch_aware`, in this process
 
     def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
-        """Most batches are plain: nothing is measured, no sample may be left out. Those take the short way, `_batch`."""
+        """Most batches are plain: nothing is measured, and no sample may be skipped. Those take the fast path, `_batch`."""
         meter = self.meter
         plain = self._one_by_one and meter.plain and isinstance(task, Indices)
         if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self._epoch):
@@ -252,8 +252,8 @@ class FetchTask(_Task):
         """Split ``task`` into up to ``n`` parts; an empty list if it cannot be loaded sample by sample.
 
         ``here`` means that the workers are threads of this process. Otherwise a batch with the user's own ``collate_fn``, or with one
-        registered with torch, is not split: it must run in the worker, because it may turn the samples into something picklable, or ask
-        for its worker.
+        registered with torch, is not split: it must run in the worker, because it may convert the samples into something picklable, or query
+        the worker info.
         """
         fetch = self.fetch
         if fetch.has_getitems or fetch.is_arrays or not isinstance(task, Indices) or not task.is_batch:
@@ -269,7 +269,7 @@ class FetchTask(_Task):
         return Part(Indices(task.epoch, task.positions[rows], task.values[rows]), rows)
 
     def _together(self, fetch: Fetch, task: Loaded, allocate: Allocate) -> Any:
-        """The batch, with its rows in order, whatever the parts."""
+        """The batch, with its rows in order, however they were divided into parts."""
         failures: list[SampleFailure] = []
         samples: list[tuple[int, Any]] = []
         for part, value in zip(task.parts, task.values, strict=True):
@@ -293,7 +293,7 @@ class FetchTask(_Task):
             return self._seeding.run(together, of_many=False, kept=inline and fetch.collate_fn is not None)
         if not isinstance(task, Indices):
             raise GraphError(
-                f"Fetch loads samples by index, but got an item of type {type(task).__name__}. Put a Sampler at the source, or map with a plain function."
+                f"Fetch loads samples by index, but received an item of type {type(task).__name__}. Put a Sampler at the source, or map with a plain function."
             )
         if self.epoch_aware and task.epoch != self._epoch:
             self._set_epoch(task.epoch)
@@ -303,7 +303,7 @@ class FetchTask(_Task):
             except Exception:
                 if self.on_error == "raise":
                     raise
-                batch = None  # load sample by sample to find the bad one
+                batch = None  # load sample by sample to find the one that failed
             if batch is not None:
                 return batch
         many = inline or (task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED)
@@ -323,7 +323,7 @@ class FetchTask(_Task):
             except Exception:
                 if self.on_error == "raise":
                     raise
-                load = _load_one(fetch)  # load again, one by one, to find the bad one
+                load = _load_one(fetch)  # load again, one by one, to find the sample that failed
             else:
                 if fetch.transform is not None:
                     samples, transform = iter(samples_in(self.dataset, fetched, len(indices))), fetch.transform
@@ -337,7 +337,7 @@ class FetchTask(_Task):
         return self._row_by_row(fetch, task, positions, indices, fetch.begin(len(indices), allocate), load, current_row)
 
     def _batch(self, task: Indices, allocate: Allocate) -> Any:
-        """What `_loaded` makes, faster: samples come one by one, and the first error is raised."""
+        """The result of `_loaded`, computed faster: samples are loaded one by one, and the first error is raised."""
         fetch, indices = self.fetch, task.plain()
         rows = iter(indices)
         current_row: Any = RowIn(rows, len(indices))
@@ -353,7 +353,7 @@ class FetchTask(_Task):
                 if batch is not None:
                     batch.add(samples)
             else:
-                while True:  # ends by a break: Ctrl-C at the jump of a condition could skip the finally (python/cpython#130279)
+                while True:  # left by a break: Ctrl-C at the jump of a condition could skip the finally (python/cpython#130279)
                     samples = [load(index) for index in islice(rows, batch.step)]
                     if not samples:
                         break
@@ -417,7 +417,7 @@ class FetchTask(_Task):
         return PartialBatch(value, failures, batch.added) if failures else value
 
     def _seed_collate(self, fetch: Fetch, task: Indices) -> None:
-        """Give ``collate_fn`` a seed of its own, so that its draws do not depend on what the samples drew."""
+        """Give ``collate_fn`` its own seed, so that its draws do not depend on what the samples drew."""
         if fetch.collate_fn is not None and fetch.collate_fn is not _samples and task.is_batch and len(task):
             self._seeding.seed_collate(task.epoch, int(task.positions[0]))
 
@@ -425,7 +425,7 @@ class FetchTask(_Task):
         if self.on_error == "skip":
             return SKIP
         assert callable(self.on_error)
-        loading.restart()  # a substitute's random numbers do not depend on where the sample failed
+        loading.restart()  # a substitute's random numbers must not depend on where the sample failed
         sample = loading.sample()
         if self._seeding.active:
             self._seeding.seed(sample.epoch, sample.position)
@@ -448,7 +448,7 @@ def work_of(
 
 
 _WATCHED = 8
-"""Samples in the smallest batch that a worker watches for draws instead of seeding each sample. In the consumer's thread restoring the generators costs more than watching."""
+"""Samples in the smallest batch that a worker watches for draws instead of seeding each sample. In the consumer's thread, restoring the generators costs more than watching."""
 
 
 _row = itemgetter(0)
@@ -456,7 +456,7 @@ _NO_ROW = (IDLE,)
 
 
 def _samples(samples: Any) -> Any:
-    """The ``collate_fn`` of a `Part`: returns the samples as they are."""
+    """The ``collate_fn`` of a `Part`: returns the samples unchanged."""
     if type(samples) not in (list, tuple):
         raise TypeError(
             f"several workers load the samples of each batch, because the dataset has lanes, but its __getitems__ returned a whole batch, a "

@@ -1,4 +1,4 @@
-"""What torch's ``default_collate`` makes of one field: which rules it has, what a row of the batch is, and why it refused. Pure."""
+"""What torch's ``default_collate`` does with one field: its rules, the form of a row in the batch, and why it refused. Pure."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from penstock._memory.allocation import Spec
 
 TORCHS_OWN = {collate_tensor_fn, collate_numpy_array_fn, collate_numpy_scalar_fn, collate_float_fn, collate_int_fn, collate_str_fn}
-"""Its rules, as long as the user has registered no others."""
+"""Its rules, while the user has registered no others."""
 
 
 def plain_collate(samples: Any) -> Any:
     """``default_collate``, but never into shared memory."""
-    # In a process that torch takes for a DataLoader worker, it collates into its own shared memory, which we do not want.
+    # In a process that torch considers a DataLoader worker, it collates into its own shared memory, which we do not want.
     info, torch_worker._worker_info = torch_worker._worker_info, None
     try:
         return default_collate(samples)
@@ -46,7 +46,7 @@ def has_registered() -> bool:
 
 
 def registered(sample: Any) -> Callable[..., Any] | None:
-    """The entry of ``default_collate_fn_map`` for ``sample``, looked up as ``default_collate`` does, before it opens any container."""
+    """The entry of ``default_collate_fn_map`` for ``sample``, looked up as ``default_collate`` does before opening any container."""
     kind = type(sample)
     if kind in default_collate_fn_map:
         return default_collate_fn_map[kind]
@@ -54,11 +54,11 @@ def registered(sample: Any) -> Callable[..., Any] | None:
 
 
 _LONG = 1024
-"""A list or tuple longer than this is not treated as a record: `default_collate` takes it as a whole."""
+"""A list or tuple longer than this is not treated as a record; `default_collate` handles it as a whole."""
 
 
 def parts_of(sample: Any) -> dict[Any, Any] | None:
-    """The children of a container that we take apart; None for a leaf. A container that the user registered with torch is a leaf."""
+    """The children of a container that we take apart; None for a leaf. A container type that the user registered with torch is a leaf."""
     kind = type(sample)
     is_record = dataclasses.is_dataclass(kind) and not isinstance(sample, Mapping)
     is_sequence = kind in (list, tuple) or (isinstance(sample, tuple) and hasattr(sample, "_fields"))
@@ -76,17 +76,17 @@ def row_spec(sample: Any) -> Spec | None:
     if type(sample) not in (torch.Tensor, np.ndarray, bool, int, float) and not isinstance(sample, np.generic):
         return None
     if registered(sample) not in TORCHS_OWN or default_collate_fn_map.get(torch.Tensor) is not collate_tensor_fn:
-        return None  # torch collates arrays by the function for tensors, so a custom one applies to both
+        return None  # torch collates arrays with the function for tensors, so a custom one applies to both
     if type(sample) is torch.Tensor:
         plain_memory = sample.layout is torch.strided and sample.device.type == "cpu" and not (sample.is_quantized or sample.is_nested)
         return (tuple(sample.shape), sample.dtype) if plain_memory and not sample.requires_grad and _in_numpy(sample.dtype) else None
     try:
-        # Torch is asked what it makes of one sample, so no rule of its for numbers and dtypes is repeated here. It
-        # refuses negative strides, which the copy does not have; the copy of a scalar array has a dimension, hence
+        # Torch itself converts one sample, so none of its rules for numbers and dtypes is repeated here. It
+        # refuses negative strides, which the copy does not have. The copy of a scalar array has a dimension, hence
         # `reshape`.
         batch = plain_collate([np.ascontiguousarray(sample).reshape(sample.shape) if type(sample) is np.ndarray else sample])
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        return None  # `default_collate` will raise the error that explains it
+        return None  # `default_collate` will raise an error that explains it
     shape = getattr(sample, "shape", ())
     if type(batch) is not torch.Tensor or batch.shape != (1, *shape) or not _in_numpy(batch.dtype):
         return None
@@ -105,16 +105,16 @@ def _in_numpy(dtype: torch.dtype) -> bool:
 
 
 def collated_field(column: Any, path: str) -> Any:
-    """The batch of one field; if it cannot be made, the error gets a note that names the field, the reason and the remedy."""
+    """The batch of one field. If it cannot be made, the error gets a note that names the field, the reason and the remedy."""
     try:
         return plain_collate(column)
     except Exception as exc:
         if registered(column[0]) not in (None, *TORCHS_OWN):
             raise  # a function that the user registered explains its own errors
-        with contextlib.suppress(Exception):  # the samples may raise when inspected, and a frozen exception takes no note
+        with contextlib.suppress(Exception):  # samples may raise when inspected, and a frozen exception accepts no note
             exc.add_note(
-                f"{_why_not(column, path)}. Write a collate_fn that makes a batch of them (if they differ in length only, penstock.pad(0) is one), or "
-                f"use collate_fn=list to keep them as they are."
+                f"{_why_not(column, path)}. Write a collate_fn that makes a batch of them (penstock.pad(0) is one, for samples that differ only in length), or "
+                f"use collate_fn=list to keep them unchanged."
             )
         raise
 
@@ -124,7 +124,7 @@ def _why_not(column: Sequence[Any], path: str) -> str:
         if (difference := _difference(column[0], one, path)) is not None:
             where, first, other = difference
             return f"samples 0 and {place} of this batch differ{f' in field {where}' * bool(where)}: {first}, and {other}"
-    return f"there is no rule for collating {_in_words(column[0])}{f', which is field {path} of these samples' * bool(path)}"
+    return f"there is no collate rule for {_in_words(column[0])}{f', which is field {path} of these samples' * bool(path)}"
 
 
 def _difference(first: Any, other: Any, path: str) -> tuple[str, str, str] | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def parts(fetch: Fetch) -> dict[str, str]:
-    """The user's code in ``fetch``, by its attribute, in words."""
+    """The user's code in ``fetch``: attribute names and descriptions."""
     dataset, collate_fn = fetch.dataset, fetch.collate_fn
     found = {}
     if not isinstance(dataset, IdentityDataset) and not fetch.is_arrays:
@@ -28,7 +28,7 @@ def parts(fetch: Fetch) -> dict[str, str]:
 
 
 def watched(fetch: Fetch, trial: Trial) -> Fetch:
-    """The same, with its `parts` on ``trial``."""
+    """The same fetch, with its `parts` watched by ``trial``."""
     found = copy.copy(fetch)
     for word, part in parts(fetch).items():
         one = getattr(fetch, word)

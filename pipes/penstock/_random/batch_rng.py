@@ -1,4 +1,4 @@
-"""Random numbers for the samples of a batch, made on the batch's device."""
+"""Random numbers for the samples of a batch, generated on the batch's device."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock._random.splitmix import GAMMA, LAST_SHIFT, STEPS
 class BatchRng(Shown):
     """Random numbers for each sample of a batch: a pure function of (seed, epoch, position), whatever the batch, the rank or the device.
 
-    A counter-based generator: a sample's words are the SplitMix64 stream of its key. `uniform` and `integers` agree to the last bit on every
-    device; `normal` takes logarithms, which devices round differently.
+    A counter-based generator: a sample's words are the SplitMix64 stream of its key. `uniform` and `integers` agree to the last bit on all
+    devices; `normal` takes logarithms, which devices round differently.
 
     Args:
         seed: The loader's seed.
         epoch: The batch's epoch.
-        positions: The positions of its samples, int64, shape ``(n,)``; the numbers are made on their device.
+        positions: The positions of its samples, int64, shape ``(n,)``; the numbers are generated on the same device.
     """
 
     __module__ = "penstock"
@@ -35,11 +35,11 @@ class BatchRng(Shown):
         return {"samples": len(self._keys), "device": self._keys.device}
 
     def uniform(self, *shape: int) -> torch.Tensor:
-        """From 0 up to 1, float32, shape ``(n, *shape)``: multiples of 2**-24."""
+        """Uniform in [0, 1), float32, shape ``(n, *shape)``: multiples of 2**-24."""
         return (self._words(shape, 24)).to(torch.float32) * 2.0**-24
 
     def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
-        """From ``low`` up to ``high - 1``, int64, shape ``(n, *shape)``.
+        """Uniform from ``low`` to ``high - 1``, int64, shape ``(n, *shape)``.
 
         Raises:
             ValueError: ``high`` is not above ``low``, or is more than 2**31 above it.
@@ -49,12 +49,12 @@ class BatchRng(Shown):
         return self._words(shape, 62) % (high - low) + low
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """With mean 0 and variance 1, float32, shape ``(n, *shape)``; Box and Muller, Annals of Mathematical Statistics 29 (1958)."""
+        """Normal with mean 0 and variance 1, float32, shape ``(n, *shape)``; Box and Muller, Annals of Mathematical Statistics 29 (1958)."""
         radius = torch.sqrt(-2 * torch.log((self._words(shape, 53).to(torch.float64) + 1) * 2.0**-53))
         return (radius * torch.cos(2 * math.pi * (self._words(shape, 53).to(torch.float64) * 2.0**-53))).to(torch.float32)
 
     def _words(self, shape: tuple[int, ...], bits: int) -> torch.Tensor:
-        """The upper ``bits`` of the next words of every sample."""
+        """The upper ``bits`` of the next words of each sample."""
         count = math.prod(shape)
         places = torch.arange(self._drawn + 1, self._drawn + count + 1, device=self._keys.device)
         self._drawn += count
@@ -62,14 +62,14 @@ class BatchRng(Shown):
 
 
 def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser; int64 arithmetic wraps around just as uint64 does."""
+    """SplitMix64's finaliser; int64 arithmetic wraps around like uint64."""
     for shift, factor in _STEPS:
         words = (words ^ _shifted(words, shift)) * factor
     return words ^ _shifted(words, LAST_SHIFT)
 
 
 def _shifted(words: torch.Tensor, by: int) -> torch.Tensor:
-    """Shifted right, filling with zeros."""
+    """Right shift that fills with zeros."""
     return (words >> by) & ((1 << (64 - by)) - 1)
 
 

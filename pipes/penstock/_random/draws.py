@@ -1,8 +1,8 @@
-"""Sees draws from the global generators, where only worker threads can have drawn; and finds out which part of their work draws.
+"""Detects draws from the global generators where only worker threads can have made them, and finds the part of their work that draws.
 
-It only reads the generators. A look costs 0.2 us, because a word and the position of each Mersenne Twister tell whether it was drawn from: the position
-moves with each draw, and the words change when it starts over. A normal deviate that a generator has kept from an earlier draw may be taken unseen; the
-draw that made it is seen.
+It only reads the generators. A look costs 0.2 us, because one word and the position of each Mersenne Twister show whether it was used: the position
+advances with each draw, and the words change when it wraps around. A normal deviate that a generator kept from an earlier draw can be taken without being
+detected, but the draw that made it is detected.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ GENERATORS = "random", "numpy.random", "torch"
 
 
 def looker() -> Callable[[], Look]:
-    """A function that returns where the three generators stand, to be compared. It looks at the generators that there are now."""
+    """A function that returns the positions of the three generators, for comparison. It looks at the generators that exist now."""
     bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
     twister, numpys, torchs = _python_twister(), _numpy_twister(bits), _torch_twister()
     if twister is None or numpys is None or torchs is None:
         return lambda: (random.getstate(), repr(bits.state), torch.default_generator.get_state().numpy().tobytes())
-    # The position, and a word beside it.
+    # The position, and an adjacent word.
     a, b, c = (eight.data.cast("Q") for eight in (twister[1][:8], numpys[-8:], torchs.place))
-    return lambda bits=bits: (a[0], b[0], c[0])  # type: ignore[misc]  # its memory must live as long as it is read
+    return lambda bits=bits: (a[0], b[0], c[0])  # type: ignore[misc]  # keeps alive the memory that it reads
 
 
 def drawn(before: Look, after: Look) -> set[str]:
-    """From which generators was drawn between two looks."""
+    """The generators that were used between two looks."""
     return {name for name, was, now in zip(GENERATORS, before, after, strict=True) if was != now}
 
 
@@ -46,13 +46,13 @@ def drawn(before: Look, after: Look) -> set[str]:
 class Trial:
     """Finds which parts of a task draw. The worker does the task alone, while the consumer waits.
 
-    If the program has other threads, they may draw, too, now and then or all the time. So after each part the worker pauses, for about four times as long as
-    the part took, and a part is found only if it draws five times before anything is drawn in a pause. Draws that come at random times pass for those of a part
-    once in 3000 cases. The lengths of the pauses vary, so that no rhythm fits them.
+    Other threads of the program may draw as well, occasionally or all the time. So after each part the worker pauses for about four times as long as
+    the part took, and a part is reported only if it draws five times before anything is drawn during a pause. Draws at random times are mistaken for those of a part
+    once in 3000 cases. The lengths of the pauses vary, so that no rhythm matches them.
 
     Args:
         look: See `looker`.
-        stamp: Tells whether all others wait: an equal value before and after a part says that they did in between. None: not now.
+        stamp: Shows whether all other workers are idle: an equal value before and after a part means that they were idle in between. None: not now.
         alone: Whether the program has no other threads.
 
     Attributes:
@@ -72,7 +72,7 @@ class Trial:
         self._paused_s = 0.0
 
     def watched(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
-        """``function``, which is called ``part``, watched while it runs. It may call other parts."""
+        """``function``, known as ``part``, watched while it runs. It may call other parts."""
 
         def runs(*arguments: Any) -> Any:
             if self.over:
@@ -94,7 +94,7 @@ class Trial:
         return runs
 
     def name(self, detail: str) -> None:
-        """What draws in the part that runs is ``detail``."""
+        """Add ``detail``: what draws in the current part."""
         self._detail = detail
 
     def _count(self, part: str, generators: set[str]) -> None:
@@ -117,4 +117,4 @@ _LONGEST_S = 2.0
 _PATIENCE_S = 5.0
 
 trying: ContextVar[Trial | None] = ContextVar("penstock_trial", default=None)
-"""The trial of the part that runs here."""
+"""The trial of the part that is currently running."""

@@ -1,4 +1,4 @@
-"""The global generators of ``random``, ``numpy.random`` and torch: seeded for a sample, watched, and put back."""
+"""The global generators of ``random``, ``numpy.random`` and torch: seeding them for a sample, watching them, and restoring them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from penstock._random.splitmix import GAMMA, mixed
 
 
 def seed_globals(seed: int, epoch: int, position: int) -> None:
-    """Seed ``random``, ``numpy.random`` and torch's CPU generator, in 7 us; see `global_rngs_kept` for taking it back.
+    """Seed ``random``, ``numpy.random`` and torch's CPU generator, in 7 us; to undo it, see `global_rngs_kept`.
 
-    NumPy and torch seed the same Mersenne Twister by 32 bits, so each gets its own half of a word. ``torch.manual_seed`` would
+    NumPy and torch seed the same Mersenne Twister with 32 bits, so each gets a different half of a word. ``torch.manual_seed`` would
     also seed every accelerator, which takes 100 us.
     """
     word = sample_word(seed, epoch, position)
@@ -31,15 +31,15 @@ def seed_globals(seed: int, epoch: int, position: int) -> None:
 
 
 _kept: ContextVar[tuple[Any, ...] | None] = ContextVar("penstock_global_rngs", default=None)
-"""Where this thread found the global generators when it entered the outermost `global_rngs_kept`, or when it began to watch them."""
+"""The states of the global generators when this thread entered the outermost `global_rngs_kept`, or began to watch them."""
 
 
 @final
 class global_rngs_kept:
-    """Leave the three global generators as they were found, to the bit, even after an exception; 80 us.
+    """Restore the three global generators bit for bit, even after an exception; 80 us.
 
-    They belong to the process, not to a thread, so whatever another thread draws meanwhile is taken back too. If an interrupt comes while they
-    are put back, `put_back_interrupted` finishes the job.
+    They belong to the process, not to a thread, so draws that another thread makes meanwhile are undone too. If an interrupt arrives during the
+    restore, `put_back_interrupted` completes it.
     """
 
     __slots__ = ("_outermost", "_states")
@@ -57,7 +57,7 @@ class global_rngs_kept:
 
 
 def note_watched(states: States) -> bool:
-    """Leave ``states`` to `put_back_interrupted`, until `forget_interrupted`; False if somebody further out has done so."""
+    """Leave ``states`` to `put_back_interrupted`, until `forget_interrupted`; False if an outer call has already done so."""
     if _kept.get() is not None:
         return False
     _kept.set(states)
@@ -65,13 +65,13 @@ def note_watched(states: States) -> bool:
 
 
 def forget_interrupted() -> None:
-    """Leave nothing to `put_back_interrupted`; also for the beginning of a call that it would mend."""
+    """Leave nothing to `put_back_interrupted`; also at the beginning of a call whose interruption it would repair."""
     if _kept.get() is not None:
         _kept.set(None)
 
 
 def put_back_interrupted() -> None:
-    """Put the global generators back if an interrupt kept others from it; for whoever mends an interrupted call."""
+    """Restore the global generators if an interrupt prevented that; for code that repairs an interrupted call."""
     states = _kept.get()
     if states is not None:
         if isinstance(states, States):
@@ -82,10 +82,10 @@ def put_back_interrupted() -> None:
 
 
 def global_states() -> tuple[Any, ...]:
-    """The states of the three global generators, for `put_globals`. Without a tensor.
+    """The states of the three global generators, for `put_globals`. Contains no tensor.
 
-    A thread of asyncio, such as fsspec's, keeps copies of the context. If one were the last to hold a tensor when the program ends, torch would let go of the
-    GIL and could not get it back: "terminate called without an active exception".
+    An asyncio thread, such as fsspec's, keeps copies of the context. If one held the last reference to a tensor when the program ends, torch would release the
+    GIL and could not reacquire it: "terminate called without an active exception".
     """
     return random.getstate(), np.random.get_state(), torch.default_generator.get_state().numpy().tobytes()
 
@@ -100,8 +100,8 @@ def put_globals(states: tuple[Any, ...]) -> None:
 class States(NamedTuple):
     """The states of the three global generators.
 
-    Python's is the memory of its Mersenne Twister (a position and 624 words) and the deviate it keeps, or what ``random.getstate`` returns.
-    NumPy's is the memory of its own (624 words and a position). Torch's is what `_TorchMemory` reads, or what ``get_state`` returns.
+    Python's is the memory of its Mersenne Twister (a position and 624 words) and the deviate it keeps, or the result of ``random.getstate``.
+    NumPy's is the memory of its own (624 words and a position). Torch's is the result of `_TorchMemory.read` or ``get_state``.
     """
 
     python: tuple[Any, ...]
@@ -111,18 +111,18 @@ class States(NamedTuple):
 
 @final
 class GlobalRngSnapshot:
-    """Tells cheaply whether anything was drawn from the three global generators: 1 us a look, against 80 for `global_rngs_kept`.
+    """Cheaply detects whether anything was drawn from the three global generators: 1 us per look, compared to 80 for `global_rngs_kept`.
 
     ``numpy.random.get_state`` takes 30 us, ``random.getstate`` 8 and torch's ``get_state`` 4, so the generators are compared as raw memory: NumPy's at the
-    address it publishes, those of Python and torch behind the head of the object, and only after checking that they are there. That memory is read and never written. NumPy may keep
-    a normal deviate for the next call outside that memory; if there may be one, `look` gives no answer.
+    address that it publishes, those of Python and torch behind the object header, and only after checking that they are there. That memory is read and never written. NumPy may keep
+    a normal deviate for the next call outside that memory; if there may be one, `look` returns None.
     """
 
     def __init__(self) -> None:
-        self._without_deviate: bytes | None = None  # NumPy's memory when it was last known to keep none
+        self._without_deviate: bytes | None = None  # NumPy's memory when it was last known to keep no deviate
 
     def look(self) -> States | None:
-        """Their states; None if they cannot be told."""
+        """Their states; None if they cannot be determined."""
         twister = _numpy_twister(np.random.get_bit_generator())  # type: ignore[attr-defined]
         if twister is None:
             return None
@@ -141,7 +141,7 @@ class GlobalRngSnapshot:
 
     @staticmethod
     def put_back(states: States) -> None:
-        """Set them to ``states``."""
+        """Set the generators to ``states``."""
         random.setstate((3, _python_words(states.python[0]), states.python[1]) if len(states.python) == 2 else states.python)
         np.random.set_state(_numpy_state(states.numpy))
         state = states.torch[0] if len(states.torch) == 1 else _torch_state(states.torch)
@@ -152,14 +152,14 @@ _WORDS = 624
 
 
 def _memory(address: int, n: int) -> np.ndarray:
-    """The ``n`` bytes at ``address``, as they are whenever the array is read. Copying them takes 0.1 us, and ``ctypes.string_at`` 1.4."""
+    """The ``n`` bytes at ``address``, as they are whenever the array is read. Copying them takes 0.1 us, compared to 1.4 with ``ctypes.string_at``."""
     memory: Any = (ctypes.c_uint8 * n).from_address(address)
     return np.frombuffer(memory, np.uint8)
 
 
 @lru_cache(maxsize=1)
 def _numpy_twister(generator: Any) -> np.ndarray | None:
-    """The memory of NumPy's global generator: 624 words and a position; None if it is of another kind."""
+    """The memory of NumPy's global generator: 624 words and a position; None if it is another kind of generator."""
     return _memory(generator.ctypes.state_address, 4 * _WORDS + 4) if isinstance(generator, np.random.MT19937) else None
 
 
@@ -178,21 +178,21 @@ def _python_twister() -> tuple[Any, np.ndarray] | None:
 
 @final
 class _TorchMemory:
-    """The memory of a torch generator on the CPU, without the gaps that the compiler left in it.
+    """The memory of a torch CPU generator, without the padding that the compiler inserted.
 
     Raises:
-        ValueError: It is not where we expect it.
+        ValueError: The memory is not where we expect it.
     """
 
-    _HEAD, _WORDS = slice(0, 13), slice(16, 20 + 4 * _WORDS)  # the seed, how many words are left, and where the next one is; the words
-    _KEPT = (slice(2520, 2524), 2524), (slice(2528, 2536), 2536)  # the normal deviates, and whether there is any
+    _HEAD, _WORDS = slice(0, 13), slice(16, 20 + 4 * _WORDS)  # the seed, the number of words left, and the place of the next one; the words
+    _KEPT = (slice(2520, 2524), 2524), (slice(2528, 2536), 2536)  # the normal deviates, and whether they exist
 
     def __init__(self, generator: torch.Generator) -> None:
         address, state = getattr(generator, "_cdata", None), generator.get_state().numpy()
         if not isinstance(address, int) or len(state) < 24 + 8 * _WORDS:
             raise ValueError
         words = state[24 : 24 + 8 * _WORDS].view(np.uint64).astype(np.uint32).tobytes()
-        place = ctypes.string_at(address, 256).find(words[:16])  # if the first words are in there, the object holds them all
+        place = ctypes.string_at(address, 256).find(words[:16])  # if the first words are in there, the object contains all of them
         if place < 20 or ctypes.string_at(address + place, len(words)) != words:
             raise ValueError
         self._memory = _memory(address + place - 20, 20 + len(words) + 28)
@@ -203,32 +203,32 @@ class _TorchMemory:
         return self._memory[16:24]
 
     def read(self) -> tuple[Any, ...]:
-        """What ``generator.get_state`` would tell."""
+        """The equivalent of ``generator.get_state``."""
         memory = self._memory.tobytes()
         (single, has_single), (double, has_double) = self._KEPT
         return memory[self._WORDS], memory[self._HEAD], memory[has_single] and memory[single], memory[has_double] and memory[double]
 
 
 def _torch_state(read: tuple[Any, ...]) -> bytes:
-    """What ``get_state`` returned where `_TorchMemory.read` returned that."""
+    """What ``get_state`` returns in the state described by the result of `_TorchMemory.read`."""
     words, head, single, double = read
     place, *twister = np.frombuffer(words, np.uint32).tolist()
     seed, left, seeded = struct.unpack("<QiB", head)
     state = struct.pack(f"<QiiQ{_WORDS}Q", seed, left, seeded, place, *twister)
-    state += struct.pack("<8x8s8xi4x", double or b"", bool(double))  # a deviate of double precision, and whether there is one
-    return state + struct.pack("<4s?3x", single or b"", bool(single))  # and one of single precision
+    state += struct.pack("<8x8s8xi4x", double or b"", bool(double))  # a double-precision deviate, and whether it exists
+    return state + struct.pack("<4s?3x", single or b"", bool(single))  # the same in single precision
 
 
 @cache
 def _torch_twister() -> _TorchMemory | None:
-    """The memory of torch's global generator; None if it is not where we expect it, or if a generator of our own shows that it is not all of it."""
+    """The memory of torch's global generator; None if it is not where we expect it, or if a test with a separate generator shows that it is incomplete."""
     probe = torch.Generator(device="cpu").manual_seed(1)
     try:
         memory, found = _TorchMemory(probe), _TorchMemory(torch.default_generator)
     except ValueError:
         return None
     seen, told = [memory.read()], [probe.get_state()]
-    for dtype in (torch.float32, torch.float32, torch.float64, torch.float64):  # every other one takes a deviate that was kept
+    for dtype in (torch.float32, torch.float32, torch.float64, torch.float64):  # every other draw uses a kept deviate
         torch.randn(1, generator=probe, dtype=dtype, device="cpu")
         seen.append(memory.read())
         told.append(probe.get_state())

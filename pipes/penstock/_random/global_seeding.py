@@ -1,4 +1,4 @@
-"""When the global generators are seeded: for each sample, unless nothing is known to draw from them."""
+"""When to seed the global generators: for each sample, unless nothing is known to draw from them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CALM = 4
-"""After this many batches in a row that drew nothing, batches are loaded unseeded, and watched."""
+"""After this many consecutive batches without a draw, batches are loaded unseeded and watched."""
 
 
 @final
 class GlobalSeeding:
     """Seeds ``random``, ``numpy.random`` and torch's CPU generator for each sample, in 7 us, or makes sure that nothing draws from them.
 
-    Few datasets draw. So once several batches have drawn nothing, batches are loaded unseeded, and the generators are compared before and
-    after. If a batch draws after all, it is loaded again, seeded, and so are all later ones: a sample is the same either way. Code that
-    only looks at a generator (``torch.initial_seed()``), or restores it (``torch.random.fork_rng``), goes unnoticed; use ``calm=None``
-    for that. One thread at a time.
+    Few datasets draw from them. So once several batches have drawn nothing, batches are loaded unseeded, and the generators are compared before and
+    after. If a batch does draw, it is loaded again, seeded, and so are all later ones: a sample is the same either way. Code that
+    only looks at a generator (``torch.initial_seed()``), or restores it (``torch.random.fork_rng``), is not detected; for such code use
+    ``calm=None``. One thread at a time.
 
     Args:
-        seed: Of the random numbers of samples.
+        seed: Seed of the samples' random numbers.
         on: False never touches the generators.
-        calm: How many batches in a row must draw nothing before seeding stops; None: it never stops.
+        calm: How many consecutive batches must draw nothing before seeding stops; None: it never stops.
 
     Attributes:
         active: Whether the samples being loaded now must be seeded.
@@ -43,9 +43,9 @@ class GlobalSeeding:
         self._seed = seed
         self._on = on
         self._needed = calm or 0
-        self._calm: int | None = None if calm is None else 0  # batches in a row that drew nothing; None: one did
+        self._calm: int | None = None if calm is None else 0  # consecutive batches without a draw; None: one did draw
         self._watch = GlobalRngSnapshot()
-        self._seen: States | None = None  # the states at the last look, unseeded
+        self._seen: States | None = None  # the states at the last unseeded look
         self._last = 0, 0
 
     def seed(self, epoch: int, position: int) -> None:
@@ -68,7 +68,7 @@ class GlobalSeeding:
         if not self._on:
             return load()
         if of_many and self._calm is not None and self._calm >= self._needed:
-            before = self._watch.look() if kept or self._seen is None else self._seen  # in a worker process nobody else draws
+            before = self._watch.look() if kept or self._seen is None else self._seen  # in a worker process nothing else draws
             if before is not None:
                 return self._watched(load, before, kept)
         self._seen = None
@@ -80,7 +80,7 @@ class GlobalSeeding:
             return value
 
     def _watched(self, load: Callable[[], T], before: States, kept: bool) -> T:
-        """Load unseeded; if that draws, load again, seeded."""
+        """Load unseeded; if that draws, load again with seeds."""
         error: BaseException | None = None
         noted = kept and note_watched(before)
         self.active = False
@@ -98,7 +98,7 @@ class GlobalSeeding:
             forget_interrupted()
         if drew:
             self._calm = None
-            if error is None or (isinstance(error, Exception) and is_own_error(error)):  # a handler's would not come again
+            if error is None or (isinstance(error, Exception) and is_own_error(error)):  # an error from a signal handler would not recur
                 with self.kept(kept):
                     return load()
         if error is None:
@@ -106,14 +106,14 @@ class GlobalSeeding:
         try:
             raise error
         finally:
-            del error  # it refers to this frame, and this frame to it
+            del error  # breaks a reference cycle with this frame
 
     def kept(self, kept: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Restore the generators after the body, if they are touched at all."""
+        """Restore the generators after the body, if they are used at all."""
         return global_rngs_kept() if self._on and kept else contextlib.nullcontext()
 
     def _judge(self) -> None:
-        """Find out whether anything was drawn since the last seeding: seeding again would then change the generators."""
+        """Determine whether anything was drawn since the last seeding: if so, seeding again changes the generators."""
         if self._calm is None:
             return
         now = self._watch.look()

@@ -1,6 +1,6 @@
-"""Packs and Buckets: how the items of an order are put into groups by their lengths. Descriptions, and pure functions of a block.
+"""Packs and Buckets: how the items of an order are grouped by length. Descriptions, and pure functions of a block.
 
-A block is a stretch of an order. All ranks plan the same blocks, so they agree on every group without talking, and a jump plans one block.
+A block is a stretch of an order. All ranks plan the same blocks, so they agree on every group without communication, and a jump plans only one block.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ Lengths = np.ndarray[tuple[int], np.dtype[Any]]
 class Packs(Shown):
     """Sequences packed into samples of one length: pass it to `Loader.from_dataset` as ``groups=``.
 
-    Each pack is one sample, so ``batch_size`` counts packs. It holds whole sequences (or pieces of those that are longer than ``capacity``), one after
+    Each pack is one sample, so ``batch_size`` counts packs. It holds whole sequences (or pieces of sequences longer than ``capacity``), one after
     another, and padding: a dict of the sequences' fields, with ``position_ids``, which start at 0 in each sequence and are 0 in the padding, and
-    ``segment_ids``, which count the sequences from 1 and are 0 in the padding. Sequences are 1-D arrays, tensors or lists, whose field is then called
-    ``tokens``, or dicts of them. Empty ones are left out.
+    ``segment_ids``, which number the sequences from 1 and are 0 in the padding. Sequences are 1-D arrays, tensors or lists, whose field is then called
+    ``tokens``, or dicts of them. Empty sequences are skipped.
 
-    The packs are made block by block, by best-fit decreasing: they fill 99.6 % at a block of 1024, for documents of 645 tokens on average and packs of
-    4096. They differ from epoch to epoch as the order does. An epoch has no length unless you ask for it by ``count``.
+    Packs are made block by block, by best-fit decreasing. They are 99.6 % full with a block of 1024, documents of 645 tokens on average and packs of
+    4096. They change from epoch to epoch along with the order. An epoch has no length unless you set ``count``.
 
     Args:
-        lengths: Of every sequence of the dataset, by index: whole numbers, shape ``(n,)``. They must be true.
+        lengths: The length of every sequence of the dataset, by index: integers, shape ``(n,)``. They must be exact.
         capacity: Length of a pack.
-        block: Sequences that are packed together. A jump to a position plans one block, at 4 us a sequence.
-        oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or refuse with an ``"error"``.
-        pad: The value of the padding, or one for each field, by name; fields without one get 0.
-        count: Count the packs of an epoch, so that ``len(loader)`` works: by planning it all, at 4 us a sequence.
+        block: Number of sequences that are packed together. A jump to a position plans one block, at 4 us per sequence.
+        oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or raise an ``"error"``.
+        pad: The padding value, or a dict of one per field; fields without one get 0.
+        count: Count the packs of an epoch, so that ``len(loader)`` works. This plans the whole epoch, at 4 us per sequence.
 
     Raises:
-        ValueError: A length is negative or no whole number, or a sequence is too long for ``oversize="error"``; the message names its index.
+        ValueError: A length is negative or not an integer, or a sequence is too long for ``oversize="error"``; the message names its index.
     """
 
     __module__ = "penstock"
@@ -65,7 +65,7 @@ class Packs(Shown):
         self.capacity: int = whole_number("capacity", capacity, 1)
         self.block: int = whole_number("block", block, 1, 2**24 + 1)
         if oversize not in ("split", "truncate", "error"):
-            raise ValueError(f"oversize={oversize!r:.80} is none of 'split', 'truncate', 'error'.")
+            raise ValueError(f"oversize={oversize!r:.80} must be 'split', 'truncate' or 'error'.")
         self.oversize: Oversize = oversize
         self.pad: float | Mapping[str, float] = pad
         self.count: bool = count
@@ -75,7 +75,7 @@ class Packs(Shown):
         self._checksum = _checksum(self.lengths)
 
     def plan(self, indices: Int64s) -> Groups:
-        """The packs of a block that holds these ``indices`` of the dataset."""
+        """The packs of a block that consists of these ``indices`` of the dataset."""
         pieces = pieces_of(self.lengths[indices], self.capacity, self.oversize)
         groups = packed(pieces.lengths, self.capacity)
         return Groups(pieces.items[groups.members], groups.splits, Pieces(*(field[groups.members] for field in pieces)))
@@ -84,7 +84,7 @@ class Packs(Shown):
         return {"lengths": len(self.lengths), "capacity": self.capacity, "oversize": self.oversize}
 
     def settings(self) -> dict[str, Any]:
-        """What a saved state must agree on."""
+        """What must match when a state is loaded."""
         words = {"capacity": self.capacity, "oversize": self.oversize, "block": self.block}
         return {"groups": "packs", **words, "lengths": self._checksum}
 
@@ -93,21 +93,21 @@ class Packs(Shown):
 class Buckets(Shown):
     """Batches of samples of similar length: pass it to `Loader.from_dataset` as ``groups=``.
 
-    Each bucket is a batch, so ``batch_size`` and ``drop_last`` are left out; ``collate_fn`` gets the list of its samples, and pads them (see
+    Each bucket is one batch, so ``batch_size`` and ``drop_last`` are omitted. ``collate_fn`` receives the list of its samples, and pads them (see
     `penstock.pad`). Within a block the samples are sorted by length and cut into batches, and the batches are shuffled.
 
     Args:
-        lengths: Of every sample of the dataset, by index, in any unit (tokens, seconds): shape ``(n,)``. If they are not true, batches are larger or
-            smaller than they should be, and nothing else.
-        max_padded_size: Bound of a batch's padded size: its number of samples times its longest length.
-        max_samples: Bound of the number of samples in a batch; None: there is none.
-        block: Samples that are sorted together. A jump to a position plans one block.
-        same_size_run: Batches are shuffled in runs of this many similar ones. A multiple of the number of ranks gives all ranks similar batches at the same time,
-            so that nobody waits for one long batch.
-        count: Count the batches of an epoch, so that ``len(loader)`` works: by planning it all.
+        lengths: The length of every sample of the dataset, by index, in any unit (tokens, seconds): shape ``(n,)``. If they are inexact, batches are larger or
+            smaller than intended; nothing else is affected.
+        max_padded_size: Limit for the padded size of a batch: its number of samples times its longest length.
+        max_samples: Limit for the number of samples in a batch; None: no limit.
+        block: Number of samples that are sorted together. A jump to a position plans one block.
+        same_size_run: Batches are shuffled in runs of this many similar batches. A multiple of the number of ranks gives all ranks similar batches at the same time,
+            so that no rank waits for one long batch.
+        count: Count the batches of an epoch, so that ``len(loader)`` works. This plans the whole epoch.
 
     Raises:
-        ValueError: A length is negative or not a number, or a sample alone is beyond ``max_padded_size``; the message names its index.
+        ValueError: A length is negative or not a number, or a single sample exceeds ``max_padded_size``; the message names its index.
     """
 
     __module__ = "penstock"
@@ -136,12 +136,12 @@ class Buckets(Shown):
         if self.lengths.max(initial=0) > max_padded_size:
             longest = int(self.lengths.argmax())
             raise ValueError(
-                f"lengths[{longest}] is {self.lengths[longest]}, and a batch may have max_padded_size={max_padded_size}. Raise that, or leave that sample out."
+                f"lengths[{longest}] is {self.lengths[longest]}, but a batch is limited to max_padded_size={max_padded_size}. Raise the limit, or drop that sample."
             )
         self._checksum = _checksum(self.lengths)
 
     def plan(self, indices: Int64s) -> Groups:
-        """The batches of a block that holds these ``indices`` of the dataset. Keyed by the indices: another order shuffles them otherwise."""
+        """The batches of a block that consists of these ``indices`` of the dataset. Keyed by the indices, so another order shuffles them differently."""
         seed = int.from_bytes(hashlib.blake2b(indices.astype("<i8").tobytes(), digest_size=8).digest(), "little") >> 1
         words = philox_words(seed, 0, GROUPED, len(indices))
         most = min(self.max_samples or self.block, self.block)
@@ -151,17 +151,17 @@ class Buckets(Shown):
         return {"lengths": len(self.lengths), "max_padded_size": self.max_padded_size, "max_samples": self.max_samples}
 
     def settings(self) -> dict[str, Any]:
-        """What a saved state must agree on."""
+        """What must match when a state is loaded."""
         words = {"budget": self.max_padded_size, "most": self.max_samples, "alike": self.same_size_run, "block": self.block}
         return {"groups": "buckets", **words, "lengths": self._checksum}
 
 
 def checked_lengths(lengths: npt.ArrayLike, *, whole: bool) -> Lengths:
-    """``lengths`` as int64, or as float64 unless they are to be ``whole``. Not copied if they are that already."""
+    """``lengths`` as int64, or as float64 unless they must be ``whole``. Not copied if they already have that type."""
     given = np.asarray(lengths)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iuf"):
         raise ValueError(
-            f"lengths are of shape {given.shape} and dtype {given.dtype}, but there must be one number for each index of the dataset: shape (n,)."
+            f"lengths have shape {given.shape} and dtype {given.dtype}, but there must be one number for each index of the dataset: shape (n,)."
         )
     wrong = ~((given >= 0) & (given < 2**48)) if given.size else np.zeros(0, bool)
     if given.dtype.kind == "f" and whole and given.size:
@@ -170,11 +170,11 @@ def checked_lengths(lengths: npt.ArrayLike, *, whole: bool) -> Lengths:
         first = int(wrong.argmax())
         kind = "a whole number" if whole else "a number"
         raise ValueError(
-            f"lengths[{first}] is {given[first]}, and a length is {kind} from 0 to 2**48 ({int(wrong.sum())} are not). Correct it, or leave that item out of the dataset."
+            f"lengths[{first}] is {given[first]}, but a length must be {kind} from 0 to 2**48 ({int(wrong.sum())} are not). Correct it, or drop that item from the dataset."
         )
     return given.astype(np.float64 if given.dtype.kind == "f" and not whole else np.int64, copy=False)
 
 
 def _checksum(lengths: Lengths) -> str:
-    """A hash of the lengths: 1 s for 10^8 of them."""
+    """A hash of the lengths; takes 1 s for 10^8 of them."""
     return checksum(np.ascontiguousarray(lengths, lengths.dtype.newbyteorder("<")).data)

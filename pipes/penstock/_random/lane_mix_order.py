@@ -1,4 +1,4 @@
-"""The order of a mix in which a source has no known length: each lane mixes by itself."""
+"""The order of a mix that has a source of unknown length: each lane mixes independently."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 MOST_SOURCES: Final = 64
 _BITS: Final = 56
-"""The mix of a lane numbers the items of a source from ``source << 56`` on."""
+"""In the mix of a lane, the items of a source are numbered from ``source << 56`` on."""
 
 
 @final
 class InterleavedMixOrder(PlainOrder):
-    """Mix orders by weight, some of which never end. Like a `InterleavedOrder`, its item k is item ``k div lanes`` of lane ``k mod lanes``.
+    """Mix orders by weight, some of which never end. As in an `InterleavedOrder`, item k is item ``k div lanes`` of lane ``k mod lanes``.
 
-    Each lane is a `MixOrder` with a seed of its own, so its shares are exact by themselves: of a lane's items at the end of each block, every source has
-    its exact share within 1. Item r of a source in lane v is item ``r * lanes + v`` of the source. So a stream is read by the ranks that read its lanes anyway.
+    Each lane is a `MixOrder` with its own seed and exact shares: at the end of each block, the number of items from every source is
+    within 1 of its exact share. Item r of a source in lane v is item ``r * lanes + v`` of the source. So a stream is read only by the ranks that read its lanes anyway.
 
-    The index of a sample is ``(at * sources + source) * lanes + lane``, where ``at`` is r for a stream, and the index in its dataset for another source.
+    The index of a sample is ``(at * sources + source) * lanes + lane``, where ``at`` is r for a stream, and the index in its dataset for any other source.
 
     Args:
         orders: The order of each source, by name: at most 64.
-        weights: See `MixOrder`. A stage begins, in each lane, at its share of the start, rounded up.
+        weights: See `MixOrder`. In each lane a stage begins at its share of the start, rounded up.
         epoch_size: Items in an epoch.
         seed: From 0 to 2**63 - 1.
 
     Raises:
-        ValueError: The lanes of a source do not divide those of the source with most; too many sources; or see `MixOrder`.
+        ValueError: The lanes of a source do not divide the largest number of lanes; there are too many sources; or see `MixOrder`.
     """
 
     __module__ = "penstock._random.lane_mix_order"
@@ -54,7 +54,7 @@ class InterleavedMixOrder(PlainOrder):
     ) -> None:
         self.names = sorted(orders)
         if len(self.names) > MOST_SOURCES:
-            raise ValueError(f"a mix with streams has at most {MOST_SOURCES} sources, and {len(self.names)} came.")
+            raise ValueError(f"a mix with streams has at most {MOST_SOURCES} sources, but got {len(self.names)}.")
         self._n = whole_number("epoch_size", epoch_size, 1, LONGEST + 1)
         self._orders = [orders[name] for name in self.names]
         lanes = {name: order.round for name, order in orders.items() if isinstance(order, ContinuingOrder)}
@@ -62,18 +62,20 @@ class InterleavedMixOrder(PlainOrder):
         for name, number in lanes.items():
             if self.lanes % number:
                 raise ValueError(
-                    f"the source {name!r} has {number} lanes, which do not divide {self.lanes}, the most that a source of this mix has. Give each source a number of "
+                    f"the source {name!r} has {number} lanes, which do not divide {self.lanes}, the largest number of lanes in this mix. Give each source a number of "
                     f"lanes= that divides {self.lanes}: {number} shards or more allow {max(d for d in range(1, number + 1) if self.lanes % d == 0)}."
                 )
         self._seed = checked_seed(seed)
         of_a_lane = weights if isinstance(weights, Mapping) else [(-(-start // self.lanes), of) for start, of in weights]
         endless = {name: SequentialOrder(1 << _BITS) for name in self.names}
         self._of_a_lane = endless, of_a_lane
-        self._mixes: dict[int, MixOrder] = {}  # made when first asked for: a rank needs those of its lanes only
+        self._mixes: dict[int, MixOrder] = {}  # created on demand, because a rank needs only those of its lanes
         self.stages = self._mix(0).stages
-        self.read_ahead = 2**16  # one call to the mix of each lane costs 0.3 ms, so it had better be for many items
+        self.read_ahead = 2**16  # one call to the mix of each lane costs 0.3 ms, so it should serve many items
         said = [(name, order.settings()) for name, order in zip(self.names, self._orders, strict=True)]
-        held = {name: settings.pop("held") for name, settings in said if "held" in settings}  # to be named where it differs
+        held = {
+            name: settings.pop("held") for name, settings in said if "held" in settings
+        }  # kept apart, to be named in an error if they differ
         of_sources = checksum(json.dumps(said, sort_keys=True).encode())
         self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "orders": of_sources}
         if held:
@@ -95,7 +97,7 @@ class InterleavedMixOrder(PlainOrder):
         return {**self._said, "stages": self._mix(0).settings()["stages"]}
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
-        """See `ScheduledOrder.settings_at`; like those of `indices`, ``position`` counts from the beginning of training."""
+        """See `ScheduledOrder.settings_at`; as in `indices`, ``position`` counts from the beginning of training."""
         return self._mix(0).settings_at(0, -(-position // self.lanes))
 
     def expected(self, begin: int, end: int) -> dict[str, Fraction]:
@@ -109,7 +111,7 @@ class InterleavedMixOrder(PlainOrder):
         return self._mixes[lane]
 
     def _placed(self, lane: int, sources: Int64s, numbers: Int64s) -> Int64s:
-        """The indices of the items ``numbers`` that ``sources`` have in one lane."""
+        """The indices of the items ``numbers`` of ``sources`` in one lane."""
         at = numbers.copy()
         for source, order in enumerate(self._orders):
             if not isinstance(order, ContinuingOrder) and (chosen := np.flatnonzero(sources == source)).size:

@@ -1,4 +1,4 @@
-"""Lanes: how shards of unknown lengths are dealt, so that what each rank reads follows from how far all of them are."""
+"""Lanes: how shards of unknown lengths are dealt, so that the position of every lane determines what each rank reads."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ MOST_LANES: Final = 2**16
 
 @final
 class Deal:
-    """The endless deal of shards to lanes: shard after shard, pass after pass, in turn to each lane.
+    """The endless deal of shards to lanes: shard after shard, pass after pass, to each lane in turn.
 
-    Deal m is shard ``m mod shards`` in the order of pass ``m div shards``, and goes to lane ``m mod lanes``. So every shard comes once in a pass, to one
-    lane, and a lane's next shard is known without knowing how long any shard is.
+    Deal m is shard ``m mod shards`` in the order of pass ``m div shards``, and goes to lane ``m mod lanes``. So every shard comes once per pass, in one
+    lane, and the next shard of a lane is known without knowing the length of any shard.
 
     Args:
-        shards: How many there are; at least 1.
+        shards: Number of shards; at least 1.
         lanes: From 1 to ``shards``; default: the largest of 1, 2, 4, 8, 24, 48 and 96 that leaves at least 4 shards to each lane.
-        shuffle: A new order of the shards in every pass. False: the order given, which pass e begins with shard e. (If all began with shard 0, and the lanes
-            divided the shards, a lane would read the same shards for ever, and those of the faster lanes would come more often than the others.)
-        seed: Of the shuffle; from 0 to 2**63 - 1.
+        shuffle: Draw a new order of the shards in every pass. False: the order given, where pass e begins with shard e. (If all passes began with shard 0, and the number of
+            lanes divided that of the shards, a lane would read the same shards forever, and those of the faster lanes would come more often than the others.)
+        seed: Seed of the shuffle; from 0 to 2**63 - 1.
 
     Raises:
         ValueError: A number is out of bounds.
@@ -41,7 +41,7 @@ class Deal:
         self.lanes = usual_lanes(shards) if lanes is None else whole_number("lanes", lanes, 1, MOST_LANES + 1)
         if self.lanes > shards:
             raise ValueError(
-                f"lanes={lanes} is more than the {shards} shards, and each lane reads whole shards. Use at most {shards}, or cut the data into more shards."
+                f"lanes={lanes} exceeds the number of shards, {shards}, but each lane reads whole shards. Use at most {shards}, or cut the data into more shards."
             )
         self.shuffle = shuffle
         self.seed = seed
@@ -49,7 +49,7 @@ class Deal:
         self._passes: OrderedDict[int, list[int]] = OrderedDict()
 
     def __getitem__(self, deal: int) -> tuple[int, int]:
-        """The pass and the shard of a deal. Any thread may ask."""
+        """The pass and the shard of a deal. Can be called from any thread."""
         pass_, place = divmod(deal, self.shards)
         return pass_, self._order_of(pass_)[place]
 
@@ -76,20 +76,20 @@ class Deal:
 
 
 _PASSES = 4
-"""How many passes' orders to remember: lanes drift apart, so two or three passes are read at the same time."""
+"""How many orders of passes to keep: lanes drift apart, so two or three passes are read at the same time."""
 
 
 @final
 class InterleavedOrder(PlainOrder):
     """The order of data whose shards have unknown lengths: item k since the beginning of training is item ``k div lanes`` of lane ``k mod lanes``.
 
-    Each lane yields every lanes-th item, so the position alone says how far every lane is, on any number of ranks. An epoch is a number of items, and
-    begins with the item after the last that any rank got in the one before it; see `ContinuingOrder`. Its indices are the items since the beginning.
+    Each lane yields every lanes-th item, so the stream position determines every lane's position, on any number of ranks. An epoch is a fixed number of items, and
+    begins with the item after the last one that any rank received in the previous epoch; see `ContinuingOrder`. Its indices are the items since the beginning.
 
     Args:
         lanes: See `Shards`.
         epoch_size: Items in an epoch, from 1 to 2**56.
-        settings: What identifies the data, as JSON.
+        settings: JSON that identifies the data.
     """
 
     __module__ = "penstock._random.lane_order"
@@ -100,7 +100,7 @@ class InterleavedOrder(PlainOrder):
         self._said = {"order": "lanes", "length": self._n, "lanes": self.lanes, **(settings or {})}
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
-        """The positions since the beginning of training, which are the items' numbers."""
+        """The positions since the beginning of training, which are also the item numbers."""
         return positions.copy()
 
     def details(self) -> dict[str, Any]:

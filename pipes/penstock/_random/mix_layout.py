@@ -1,4 +1,4 @@
-"""Where the items of a mix go inside their block: spread evenly, with jitter, and without resonance. Pure, and vectorised over blocks."""
+"""Where the items of a mix go within their block: spread evenly, with jitter, and without resonance. Pure, and vectorised over blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock._random.mix_stages import Stage
 
 _RUN = 64
-"""Places of a block that are permuted among themselves at the end; see `_unaligned`."""
+"""Number of adjacent places in a block that are permuted among themselves at the end; see `_unaligned`."""
 
 
 class Blocks(NamedTuple):
@@ -24,7 +24,7 @@ class Blocks(NamedTuple):
 
     Attributes:
         sources: The source at each place, shape ``(blocks, block)``.
-        numbers: Which item of its source it is, counted from the start of its block, shape ``(blocks, block)``.
+        numbers: The number of the item in its source, counted from the start of its block, shape ``(blocks, block)``.
     """
 
     sources: npt.NDArray[np.uint16]
@@ -32,12 +32,12 @@ class Blocks(NamedTuple):
 
 
 def laid_out(stage: Stage, blocks: Sequence[int], keys: UInt64s) -> Blocks:
-    """Lay out these blocks of ``stage``, by six random words."""
+    """Lay out these blocks of ``stage``, using six random words."""
     size, count, n = stage.block, len(stage.shares), len(blocks)
     quotas = np.array([[end - begin for begin, end in zip(stage.before(k), stage.before(k + 1), strict=True)] for k in blocks])
 
     def spread(of_sources: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A value of each block and source, for each of its items: the items of a block stand source by source now."""
+        """A per-block, per-source value, repeated for each item: at this point the items of a block are ordered by source."""
         return np.repeat(of_sources.ravel(), quotas.ravel()).reshape(n, size)
 
     slots = np.arange(size)
@@ -48,13 +48,13 @@ def laid_out(stage: Stage, blocks: Sequence[int], keys: UInt64s) -> Blocks:
     times += items
     times *= spread(1 / np.maximum(quotas, 1))
     times += spread(_uniform(splitmix64_stream(of_sources, keys[2], keys[3])))
-    # Sort by the fraction of the time (the shift drops whole ones), then by slot: no two keys are equal, so every sorting algorithm agrees.
+    # Sort by the fraction of the time (the shift drops whole ones), then by slot: no two keys are equal, so all sorting algorithms agree.
     keyed = ((times * 2.0**44).astype(np.uint64) << np.uint64(20)) | slots.astype(np.uint64)
     keyed.sort(axis=1)
     sources = spread(np.tile(np.arange(count, dtype=np.uint16), n))
     placed = np.take_along_axis(sources, (keyed & np.uint64(MOST - 1)).astype(np.intp), axis=1)
     placed = _unaligned(placed, splitmix64_stream(counter, keys[4], keys[5]))
-    # Each source has its places now, and fills them in order.
+    # Each source now has its places, and fills them in order.
     numbers = np.empty((n, size), np.int64)
     np.put_along_axis(numbers, np.argsort(placed, axis=1, kind="stable"), items, axis=1)
     return Blocks(placed, numbers)
@@ -63,7 +63,7 @@ def laid_out(stage: Stage, blocks: Sequence[int], keys: UInt64s) -> Blocks:
 def _unaligned(placed: npt.NDArray[np.uint16], words: UInt64s) -> npt.NDArray[np.uint16]:
     """Permute each `_RUN` neighbours by ``words``.
 
-    The phases of two sources keep their distance all over a block, so two equal sources nearly alternate, and a rank's share would be off by
+    The phases of two sources keep their distance throughout a block, so two equal sources would nearly alternate, and a rank's share would be off by
     18 standard deviations.
     """
     shape = (len(placed), -1, _RUN)

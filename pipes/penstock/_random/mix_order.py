@@ -24,34 +24,34 @@ if TYPE_CHECKING:
     from penstock._random.order import Order
 
 _AT_ONCE = 2**16
-"""Items laid out at once: few enough for the processor's cache."""
+"""Number of items laid out at once: few enough for the processor's cache."""
 
 
 @final
 class MixOrder(PlainOrder):
     """Mix several orders by weight: an endless sequence, cut into epochs of ``epoch_size`` items.
 
-    Each source is endless too: one pass over its order after another. A new epoch continues every source where the last one left it.
+    Each source is endless too: one pass over its order after another. A new epoch continues every source where the previous epoch left it.
 
     *Shares.* Items come in blocks of 1024 (more if a weight is below 1/1024, up to 2**20). Each block holds as many items of each source as keep the total
-    within 1 of the exact share; see `Stage`. *Inside a block* the items of a source are spread evenly, with jitter: item i of q gets the time
+    within 1 of the exact share; see `Stage`. *Within a block* the items of a source are spread evenly, with jitter: item i of q gets the time
     ``(i + u) / q + phi`` modulo 1, with u and phi uniform, and the block is sorted by time. Then each 64 neighbours are permuted, because otherwise two
-    equal sources would nearly alternate, and one rank of two would get little but the first. So a source's count is never more than about a dozen
-    items off, and a rank's share is as random as with independent draws.
+    equal sources would nearly alternate, and one of two ranks would get mostly the first. So a source's count is never off by more than about a dozen
+    items, and a rank's share is as random as with independent draws.
 
     Args:
         orders: The order of each source, by name.
-        weights: The weight of each source, with any sum: ``{"web": 7, "code": 3}``. Or stages, each with the item that it starts at, counted from the
-            start of training: ``[(0, {…}), (80_000_000, {…})]``. A weight of 0, or none, leaves the source out of that stage.
+        weights: The weight of each source, with any sum: ``{"web": 7, "code": 3}``. Or stages, each with the item at which it starts, counted from the
+            start of training: ``[(0, {…}), (80_000_000, {…})]``. A weight of 0, or none, excludes the source from that stage.
         epoch_size: Items in an epoch. ``"first"`` ends the first epoch before any source would repeat an item, ``"all"`` before the last one would.
             Default: the sum of the orders' lengths.
         seed: From 0 to 2**63 - 1.
-        run: How many items in a row come from the same source. It must divide ``epoch_size`` and the starts of the stages.
-        sizes: The length of each source's dataset, if its order has another length. The index of a source's sample i is i plus the lengths of the
+        run: How many consecutive items come from the same source. It must divide ``epoch_size`` and the starts of the stages.
+        sizes: The length of each source's dataset, if it differs from the length of its order. The index of sample i of a source is i plus the lengths of the
             datasets before it, sorted by name.
 
     Raises:
-        ValueError: Weights that make no sense or match no source; an empty source; an ``epoch_size`` that ``run`` does not divide.
+        ValueError: Weights are invalid or match no source; a source is empty; or ``run`` does not divide ``epoch_size``.
     """
 
     __module__ = "penstock._random.mix_order"
@@ -69,18 +69,18 @@ class MixOrder(PlainOrder):
         self._seed = checked_seed(seed)
         self.run = whole_number("run", run, 1, LONGEST)
         if not self.names:
-            raise ValueError("a mix needs at least one source, and there is none.")
+            raise ValueError("a mix needs at least one source, but got none.")
         self.stages = stages_of(weights, self.names, self.run)
         self._orders = [orders[name] for name in self.names]
         self.lengths = [len(order) for order in self._orders]
         if 0 in self.lengths:
-            raise ValueError(f"the source {self.names[self.lengths.index(0)]!r} has a weight but no items. Leave it out.")
+            raise ValueError(f"the source {self.names[self.lengths.index(0)]!r} has a weight but no items. Remove it.")
         sized = self.lengths if sizes is None else [sizes[name] for name in self.names]
         self._offsets = np.cumsum([0, *sized[:-1]])
         self._keys = [philox_words(self._seed, number, MIXED, 6) for number in range(len(self.stages))]
         self.read_ahead = min(
             _AT_ONCE, max(4096, 1024 * len(self.names))
-        )  # one call to each source's order costs 50 us, so it had better be for many items
+        )  # one call to each source's order costs 50 us, so it should serve many items
         self._kept: tuple[int, int, Blocks] | None = None
         self._counts = [[0] * len(self.names)]  # runs of each source before each stage
         for number, stage in enumerate(self.stages[1:]):
@@ -133,11 +133,11 @@ class MixOrder(PlainOrder):
         sources, numbers = np.empty(len(at), np.uint16), np.empty(len(at), np.int64)
         row_of = at // stage.block
         rows = np.sort(row_of)
-        rows = rows[np.diff(rows, prepend=-1) > 0]  # as np.unique does, which imports numpy.ma: 10 ms
+        rows = rows[np.diff(rows, prepend=-1) > 0]  # like np.unique, which imports numpy.ma: 10 ms
         counts = stage.before(block)
         most = max(1, _AT_ONCE // stage.block)
         for some in (rows[begin : begin + most] for begin in range(0, len(rows), most)):
-            # All of them in one call, also if they lie far apart, as those of one rank of many do: each call costs as much as two blocks.
+            # All of them in one call, even if they are far apart, like those of one rank of many: each call costs as much as two blocks.
             those = [block + row for row in some.tolist()]
             blocks = self._laid_out(number, those)
             chosen: Any = slice(None) if len(some) == len(rows) else np.flatnonzero((row_of >= some[0]) & (row_of <= some[-1]))
@@ -195,9 +195,9 @@ class MixOrder(PlainOrder):
             places = [self._place_of(source, length // self.run) for source, length in enumerate(self.lengths)]
             if up and None in places:
                 raise ValueError(
-                    f"stop='all': the source {self.names[places.index(None)]!r} has no weight in the last stage and is not finished before it. Use epoch_size."
+                    f"stop='all': the source {self.names[places.index(None)]!r} has no weight in the last stage and does not finish before it. Use epoch_size."
                 )
-            # The first run with a repeated item is left out; for "all" it is kept if some of its items are new.
+            # The first run with a repeated item is excluded; for "all" it is kept if some of its items are new.
             found = [
                 place + (up and length % self.run > 0) for place, length in zip(places, self.lengths, strict=True) if place is not None
             ]
@@ -236,5 +236,5 @@ def _checksum(said: Any) -> str:
 
 
 def source_seed(seed: int, name: str) -> int:
-    """The seed of one source of a mix. With one seed for all, sources of equal length would be shuffled alike."""
+    """The seed of one source of a mix. With one seed for all, sources of equal length would be shuffled in the same way."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1

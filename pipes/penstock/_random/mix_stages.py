@@ -1,4 +1,4 @@
-"""The exact arithmetic of a weighted mix: how many items of each source come before a given block. In whole numbers, at any size."""
+"""The exact arithmetic of a weighted mix: how many items of each source come before a given block. Uses integers, at any size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock._arguments import whole_number
 Weights = Mapping[str, Any]
 
 BLOCK: Final = 1024
-"""Items in a block, unless a weight is so small that a block might hold no item of its source."""
+"""Items in a block, unless a weight is so small that a block might contain no item of its source."""
 MOST: Final = 2**20
 """The most items in a block."""
 
@@ -52,23 +52,25 @@ class Stage:
 
 
 def stages_of(weights: Weights | Sequence[tuple[int, Weights]], names: Sequence[str], run: int) -> list[Stage]:
-    """Check what the user wrote: one set of weights, or several, each with the item that it starts at.
+    """Check the user's weights: one set, or several, each with the item at which it starts.
 
     Raises:
-        ValueError: A name is not a source; a weight is negative, not a number or too small; all are 0; a source has no weight in any stage; the
-            starts do not rise from 0, or are not multiples of ``run``.
+        ValueError: A name is not a source; a weight is negative, not a number or too small; all weights are 0; a source has no weight in any stage; or the
+            starts do not ascend from 0 or are not multiples of ``run``.
     """
     given: Any = [(0, weights)] if isinstance(weights, Mapping) else weights
     if not isinstance(given, Sequence) or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in given):
-        raise ValueError(f"weights are a dict, or a list of pairs of a start and a dict, but {weights!r:.80} came.")
+        raise ValueError(f"weights must be a dict, or a list of pairs of a start and a dict, not {weights!r:.80}.")
     starts = [_start(start, run) for start, _ in given]
     if starts[:1] != [0] or any(following <= start for start, following in pairwise(starts)):
-        raise ValueError(f"the stages start at the items {starts}. The first must start at 0, and each later one after the one before it.")
+        raise ValueError(
+            f"the stages start at the items {starts}. The first stage must start at 0, and each later one after the one before it."
+        )
     stages = [Stage(start // run, _shares(of, names, start)) for start, (_, of) in zip(starts, given, strict=True)]
     for place, name in enumerate(names):
         if not any(stage.shares[place] for stage in stages):
             raise ValueError(
-                f"the source {name!r} has no weight above 0{' in any stage' * (len(stages) > 1)}. Give it one, or leave the source out."
+                f"the source {name!r} has no weight above 0{' in any stage' * (len(stages) > 1)}. Give it one, or remove the source."
             )
     return stages
 
@@ -76,7 +78,7 @@ def stages_of(weights: Weights | Sequence[tuple[int, Weights]], names: Sequence[
 def _start(start: Any, run: int) -> int:
     number = whole_number("start", start, 0, remedy="A stage starts at an item, counted from the start of training.")
     if number % run:
-        raise ValueError(f"a stage starts at the item {number}, which is not a multiple of run={run}. Make it {number // run * run}.")
+        raise ValueError(f"a stage starts at item {number}, which is not a multiple of run={run}. Make it {number // run * run}.")
     return number
 
 
@@ -97,8 +99,8 @@ def _shares(weights: Weights, names: Sequence[str], start: int) -> list[Fraction
     for name, share in zip(names, shares, strict=True):
         if 0 < share < Fraction(1, MOST):
             raise ValueError(
-                f"the weight of {name!r}{where} is {weights[name]!r}, which is 1 item in {float(1 / share):.3g}. The smallest share is 1 in {MOST}. Leave the "
-                f"source out, or join it with a similar one."
+                f"the weight of {name!r}{where} is {weights[name]!r}, which is 1 item in {float(1 / share):.3g}. The smallest share is 1 in {MOST}. Remove the "
+                f"source, or join it with a similar one."
             )
     return shares
 
@@ -113,5 +115,5 @@ def _exact(weight: Any, name: str, where: str) -> Fraction:
     except (ArithmeticError, ValueError):
         exact = Fraction(-1)
     if exact < 0:
-        raise ValueError(f"the weight of {name!r}{where} is {weight!r}. A weight must be a finite number, and not negative.")
+        raise ValueError(f"the weight of {name!r}{where} is {weight!r}. A weight must be a finite number that is not negative.")
     return exact

@@ -1,4 +1,4 @@
-"""The contract of orders, and of datasets that bring one."""
+"""The interface of orders, and of datasets that have their own order."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Order(Protocol):
-    """Which sample stands at which position of an epoch.
+    """Which sample comes at which position of an epoch.
 
-    Any class with these three methods is an order. Its indices must depend on its settings, the epoch and the position, and on nothing else: not on
-    earlier calls, and not on a generator that others draw from. It need not be a permutation: an index may come several times in an epoch, or
+    Any class with these three methods is an order. Its indices must depend only on its settings, the epoch and the position: not on
+    earlier calls, and not on a generator that other code draws from. It need not be a permutation: an index may occur several times in an epoch, or
     never. `penstock.testing.assert_order_is_pure` checks an order.
     """
 
     def __len__(self) -> int:
-        """Positions in an epoch; the same in every epoch."""
+        """Number of positions in an epoch; the same in every epoch."""
         ...
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
-        """The indices of the dataset at ``positions`` of ``epoch``.
+        """The dataset indices at ``positions`` of ``epoch``.
 
         Args:
             epoch: From 0.
@@ -35,7 +35,7 @@ class Order(Protocol):
         ...
 
     def settings(self) -> dict[str, Any]:
-        """What identifies the order, as JSON of a few hundred bytes at most. A saved state loads only if it is equal."""
+        """JSON of at most a few hundred bytes that identifies the order. A saved state loads only if it is equal."""
         ...
 
 
@@ -44,59 +44,59 @@ Order.__module__ = "penstock.orders"  # in the class it would be a member of the
 
 @runtime_checkable
 class ScheduledOrder(Order, Protocol):
-    """An order with a plan whose later part may change during training. A state must agree with the part before it only."""
+    """An order with a plan whose later part may change during training. Only the part before a state's position must match."""
 
     def settings_at(self, epoch: int, position: int) -> dict[str, Any]:
-        """The entries of `Order.settings` that describe the plan, restricted to what comes before ``position`` of ``epoch``."""
+        """The entries of `Order.settings` that describe the plan, limited to the part before ``position`` of ``epoch``."""
         ...
 
 
 @runtime_checkable
 class ContinuingOrder(Order, Protocol):
-    """An order that never ends, of which each epoch is the next piece. An epoch begins where the one before it was left, even if that was left early.
+    """An endless order, of which each epoch is the next piece. An epoch begins where the previous one stopped, even if that was left early.
 
-    `Order.indices` gets the positions since the beginning of training, and does not look at the epoch.
+    `Order.indices` receives positions since the beginning of training, and ignores the epoch.
     """
 
     round: int
-    """The number of lanes: item k since the beginning of training is of lane ``k mod round``. At least 1."""
+    """The number of lanes: item k since the beginning of training belongs to lane ``k mod round``. At least 1."""
 
 
 @runtime_checkable
 class PlannedOrder(Order, Protocol):
-    """An order that is computed an epoch at a time, so that whoever walks through it can have the next epoch made ahead."""
+    """An order that is computed one epoch at a time, so that the next epoch can be computed ahead."""
 
     def plan(self, epoch: int) -> Any:
-        """All of ``epoch``. Pure: any thread may make it."""
+        """The plan of the whole ``epoch``. Pure: any thread may compute it."""
 
     def keep(self, epoch: int, plan: Any) -> None:
-        """Keep the ``plan`` of ``epoch``, in the place of the one kept before."""
+        """Keep the ``plan`` of ``epoch``, replacing the one kept before."""
 
     def keeps(self, epoch: int) -> bool:
-        """Whether `Order.indices` of ``epoch`` will find its plan made."""
+        """Whether `Order.indices` of ``epoch`` will find its plan ready."""
         ...
 
 
 class OrderedDataset(Protocol):
-    """A dataset that brings its order: `Loader.from_dataset` uses it unless it is given another one."""
+    """A dataset with its own order: `Loader.from_dataset` uses it unless another order is passed."""
 
     def order(self, *, shuffle: bool, seed: int) -> Order | None:
-        """The order, as a pure function of the arguments; None stands for the usual one.
+        """The order, as a pure function of the arguments; None for the default order.
 
         Args:
             shuffle: Whether the user asked for a shuffle.
-            seed: The seed of everything random.
+            seed: Seeds everything random.
         """
         ...
 
 
 def dataset_order(dataset: Any, *, shuffle: bool, seed: int) -> Order | None:
-    """The order that ``dataset`` brings, if it does.
+    """The own order of ``dataset``, if it has one.
 
-    An ``order`` that is not a method, or takes other arguments, has nothing to do with this and is left alone.
+    An ``order`` that is not a method, or takes other arguments, is unrelated and is ignored.
 
     Raises:
-        TypeError: Its ``order`` returned something else.
+        TypeError: Its ``order`` method returned something else.
     """
     method = getattr(type(dataset), "order", None)
     if not callable(method):
@@ -109,6 +109,6 @@ def dataset_order(dataset: Any, *, shuffle: bool, seed: int) -> Order | None:
     if order is not None and not isinstance(order, Order):
         raise TypeError(
             f"{type(dataset).__name__}.order(shuffle=, seed=) returned a {type(order).__name__}, but an order has __len__, indices and settings. If the method "
-            f"is not meant for the loader, rename it."
+            f"is unrelated to the loader, rename it."
         )
     return order

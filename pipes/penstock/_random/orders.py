@@ -1,8 +1,8 @@
 """The orders: in which sequence an epoch visits the dataset. Pure rules: no thread, no torch.distributed.
 
-An order is a pure, random-access sequence per epoch: ``indices(epoch, positions)`` computes what stands at any positions
-without computing what stands before them. So a checkpoint is a position, and resuming is a jump. What an order gives for
-(seed, epoch, position) is frozen: golden values in the tests hold it to the last bit, on every platform.
+An order is a pure, random-access sequence per epoch: ``indices(epoch, positions)`` computes the indices at any positions
+without computing those before them. So a checkpoint is a position, and resuming is a jump. The indices for given
+(seed, epoch, position) are frozen: golden values in the tests check them to the last bit, on every platform.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST: Final = 2**56
 
 
 def order_of(dataset: Any, *, shuffle: bool, seed: int) -> Order:
-    """The order that ``dataset`` brings, or the usual one of its length."""
+    """The own order of ``dataset``, or the default order for its length."""
     brought = dataset_order(dataset, shuffle=shuffle, seed=seed)
     if brought is not None:
         return brought
@@ -32,7 +32,7 @@ def order_of(dataset: Any, *, shuffle: bool, seed: int) -> Order:
 
 
 class PlainOrder(Shown):
-    """What orders share: their length, and what they say of themselves, which is in ``_said``."""
+    """What orders share: their length, and their settings, which are in ``_said``."""
 
     _n: int
     _said: dict[str, Any]
@@ -45,7 +45,7 @@ class PlainOrder(Shown):
         return dict(self._said)
 
     def say(self, **more: Any) -> None:
-        """What the order is about has settings, too."""
+        """Add settings of what the order applies to."""
         self._said |= more
 
 
@@ -83,9 +83,9 @@ class ShuffledOrder(PlainOrder):
     Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. Round keys are drawn from Philox4x64-10 (Salmon et al.,
     "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) under the key (seed, epoch).
 
-    Few rounds are enough only for few queries in a large domain (Luby and Rackoff 1988), and here all of it is seen: at n = 101
-    four rounds fail a test of pairs by 400 standard deviations, six by 2, and eight pass. Hence the more rounds the smaller n,
-    and up to n = 4096 no network at all but the permutation that sorts n random words: every one of the n! is equally likely.
+    A small number of rounds is enough only for few queries in a large domain (Luby and Rackoff 1988), but here all of it is visible: at n = 101
+    four rounds fail a test of pairs by 400 standard deviations, six by 2, and eight pass. So the number of rounds grows as n shrinks,
+    and up to n = 4096 there is no network but the permutation that sorts n random words: all n! permutations are equally likely.
 
     Args:
         n: Length of the dataset, from 0 to 2**56.
@@ -103,7 +103,7 @@ class ShuffledOrder(PlainOrder):
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
         check_positions(positions, self._n)
-        keyed = self._keyed  # one reference, so that threads which ask for different epochs only cost each other the key
+        keyed = self._keyed  # read once, so that threads on different epochs at most recompute the key
         if keyed.epoch != epoch:
             keyed = self._keyed = self._under(epoch)
         return keyed(positions)
@@ -119,13 +119,13 @@ class ShuffledOrder(PlainOrder):
 class TorchOrder(PlainOrder):
     """Bit for bit the shuffle of ``torch.utils.data.DistributedSampler(seed=seed)`` after ``set_epoch(epoch)``.
 
-    For users who must match an old run. It is ``torch.randperm``, so it takes O(n) time and memory in each epoch by nature: 40 s
-    at n = 10^9. Whoever can make an epoch ahead of time calls `plan` anywhere and then `keep`; else it is made when asked for.
-    One permutation is kept, of 4 bytes an index (8 from n = 2**31 on).
+    For runs that must reproduce an older run. It uses ``torch.randperm``, so it takes O(n) time and memory per epoch: 40 s
+    at n = 10^9. To compute an epoch ahead of time, call `plan` anywhere and then `keep`; otherwise it is computed on demand.
+    One permutation is kept, at 4 bytes per index (8 from n = 2**31 on).
 
     Args:
         n: Length of the dataset.
-        seed: As DistributedSampler's; from -2**63 to 2**63 - 1.
+        seed: Like that of DistributedSampler; from -2**63 to 2**63 - 1.
     """
 
     __module__ = "penstock.orders"
@@ -138,29 +138,29 @@ class TorchOrder(PlainOrder):
         if n > 10**7:
             warnings.warn(
                 f"TorchOrder({n}) shuffles the whole dataset at once, as DistributedSampler does: an epoch costs about {n / 25e6:.1f} s and "
-                f"{12 * n / 2**20:.0f} MiB on every rank. Unless an old run must be matched, use ShuffledOrder, which costs neither.",
+                f"{12 * n / 2**20:.0f} MiB on every rank. Unless you must reproduce an older run, use ShuffledOrder, which costs neither.",
                 stacklevel=2,
             )
 
     def plan(self, epoch: int) -> Permutation:
-        """The permutation of ``epoch``, shape ``(n,)``. Pure: any thread may make it, with a generator of its own."""
+        """The permutation of ``epoch``, shape ``(n,)``. Pure: any thread may compute it, with its own generator."""
         generator = torch.Generator()
         generator.manual_seed(self._seed + epoch)
         permutation = torch.randperm(self._n, generator=generator, device="cpu")
         return (permutation.to(torch.int32) if self._n < 2**31 else permutation).numpy()
 
     def keep(self, epoch: int, plan: Permutation) -> None:
-        """Keep the ``plan`` of ``epoch``, in the place of the one kept before."""
+        """Keep the ``plan`` of ``epoch``, replacing the one kept before."""
         self._kept = epoch, plan
 
     def keeps(self, epoch: int) -> bool:
-        """Whether `indices` of ``epoch`` will find its plan made."""
+        """Whether `indices` of ``epoch`` will find its plan ready."""
         return self._kept is not None and self._kept[0] == epoch
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
         check_positions(positions, self._n)
-        kept = self._kept  # one reference: another thread may ask for another epoch meanwhile
+        kept = self._kept  # read once, because another thread may request another epoch meanwhile
         if kept is None or kept[0] != epoch:
             kept = self._kept = epoch, self.plan(epoch)
         return kept[1][positions].astype(np.int64)
@@ -171,13 +171,13 @@ class TorchOrder(PlainOrder):
 
 @final
 class WeightedOrder(PlainOrder):
-    """Draws with replacement: every position holds index i with probability ``weights[i] / sum(weights)``, on its own.
+    """Draws with replacement: every position independently holds index i with probability ``weights[i] / sum(weights)``.
 
-    Position p of an epoch is the p-th word of a SplitMix64 stream, which can be read anywhere because its state is a counter; two keys from Philox under
-    (seed, epoch) choose the stream. The word is inverted through the cumulative weights: O(log(len(weights))).
+    Position p of an epoch is the p-th word of a SplitMix64 stream, which has random access because its state is a counter. Two keys from Philox under
+    (seed, epoch) select the stream. The word is inverted through the cumulative weights: O(log(len(weights))).
 
     Args:
-        weights: One for each item of the dataset, shape ``(n,)``: finite, not negative, not all zero. Kept as 8 bytes each.
+        weights: One per item of the dataset, shape ``(n,)``: finite, not negative, not all zero. Kept at 8 bytes each.
         num_samples: Length of an epoch, from 0 to 2**56.
         seed: From 0 to 2**63 - 1.
     """
@@ -189,12 +189,12 @@ class WeightedOrder(PlainOrder):
         self._seed = checked_seed(seed)
         checked = _weights(weights)
         self._said = {"order": "weighted", "length": self._n, "seed": self._seed, "weights": checksum(checked.astype("<f8").tobytes())}
-        # Scaled first, because a sum of finite weights need not be finite. The last bound is the total.
+        # Scaled first, because a sum of finite weights may be infinite. The last bound is the total.
         self._bounds = np.cumsum(checked / checked.max())
 
     @property
     def weights(self) -> int:
-        """How many there are."""
+        """The number of weights."""
         return len(self._bounds)
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
@@ -222,15 +222,15 @@ def checked_seed(seed: int, least: int = 0) -> int:
 def _weights(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
     checked = np.asarray(weights, dtype=np.float64)
     if checked.ndim != 1 or not checked.size:
-        raise ValueError(f"weights have shape {checked.shape}, but there must be one for each item of the dataset: shape (n,), n > 0.")
+        raise ValueError(f"weights have shape {checked.shape}, but there must be one per item of the dataset: shape (n,), n > 0.")
     wrong = np.flatnonzero(~(np.isfinite(checked) & (checked >= 0)))
     if wrong.size:
         raise ValueError(
-            f"weights[{wrong[0]}] is {checked[wrong[0]]}: a weight must be finite and not negative ({wrong.size} are not). "
-            f"Use 0 to leave an item out."
+            f"weights[{wrong[0]}] is {checked[wrong[0]]}, but a weight must be finite and not negative ({wrong.size} are not). "
+            f"Use 0 to exclude an item."
         )
     if not checked.any():
-        raise ValueError(f"all {checked.size} weights are 0, so that nothing can be drawn. Give at least one item a weight above 0.")
+        raise ValueError(f"all {checked.size} weights are 0, so nothing can be drawn. Give at least one item a weight above 0.")
     return checked
 
 
@@ -238,4 +238,4 @@ def check_positions(positions: Int64s, n: int) -> None:
     # A negative position is huge as an unsigned number, so one comparison finds both.
     if positions.size and positions.view(np.uint64).max() >= n:
         wrong = positions[(positions < 0) | (positions >= n)]
-        raise IndexError(f"position {wrong[0]} is outside of an epoch of {n} items. Wrap it first: positions % {n}.")
+        raise IndexError(f"position {wrong[0]} is outside an epoch of {n} items. Wrap it first: positions % {n}.")

@@ -1,4 +1,4 @@
-"""Permutations of an epoch, keyed by (seed, epoch): sorted random words for short ones, a cipher for long ones. Pure."""
+"""Permutations of an epoch, keyed by (seed, epoch): sorted random words for short epochs, a cipher for long ones. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SORTED: Final = 2**12
 
 
 class SortedPermutation:
-    """The permutation that sorts n random words. Two of them are equal once in 2**41 epochs, and then keep their order."""
+    """The permutation that sorts n random words. Two words are equal once in 2**41 epochs, and then keep their order."""
 
     def __init__(self, epoch: int, seed: int, n: int) -> None:
         self.epoch = epoch
@@ -32,7 +32,7 @@ class SortedPermutation:
 
 
 class FeistelPermutation:
-    """The network of `ShuffledOrder` with the keys of one epoch."""
+    """The network of `ShuffledOrder` with the round keys of one epoch."""
 
     def __init__(self, epoch: int, seed: int, n: int) -> None:
         self.epoch = epoch
@@ -41,7 +41,7 @@ class FeistelPermutation:
         self._n = np.uint64(n)
         self._a = _cell(a)
         keys = philox_words(seed, epoch, SHUFFLED, rounds(n))
-        # A hash h of 64 bits becomes a number below m by (h >> bits) * m >> (64 - bits), which overflows for no m < 2**bits.
+        # A hash h of 64 bits becomes a number below m by (h >> bits) * m >> (64 - bits), which does not overflow for m < 2**bits.
         halves = [(_cell(m), _cell(m.bit_length()), _cell(64 - m.bit_length())) for m in (a, b)]
         self._rounds = [(_cell(int(key)), *halves[k % 2]) for k, key in enumerate(keys)]
 
@@ -66,7 +66,7 @@ class FeistelPermutation:
             np.multiply(h, modulus, out=h)
             np.right_shift(h, up, out=h)
             np.add(left, h, out=left)
-            # If left is already below the modulus, left - modulus wraps around to a huge number; so the smaller one is the remainder.
+            # If left is already below the modulus, left - modulus wraps around to a huge number, so the smaller one is the remainder.
             np.subtract(left, modulus, out=h)
             np.minimum(left, h, out=left)
             left, right = right, left
@@ -78,29 +78,29 @@ class FeistelPermutation:
 
 
 def rounds(n: int) -> int:
-    """How many rounds the network has at length ``n``: always even, so that both halves are hashed equally often."""
+    """The number of rounds of the network at length ``n``: always even, so that both halves are hashed equally often."""
     return 8 if n < 2**24 else 6
 
 
 def _cell(value: int) -> UInt64s:
-    """A constant in the form that NumPy's functions take fastest: a zero-dimensional array."""
+    """A constant in the form that NumPy's functions accept fastest: a zero-dimensional array."""
     return np.array(value, dtype=np.uint64)
 
 
 _GAMMA, _LAST_SHIFT, _S32 = _cell(GAMMA), _cell(LAST_SHIFT), _cell(32)
 _STEPS = [(_cell(shift), _cell(factor)) for shift, factor in STEPS]
-(_, _M1), (_, _M2) = _STEPS  # a cheaper hash than the whole finaliser is enough for a round of the network
-SHUFFLED, WEIGHTED, MIXED, SLID, LANES, GROUPED = 1, 2, 4, 5, 6, 7  # 3 is the samples'
+(_, _M1), (_, _M2) = _STEPS  # a round of the network needs only a cheaper hash than the whole finaliser
+SHUFFLED, WEIGHTED, MIXED, SLID, LANES, GROUPED = 1, 2, 4, 5, 6, 7  # 3 is used for samples
 
 
 def philox_words(seed: int, epoch: int, purpose: int, n: int) -> UInt64s:
-    """``n`` random words for (seed, epoch), shape ``(n,)``; the counter's highest word keeps the purposes apart."""
+    """``n`` random words for (seed, epoch), shape ``(n,)``; the counter's highest word separates the purposes."""
     philox = np.random.Philox(key=np.array([seed, epoch], np.uint64), counter=np.array([0, 0, 0, purpose], np.uint64))
     return philox.random_raw(n).astype(np.uint64, copy=False)
 
 
 def by_group(group_of: npt.NDArray[Any]) -> Iterator[tuple[int, Int64s]]:
-    """Each group that has members, and the places of its members, in ascending order. Groups are numbers below 2**16."""
+    """Each non-empty group, and the places of its members, in ascending order. Groups are numbers below 2**16."""
     places = np.argsort(group_of.astype(np.uint16), kind="stable")
     end = 0
     for group, n in enumerate(np.bincount(group_of).tolist()):

@@ -10,14 +10,14 @@ import torch
 
 
 def get_rng_state() -> dict[str, Any]:
-    """Return the state of every generator that the training loop draws from (dropout, mixup), to be saved beside ``loader.state_dict()``.
+    """Return the state of every generator that the training loop draws from (dropout, mixup), to be saved with ``loader.state_dict()``.
 
     These are ``random``, ``numpy.random``, and torch's default generators on the CPU and on the current accelerator, if this process has used
-    it. The random numbers of the samples are not among them: they follow from the loader's own state. Ranks draw different numbers, so each
-    rank saves a state of its own.
+    it. The random numbers of the samples are not included: they follow from the loader's own state. Ranks draw different numbers, so each
+    rank saves its own state.
 
     Returns:
-        A dict of about 15 KB with numbers, lists and tensors only, which ``torch.load(weights_only=True)`` accepts.
+        A dict of about 15 KB that contains only numbers, lists and tensors, which ``torch.load(weights_only=True)`` accepts.
     """
     device = _device_module()
     return {
@@ -29,7 +29,7 @@ def get_rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Continue with what `get_rng_state` returned. Call it last, right before the loop: building a model draws random numbers, too."""
+    """Restore the result of `get_rng_state`. Call it last, right before the loop, because building a model draws random numbers too."""
     version, words, deviate = state["python"]
     random.setstate((version, tuple(words), deviate))
     np.random.set_state(state["numpy"])
@@ -48,7 +48,7 @@ def _device_module() -> Any:
 
 
 def _plain(state: Any) -> Any:
-    """The state of a NumPy generator, of whatever kind, with lists for its arrays."""
+    """The state of a NumPy generator, of any kind, with lists in place of arrays."""
     if isinstance(state, dict):
         return {name: _plain(value) for name, value in state.items()}
     return state.tolist() if isinstance(state, np.ndarray) else state

@@ -1,7 +1,7 @@
 """The random numbers of a sample: a pure function of (seed, epoch, position).
 
-Any thread or process that loads a sample, for the first time or again, gets the same numbers: none comes from a stream that someone
-else could have advanced. A seed, an epoch and a position are each from 0 to 2**63 - 1. Golden values in the tests freeze the results.
+Any thread or process that loads a sample, for the first time or again, gets the same numbers: none comes from a stream that other code
+could have advanced. A seed, an epoch and a position are each from 0 to 2**63 - 1. Golden values in the tests freeze the results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def numpy_generator(seed: int, epoch: int, position: int) -> np.random.Generator
 def torch_generator(seed: int, epoch: int, position: int) -> torch.Generator:
     """A torch generator (CPU) for one sample, in 4 us.
 
-    It is a Mersenne Twister that torch seeds with 32 bits, so expect one pair with the same numbers among 10^5 samples.
+    It is a Mersenne Twister that torch seeds with 32 bits, so among 10^5 samples expect one pair with the same numbers.
     """
     return torch.Generator().manual_seed(mixed(sample_word(seed, epoch, position) + 2 * GAMMA))
 

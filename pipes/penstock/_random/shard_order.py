@@ -1,4 +1,4 @@
-"""The order for data in shards of known lengths: the shards are shuffled, and read front to back in several lanes."""
+"""The order for data in shards of known lengths: the shards are shuffled and read front to back in several lanes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from penstock._random.permutation import LANES, Int64s, by_group, philox_words
 from penstock._random.sliding_order import SlidingPermutation, checked_window
 
 LANE_NUMBERS: Final = (1, 2, 4, 8, 24, 48, 96)
-"""The defaults. 12 is not among them, because eight ranks would read every lane twice."""
+"""The defaults. 12 is excluded, because eight ranks would read every lane twice."""
 
 
 class Opens(NamedTuple):
-    """Which shards are opened in one pass over all of them, one row for each time, in the order of time.
+    """Which shards are opened in one pass over all of them, one row per opening, in chronological order.
 
     Attributes:
         shards: Their numbers: int64, shape ``(n,)``.
-        lanes: The lane that is to read it, of the same shape.
-        times: When, in passes since the beginning of training: float64. All lanes are as fast.
+        lanes: The lane that reads the shard, of the same shape.
+        times: When it is opened, in passes since the beginning of training: float64. Assumes that all lanes advance at the same speed.
     """
 
     shards: Int64s
@@ -31,7 +31,7 @@ class Opens(NamedTuple):
 
 
 def usual_lanes(shards: int, most: int | None = None) -> int:
-    """The default: the largest that leaves at least 4 shards to each lane, and is no more than ``most``."""
+    """The default: the largest value that leaves at least 4 shards to each lane and does not exceed ``most``."""
     return max((number for number in LANE_NUMBERS if 4 * number <= shards and (most is None or number <= most)), default=1)
 
 
@@ -39,19 +39,19 @@ def usual_lanes(shards: int, most: int | None = None) -> int:
 class ShardOrder(PlainOrder):
     """A new order of the shards in every epoch; their records are read front to back, in several lanes that take turns.
 
-    The records of all shards, in the epoch's order, are cut into ``lanes`` pieces of equal length (within 1), through the middle of a shard if need be.
+    The records of all shards, in the epoch's order, are cut into ``lanes`` pieces of equal length (within 1), through the middle of a shard if necessary.
     Position p of the epoch is record ``p div lanes`` of lane ``p mod lanes``. So every record comes exactly once, each lane only moves forward, and
     neighbours come from different shards. If the world size W divides ``lanes``, rank r reads the lanes r, r + W, …; otherwise ``W / gcd(W, lanes)``
-    ranks read each lane, which is as exact but reads more.
+    ranks read each lane, which is equally exact but reads more.
 
     Args:
-        counts: Records in each shard, shape ``(shards,)``. Record i of a shard has the index i plus the counts of the shards given before it. Takes 8 bytes
-            a shard, and 16 more for the current epoch.
+        counts: Records in each shard, shape ``(shards,)``. The index of record i of a shard is i plus the counts of the shards given before it. Takes 8 bytes
+            per shard, and 16 more for the current epoch.
         lanes: From 1 to 65536. Default: the largest of 1, 2, 4, 8, 24, 48 and 96 that leaves at least 4 shards to each lane. For a large job choose a
-            multiple of the ranks.
+            multiple of the number of ranks.
         window: Shuffle the records of a lane within this window; see `SlidingOrder`. 0 leaves them in order.
         seed: From 0 to 2**63 - 1.
-        shuffle: False keeps the shards in the order given, in every epoch, and excludes ``window``. With more than one lane that is still not the order
+        shuffle: False keeps the shards in the order given, in every epoch, and excludes ``window``. With more than one lane that still differs from the order
             of the indices.
 
     Raises:
@@ -68,7 +68,7 @@ class ShardOrder(PlainOrder):
         self._window = checked_window(window)
         self._seed = checked_seed(seed)
         if self._window and not shuffle:
-            raise ValueError(f"window={window} shuffles the records, and shuffle=False keeps them in order. Drop one of them.")
+            raise ValueError(f"window={window} shuffles the records, but shuffle=False keeps them in order. Drop one of them.")
         self._shards = ShuffledOrder(len(self._counts), self._seed) if shuffle else SequentialOrder(len(self._counts))
         self._laid: _Epoch | None = None
         self._said = {
@@ -83,7 +83,7 @@ class ShardOrder(PlainOrder):
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
         check_positions(positions, self._n)
-        laid = self._laid  # one reference, as in `ShuffledOrder`
+        laid = self._laid  # read once, as in `ShuffledOrder`
         if laid is None or laid.epoch != epoch:
             laid = self._laid = _Epoch(epoch, self)
         place = laid.placed(positions)
@@ -91,7 +91,7 @@ class ShardOrder(PlainOrder):
         return place + laid.moved[shard]
 
     def opens(self, epoch: int) -> Opens:
-        """The shards of an epoch; one through which a cut goes is opened by two lanes, or more."""
+        """The shards of an epoch; a shard that is cut is opened by two or more lanes."""
         return _Epoch(epoch, self).opens()
 
     def details(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class ShardOrder(PlainOrder):
 
 
 class _Epoch:
-    """The shards in the order of one epoch: where each ends in the concatenation, and how far its records are from their indices."""
+    """The shards in the order of one epoch: where each ends in the concatenation, and the offset from its records' places to their indices."""
 
     def __init__(self, epoch: int, order: ShardOrder) -> None:
         self.epoch = epoch
@@ -142,12 +142,10 @@ class _Epoch:
 def _checked_counts(counts: npt.ArrayLike) -> Int64s:
     given = np.asarray(counts)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise ValueError(f"counts must be whole numbers, one for each shard, but came as {given.dtype} of shape {given.shape}.")
+        raise ValueError(f"counts must be integers, one per shard, but have dtype {given.dtype} and shape {given.shape}.")
     wrong = np.flatnonzero((given < 0) | (given > LONGEST))
     if wrong.size:
-        raise ValueError(
-            f"counts[{wrong[0]}] is {given[wrong[0]]}, but a shard has at least 0 records. Leave out shards that cannot be read."
-        )
+        raise ValueError(f"counts[{wrong[0]}] is {given[wrong[0]]}, but a count cannot be negative. Drop shards that cannot be read.")
     if sum(given.tolist()) > LONGEST:
         raise ValueError(f"the counts add up to {sum(given.tolist())}, but an epoch has at most {LONGEST} items.")
     return given.astype(np.int64)

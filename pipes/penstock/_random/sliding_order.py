@@ -12,19 +12,19 @@ from penstock._random.orders import PlainOrder, check_positions, checked_length,
 from penstock._random.permutation import SLID, Int64s, philox_words, splitmix64_stream
 
 LARGEST: Final = 2**30
-"""The largest window: keys have 64 bits, of which 32 are random."""
+"""The largest window: keys have 64 bits, 32 of which are random."""
 
 
 class SlidingPermutation:
     """A permutation of 0 … n-1 that moves no item by ``window`` places or more, for one epoch.
 
-    Item j gets the key ``j + window * u``, with u uniform in [0, 1), and the items are sorted by key. An item more than a window away cannot change
-    sides with a place, so sorting the keys around a place is enough to find its item. Keys do not depend on n, so cutting the data short changes
+    Item j gets the key ``j + window * u``, with u uniform in [0, 1), and the items are sorted by key. Items more than a window away from a place always
+    stay on their side of it, so sorting the keys around a place is enough to find its item. Keys do not depend on n, so shortening the data changes
     only the last ``window`` places.
 
     Args:
         epoch: The epoch.
-        n: How many items there are.
+        n: Number of items.
         window: In items; 0 and 1 leave them in order.
         keys: Two random words.
     """
@@ -51,8 +51,8 @@ class SlidingPermutation:
         return out
 
     def _items(self, block: int) -> Int64s:
-        """The items at the places of ``block``. The last block is kept."""
-        kept = self._kept  # one reference: another thread may ask for another block meanwhile
+        """The items at the places of ``block``. The most recent block is kept."""
+        kept = self._kept  # read once, because another thread may request another block meanwhile
         if kept is not None and kept[0] == block:
             return kept[1]
         begin = block * self._block
@@ -60,7 +60,7 @@ class SlidingPermutation:
         candidates = np.arange(low, high)
         words = splitmix64_stream(candidates.astype(np.uint64), *self._keys)
         keyed = (candidates - low << 32) + self._window * (words >> np.uint64(32)).astype(np.int64)
-        ordered = candidates[np.argsort(keyed, kind="stable")]  # of equal keys the earlier item comes first
+        ordered = candidates[np.argsort(keyed, kind="stable")]  # if keys are equal, the earlier item comes first
         items = ordered[begin - low : begin - low + self._block].copy()
         self._kept = block, items
         return items
@@ -70,8 +70,8 @@ class SlidingPermutation:
 class SlidingOrder(PlainOrder):
     """A shuffle within a window, for data that is read fastest in its stored order.
 
-    A permutation in every epoch, with random access in O(window) time and memory. Most items move by up to half the window, and none by the whole of it. A
-    window of twice the size mixes about as well as a shuffle buffer, and there is no buffer to fill or to save.
+    A permutation in every epoch, with random access in O(window) time and memory. Most items move by up to half the window, and none by the full window. A
+    window of twice the size mixes about as well as a shuffle buffer, but there is no buffer to fill or to save.
 
     Args:
         n: Length of the dataset, from 0 to 2**56.
@@ -91,7 +91,7 @@ class SlidingOrder(PlainOrder):
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
         check_positions(positions, self._n)
-        keyed = self._keyed  # one reference, as in `ShuffledOrder`
+        keyed = self._keyed  # read once, as in `ShuffledOrder`
         if keyed.epoch != epoch:
             keyed = self._keyed = self._under(epoch)
         return keyed(positions)
@@ -104,5 +104,5 @@ class SlidingOrder(PlainOrder):
 
 
 def checked_window(window: int) -> int:
-    """``window`` as an ``int``, within its bounds."""
+    """``window`` as an ``int``, checked to be within its bounds."""
     return whole_number("window", window, 0, LARGEST + 1, "It is in items; 0 leaves them in order.")

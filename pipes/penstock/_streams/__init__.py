@@ -1,1 +1,1 @@
-"""Data in shards: files of many records each, by position or read forward, and the formats that they come in."""
+"""Sharded data: files of many records each, read by position or forward, and the formats they come in."""

@@ -1,12 +1,12 @@
-"""Bookmarks: facts about shards that are read forward, learned by reading them, so that a later seek need not read them again.
+"""Bookmarks: facts about shards that are read forward, learned by reading them, so that a later seek need not reread them.
 
-A fact says how many outputs the steps make of one shard, in one pass or in every pass. Facts never change and need no order, so every process appends
-those that it learns to a file of its own, without a word to the others, and whoever seeks reads the union of all files. One that is missing costs time
-only. A false one would mislead a seek silently; therefore
+A fact records how many outputs the steps make of one shard, in one pass or in every pass. Facts never change and need no order, so every process appends
+those that it learns to its own file, without communication, and a reader that seeks takes the union of all files. A missing fact costs only
+time. A false one would silently mislead a seek; therefore
 
-- the folder is named after a hash of the *binding*: all that decides what the steps make of a shard. A fact also names the shard's content by its key;
-- each line ends with a checksum that starts from that hash, see `FactLines`. Any other line is ignored, wherever it stands;
-- two facts that contradict each other are both kept, so that every reader of the files sees the contradiction, and trusts neither.
+- the folder is named after a hash of the *binding*: everything that determines what the steps make of a shard. A fact also names the shard's content by its key;
+- each line ends with a checksum that starts from that hash, see `FactLines`. Any other line is ignored, wherever it is;
+- two facts that contradict each other are both kept, so that every reader of the files sees the contradiction and trusts neither.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ _logger = logging.getLogger("penstock")
 
 FORMAT: Final = 1
 LONGEST: Final = 2**20
-"""Bytes of the longest line that is written or read."""
+"""Bytes of the longest line that is read or written."""
 LARGEST: Final = 2**30
-"""Bytes of the largest file that is read: ten million facts."""
+"""Bytes of the largest file that is read; enough for ten million facts."""
 MOST_DAMAGED: Final = 1000
-"""Damaged lines of a file until the rest of it is left for the next time: there may be millions, of a byte each."""
+"""After this many damaged lines, the rest of a file is left for the next time: there may be millions, of one byte each."""
 PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
-"""Troubles of a disk that say nothing about the choice of the folder."""
+"""Disk errors that do not mean that the folder was a bad choice."""
 
 
 def default_folder() -> Path:
-    """The folder of bookmarks in the user's cache, by the XDG Base Directory Specification: ``$XDG_CACHE_HOME``, else ``~/.cache``."""
+    """The folder for bookmarks in the user's cache, following the XDG Base Directory Specification: ``$XDG_CACHE_HOME``, or else ``~/.cache``."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # the specification says to ignore such
+    if not os.path.isabs(cache):  # the specification says to ignore relative paths
         cache = os.path.expanduser("~/.cache")
     if not os.path.isabs(cache):
-        cache = os.devnull  # nobody knows a home: nothing can be written below this, and nothing lands in the current folder
+        cache = os.devnull  # there is no home directory: nothing can be written below this, and nothing ends up in the current folder
     return Path(cache) / "penstock" / "bookmarks"
 
 
 @final
 class Bookmarks:
-    """Facts about the shards of one dataset under one set of steps, shared with other processes and later runs by files. Thread-safe.
+    """Facts about the shards of one dataset under one set of steps, shared through files with other processes and later runs. Thread-safe.
 
-    The files are read when the first fact is asked for or added, and again by `refresh`. Nothing stays open between two calls. A fork goes on with what
-    its parent knew, and writes a file of its own.
+    The files are read when the first fact is requested or added, and again by `refresh`. Nothing stays open between two calls. A forked process continues with
+    its parent's facts and writes its own file.
 
     Args:
-        folder: Where to keep the files; None: nowhere, so that the facts last as long as this object. A folder in which nothing can be written costs only time if
-            it is the `default_folder`, and is an error if it was named.
-        binding: JSON that decides what the steps make of a shard. Facts under another binding are not seen.
-        keys: For each shard, a text that tells its content from any other, such as name, size and time. Facts about another content are ignored. Looked up
-            only for a shard that is asked about, or written of, because it may take a request to a server.
+        folder: Folder for the files; None: no files, so the facts last as long as this object. If nothing can be written there, that costs only time for
+            the `default_folder`, and is an error for a folder that was passed explicitly.
+        binding: JSON that determines what the steps make of a shard. Facts under another binding are not visible.
+        keys: For each shard, a string that distinguishes its content from any other, such as name, size and time. Facts about other content are ignored. Looked up
+            only for shards that are requested or recorded, because a lookup may take a request to a server.
 
     Raises:
-        OSError: The folder was named, and nothing can be written there.
+        OSError: Nothing can be written to an explicitly passed folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, binding: dict[str, Any], keys: ShardKeys | Sequence[str]) -> None:
@@ -86,8 +86,8 @@ class Bookmarks:
         self._keys = keys
         self._facts = Facts()
         self._settled: set[int] = set()  # shards whose facts, as far as they were read, are in `_facts`
-        self._unsettled: dict[int, list[tuple[str, Fact]]] = {}  # of other shards: what was read, with the key that it is true of
-        self._read_up_to: dict[str, int] | None = None  # bytes of each file; None: nothing was read so far
+        self._unsettled: dict[int, list[tuple[str, Fact]]] = {}  # of other shards: what was read, with the content key it applies to
+        self._read_up_to: dict[str, int] | None = None  # bytes of each file; None: nothing was read yet
         self._writes = self._folder is not None
         self._warned: set[str] = set()
         if self._is_named:
@@ -96,46 +96,46 @@ class Bookmarks:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # guards the facts; held while files are read, and never while one is written
+        self._lock = threading.Lock()  # guards the facts; held while files are read, but never while one is written
         node = re.sub(r"[^\w.-]", "_", platform.node(), flags=re.ASCII)[:64]
         self._file = f"{node}-{self._pid}-{secrets.token_hex(4)}.jsonl"
 
     def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
-        """How many outputs ``shard`` has in a pass; None if nobody knows. If the caller relies on it, a contradiction is an error from now on."""
+        """How many outputs ``shard`` has in a pass; None if unknown. If the caller relies on the answer, a later contradiction is an error."""
         if shard not in self._settled:
             self._settle(shard)
         with self._locked():
             return self._facts.get(shard, pass_, rely=rely)
 
     def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool) -> None:
-        """Add what was found by reading ``shard`` to its end. Idempotent.
+        """Add a result of reading ``shard`` to its end. Idempotent.
 
         Args:
             shard: Its number.
             pass_: The pass in which it was read.
             outputs: How many outputs it had.
-            every_pass: Whether it has as many in every pass.
+            every_pass: Whether it has this many in every pass.
 
         Raises:
-            StateMismatch: `outputs` has said something else.
-            OSError: The folder was named, and nothing can be written there.
+            StateMismatch: `outputs` has returned another number.
+            OSError: Nothing can be written to an explicitly passed folder.
         """
         fact = Fact(int(shard), None if every_pass else int(pass_), int(outputs))
         self._settle(fact.shard)
         with self._locked():
             news = self._facts.add(fact)
-        # Without the lock, because a disk may take long; this process knows the fact already.
+        # Without the lock, because a disk may be slow; this process has the fact already.
         if isinstance(news, Contradiction):
-            self._write([news.before, fact])  # both, because the file that has the first may be deleted
+            self._write([news.before, fact])  # both, because the file that holds the first may be deleted
             self._report(news)
         elif news:
             self._write([fact])
 
     def refresh(self) -> None:
-        """Read what other processes have written since the files were read last.
+        """Read what other processes have written since the last read.
 
         Raises:
-            StateMismatch: It contradicts what `outputs` has said.
+            StateMismatch: It contradicts an earlier answer of `outputs`.
         """
         with self._locked(read=False):
             found = self._read()
@@ -145,20 +145,20 @@ class Bookmarks:
         return Bookmarks, self._arguments
 
     def _locked(self, *, read: bool = True) -> threading.Lock:
-        """The lock; the files have been read once by the time that it is returned, if ``read``."""
+        """The lock. If ``read``, the files have been read at least once when it is returned."""
         if self._pid != os.getpid():
             self._start()  # another thread may have held the lock at the moment of the fork
-        if read and self._read_up_to is None:  # of two threads that find it so, the second reads nothing new
+        if read and self._read_up_to is None:  # if two threads get here, the second one reads nothing new
             self.refresh()
         return self._lock
 
     def _settle(self, shard: int) -> None:
-        """Believe what was read about a shard, where it is about the content that the shard has now."""
+        """Accept the facts read about a shard that apply to its current content."""
         with self._locked():
             if shard not in self._unsettled:
                 self._settled.add(shard)
                 return
-        # Without the lock, because it may ask a server. Of threads that do so together, the first adds the facts.
+        # Without the lock, because this may ask a server. If several threads do so at once, the first one adds the facts.
         key = self._keys[shard]
         with self._locked():
             read = self._unsettled.pop(shard, [])
@@ -168,29 +168,29 @@ class Bookmarks:
         if read and not found:
             self._warn_once(
                 "another content",
-                f"shard {shard} was {read[-1][0]!r} when its bookmarks were made, and is {key!r} now: it was changed, moved, or copied without its time, or an older penstock made them. That matters "
-                f"only to a run that goes on from a state saved before: where the data are others, it does not get the items that it would have got.",
+                f"shard {shard} was {read[-1][0]!r} when its bookmarks were written, and is {key!r} now: it was changed, moved, copied without its modification time, or the bookmarks are from an "
+                f"older penstock. This matters only to a run that resumes from a saved state: if the data differ, it does not get the items that it would have got.",
             )
         self._report(*(one for one in found if isinstance(one, Contradiction)))
 
-    # Files. The format is described above.
+    # Files, in the format described above.
 
     def _read(self) -> list[Contradiction]:
-        """Read the new lines of all files; what they contradict."""
+        """Read the new lines of all files; returns the contradictions found."""
         found: list[Contradiction] = []
         read_up_to = {} if self._read_up_to is None else self._read_up_to
         for name in self._files():
             damaged, at, place = 0, read_up_to.get(name, 0), os.path.join(self._folder or "", name)
             try:
                 status = os.stat(place)
-                if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:  # others may never end
-                    raise OSError(f"{place} is no regular file of at most {LARGEST} bytes")
+                if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:  # anything else may never end
+                    raise OSError(f"{place} is not a regular file of at most {LARGEST} bytes")
                 with open(place, "rb") as file:
                     file.seek(at)
                     for line in iter(functools.partial(file.readline, LONGEST), b""):
                         if not line.endswith(b"\n") and len(line) < LONGEST:
-                            break  # somebody may still be writing it
-                        at += len(line)  # also where it is damaged: files only grow, so it stays so
+                            break  # another process may still be writing it
+                        at += len(line)  # even if it is damaged: files only grow, so it will not be repaired
                         try:
                             key, fact = self._lines.parsed(line)
                         except ValueError:
@@ -198,16 +198,16 @@ class Bookmarks:
                             if damaged == MOST_DAMAGED:
                                 break
                             continue
-                        # Its key is compared when somebody asks for the shard (`_settle`): to look at a hundred
-                        # thousand files, far away, before the first item would take hours.
+                        # Its key is compared when the shard is requested (`_settle`): checking a hundred thousand
+                        # remote files before the first item would take hours.
                         if fact.shard not in self._settled:
                             self._unsettled.setdefault(fact.shard, []).append((key, fact))
                         elif key == self._keys[fact.shard] and isinstance(news := self._facts.add(fact), Contradiction):
                             found.append(news)
             except OSError as exc:
-                self._warn_once(name, f"{exc}. These bookmarks are left out, which costs only time.")
+                self._warn_once(name, f"{exc}. These bookmarks are ignored, which costs only time.")
             if damaged:
-                self._warn_once(name, f"{damaged} lines of {place} are damaged, and left out. That costs only time.")
+                self._warn_once(name, f"{damaged} lines of {place} are damaged and ignored. That costs only time.")
             read_up_to[name] = at
         self._read_up_to = read_up_to
         return found
@@ -231,8 +231,8 @@ class Bookmarks:
                 raise refusal(self._folder)
             fd = open_own(os.path.join(self._folder, self._file), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             try:
-                # One `write` for each line, at the end (O_APPEND) of a file of this process alone: lines of threads or
-                # processes never mix, and a reader may miss only the end of the last one.
+                # One `write` per line, at the end (O_APPEND) of a file that only this process writes: lines of different threads or
+                # processes never mix, and a reader can miss only the end of the last line.
                 for fact in facts:
                     line = self._lines.line(self._keys[fact.shard], fact)
                     if len(line) <= LONGEST and os.write(fd, line) < len(line):
@@ -240,13 +240,13 @@ class Bookmarks:
             finally:
                 os.close(fd)
         except OSError as exc:
-            self._writes = False  # behind a line that was cut short, the next one would be damaged too
+            self._writes = False  # a line after a truncated one would be damaged as well
             if self._is_named and exc.errno not in PASSING:
                 raise self._refusal(exc) from exc
-            self._warn_once("", f"{exc}. Bookmarks are not kept in {self._root} from now on, so a resume may take longer.")
+            self._warn_once("", f"{exc}. No more bookmarks are written to {self._root}, so a resume may take longer.")
 
     def _check_folder(self) -> None:
-        """Refuse a named folder in which nothing can be written, before hours were spent on reading."""
+        """Refuse an explicitly passed folder that is not writable, before hours are spent on reading."""
         place = self._folder or ""
         while not os.path.lexists(place) and place != os.path.dirname(place):
             place = os.path.dirname(place)
@@ -258,7 +258,7 @@ class Bookmarks:
     def _refusal(self, exc: OSError) -> OSError:
         return type(exc)(
             exc.errno,
-            f"{exc.strerror}, so bookmarks={self._root!r} cannot be kept. Name a folder that can be written, or None to keep them in memory",
+            f"{exc.strerror}, so bookmarks={self._root!r} cannot be used. Pass a writable folder, or None to keep bookmarks in memory",
             exc.filename,
         )
 
@@ -271,7 +271,7 @@ class Bookmarks:
         """Log contradictions.
 
         Raises:
-            StateMismatch: Somebody has relied on one of the facts.
+            StateMismatch: The old value of one of the facts was relied on.
         """
         for one in sorted(contradictions, key=lambda one: one.relied_on):
             said = (
@@ -280,11 +280,11 @@ class Bookmarks:
             )
             if one.relied_on:
                 raise StateMismatch(
-                    f"{said} The first number was relied on to find a place in the data, so samples may have been lost or repeated since. Make the steps "
-                    f"deterministic (random numbers from penstock.sample().rng), and give a step whose code has changed another version=. Then load the "
-                    f"last checkpoint again: it will read this shard, and trust neither number."
+                    f"{said} The first number was used to find a position in the data, so samples may have been lost or repeated since. Make the steps "
+                    f"deterministic (random numbers from penstock.sample().rng), and give any step whose code has changed a new version=. Then load the "
+                    f"last checkpoint again: it will read this shard again and trust neither number."
                 )
-            _logger.warning("%s Its bookmarks are not used any more; looking for a place behind it reads it again.", said)
+            _logger.warning("%s Its bookmarks are no longer used; finding a position after it requires reading it again.", said)
 
 
 def _in_pass(fact: Fact) -> str:
@@ -292,31 +292,31 @@ def _in_pass(fact: Fact) -> str:
 
 
 _STAYS_CUT: Final = (
-    '%s gives %d outputs in pass %d, because on_error="skip" has left out the rest of it before: a run that goes on needs the same sequence. A new run reads it '
-    "to its end with other bookmarks=, or another seed."
+    '%s gives %d outputs in pass %d, because on_error="skip" skipped the rest of it before, and a resumed run needs the same sequence. A new run reads it '
+    "to its end with other bookmarks=, or with another seed."
 )
 
 
 @final
 class KnownOutputs:
-    """How many outputs shards have, as far as anybody has read them: in every pass, in one pass, and where an error has cut one short, whatever becomes of the file later.
+    """The known output counts of shards: in every pass, in one pass, and where an error cut a shard short, whatever happens to the file later.
 
-    Each kind has `Bookmarks` of its own. What holds for one pass holds under one ``seed`` only; ``skips``: errors cut shards short.
+    Each kind has its own `Bookmarks`. What holds for one pass holds for one ``seed`` only. ``skips``: errors cut shards short.
     """
 
     def __init__(self, folder: Any, binding: dict[str, Any], seed: int, keys: ShardKeys, *, skips: bool) -> None:
-        # Bound to the name alone, because a run that goes on must leave out the rest of a file even if it was mended.
+        # Bound to the name alone, because a resumed run must skip the rest of a file even if the file was repaired.
         self._names = keys.names() if skips else []
         self._keys = keys
         self._always = Bookmarks(folder, binding, keys)
         self._passes = Bookmarks(folder, {**binding, "seed": seed}, keys)
         self._cut = Bookmarks(folder, {**binding, "seed": seed, "cut": True}, self._names) if skips else None
-        self._all = [facts for facts in (self._cut, self._always, self._passes) if facts is not None]  # the first that knows is right
+        self._all = [facts for facts in (self._cut, self._always, self._passes) if facts is not None]  # in order of precedence
         self._said: set[int] = set()
 
     def outputs(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
-        """The number of outputs; None if unknown. If somebody relies on it, a contradiction is an error from now on, and otherwise a warning."""
-        self._keys[shard]  # looks at the file before it is opened, so that what is read is never taken for a later version
+        """The number of outputs; None if unknown. A later contradiction is an error if the caller relies on the answer, else a warning."""
+        self._keys[shard]  # looks at the file before it is opened, so that its contents are never attributed to a later version
         for facts in self._all:
             if (outputs := facts.outputs(shard, pass_, rely=rely)) is not None:
                 if facts is self._cut and shard not in self._said:
@@ -326,13 +326,13 @@ class KnownOutputs:
         return None
 
     def refresh(self) -> None:
-        """Learn what other processes have found since."""
+        """Read what other processes have found since."""
         for facts in self._all:
             facts.refresh()
 
     def add(self, shard: int, pass_: int, outputs: int, *, every_pass: bool, cut: bool) -> None:
-        """A shard was read to its end, or up to an error if it is ``cut``. ``every_pass``: it has as many outputs in any other pass."""
+        """Record that a shard was read to its end, or up to an error if it is ``cut``. ``every_pass``: every other pass has as many outputs."""
         if cut:
-            self._said.add(shard)  # whoever has found it has said so
+            self._said.add(shard)  # whoever found this has already logged it
         facts = self._cut if cut and self._cut is not None else self._always if every_pass else self._passes
         facts.add(shard, pass_, outputs, every_pass=every_pass)

@@ -1,4 +1,4 @@
-"""What the processes of a host note together about one data set in a folder of copies. Only speed depends on it."""
+"""Shared notes of a host's processes about one data set in a folder of copies. They affect only speed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _COUNTS: Final = struct.Struct("<8q")
 
 
 class Counts(NamedTuple):
-    """What all processes have done since the first one, or since they were cleared.
+    """Totals over all processes, since the beginning or since they were cleared.
 
     Attributes:
-        hits: Files that were opened as a copy that was there already.
+        hits: Files opened from an existing copy.
         fetches: Copies made.
-        fetched_bytes: Their bytes.
-        misses: Files that were read from afar because there was no room for a copy.
-        wait_ns: How long those who read have waited for a copy.
+        fetched_bytes: Bytes of those copies.
+        misses: Files read from their source because there was no room for a copy.
+        wait_ns: Time that readers waited for copies.
     """
 
     hits: int = 0
@@ -32,10 +32,10 @@ class Counts(NamedTuple):
 
 @final
 class Notes:
-    """A file of counts, and of when each lane was seen last. It is written and read, not mapped: a full disk must be an error, and no signal.
+    """A file with the counts and the last known position of each lane. It is read and written rather than mapped, because a full disk must raise an error, not a signal.
 
     Args:
-        path: Of the file, which is made if need be.
+        path: Path of the file; it is created if missing.
     """
 
     def __init__(self, path: str) -> None:
@@ -61,16 +61,16 @@ class Notes:
             return Counts()
 
     def saw(self, lane: int, time: float) -> None:
-        """A reader has come to ``time`` in a lane; see `Opens`."""
+        """Record that a reader has reached ``time`` in a lane; see `Opens`."""
         self._seen[lane] = time
         try:
             with open(self._path, "r+b", buffering=0, opener=_made) as file:
-                os.pwrite(file.fileno(), np.float64(1 + time).tobytes(), _COUNTS.size + 8 * lane)  # no reader has been at 0
+                os.pwrite(file.fileno(), np.float64(1 + time).tobytes(), _COUNTS.size + 8 * lane)  # 0 means that no reader was there
         except OSError:
             pass
 
     def seen(self, lanes: int) -> np.ndarray:
-        """How far each lane is that is read on this host, and NaN for the others: float64, shape ``(lanes,)``."""
+        """The position of each lane that is read on this host, NaN for the others: float64, shape ``(lanes,)``."""
         found = np.full(lanes, np.nan)
         try:
             with open(self._path, "rb", buffering=0) as file:

@@ -1,12 +1,12 @@
-"""Copies of files in a folder of bounded size, which all processes of a host share.
+"""Copies of files in a folder of bounded size, shared by all processes of a host.
 
-A copy is named after its file and the version of that, so none is ever stale. There is no daemon and no shared memory, only files and `flock`, which the kernel
-gives back when its owner dies, at any point:
+A copy is named after its file and the file's version, so it is never stale. There is no daemon and no shared memory, only files and `flock`, which the kernel
+releases when its owner dies, at any point:
 
-- who fetches holds a lock, writes a part, and renames it when all bytes have come. Each part has a name of its own, because a store's library may go on writing after
-  an interrupt. A part without an owner is removed by whoever sees it;
-- who reads a copy holds a shared lock on it, and only a copy that nobody reads is removed;
-- what is added up, and what is removed for it, is decided under one lock for the folder.
+- a fetcher holds a lock, writes a part file, and renames it once all bytes have arrived. Each part has a unique name, because a storage library may keep writing after
+  an interrupt. A part without an owner is removed by the next process that sees it;
+- a reader holds a shared lock on its copy, and only copies without readers are removed;
+- sizes are summed, and copies are removed to make room, under one lock for the folder.
 
 Only files that this module has named are ever removed.
 """
@@ -36,7 +36,7 @@ log = logging.getLogger("penstock")
 
 COPY: Final = re.compile(r"penstock-1-(?P<file>[0-9a-f]{16})-[0-9a-f]{16}-.*", re.DOTALL)
 _LEFT: Final = re.compile(r"(?P<key>penstock-1-[0-9a-f]{16}-[0-9a-f]{16})\.(lock|(?P<size>\d+)\.[0-9a-f]{8}\.part)")
-"""What copies are called, and what locks and parts of them are: whatever a file is called, no name is both."""
+"""The name patterns of copies and of their locks and parts. No name matches both, whatever the original file is called."""
 _NOTES: Final = re.compile(r"penstock-1-[0-9a-f]{16}\.notes")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NO_WRITING: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -48,19 +48,19 @@ class CacheFolder:
     """A folder of copies.
 
     Attributes:
-        needed: Asked for a function that says of the hash of a file when it is needed next, or None if it is none of this data set. Whoever knows the order sets it.
-        notes: What the processes of this host note about this data set.
-        stamps: What this process was told of its files lately, and when; see `stamp_lately`.
+        needed: Returns a function from a file's hash to the time when the file is needed next, or None if the file is not part of this data set. Set by the owner of the order.
+        notes: Shared notes of this host's processes about this data set.
+        stamps: Recent stamps of its files as seen by this process, with the time; see `stamp_lately`.
 
     Args:
-        folder: It is made if need be; on a disk of this host.
-        most_bytes: All copies together take no more.
-        own: The hashes of the files of this data set.
-        ahead: How many shards of each lane are fetched before they are read.
+        folder: On a local disk; created if missing.
+        most_bytes: Limit for all copies together.
+        own: The hashes of the files in this data set.
+        ahead: How many shards per lane to fetch before they are read.
 
     Raises:
-        ValueError: Its file system has no locks.
-        OSError: It cannot be made or read.
+        ValueError: The file system does not support locks.
+        OSError: The folder cannot be created or read.
     """
 
     def __init__(self, folder: str, most_bytes: int, own: Iterable[str] = (), ahead: int = 0) -> None:
@@ -82,28 +82,28 @@ class CacheFolder:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, needed=self._not_known)
-        os.makedirs(self.folder, exist_ok=True)  # a worker may be on another machine
+        os.makedirs(self.folder, exist_ok=True)  # a worker may run on another machine
 
     def _not_known(self) -> Callable[[str], float | None]:
-        """Where nobody knows the order, no copy is given up for another of the same data: that keeps as many of them as any rule for an order that is drawn anew."""
+        """If the order is unknown, no copy is evicted for another one of the same data. For an order that is redrawn each time, that keeps as many useful copies as any other rule."""
         return lambda name: math.inf if name in self._own else None
 
     def statistics(self) -> CopyStatistics:
-        """What was done with the files of this data set, by all processes of this host, since the folder was first looked at for it."""
+        """Statistics about the files of this data set, over all processes of this host since the folder was first used for it."""
         hits, fetches, fetched_bytes, misses, wait_ns = (now - then for now, then in zip(self.notes.counts(), self._before, strict=True))
         return CopyStatistics(hits, fetches, fetched_bytes, misses, wait_ns / 1e9)
 
     def opened(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> BinaryIO | None:
-        """The copy of a version of a file, which is made if need be; None if there is no room for it.
+        """The copy of a version of a file, made if necessary; None if there is no room for it.
 
         Args:
-            address: Of the file.
-            size: Its bytes.
-            version: What tells this version from any other of that size.
-            copy: Writes the bytes into the file of a path.
+            address: Address of the file.
+            size: Its size in bytes.
+            version: Distinguishes this version from any other of the same size.
+            copy: Writes the bytes to a path.
 
         Raises:
-            OSError: Other bytes came than ``size``; or what ``copy`` raises. Nothing of it stays.
+            OSError: The number of bytes differs from ``size``; or the error of ``copy``. Nothing is left behind.
         """
         key, name = _names(address, size, version)
         begun = time.monotonic_ns()
@@ -117,13 +117,13 @@ class CacheFolder:
         return found
 
     def make(self, address: str, size: int, version: str, copy: Callable[[str], None]) -> None:
-        """Have that copy made, as by `opened`, for whoever will open it."""
+        """Make that copy, as `opened` does, for a later reader."""
         key, name = _names(address, size, version)
         while not self._is_there(name, size) and self._made(key, name, size, copy):
             pass
 
     def contents(self) -> tuple[dict[str, int], int, Counts]:
-        """The names of all copies and their bytes; how many parts of others; and the counts of all data sets together."""
+        """The names and sizes of all copies; the number of unfinished copies; and the counts of all data sets together."""
         copies, parts, counts = {}, 0, Counts()
         for entry in os.scandir(self.folder):
             if _NOTES.fullmatch(entry.name):
@@ -136,7 +136,7 @@ class CacheFolder:
         return copies, parts, counts
 
     def clear(self) -> int:
-        """Remove all copies that nobody reads, what is left of fetches, and the notes; how many copies those were."""
+        """Remove all copies that are not being read, leftovers of fetches, and the notes; the number of copies removed."""
         removed = 0
         with self._alone():
             for entry in list(os.scandir(self.folder)):
@@ -151,7 +151,7 @@ class CacheFolder:
     # One copy.
 
     def _made(self, key: str, name: str, size: int, copy: Callable[[str], None]) -> bool:
-        """Make the copy, unless it is there or its lock was removed before this one had it; whether there was room."""
+        """Make the copy, unless it exists or its lock was removed before this call acquired it; whether there was room."""
         try:
             with self._locked(f"{key}.lock") as is_linked:
                 try:
@@ -164,34 +164,34 @@ class CacheFolder:
                 raise
             full = exc.errno in _FULL
             self._say(
-                "is on a disk that is full, so what does not fit is read from afar"
+                "is on a full disk, so files that do not fit are read from their source"
                 if full
-                else "cannot be written to, so what is not in it is read from afar"
+                else "is not writable, so files without a copy are read from their source"
             )
             return False
 
     def _reading(self, name: str, size: int) -> BinaryIO | None:
-        """The copy, open and locked for reading until it is closed; None if there is none."""
+        """The copy, open and locked for reading until it is closed; None if it does not exist."""
         path = os.path.join(self.folder, name)
         try:
             fd = os.open(path, os.O_RDONLY | _FLAGS)
         except FileNotFoundError:
             return None
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH)  # who removes it holds the other lock for a moment
+            fcntl.flock(fd, fcntl.LOCK_SH)  # a process that removes it holds the other lock only briefly
             status = os.fstat(fd)
-            if not status.st_nlink:  # it was removed before its lock was held: whoever opens it once more by its name would not find it
+            if not status.st_nlink:  # removed before the lock was acquired: opening it again by name would fail
                 os.close(fd)
                 return None
             if status.st_size == size:
                 with contextlib.suppress(OSError):
-                    os.utime(fd)  # used now
-                return io.BufferedReader(_Copy(path, opener=lambda *_: fd), 2**16)  # so that it has its name
+                    os.utime(fd)  # records this use
+                return io.BufferedReader(_Copy(path, opener=lambda *_: fd), 2**16)  # opened by path so that the file object has a name
         except BaseException:
             os.close(fd)
             raise
         os.close(fd)
-        self._remove(name)  # a disk has lost some of it
+        self._remove(name)  # the disk has lost part of it
         return None
 
     def _is_there(self, name: str, size: int) -> bool:
@@ -201,24 +201,24 @@ class CacheFolder:
 
     def _fetched(self, key: str, name: str, size: int, copy: Callable[[str], None]) -> bool:
         """Make the copy; whether there was room."""
-        part = os.path.join(self.folder, f"{key}.{size}.{secrets.token_hex(4)}.part")  # counts with that size from now on
+        part = os.path.join(self.folder, f"{key}.{size}.{secrets.token_hex(4)}.part")  # counted at this size from now on
         try:
             with self._alone():
                 if not self._made_room(name, size):
-                    self._say(f"has no room for more than {self.most_bytes:,} bytes, so what does not fit is read from afar")
+                    self._say(f"has no room for more than {self.most_bytes:,} bytes, so files that do not fit are read from their source")
                     return False
                 os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o644))
             copy(part)
             with open(part, "rb") as file:
                 if (came := os.fstat(file.fileno()).st_size) != size:
-                    raise OSError(f"{came} bytes came of {name} in place of {size}, so the server broke off, or the file has changed")
+                    raise OSError(f"received {came} bytes of {name} instead of {size}: the connection broke off, or the file has changed")
                 os.fsync(file.fileno())
             os.replace(part, os.path.join(self.folder, name))
             self.notes.add(fetches=1, fetched_bytes=size)
         except BaseException as exc:
             self._remove(os.path.basename(part))
             if isinstance(exc, OSError) and exc.errno in _FULL:
-                self._say("is on a disk that is full, so what does not fit is read from afar")
+                self._say("is on a full disk, so files that do not fit are read from their source")
                 return False
             raise
         return True
@@ -226,15 +226,15 @@ class CacheFolder:
     # The folder.
 
     def _made_room(self, name: str, size: int) -> bool:
-        """Whether a copy fits, once those are removed that are of less use. Under `_alone`.
+        """Make room for a copy by removing less useful ones; whether it fits. Requires `_alone`.
 
-        Copies of other data go first, those used last long ago before the others. Then those of this data that are needed later than the new one, the last first.
+        Copies of other data go first, least recently used first. Then copies of this data that are needed later than the new one, the latest first.
         """
         sizes: dict[str, int] = {}
-        copies: dict[str, tuple[str, float]] = {}  # their files, and when they were used last
+        copies: dict[str, tuple[str, float]] = {}  # their files, and when they were last used
         for entry in os.scandir(self.folder):
             if left := _LEFT.fullmatch(entry.name):
-                if name.startswith(f"{left['key']}-"):  # whose lock is held here
+                if name.startswith(f"{left['key']}-"):  # this process holds its lock
                     if left["size"]:
                         self._remove(entry.name)
                 elif not self._removed_if_abandoned(left["key"], entry.name):
@@ -265,7 +265,7 @@ class CacheFolder:
         return over <= 0
 
     def _removed_if_abandoned(self, key: str, left: str) -> bool:
-        """Remove what is ``left`` of a fetch that has no owner any more; whether that is so. Under `_alone`."""
+        """Remove a leftover of a fetch whose owner is gone; whether it was. Requires `_alone`."""
         try:
             fd = os.open(os.path.join(self.folder, f"{key}.lock"), os.O_RDWR | _FLAGS)
         except FileNotFoundError:
@@ -273,9 +273,9 @@ class CacheFolder:
             return True
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.fstat(fd).st_nlink:  # its owner has ended meanwhile, and there may be a new one
+            if not os.fstat(fd).st_nlink:  # its owner ended in the meantime, and there may be a new one
                 return False
-            # While it is held: else whoever waits for it would have it, and lose its file a moment later.
+            # While the lock is held: otherwise a waiting process would acquire it and lose its file a moment later.
             self._remove(left)
             self._remove(f"{key}.lock")
         except BlockingIOError:
@@ -285,7 +285,7 @@ class CacheFolder:
         return True
 
     def _removed_unread(self, name: str) -> bool:
-        """Remove a copy, unless somebody reads it."""
+        """Remove a copy unless it is being read."""
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(os.path.join(self.folder, name), os.O_RDONLY | _FLAGS)
             try:
@@ -303,18 +303,18 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process adds up or removes meanwhile."""
+        """Exclude other processes from summing sizes and removing copies."""
         with self._locked("penstock.lock"):
             yield
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[bool]:
-        """Hold a lock, which waits for who holds it; whether its file is still there by then."""
+        """Acquire a lock, waiting for its holder; whether its file still exists by then."""
         path = os.path.join(self.folder, name)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o644)
         except PermissionError:
-            fd = os.open(path, os.O_RDONLY | _FLAGS)  # it is another user's
+            fd = os.open(path, os.O_RDONLY | _FLAGS)  # it belongs to another user
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
@@ -322,13 +322,13 @@ class CacheFolder:
                 if exc.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
                     raise
                 raise ValueError(
-                    f"cache_dir={self.folder!r} is on a file system without locks (flock: {exc.strerror}), and several processes would write over one another. "
+                    f"cache_dir={self.folder!r} is on a file system without locks (flock: {exc.strerror}), so several processes would overwrite each other's files. "
                     f"Use a folder on a local disk."
                 ) from exc
             yield bool(os.fstat(fd).st_nlink)
         finally:
             with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)  # closing would not do: a process that was forked meanwhile has the same lock
+                fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a process forked in the meantime shares the lock
             os.close(fd)
 
     def _say(self, what: str) -> None:
@@ -338,17 +338,17 @@ class CacheFolder:
 
 
 def file_hash(address: str) -> str:
-    """What the names of all copies of a file have in common."""
+    """The common prefix of the names of all copies of a file."""
     return blake2b(address.encode(), digest_size=8).hexdigest()
 
 
 def hashes_of(address: str) -> tuple[str, str]:
-    """Of a file and of the index beside it, which is needed whenever the file is."""
+    """The hashes of a file and of its index, which is needed whenever the file is."""
     return file_hash(address), file_hash(f"{address}.index")
 
 
 def _names(address: str, size: int, version: str) -> tuple[str, str]:
-    """What the copy of a version of a file and all that belongs to it begin with, and the name of the copy, which ends as that of the file."""
+    """The common prefix of the copy of a version of a file and everything that belongs to it, and the name of the copy, which ends like the file's name."""
     version_hash = blake2b(f"{size} {version}".encode(), digest_size=8).hexdigest()
     key = f"penstock-1-{file_hash(address)}-{version_hash}"
     return key, f"{key}-{re.sub(r'[^a-zA-Z0-9_.]', '_', address.rpartition('/')[2])[-60:]}"
@@ -356,7 +356,7 @@ def _names(address: str, size: int, version: str) -> tuple[str, str]:
 
 @final
 class _Copy(io.FileIO):
-    """A copy that is open. Closing it gives its lock back, also if a process was forked meanwhile, which has the same."""
+    """An open copy. Closing it releases its lock, even if a process forked in the meantime shares the lock."""
 
     def __init__(self, path: str, *, opener: Callable[[str, int], int]) -> None:
         super().__init__(path, "rb", opener=opener)
@@ -365,7 +365,7 @@ class _Copy(io.FileIO):
     def close(
         self, getpid: Any = os.getpid, flock: Any = fcntl.flock, unlock: int = fcntl.LOCK_UN, suppress: Any = contextlib.suppress
     ) -> None:
-        if not self.closed and self._owner == getpid():  # when the interpreter ends, the modules may be gone already
+        if not self.closed and self._owner == getpid():  # at interpreter exit the modules may already be gone
             with suppress(OSError):
                 flock(self.fileno(), unlock)
         super().close()

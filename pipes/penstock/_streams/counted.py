@@ -1,4 +1,4 @@
-"""Shards whose numbers of records are known: every record has a number, and an epoch is all of them."""
+"""Shards with known record counts: every record has a number, and an epoch contains all of them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @final
 class IndexedRecords:
-    """The records of `Shards` with counts. The arguments are theirs.
+    """The records of `Shards` with counts. It takes the same arguments.
 
-    Users know its ``lanes`` as those of a stream, but here they are `cuts`, of equal length, through an epoch whose end is known; see `ShardOrder`.
+    Its ``lanes`` have the same name for users as those of a stream, but here they are `cuts`: parts of equal length of an epoch whose end is known; see `ShardOrder`.
 
     Raises:
         ValueError: See `Shards`.
@@ -42,7 +42,7 @@ class IndexedRecords:
         order = ShardOrder(counts, usual_lanes(len(shards), most_lanes) if lanes is None else lanes, window)
         self.counts = np.asarray(counts).astype(np.int64)
         if len(self.counts) != len(shards):
-            raise ValueError(f"there are {len(self.counts)} counts for {len(shards)} shards. Each shard needs its count.")
+            raise ValueError(f"got {len(self.counts)} counts for {len(shards)} shards. Pass one count per shard.")
         self.cuts, self._cuts_unshuffled = order.lanes, lanes or 1
         self._shards = shards
         self._window = window
@@ -63,7 +63,7 @@ class IndexedRecords:
         return self._open.read(shard, [place - int(self._starts[shard])])[0]
 
     def gathered(self, indices: Sequence[int]) -> list[Any]:
-        """The records of many indices. Each shard is read once, front to back."""
+        """The records at several indices. Each shard is read once, front to back."""
         places = np.array(indices, np.int64).reshape(-1)
         wrong = (places < -len(self)) | (places >= len(self))
         if wrong.any():

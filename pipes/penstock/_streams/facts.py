@@ -1,4 +1,4 @@
-"""Facts about shards: what was said of each, whether it agrees, and how it is written down. Pure: knows no file and no thread."""
+"""Facts about shards: what was recorded for each, whether it is consistent, and how it is written. Pure: uses no file and no thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ AT_MOST: Final = 2**63
 
 
 class Fact(NamedTuple):
-    """How many outputs the steps make of a shard, in one pass; ``pass_`` is None if that holds for every pass."""
+    """How many outputs the steps make of a shard in one pass; ``pass_`` is None if it holds for every pass."""
 
     shard: int
     pass_: int | None
@@ -18,7 +18,7 @@ class Fact(NamedTuple):
 
 
 class Contradiction(NamedTuple):
-    """Two facts of which one is false; ``relied_on`` says whether the older one was handed out."""
+    """Two facts, one of which is false; ``relied_on`` tells whether the older one was handed out."""
 
     before: Fact
     now: Fact
@@ -30,7 +30,7 @@ class Facts:
     """A set of facts that only grows.
 
     Attributes:
-        doubted: Shards whose facts contradict each other. Nothing that is said about them is believed.
+        doubted: Shards whose facts contradict each other. No fact about them is trusted.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Facts:
         self._relied_on: set[int | tuple[int, int]] = set()  # shards, or shards in one pass
 
     def get(self, shard: int, pass_: int, *, rely: bool = True) -> int | None:
-        """The outputs of ``shard`` in a pass; None if nobody knows. ``rely``: from now on somebody relies on the answer."""
+        """The outputs of ``shard`` in a pass; None if unknown. ``rely``: the caller relies on the answer from now on."""
         outputs = self._always.get(shard)
         about: int | tuple[int, int] = shard
         if outputs is None:
@@ -50,7 +50,7 @@ class Facts:
         return outputs
 
     def add(self, fact: Fact) -> bool | Contradiction:
-        """Take in a fact; whether it is news, or what it contradicts."""
+        """Add a fact; returns whether it is new, or what it contradicts."""
         shard, pass_, outputs = fact
         if shard in self.doubted:
             return False
@@ -83,13 +83,13 @@ class Facts:
 
 @final
 class FactLines:
-    """Facts as lines of JSON that end with their CRC-32 (ISO 3309), which starts from the hash of the binding: no other line is ever taken for a fact."""
+    """Facts as lines of JSON that end with a CRC-32 (ISO 3309) seeded with the hash of the binding, so that no other line is ever taken for a fact."""
 
     def __init__(self, binding_hash: str) -> None:
         self._seed = zlib.crc32(binding_hash.encode())
 
     def line(self, key: str, fact: Fact) -> bytes:
-        """The line of a fact, and of the ``key`` of the content that it is true of."""
+        """The line for a fact and the ``key`` of the content that it applies to."""
         said = {"shard": fact.shard, "key": key, "pass": fact.pass_, "outputs": fact.outputs}
         return self._checked(json.dumps(said, separators=(",", ":"))[:-1].encode())
 
@@ -97,7 +97,7 @@ class FactLines:
         """The key and the fact in a line.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: The line is damaged.
         """
         said, comma, _ = line.rpartition(b',"check":')
         if not comma or line != self._checked(said):

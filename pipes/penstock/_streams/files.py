@@ -1,4 +1,4 @@
-"""The bytes of files, here and elsewhere, and what tells that a file has changed."""
+"""The bytes of local and remote files, and how to tell that a file has changed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Stamp(NamedTuple):
-    """What tells one version of a file from another; see `stamp`.
+    """Distinguishes one version of a file from another; see `stamp`.
 
     Attributes:
-        size: Bytes; -1 where the server does not say.
-        mtime_ns: When a local file was changed last; 0 for a remote file.
-        version: What the store of a remote file calls the version; empty for a local file, and in old indices.
+        size: Bytes; -1 if the server does not tell.
+        mtime_ns: The modification time of a local file; 0 for a remote file.
+        version: The store's identifier for the version of a remote file; empty for a local file, and in old indices.
     """
 
     size: int
@@ -34,41 +34,41 @@ class Stamp(NamedTuple):
     version: str = ""
 
     def fits(self, other: Stamp) -> bool:
-        """Whether both may be of the same version. If only one is of a remote file, they have only the size in common."""
+        """Whether both may describe the same version. If only one is of a remote file, only the sizes can be compared."""
         return self.size == other.size and (self[1:] == other[1:] or bool(self.version) != bool(other.version))
 
 
 BLOCK: Final = 2**23
-"""Bytes that a remote file reads ahead: one for each lane. s3fs has 50 MiB."""
+"""Read-ahead of a remote file in bytes, once per lane. The default of s3fs is 50 MiB."""
 
 
 BUFFER: Final = 2**16
-"""Bytes of a local file read at once. Python's own 8 KiB take two reads for a sample of 20 KB and its header."""
+"""Read buffer of a local file in bytes. With Python's default of 8 KiB, a sample of 20 KB and its header take two reads."""
 
 
 def opened(path: str, expected: Stamp | None = None) -> BinaryIO:
-    """The bytes of a file; from a copy where one is kept. An HTTP server is asked for no version but the ``expected`` one; S3 never gives parts of two."""
+    """Open a file, from a copy if one is kept. An HTTP server is asked for the ``expected`` version only; S3 never returns parts of two versions."""
     return opened_copy(path, expected) or opened_there(path, expected)
 
 
 def opened_there(path: str, expected: Stamp | None) -> BinaryIO:
-    """The bytes of a file where it is, whether or not there is a copy."""
+    """Open a file at its source, whether or not there is a copy."""
     version = "" if expected is None else expected.version
     if not is_remote(path):
         return open(path, "rb", buffering=BUFFER, opener=open_file)
     with _asking(path) as (filesystem, inside):
-        # Of these, HTTP's own default drops parts of a block before they are read, and fetches them again.
+        # Of these, the default for HTTP drops parts of a block before they are read, and fetches them again.
         words = {"cache_type": "readahead"} if getattr(filesystem, "cache_type", None) == "bytes" else {}
         file = filesystem.open(inside, "rb", block_size=BLOCK, **words)
     if _is_strong(path, version):
         file.kwargs["headers"] = {**file.kwargs.get("headers", {}), "If-Match": version}
     if not filesystem.cachable:
-        file.penstock_filesystem = filesystem  # an archive is closed when nobody holds its file system any more
+        file.penstock_filesystem = filesystem  # an archive is closed once nothing holds its file system
     return cast("BinaryIO", file)
 
 
 def opened_copy(path: str, expected: Stamp | None = None) -> BinaryIO | None:
-    """The copy of a file, which is made if need be and is not removed while it is open; None if none is kept, or there is no room."""
+    """The copy of a file, made if necessary and not removed while it is open; None if no copies are kept, or there is no room."""
     cache = kept_in(path)
     if cache is None:
         return None
@@ -77,24 +77,24 @@ def opened_copy(path: str, expected: Stamp | None = None) -> BinaryIO | None:
 
 
 def kept_open(path: str, expected: Stamp | None = None) -> BinaryIO:
-    """A file on a local disk, which may be mapped under its name: itself, or its copy, which is not removed while it is open.
+    """A file on a local disk that may be mapped by name: the file itself, or its copy, which is not removed while it is open.
 
     Raises:
-        ValueError: It is elsewhere, and there is no copy.
+        ValueError: The file is remote, and there is no copy.
     """
     copy = opened_copy(path, expected)
     if copy is None and is_remote(path):
         raise ValueError(
-            f"{path} is not on a local disk, and there is no copy of it: its cache_dir has no room (max_cache_size=), or its store does not tell its versions."
+            f"{path} is not on a local disk, and there is no copy of it: its cache_dir has no room (max_cache_size=), or its store does not report versions."
         )
     return copy or opened_there(path, expected)
 
 
 def read_range(path: str, expected: Stamp, begin: int, end: int) -> bytes:
-    """The bytes of a remote file from ``begin`` up to ``end``. Any thread may ask.
+    """The bytes of a remote file from ``begin`` up to ``end``. Can be called from any thread.
 
     Raises:
-        ValueError: It is of another version than ``expected``.
+        ValueError: The file has another version than ``expected``.
     """
     try:
         with _asking(path) as (filesystem, inside):
@@ -102,17 +102,17 @@ def read_range(path: str, expected: Stamp, begin: int, end: int) -> bytes:
     except Exception:
         explain(path, expected, *IN_USE)
         raise
-    check_unchanged(path, expected, stamp(path), *IN_USE)  # not every server can be asked for a version, and some do as if they could
+    check_unchanged(path, expected, stamp(path), *IN_USE)  # some servers cannot be asked for a version, and some ignore the request
     if len(found) < end - begin:
-        raise OSError(f"{path} gave {len(found)} bytes of the {end - begin} from {begin} on, so the server broke off.")
+        raise OSError(f"{path} returned {len(found)} of the {end - begin} bytes from {begin} on, so the connection broke off.")
     return found
 
 
 def fetch(path: str, is_over: Callable[[], bool]) -> None:
-    """Have a copy of a file made, if it is worth its room and there is none. Once ``is_over``, it is given up.
+    """Make a copy of a file if it is worth its room and there is none. The transfer is aborted once ``is_over`` returns True.
 
     Raises:
-        Exception: What its store raises.
+        Exception: The store's own error.
     """
     cache = kept_in(path)
     if cache is not None:
@@ -123,12 +123,12 @@ def fetch(path: str, is_over: Callable[[], bool]) -> None:
 
 
 def _is_strong(path: str, version: str) -> bool:
-    """Whether an HTTP server can be asked for that version: a strong ETag, by RFC 9110."""
+    """Whether an HTTP server can be asked for that version, which takes a strong ETag (RFC 9110)."""
     return path.startswith(("http://", "https://")) and version.startswith('"')
 
 
 def _is_known(path: str, then: Stamp) -> bool:
-    """Whether a stamp says enough to know later whether a copy is still right: of what is in an archive, it says nothing of the archive."""
+    """Whether a stamp is enough to verify a copy later. It is not for a file in an archive, because it does not cover the archive."""
     return "::" not in path and then.size >= 0 and bool(then.mtime_ns or then.version != address(path))
 
 
@@ -155,7 +155,7 @@ def open_file(path: str, flags: int) -> int:
     """The descriptor of a local file, for ``open(opener=…)``.
 
     Raises:
-        ValueError: It is a pipe, which could be waited for forever, or a device.
+        ValueError: It is a pipe, which could block forever, or a device.
     """
     fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     try:
@@ -177,21 +177,21 @@ def decompressed(path: str) -> BinaryIO:
 
 @contextlib.contextmanager
 def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
-    """The bytes of one version of a file, decompressed, for who reads them to their end.
+    """The bytes of one version of a file, decompressed, to be read to the end.
 
     Args:
-        path: The file.
-        expected: The version that it must have. Default: the one that it has.
+        path: Path of the file.
+        expected: The version that it must have. Default: its current version.
 
     Raises:
-        OSError: On reading: the file ended before the last of its bytes.
-        ValueError: It is of another version, or was changed by the time that it was read.
+        OSError: On reading: the file ended early.
+        ValueError: It has another version, or was changed by the time it was read.
     """
     then = stamp_lately(path)
     check_unchanged(path, expected or then, then, *IN_USE)
     copy = opened_copy(path, then)
     if copy is None and kept_in(path) is not None:
-        then = stamp(path)  # what it was lately is for copies
+        then = stamp(path)  # a recent stamp is good enough only for copies
         check_unchanged(path, expected or then, then, *IN_USE)
     with copy or opened_there(path, then) as raw:
         try:
@@ -203,7 +203,7 @@ def whole(path: str, expected: Stamp | None = None) -> Iterator[BinaryIO]:
             if copy is None:
                 explain(path, then, *IN_USE)
             raise
-        if copy is None:  # else it is that version, whatever has become of the file
+        if copy is None:  # a copy has the right version, whatever has happened to the file
             check_unchanged(path, then, stamp(path), *IN_USE)
 
 
@@ -219,19 +219,19 @@ VERSIONS: Final = (
     *("generation", "ETag", "etag", "VersionId", "version_id", "blob_id", "sha", "CRC", "Content-MD5", "Digest"),
     *("LastModified", "last_modified", "Last-Modified", "mtime", "modificationTime", "modify", "modified", "updated", "created"),
 )
-"""What stores call the version of a file in fsspec's ``info``; the best first."""
+"""The keys under which stores report a file's version in fsspec's ``info``; the best first."""
 
 
 def stamp(path: str) -> Stamp:
-    """What tells the version that a file has now from any other. Asks the disk or the server, never a listing that was kept.
+    """What distinguishes the current version of a file from any other. Always asks the disk or the server, never a cached listing.
 
-    Of a local file: its size and time. Of a remote one: its size, and the first of `VERSIONS` that its store says, such as the ETag; or, if it says none, the
-    file's `address`, so that only a change of its size is seen.
+    For a local file: its size and modification time. For a remote file: its size, and the first of `VERSIONS` that its store reports, such as the ETag; or, if it reports none, the
+    file's `address`, so that only a change of its size is detected.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         ValueError: It is a pipe or a device.
-        OSError: The disk does not answer. A server may fail in other ways, too.
+        OSError: The disk does not respond. Servers may fail in other ways as well.
     """
     if not is_remote(path):
         return stamp_of(path, os.stat(path))
@@ -246,7 +246,7 @@ LATELY_S: Final = 60.0
 
 
 def stamp_lately(path: str) -> Stamp:
-    """What `stamp` says, or where a copy is kept what it said to this process in the last minute: who reads a copy need not wait for the server each time."""
+    """The result of `stamp`; if a copy is kept, possibly a result from the last minute, so that reading a copy does not always wait for the server."""
     cache = kept_in(path)
     if cache is None:
         return stamp(path)
@@ -259,7 +259,7 @@ def stamp_lately(path: str) -> Stamp:
 
 @contextlib.contextmanager
 def _asking(path: str) -> Iterator[tuple[Any, str]]:
-    """The file system of a remote file, and its path there, for one question that no kept listing should answer."""
+    """The file system of a remote file, and its path there, for one query that bypasses cached listings."""
     fsspec = extra("fsspec", f"{path!r}")
     try:
         filesystem, inside = fsspec.url_to_fs(str(path), **options_of(path))
@@ -271,8 +271,8 @@ def _asking(path: str) -> Iterator[tuple[Any, str]]:
             raise
         status = getattr(why, "status", 500)
         if status >= 500 or status in (408, 429):
-            raise why from None  # fsspec calls every trouble of a server a missing file, but these pass
-        hint = ". Has what signs the URL expired?" if status in (401, 403) else ""
+            raise why from None  # fsspec reports every server problem as a missing file, but these are temporary
+        hint = ". Has the signature of the URL expired?" if status in (401, 403) else ""
         raise FileNotFoundError(errno.ENOENT, f"the server answered {status}{hint}", path) from exc
 
 
@@ -280,43 +280,43 @@ REINDEX = "index it again: python -m penstock index"
 
 
 IN_USE: Final = (
-    "since it was first looked at",
-    "Leave files as they are while they are read, and give a new version another name; or start again, from a checkpoint if there is one, to read this one.",
+    "since it was first checked",
+    "Do not modify files while they are in use; give a new version another name. To read this version, start again, from a checkpoint if there is one.",
 )
 
 
 def check_unchanged(path: str, then: Stamp, now: Stamp, since: str = "since it was indexed", remedy: str = "") -> None:
-    """Raise unless a file is the one that it was ``then``.
+    """Raise if a file has changed since ``then``.
 
     Raises:
-        ValueError: It is not.
+        ValueError: It has changed.
     """
     if then.fits(now):
         return
     if then.size != now.size:
-        what = f"had {then.size} bytes, and has {now.size}"
+        what = f"had {then.size} bytes and now has {now.size}"
     else:
-        what = "was written to" if then.version == now.version else f"was the version {then.version}, and is {now.version}"
-    raise ValueError(f"{path} has changed {since}: it {what}. {remedy or f'If that is how it should be, {REINDEX} {path}'}")
+        what = "was written to" if then.version == now.version else f"had the version {then.version} and now has {now.version}"
+    raise ValueError(f"{path} has changed {since}: it {what}. {remedy or f'If the change is intended, {REINDEX} {path}'}")
 
 
 def explain(path: str, then: Stamp, *words: str) -> None:
-    """After an error: raise the one of `check_unchanged` if that is why. A server that was asked for a version says in its own way that it has another."""
+    """After an error: raise that of `check_unchanged` instead if a change is the cause. A server that was asked for a version reports another one in its own way."""
     try:
         now = stamp(path)
-    except Exception:  # the first error says more
+    except Exception:  # the original error is more informative
         return
     check_unchanged(path, then, now, *words)
 
 
 def stamp_of(path: str, status: os.stat_result) -> Stamp:
     if not S_ISREG(status.st_mode) and not S_ISDIR(status.st_mode):
-        raise ValueError(f"{path} is a pipe or a device, and only files can be read. Write what comes out of it into a file.")
+        raise ValueError(f"{path} is a pipe or a device, but only regular files can be read. Write its output to a file.")
     return Stamp(status.st_size, status.st_mtime_ns)
 
 
 class _Whole(io.RawIOBase):
-    """A file whose end is an error if it comes before byte ``size``. Closing it leaves the file open."""
+    """A file for which it is an error to end before byte ``size``. Closing it leaves the underlying file open."""
 
     def __init__(self, file: BinaryIO, path: str, size: int) -> None:
         self._file = file
@@ -341,5 +341,5 @@ class _Whole(io.RawIOBase):
         n: int = self._file.readinto(buffer)  # type: ignore[attr-defined]
         self._at += n
         if not n and self._at < self._size:
-            raise OSError(f"{self._path} ended after {self._at} of its {self._size} bytes, so the disk or the server broke off.")
+            raise OSError(f"{self._path} ended after {self._at} of its {self._size} bytes, so the disk or the connection failed.")
         return n

@@ -1,8 +1,8 @@
 """Random access to a shard that can only be read forward.
 
-A lane asks for the records of a shard in their order, or nearly so: a window moves them by less than its width, and threads overtake each other by a
-few batches. So one pass over the shard serves the lane, if the records that were passed over are kept for a while. Whatever comes too late is read
-again from the beginning: right, only slower.
+A lane requests the records of a shard in order, or nearly so: a window moves them by less than its width, and threads overtake each other by a
+few batches. So one pass over the shard serves the lane, provided that skipped records are kept for a while. A record requested later than that is read
+again from the beginning, which is correct but slower.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 NEAR: Final = 64
-"""At least this many of the records passed over last are kept, because threads that read one by one overtake each other."""
+"""At least this many of the last skipped records are kept, because threads that read one record at a time overtake each other."""
 
 
 class Unreadable(NamedTuple):
-    """Stands in an iterable of records for one that cannot be read. Whoever asks for it gets the error, and the next record is not affected."""
+    """Stands in for an unreadable record in an iterable of records. Requesting it raises the error; the next record is not affected."""
 
     error: Exception
 
@@ -30,17 +30,17 @@ class Unreadable(NamedTuple):
 class ForwardShard:
     """One shard as a sequence of records, over iterators that are read forward. For one thread at a time.
 
-    Several lanes may be in the same shard, in the middle of an epoch or where one epoch ends and the next begins. Each then gets a reader of its own,
-    without any bookkeeping: a record is read by the reader that is closest behind it, and a new one starts if there is none.
+    Several lanes may read the same shard, in the middle of an epoch or at an epoch boundary. Each then gets its own reader,
+    without any bookkeeping: a record is read by the reader closest behind it, and a new reader starts if there is none.
 
     Args:
         label: What messages call the shard.
         count: How many records it should have.
-        open: Opens the shard once more; called with ``start=``, the record to begin with, if ``start`` is not None.
+        open: Opens the shard again; called with ``start=``, the first record wanted, unless ``start`` is None.
         opened: What it returned the first time.
-        start: The record with which ``opened`` begins; None if it begins with the first, as it always does.
+        start: The record with which ``opened`` begins; None if ``open`` always begins with the first.
         window: How far the order moves a record within its lane.
-        most: How many readers to have at once.
+        most: Maximum number of readers at once.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class ForwardShard:
         self._seeks = start is not None
         self._reach = self._near = 2 * window + NEAR
         self._most = most
-        self._readers = [ForwardReader(label, count, opened, start or 0)]  # the one used last comes last
-        self._failed: int | None = None  # the record at which reading failed last
+        self._readers = [ForwardReader(label, count, opened, start or 0)]  # the most recently used reader comes last
+        self._failed: int | None = None  # the record at which reading last failed
         self._dead_end: int | None = None  # the record at which it failed twice in a row
 
     @property
     def handles(self) -> int:
-        """How many readers there are; 0 if nothing is worth keeping."""
+        """How many readers there are; 0 if none is worth keeping."""
         return max(len(self._readers), self._failed is not None)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        """The records ``numbers``, which ascend."""
+        """The records ``numbers``, in ascending order."""
         self._reach = max(self._reach, self._near + 4 * len(numbers))
         return [self._record(number) for number in numbers]
 
@@ -73,16 +73,16 @@ class ForwardShard:
 
     def _record(self, number: int) -> Any:
         if self._dead_end is not None and number > self._dead_end:
-            # With on_error="skip" each record behind a damaged one would read the shard up to the damage once more.
-            raise ValueError(f"record {number} of {self._label} lies behind record {self._dead_end}, at which reading failed twice.")
+            # With on_error="skip" each record after a damaged one would read the shard up to the damage once more.
+            raise ValueError(f"record {number} of {self._label} comes after record {self._dead_end}, at which reading failed twice.")
         reader = self._reader(number)
         try:
             record = reader.take(number, self._reach)
         except BaseException as exc:
-            reader.close()  # after an error nobody knows where it stands
+            reader.close()  # after an error its position is unknown
             if isinstance(exc, Exception):
                 annotate(exc, f"in record {reader.next} of {self._label}")
-                if not isinstance(exc, OSError):  # a disk may come back
+                if not isinstance(exc, OSError):  # a disk may recover
                     self._dead_end = reader.next if self._failed == reader.next else None
                     self._failed = reader.next
             raise
@@ -94,7 +94,7 @@ class ForwardShard:
         return record
 
     def _reader(self, number: int) -> ForwardReader:
-        """Take out the reader for ``number``; it comes back only if all goes well."""
+        """Remove the reader for ``number`` from the list; it is put back only on success."""
         best = None
         for reader in self._readers:
             if number in reader.kept:
@@ -117,8 +117,8 @@ class ForwardReader:
     """One pass over the records of a shard.
 
     Attributes:
-        next: The number of the record that comes next.
-        kept: Records that were passed over and not yet asked for, by number, in ascending order.
+        next: The number of the next record.
+        kept: Records that were skipped and not requested yet, by number, in ascending order.
     """
 
     def __init__(self, label: str, count: int, records: Iterable[Any], start: int) -> None:
@@ -129,14 +129,14 @@ class ForwardReader:
             self._iterator = iter(records)
         except TypeError:
             raise TypeError(
-                f"open() returned a {type(records).__name__} for {label}. It must return the records: something that can be iterated, or that has __len__ and "
+                f"open() returned a {type(records).__name__} for {label}. It must return the records: an iterable, or an object with __len__ and "
                 f"__getitem__."
             ) from None
         self.next = start
         self.kept: OrderedDict[int, Any] = OrderedDict()
 
     def take(self, number: int, reach: int) -> Any:
-        """The record ``number``, which is kept or ahead; forget those more than ``reach`` before it.
+        """Record ``number``, which is kept or ahead. Forgets records more than ``reach`` before it.
 
         Raises:
             ValueError: The shard has more or fewer records than it should.
@@ -177,8 +177,8 @@ class ForwardReader:
 
 
 def differs(label: str, count: int, what: str) -> str:
-    """The message for a shard that does not have ``count`` records."""
+    """The error message for a shard that does not have ``count`` records."""
     return (
-        f"{label} should have {count} records, and it {what}. The shard has changed or is damaged, or the counts are wrong: count it again "
+        f"{label} should have {count} records, but it {what}. The shard has changed or is damaged, or the counts are wrong: count it again "
         f"(python -m penstock index), or correct counts=."
     )

@@ -1,4 +1,4 @@
-"""The ``open`` of a user, called with copies."""
+"""A user's ``open``, called with copies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @final
 class FromCopies:
-    """Calls ``open`` with the path of a shard's copy, which stays for as long as what was opened is not closed; or with that of the shard, if there is no room.
+    """Calls ``open`` with the path of a shard's copy, which is kept until the result is closed; or with the shard itself, if there is no room for a copy.
 
     Args:
         open: The user's.
     """
 
     by_fsspec = True
-    """Remote paths are fsspec's, too."""
+    """Remote paths are opened by fsspec as well."""
 
     def __init__(self, open: Callable[..., Any]) -> None:
         self.__wrapped__ = open
@@ -43,7 +43,7 @@ class FromCopies:
 
 
 class _Records:
-    """What was opened, and the copy that it reads."""
+    """The opened records, together with the copy that they are read from."""
 
     def __init__(self, opened: Any, copy: BinaryIO) -> None:
         self._opened = opened

@@ -1,6 +1,6 @@
-"""The index of a file: where each of its records begins, and of which version of the file that is true.
+"""The index of a file: where each of its records begins, and which version of the file this applies to.
 
-A line of JSON, and then the offsets as 64-bit integers, little-endian. It is written beside the file, as ``<file>.index``, or into a folder.
+A line of JSON, followed by the offsets as 64-bit integers, little-endian. It is written next to the file, as ``<file>.index``, or into a folder.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ FORMAT: Final = 1
 SUFFIX: Final = ".index"
 LONGEST_HEADER: Final = 1000
 MOST_RECORDS: Final = 2**40
-"""In a file; so the sum over a million files fits into an int64."""
+"""Maximum number of records in a file, so that the sum over a million files fits into an int64."""
 
 
 class Header(NamedTuple):
-    """What an index says of itself.
+    """The header of an index.
 
     Attributes:
-        kind: What the file was read as, such as ``"jsonl"``.
-        records: How many records it has.
+        kind: The format that the file was read as, such as ``"jsonl"``.
+        records: The number of records.
         stamp: The version of the file.
         checksum: CRC-32 (ISO 3309) of the offsets.
-        begin: Where the offsets begin in the index.
+        begin: Where the offsets begin in the index file.
     """
 
     kind: str
@@ -55,14 +55,14 @@ def places_of(paths: list[str], folder: str | os.PathLike[str] | None) -> list[s
     """The paths of the indices of many files.
 
     Raises:
-        ValueError: Two of them would be the same.
+        ValueError: Two of them would coincide.
     """
     places = [place_of(path, folder) for path in paths]
     owner: dict[str, str] = {}
     for path, place in zip(paths, places, strict=True):
         if owner.setdefault(place, path) != path:
             raise ValueError(
-                f"{owner[place]} and {path} have the same name, so one folder cannot hold the index of both. Use a folder for each."
+                f"{owner[place]} and {path} have the same name, so one folder cannot hold the indices of both. Use a separate folder for each."
             )
     return places
 
@@ -71,9 +71,9 @@ def write_index(place: str, kind: str, stamp: Stamp, offsets: np.ndarray) -> Non
     """Write an index, completely or not at all.
 
     Args:
-        place: Where to.
+        place: Path of the index.
         kind: See `Header`.
-        stamp: That of the file, from before it was read.
+        stamp: The file's stamp from before it was read.
         offsets: int64, shape ``(records + 1,)``: where each record begins, and where the last one ends.
     """
     data = offsets.astype("<i8").tobytes()
@@ -85,11 +85,11 @@ def write_index(place: str, kind: str, stamp: Stamp, offsets: np.ndarray) -> Non
 
 
 def read_header(place: str) -> Header:
-    """What the index at ``place`` says.
+    """The header of the index at ``place``.
 
     Raises:
-        FileNotFoundError: There is none.
-        ValueError: It is damaged, or not one of ours.
+        FileNotFoundError: It does not exist.
+        ValueError: It is damaged, or was not written by penstock.
     """
     with opened(place) as file:
         return _header(place, file.read(LONGEST_HEADER))
@@ -99,23 +99,23 @@ def read_offsets(place: str, header: Header) -> np.ndarray:
     """The offsets of the index at ``place``: int64, shape ``(records + 1,)``.
 
     Raises:
-        ValueError: It is damaged, or no longer the one with this header.
+        ValueError: It is damaged, or no longer has this header.
     """
     with opened(place) as file:
         if _header(place, file.read(LONGEST_HEADER)) != header:
             raise ValueError(
-                f"{place} has changed since it was first read: it was written anew, for another version of its file or for another file. {IN_USE[1]}"
+                f"{place} has changed since it was first read: it was rewritten for another version of its file or for another file. {IN_USE[1]}"
             )
         length = 8 * (header.records + 1)
-        # Before memory is asked for, because the number of records is only what a file says.
+        # Checked before allocating memory, because the number of records comes from the file.
         whole = file.seek(0, os.SEEK_END) == header.begin + length
         file.seek(header.begin)
         data = file.read(length) if whole else b""
     if len(data) != length or zlib.crc32(data) != header.checksum:
-        raise _damaged(place, "its offsets are not those that were written")
+        raise _damaged(place, "its offsets have the wrong checksum")
     offsets = np.frombuffer(data, "<i8").astype(np.int64, copy=False)
     if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any():
-        raise _damaged(place, "its offsets do not ascend")
+        raise _damaged(place, "its offsets are not in ascending order")
     return offsets
 
 
@@ -125,10 +125,10 @@ def _header(place: str, begin: bytes) -> Header:
         said: Any = json.loads(line.decode()) if newline else None
         if said["penstock index"] != FORMAT:
             raise ValueError(
-                f"{place} is an index of format {said['penstock index']}, and this version of penstock reads {FORMAT}: {REINDEX}"
+                f"{place} is an index of format {said['penstock index']}, but this version of penstock reads format {FORMAT}: {REINDEX}"
             )
         numbers = [said[name] for name in ("records", "size", "mtime_ns", "checksum")]
-        version = said.get("version", "")  # earlier releases wrote none
+        version = said.get("version", "")  # earlier releases wrote no version
         if (
             not all(type(number) is int and 0 <= number < 2**63 for number in (*numbers[:2], abs(numbers[2]), numbers[3]))
             or said["records"] >= MOST_RECORDS
@@ -137,10 +137,10 @@ def _header(place: str, begin: bytes) -> Header:
         if type(version) is not str or type(said["kind"]) is not str:
             raise KeyError
     except (KeyError, TypeError, RecursionError, UnicodeDecodeError, json.JSONDecodeError):
-        raise _damaged(place, "it does not begin as an index does") from None
+        raise _damaged(place, "it does not begin like an index") from None
     records, size, mtime_ns, checksum = numbers
     return Header(said["kind"], records, Stamp(size, mtime_ns, version), checksum, len(line) + 1)
 
 
 def _damaged(place: str, why: str) -> ValueError:
-    return ValueError(f"{place} is damaged, or no index: {why}. Delete it, and {REINDEX}")
+    return ValueError(f"{place} is damaged or not an index: {why}. Delete it, and {REINDEX}")

@@ -1,4 +1,4 @@
-"""Files of many records whose number is known, as `Shards`: by position if there is an index of where each record begins, otherwise read forward."""
+"""Files with known record counts, as `Shards`: read by position if an index gives the record offsets, otherwise forward."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Format(NamedTuple):
-    """How files of one kind are read. The functions are those of a module, so that they can be pickled.
+    """How files of one format are read. The functions must be module-level, so that they can be pickled.
 
     Attributes:
-        kind: What their indices are called.
+        kind: The name of the format in its indices.
         offsets: Where each record of an open file begins, and where the last one ends: int64, shape ``(records + 1,)``. Called with the file and its path.
-        forward: Reads the records of a file from its beginning, of the version that is expected or else of the one that there is.
-        parse: Makes a record of its bytes, the path, and where in the file they begin.
+        forward: Reads the records of a file from its beginning, from the expected version, or from the current one if None is expected.
+        parse: Decodes a record from its bytes, the path, and its offset in the file.
     """
 
     kind: str
@@ -50,10 +50,10 @@ def known_files(
     reach: Reach,
     options: ShardOptions,
 ) -> Shards:
-    """The records of files of a format, by their indices; with ``counts`` or an ``epoch_size`` they are read forward, and no index is looked for.
+    """The records of files of a format, by their indices. With ``counts`` or an ``epoch_size`` they are read forward, and indices are ignored.
 
     Raises:
-        ValueError: The counts are not known, or an index is damaged.
+        ValueError: The counts are unknown, or an index is damaged.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
     files = reach.of(expanded(paths, reach.storage_options))
@@ -61,11 +61,11 @@ def known_files(
     if options.get("epoch_size") is not None:
         if index is not None:
             raise ValueError(
-                "index= and epoch_size= exclude each other: an index counts the records, and an epoch is all of them. Drop one of them."
+                "index= and epoch_size= exclude each other: an index counts the records, so that an epoch is all of them. Drop one of them."
             )
     elif counts is not None:
         if index is not None:
-            raise ValueError("index= and counts= exclude each other, because an index has the counts. Drop one of them.")
+            raise ValueError("index= and counts= exclude each other, because an index contains the counts. Drop one of them.")
     else:
         found, missing = _indexed(format, files, places_of(files, index))
         if missing:
@@ -81,12 +81,12 @@ class Opener:
 
     Args:
         format: How the files are read.
-        indices: Where the index of each file is, and what it said when the dataset was built: one that is written later is of another version of its file. None:
-            there are none.
+        indices: The path of each file's index, and its header when the dataset was built: an index written later belongs to another version of the file. None:
+            there are no indices.
     """
 
     by_fsspec = True
-    """Remote paths are fsspec's."""
+    """Remote paths are opened by fsspec."""
 
     def __init__(self, format: Format, indices: dict[str, tuple[str, Header]] | None) -> None:
         self._format = format
@@ -107,9 +107,9 @@ class FileRanges:
     """Reads any range of a file.
 
     Args:
-        path: The file.
+        path: Path of the file.
         expected: The stamp that it must have.
-        words: Since when, and the remedy, if it is not that of an index; see `check_unchanged`.
+        words: The reference time and the remedy for error messages, if they are not those of an index; see `check_unchanged`.
 
     Raises:
         ValueError: The file has changed.
@@ -130,7 +130,7 @@ class FileRanges:
             raise
 
     def check_version(self) -> None:
-        """Raise a `ValueError` unless this is still the file that was indexed, and what is open is what stands under its name."""
+        """Raise a `ValueError` unless this is still the file that was indexed, and the open file is the one under this name."""
         check_unchanged(self._path, self._expected, stamp_lately(self._path) if self._is_copy else stamp(self._path), *self._words)
         if not self._is_copy and not is_remote(self._path):
             check_unchanged(self._path, self._expected, stamp_of(self._path, os.fstat(self._file.fileno())), *self._words)
@@ -154,8 +154,8 @@ class FileRanges:
                 raise
         if len(data) < end - begin:
             self.check_version()
-            remedy = self._words[-1] if self._words else f"If that is how it should be, {REINDEX}."
-            raise ValueError(f"{self._path} ends before byte {end}, so it was cut short while it was read. {remedy}")
+            remedy = self._words[-1] if self._words else f"If the change is intended, {REINDEX}."
+            raise ValueError(f"{self._path} ends before byte {end}, so it was truncated while it was read. {remedy}")
         return data
 
     def close(self) -> None:
@@ -168,9 +168,9 @@ class IndexedFile(FileRanges):
     """The records of one file, by position.
 
     Args:
-        path: The file's.
-        place: Where its index is.
-        header: What the index said when the dataset was built.
+        path: Path of the file.
+        place: Path of its index.
+        header: The header of the index when the dataset was built.
         parse: See `Format`.
     """
 
@@ -181,7 +181,7 @@ class IndexedFile(FileRanges):
             self._offsets = read_offsets(place, header)
             if self._offsets[-1] > header.stamp.size:
                 raise ValueError(
-                    f"{place} is damaged: its offsets end at {self._offsets[-1]}, and {path} has {header.stamp.size} bytes. {REINDEX}"
+                    f"{place} is damaged: its offsets end at {self._offsets[-1]}, but {path} has {header.stamp.size} bytes. {REINDEX}"
                 )
         except BaseException:
             self.close()
@@ -205,7 +205,7 @@ def _indexed(format: Format, files: list[str], places: list[str]) -> tuple[dict[
             found[path] = place, header
         else:
             raise ValueError(
-                f"{place} is the index of a {header.kind} file, but {path} is to be read as {format.kind}. Read it as what it is."
+                f"{place} is the index of a {header.kind} file, but {path} is being read as {format.kind}. Use the function for {header.kind} files."
             )
     return found, missing
 
@@ -218,13 +218,13 @@ def _header_or_none(place: str) -> Header | None:
 
 
 def _refuse(missing: list[str], n: int, index: str | os.PathLike[str] | None) -> None:
-    stamp(missing[0])  # if it does not exist itself, this says so
+    stamp(missing[0])  # raises if the file itself does not exist
     command = f"python -m penstock index {missing[0]}" + (" …" if len(missing) > 1 else "") + ("" if index is None else f" --index {index}")
     if len(missing) < n:
         raise FileNotFoundError(
-            f"{len(missing)} of {n} files have no index, {missing[0]} for one, and the others have. Write it once: {command}"
+            f"{len(missing)} of {n} files have no index, for example {missing[0]}, but the others have one. Write it once: {command}"
         )
     raise ValueError(
-        f"nobody knows how many records {missing[0]} has. Write an index once: {command}. Or pass counts=, the number of records in each file. Or read the files "
-        f"without counting them, and say how many items make an epoch: epoch_size=."
+        f"the number of records in {missing[0]} is unknown. Write an index once: {command}. Or pass counts=, the number of records in each file. Or read the files "
+        f"without counting them, and pass epoch_size=, the number of items in an epoch."
     )

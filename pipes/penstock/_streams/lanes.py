@@ -1,8 +1,8 @@
 """Reads lanes: shards of unknown lengths, one after another, from the front.
 
-An item of a lane is found by counting: the outputs of the shards before it, which bookmarks tell or reading does, and then those of its own shard. A
-lane only moves forward. What was passed over lately is kept, because threads overtake each other; going further back means reading a shard again,
-which is right, only slower. While a `Shuffle` gives out what it still holds at the end of a shard, the records of the next shard are read, one for each
+An item of a lane is found by counting: first the outputs of the earlier shards, which are known from bookmarks or found by reading, then those of its own shard. A
+lane only moves forward. Recently skipped items are kept, because threads overtake each other; going further back means reading a shard again,
+which is correct but slower. While a `Shuffle` drains its window at the end of a shard, the records of the next shard are read, one per
 item. Otherwise the first items of a shard would wait until the window is full, in all lanes at the same time.
 """
 
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 SLOW_S: Final = 1.0
-"""After how long a search for the place in a lane is logged, in seconds. From then on a bar, or a line now and then, says how far it is."""
+"""After this many seconds, a search for a position in a lane is logged. From then on, a bar or occasional log lines show its progress."""
 LEAST_KEPT: Final = 16
 MOST_KEPT: Final = 4096
-"""How many of the items passed over last a lane keeps: those that it was asked for, rounded up to a power of two."""
+"""Bounds on the skipped items that a lane buffers. The number is what was needed so far, rounded up to a power of two."""
 
 
 @final
 class Lanes:
     """The lanes that one process reads.
 
-    Guarantees: Any number of threads may read, and two of them wait for each other only at the same lane. A process uses only what it opened itself: it
-    starts with nothing open after a fork.
+    Guarantees: Any number of threads may read, and two of them wait for each other only at the same lane. A process uses only what it opened itself: after a fork
+    it starts with nothing open.
 
     Args:
         deal: Which shards make up a lane.
-        run: Opens a shard and runs the steps over its records: called with the shard, the pass, and what ends its pauses.
-        known: Asked where to begin, and told what was found.
-        skips: What follows an error in a shard is left out, with a warning. Otherwise the error is raised.
+        run: Opens a shard and runs the steps over its records: called with the shard, the pass, and the event that interrupts retries.
+        known: Consulted about where to begin, and updated with what was found.
+        skips: The rest of a shard after an error is skipped, with a warning. Otherwise the error is raised.
         label: The name of a shard, for messages.
     """
 
@@ -71,12 +71,12 @@ class Lanes:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._lanes: dict[int, _Lane] = {}  # one is added by `setdefault`, and none is taken out, so this needs no lock
+        self._lanes: dict[int, _Lane] = {}  # entries are added by `setdefault` and never removed, so this needs no lock
         self.closing = Closing()
         self._spoke = float("-inf")
 
     def read(self, item: int) -> Any:
-        """The item of this number since the beginning of training."""
+        """The item with this number, counted from the beginning of training."""
         if self._pid != os.getpid():
             # Another thread may have been reading at the moment of the fork, so neither its locks nor its readers can be used.
             self._start()
@@ -86,7 +86,7 @@ class Lanes:
             return lane.item(number)
 
     def may_speak(self) -> bool:
-        """Whether no lane has said lately that its search takes long: they search one after another, and one line is enough."""
+        """Whether no lane has logged a slow search recently: lanes search one after another, and one line is enough."""
         now, last = time.monotonic(), self._spoke
         self._spoke = now if now - last > LINE_S else last
         return self._spoke == now
@@ -94,8 +94,8 @@ class Lanes:
     def close(self) -> None:
         """Close every shard that this process has open. Idempotent; reading opens them again."""
         if self._pid != os.getpid():
-            return  # what is open was opened by the parent, whose locks may be held here forever
-        # First this, because a reader that waits to try a server again holds its lane, for up to a minute.
+            return  # everything open was opened by the parent, and its locks may be held here forever
+        # This comes first, because a reader that waits to retry a server holds its lane for up to a minute.
         self.closing.set()
         for lane in list(self._lanes.values()):
             with lane.lock:
@@ -104,30 +104,30 @@ class Lanes:
 
 
 class _Lane:
-    """One lane. ``lock`` is held while it is read."""
+    """One lane. ``lock`` is held while the lane is read."""
 
-    # Invariant, whenever the lock is free: `_run` gives output `_next` next, and `_first` is the first of its shard; or
+    # Invariant, whenever the lock is free: `_run` yields output `_next` next, and `_first` is the first of its shard; or
     # `_run` is None, and `_next` is `_first`. An interrupt leaves the latter, and the next read searches the shard again.
-    # A wrong place would lose or repeat records without a word, for the rest of the training.
+    # A wrong position would silently lose or repeat records for the rest of the training.
 
     def __init__(self, lane: int, lanes: Lanes) -> None:
         self.lock = threading.Lock()
         self._lane = lane
         self._lanes = lanes
-        self._kept: OrderedDict[int, Any] = OrderedDict()  # passed over and not yet asked for, by number, in ascending order
+        self._kept: OrderedDict[int, Any] = OrderedDict()  # items skipped and not requested yet, by number, in ascending order
         self._most_kept = LEAST_KEPT
         self._run: ShardRun | None = None
-        self._ahead: ShardRun | None = None  # of the shard that comes next: records that wait for the steps
+        self._ahead: ShardRun | None = None  # of the next shard, whose records wait for the steps
         self._rewind()
 
     def item(self, number: int) -> Any:
         """The output ``number`` of this lane."""
         if number in self._kept:
             return self._kept.pop(number)
-        if number < self._next:  # else, nearly always, it is the next one
+        if number < self._next:  # otherwise it is nearly always the next one
             back = self._next - number
-            # From now on as many are kept as were needed, and not twice as many as before: an epoch that is left early
-            # throws away what was read ahead, which looks like this, and after ten of them 4096 items were kept.
+            # From now on exactly as many are kept as were needed, not twice as many as before: an epoch that is left early
+            # discards what was read ahead, which looks like this, and after ten of them 4096 items were kept.
             if back <= MOST_KEPT:
                 self._most_kept = max(self._most_kept, 1 << (back - 1).bit_length())
             self.close()
@@ -137,24 +137,24 @@ class _Lane:
             if number == self._next and self._run is not None:
                 if (value := self._output()) is not _END:
                     self._next += 1
-                    if self._run.owes:  # it came out of a window without a record being read: read one for it
+                    if self._run.owes:  # it came out of a window without a record being read, so read one in its place
                         self._read_ahead()
                     return value
                 self._end()
             with _Search(self._lanes, self._lane, number, self._next) as search:
                 return self._searched(number, search)
         except BaseException:
-            self._drop()  # after an error, or Ctrl-C, nobody knows where it stands in the shard
+            self._drop()  # after an error, or Ctrl-C, the position in the shard is unknown
             raise
 
     def close(self) -> None:
-        """Close the open shard, and forget what was kept."""
+        """Close the open shard, and discard the kept items."""
         self._kept.clear()
         self._drop()
 
     def _rewind(self) -> None:
         # The shard that is read, or comes next, by its number in the endless deal; and the numbers, in this lane, of
-        # its first output and of the one that comes next.
+        # its first output and of the next output.
         self._deal, self._first, self._next = self._lane, 0, 0
         self._empty: set[int] = set()  # the shards that had no output, since one had
 
@@ -168,7 +168,7 @@ class _Lane:
         self._ahead = None
 
     def _read_ahead(self) -> None:
-        """Read a record of the open shard, or if there are no more, of the next one."""
+        """Read a record of the open shard, or of the next one if there are none left."""
         assert self._run is not None
         if self._run.read_ahead():
             return
@@ -187,7 +187,7 @@ class _Lane:
                 self._next += 1
                 if self._next > number:
                     return value
-                # A thread that was overtaken will ask for it; what is far behind belongs to a jump.
+                # A thread that was overtaken will request it; anything far behind was skipped by a jump.
                 if self._next > number - self._most_kept:
                     self._kept[self._next - 1] = value
                     if len(self._kept) > self._most_kept:
@@ -197,17 +197,17 @@ class _Lane:
             self._end()
 
     def _skip_to(self, number: int, search: _Search) -> None:
-        """Pass over shards, unopened, whose outputs all come before ``number``."""
-        if number - self._first > MOST_KEPT:  # a jump, maybe over what other workers have read
+        """Skip shards, without opening them, whose outputs all come before ``number``."""
+        if number - self._first > MOST_KEPT:  # a jump, possibly over items that other workers have read
             self._lanes.known.refresh()
         while True:
-            # Only a count by which a shard is passed over is relied on, so that a contradiction is an error from now on: a
-            # shard that is read anyway tells its own.
+            # Only a count that is used to skip a shard is relied on, so that a later contradiction is an error: a
+            # shard that is read anyway shows its own count.
             outputs = self._outputs(rely=False)
             if outputs is None or self._first + outputs > number:
                 return
             self._outputs()
-            self._drop()  # what was read ahead of this shard, if anything; it would come as that of a later one
+            self._drop()  # discards what was read ahead of this shard, if anything; it would be attributed to a later one
             self._next = self._first + outputs
             self._go_on()
             search.at(self._next)
@@ -220,7 +220,7 @@ class _Lane:
         pass_, shard = self._lanes.deal[self._deal]
         self._run, self._ahead = self._ahead or self._lanes.run(shard, pass_, self._lanes.closing), None
         self._cut = False
-        # A shard that an error has cut short stays so, even if the error has passed: every later number depends on it.
+        # A shard that an error cut short stays so, even if the error has passed, because every later number depends on it.
         self._most = self._outputs() if self._lanes.skips else None
 
     def _output(self) -> Any:
@@ -231,38 +231,38 @@ class _Lane:
             return next(self._run, _END)
         except Exception as exc:
             annotate(exc, f"in {self._label}")
-            # What is wrong with the steps would leave out all shards, one after another. And closing ends a pause with an
-            # error, which a bookmark would take for the end of the shard, in all runs to come.
+            # An error in the steps themselves would skip all shards, one after another. And closing ends a pause with an
+            # error, which a bookmark would record as the end of the shard, for all future runs.
             if isinstance(exc, GraphError) or not self._lanes.skips or self._lanes.closing.is_set():
                 raise
             self._cut = True
-            log.warning('on_error="skip" leaves out the rest of %s: %s: %s', self._label, type(exc).__name__, exc)
+            log.warning('on_error="skip" skips the rest of %s: %s: %s', self._label, type(exc).__name__, exc)
             return _END
 
     def _end(self) -> None:
-        """The open shard has ended."""
+        """Handle the end of the open shard."""
         run = self._run
         assert run is not None
         pass_, shard = self._lanes.deal[self._deal]
         outputs = self._next - self._first
-        if outputs != self._most:  # else that was known; one that was cut short before has been read no further now
+        if outputs != self._most:  # otherwise it was known; a shard that was cut short before was not read further now
             self._lanes.known.add(shard, pass_, outputs, every_pass=not run.depends_on_pass, cut=self._cut)
         self._run = None
         run.close()
         self._go_on()
 
     def _go_on(self) -> None:
-        """Go to the lane's next shard."""
+        """Move to the lane's next shard."""
         deal = self._lanes.deal
-        if self._next == self._first:  # a lane whose steps drop everything would read pass after pass, forever
+        if self._next == self._first:  # without this check, a lane whose steps drop everything would read pass after pass, forever
             self._empty.add(deal[self._deal][1])
         elif self._empty:
             self._empty = set()
-        self._deal, self._first = self._deal + deal.lanes, self._next  # in one line, because Ctrl-C may come between any two
+        self._deal, self._first = self._deal + deal.lanes, self._next  # in one line, because Ctrl-C may come between two lines
         if len(self._empty) == deal.shards:
             self._rewind()
             raise ValueError(
-                f"nothing came out of any of the {deal.shards} shards, which lane {self._lane} has read one after another. Look at what the steps drop, and "
+                f"none of the {deal.shards} shards, which lane {self._lane} has read one after another, yielded any output. Check what the steps drop, and "
                 f"whether the shards have records."
             )
 
@@ -273,7 +273,7 @@ class _Lane:
 
 
 class _Search:
-    """A search for the item ``number`` of a lane, from item ``begin`` on. It says how far it is, once it takes long."""
+    """A search for the item ``number`` of a lane, from item ``begin`` on. Reports progress once it takes long."""
 
     def __init__(self, lanes: Lanes, lane: int, number: int, begin: int) -> None:
         self._lanes = lanes
@@ -284,7 +284,7 @@ class _Search:
         self._progress: Progress | None = None
 
     def at(self, place: int) -> None:
-        """The lane is at ``place``."""
+        """Report that the lane is at ``place``."""
         seconds = time.monotonic() - self._begun
         if self._progress is not None:
             self._progress.at(place - self._begin)
@@ -302,4 +302,4 @@ class _Search:
 
 
 _END: Final = object()
-_SLOW: Final = "lane %d: it has taken %.0f s to find item %d; now at item %d. With bookmarks it takes less than a shard: keep their folder (bookmarks=) from run to run."
+_SLOW: Final = "lane %d: it has taken %.0f s so far to find item %d; now at item %d. With bookmarks it takes less than reading one shard: keep their folder (bookmarks=) from run to run."

@@ -1,4 +1,4 @@
-"""The shards that one process has open: a bounded number, of which the least recently used are closed first."""
+"""The shards that one process has open: a bounded number, closed in least recently used order."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 INDEXED: Final = 64
-"""How many shards with random access to keep open, unless there are more cuts."""
+"""How many shards with random access stay open, unless there are more cuts."""
 
 
 @final
 class OpenShards:
     """Reads records of shards, which it opens and closes as needed.
 
-    Guarantees: Any number of threads may read, and two of them wait for each other only at the same shard. A process uses only what it opened itself: it
-    starts with nothing open after a fork, and so does a copy.
+    Guarantees: Any number of threads may read, and two of them wait for each other only at the same shard. A process uses only what it opened itself: after a
+    fork it starts with nothing open, and so does a copy.
 
     Args:
         shards: What ``open`` is called with.
-        open: Returns an object with ``__len__`` and ``__getitem__``, or an iterable of records. If it has an argument ``start``, an iterable that begins with
-            that record.
+        open: Returns an object with ``__len__`` and ``__getitem__``, or an iterable of records. If it has a parameter ``start``, it returns an iterable that begins
+            with that record.
         counts: int64, shape ``(shards,)``: how many records each shard should have.
         cuts: How many shards are read in turn.
         window: How far the order moves a record within its cut.
-        name: What messages call a shard that has no path, followed by its number.
-        owned: Each lane is left to one worker process.
-        schedule: Is told which shard is about to be opened, if copies are kept.
+        name: What messages call a shard without a path; its number follows.
+        owned: Whether each lane belongs to one worker process.
+        schedule: Notified before a shard is opened, if copies are kept.
     """
 
     def __init__(
@@ -74,23 +74,23 @@ class OpenShards:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # guards the next line only, and is never held while a shard is opened, read or closed
+        self._lock = threading.Lock()  # guards only the next attribute, and is never held while a shard is opened, read or closed
         self._shards: OrderedDict[int, _Shard] = OrderedDict()
 
     def read(self, shard: int, numbers: Sequence[int]) -> list[Any]:
-        """The records ``numbers``, which ascend, of one shard."""
+        """The records ``numbers``, in ascending order, of one shard."""
         while True:
             one = self._entry(shard)
             try:
                 with one.lock:
-                    if one.closed:  # by another thread's `_tidy`, before this one had the lock: take a new entry
+                    if one.closed:  # by another thread's `_tidy`, before this thread acquired the lock: take a new entry
                         continue
                     if one.content is None:
                         one.content = self._opened(shard, numbers[0])
                     return one.content.read(numbers)
             finally:
-                # Without its lock: `_tidy` waits for those who read what it closes, and two threads could wait for each
-                # other. So `handles` may be out of date, which closes a shard too early or too late; reading opens it.
+                # Without its lock: `_tidy` waits for the readers of what it closes, so two threads could wait for each
+                # other. `handles` may therefore be out of date, and a shard may be closed too early or too late; reading reopens it.
                 if one.handles != (handles := 0 if one.content is None else one.content.handles):
                     one.handles = handles
                     self._tidy()
@@ -107,10 +107,10 @@ class OpenShards:
     def __reduce__(self) -> Any:
         return OpenShards, (*self._arguments, self.owned, self.schedule)
 
-    def __del__(self, suppress: Any = contextlib.suppress) -> None:  # the module may be gone when the interpreter ends
+    def __del__(self, suppress: Any = contextlib.suppress) -> None:  # at interpreter exit the module may already be gone
         with suppress(Exception):
             if self._pid == os.getpid():
-                for one in self._shards.values():  # nobody else can be using them, and a finalizer must not wait for a lock
+                for one in self._shards.values():  # nothing else can be using them, and a finalizer must not wait for a lock
                     one.close(wait=False)
 
     def _entry(self, shard: int) -> _Shard:
@@ -140,22 +140,22 @@ class OpenShards:
             raise
 
     def _tidy(self) -> None:
-        """Close the shards that were read to their end, and those not used for longest, down to the bounds."""
+        """Close the shards that were read to their end, and the least recently used ones, down to the limits."""
         with self._lock:
-            gone = self._beyond()  # the loop is not here: Ctrl-C at its jump could leave the lock held (python/cpython#130279)
-        for one in gone:  # out of the lock, because another thread may be reading from it
+            gone = self._beyond()  # the loop is not in here: Ctrl-C at its jump could leave the lock held (python/cpython#130279)
+        for one in gone:  # without the lock, because another thread may be reading from it
             one.close()
 
     def _beyond(self) -> list[_Shard]:
-        """Take out the shards that are to be closed, those used last long ago first: each read puts its shard at the end."""
+        """Remove and return the shards to close, least recently used first: each read moves its shard to the end."""
         gone = []
-        # Handles beyond the bound, of each kind: a reader loses its place in the shard when it is closed, so it must not
-        # give way to files that can be read anywhere. What is being opened (None) stays.
+        # Handles beyond the limit, separately for each kind: a reader loses its position in the shard when it is closed, so it must not
+        # make way for files that can be read anywhere. Shards that are being opened (None) stay.
         over = {_IndexedShard: -self._most_indexed, ForwardShard: -self._most_readers, type(None): 0}
         for one in self._shards.values():
             over[type(one.content)] += one.handles
         for shard, one in list(self._shards.items()):
-            # Read to its end. One that has just been opened has no handles yet either, but then its lock is held.
+            # Read to its end. A shard that has just been opened has no handles yet either, but its lock is held.
             is_done = one.handles == 0 and not one.lock.locked()
             if one.content is not None and (is_done or over[type(one.content)] > 0):
                 over[type(one.content)] -= one.handles
@@ -164,7 +164,7 @@ class OpenShards:
 
 
 class _Shard:
-    """One shard, from the moment that somebody wants to read it. ``lock`` is held while it is opened, read or closed."""
+    """One shard, from the first request to read it. ``lock`` is held while it is opened, read or closed."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -198,12 +198,12 @@ class _IndexedShard:
         if self._check is not None:
             loading = current.get()
             epoch = None if loading is None else loading.epoch
-            if epoch is None or epoch != self._epoch:  # once in an epoch, because a file stays open from one to the next
+            if epoch is None or epoch != self._epoch:  # once per epoch, because a file stays open across epochs
                 self._check()
                 self._epoch = epoch
         if callable(gather := getattr(self._opened, "__getitems__", None)):
             try:
-                records = samples_in(self._opened, gather(list(numbers)), len(numbers), "or leave __getitems__ out")
+                records = samples_in(self._opened, gather(list(numbers)), len(numbers), "or drop __getitems__")
             except Exception as exc:
                 annotate(
                     exc, f"in one of the records {', '.join(map(str, numbers[:8]))}{', …' if len(numbers) > 8 else ''} of {self._label}"
@@ -220,27 +220,27 @@ class _IndexedShard:
         return records
 
     def close(self) -> None:
-        """Close what was opened, if it can be closed."""
+        """Close the opened object, if it can be closed."""
         close(self._opened, Exception)
 
 
 def _say_if_read_by_all(label: str) -> None:
-    """In the first of several worker processes, once: each of them reads every shard, because each batch has records of all lanes."""
+    """Log once, in the first of several worker processes, that each of them reads every shard, because each batch has records of all lanes."""
     info = get_worker_info()
     if info is not None and info.num_workers > 1 and info.id == 0 and first_time("read by all"):
         log.warning(
-            "%s can only be read forward, so each of the %d worker processes reads all shards from front to back. Write an index (python -m penstock index, for files that "
-            'are not compressed), or use method="thread", in which workers share what was read, or one worker. Where reading costs more than transform= does, '
-            "epoch_size= in place of counts= divides the shards among the workers.",
+            "%s can only be read forward, so each of the %d worker processes reads all shards from front to back. Write an index (python -m penstock index, for uncompressed "
+            'files), or use method="thread", in which workers share what was read, or use one worker. If reading costs more than transform=, pass '
+            "epoch_size= instead of counts=, which divides the shards among the workers.",
             label,
             info.num_workers,
         )
 
 
 def most_files() -> int:
-    """Half of the files that this process may have open."""
+    """Half of the number of files that this process may open."""
     try:
-        import resource  # Windows has none
+        import resource  # not available on Windows
     except ImportError:
         return 256
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -248,7 +248,7 @@ def most_files() -> int:
 
 
 def has_start(open: Callable[..., Any]) -> bool:
-    """Whether ``open`` has an argument ``start``; ``**rest`` is not one."""
+    """Whether ``open`` has a parameter ``start``; ``**kwargs`` does not count."""
     try:
         parameter = inspect.signature(open).parameters.get("start")
     except (TypeError, ValueError):  # a builtin

@@ -1,4 +1,4 @@
-"""How penstock writes files of its own: caches, indexes and bookmarks. Anybody may have put links into their folders; none leads a write elsewhere."""
+"""How penstock writes its own files: caches, indexes and bookmarks. Others may have put links into the folders; no link redirects a write."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import secrets
 import stat
 from typing import Any
 
-_REFUSED = {errno.ELOOP, errno.EMLINK, errno.ENXIO}  # a link (by POSIX; on BSD), and a pipe that nobody reads
+_REFUSED = {errno.ELOOP, errno.EMLINK, errno.ENXIO}  # a link (by POSIX; on BSD), and a pipe without a reader
 
 
 def open_own(path: str, flags: int) -> int:
-    """Open a file of penstock's own without following a link or waiting for a pipe; its descriptor.
+    """Open one of penstock's own files without following a link or waiting for a pipe; returns its descriptor.
 
     Raises:
-        OSError: It cannot be opened, or is no regular file; names it.
+        OSError: It cannot be opened, or is not a regular file; the message names it.
     """
     wanted = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")]
     try:
@@ -32,17 +32,17 @@ def open_own(path: str, flags: int) -> int:
 
 
 def write_own(path: str, *parts: Any, sync: bool = False) -> None:
-    """Write a file of penstock's own, and its folder: completely or not at all. A link that lies at its path is replaced.
+    """Write one of penstock's own files, and create its folder: completely or not at all. A link at its path is replaced.
 
     Args:
-        path: Where to.
-        parts: Buffers, one after another.
-        sync: Whether to wait for the disk, so that a power failure leaves no file that is cut short.
+        path: Path of the file.
+        parts: Buffers, written one after another.
+        sync: Whether to wait for the disk, so that a power failure cannot leave a truncated file.
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     temporary = f"{path}.{secrets.token_hex(4)}.tmp"
     try:
-        with open(temporary, "xb") as file:  # a new file, so it follows no link
+        with open(temporary, "xb") as file:  # creates a new file, so it follows no link
             file.writelines(parts)
             if sync:
                 file.flush()
@@ -55,7 +55,9 @@ def write_own(path: str, *parts: Any, sync: bool = False) -> None:
 
 
 def refusal(path: str) -> OSError:
-    """The error for what is not penstock's own."""
+    """The error for a path that is not a regular file of penstock's."""
     return OSError(
-        errno.ELOOP, "a link, a pipe or a device lies where penstock keeps a file of its own. Remove it (the folder may be a link)", path
+        errno.ELOOP,
+        "there is a link, a pipe or a device where penstock keeps one of its own files. Remove it (the folder itself may be a link)",
+        path,
     )

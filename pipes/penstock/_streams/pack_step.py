@@ -1,4 +1,4 @@
-"""The step that packs: sequences of unknown lengths, laid one after another into rows of one length."""
+"""The step that packs: sequences of unknown lengths, concatenated into rows of one length."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
     from penstock._streams.run_cursor import RecordId
 
 _END: Final = object()
-_HINT: Final = "; records that are no sequences need length="
+_HINT: Final = "; records that are not sequences need length="
 _Size = tuple[int, int]
-"""The length of a piece, and when it came: sorts by length, then by age."""
+"""The length of a piece and its arrival number, so that pieces sort by length, then by age."""
 
 
 @final
 class Pack(Shown):
-    """A step: pack sequences into rows of ``capacity`` places, like `Packs`, without knowing their lengths beforehand.
+    """A step: pack sequences into rows of ``capacity`` places, like `Packs`, but without knowing their lengths in advance.
 
-    A record is a sequence of numbers: a list, a 1-D array or a tensor (more dimensions may follow the first), or a dict of such fields, all of one length. A
-    row is a dict of the fields (a bare sequence is called ``tokens``), padded to the capacity, with ``position_ids``, which begin again in each sequence, and
-    ``segment_ids``, 1 in the first sequence, 2 in the second, …, 0 in the padding.
+    A record is a sequence of numbers: a list, a 1-D array or a tensor (more dimensions may follow the first), or a dict of such fields, all of the same length. A
+    row is a dict of the fields (a bare sequence is called ``tokens``), padded to the capacity, with ``position_ids``, which restart in each sequence, and
+    ``segment_ids``: 1 in the first sequence, 2 in the second, …, 0 in the padding.
 
-    *Best fit over a window.* A row begins with the oldest sequence that waits, and is filled with those of the others that leave the least room, one or two at
-    a time. That fills 99.8 % where lengths are lognormal. At the end of the shard all that waits is packed, the longest first; the last row may be half empty.
+    *Best fit over a window.* A row begins with the oldest waiting sequence, and is filled with those of the others that leave the least room, one or two at
+    a time. With lognormal lengths that fills 99.8 %. At the end of the shard all waiting sequences are packed, longest first; the last row may be half empty.
 
-    With ``crop`` there is no padding: what is left of a row is filled with the beginning of the shortest sequence that waits, whose end is dropped, and so is what
-    does not fill a row at the end of the shard. So every row is full, and nothing in it is without its beginning.
+    With ``crop`` there is no padding: the rest of a row is filled with the beginning of the shortest waiting sequence, whose end is dropped. Whatever does not fill
+    a row at the end of the shard is dropped as well. So every row is full, and every sequence in it starts at its beginning.
 
     Args:
-        capacity: Length of a row; with a target for each token, one more than the model's context.
-        length: A function of one record, for records that are no sequences: images and their number of patches, say. A row then is the list of its
-            records.
-        pad: The value of the padding, or one for each field, by name; fields without one get 0.
+        capacity: Length of a row; if each token needs a target, one more than the model's context.
+        length: A function of one record that returns its length, for records that are not sequences, such as images and their number of patches. A row is then the list
+            of its records.
+        pad: The padding value, or a dict of one per field; fields without one get 0.
         crop: Cut sequences to fill every row. Not with ``length``.
         oversize: What to do with a sequence longer than ``capacity``: ``"split"`` it into pieces, ``"truncate"`` it, or raise an ``"error"``. Default: split
-            sequences, or truncate them with ``crop``, and raise for other records.
-        window: How many sequences wait at most, unless they are tiny: at least two rows do.
+            sequences, or truncate them with ``crop``; raise for other records.
+        window: Maximum number of waiting sequences, unless they are tiny: at least two rows of them wait.
 
     Raises:
-        ValueError: An argument makes no sense. On reading: a record is no sequence, has other fields or other types than those before it in the shard, or is
+        ValueError: An argument is invalid. On reading: a record is not a sequence, has other fields or types than those before it in the shard, or is
             too long.
     """
 
@@ -64,14 +64,14 @@ class Pack(Shown):
         window: int = 256,
     ) -> None:
         if not callable(length):
-            raise TypeError(f"length must be a function of one record, and {length!r:.80} cannot be called.")
+            raise TypeError(f"length must be a function of one record, but {length!r:.80} is not callable.")
         whole = length is not len
         if oversize not in (None, "split", "truncate", "error"):
             raise ValueError(f"oversize={oversize!r} must be 'split', 'truncate' or 'error'.")
         if whole and oversize in ("split", "truncate"):
-            raise ValueError(f"oversize={oversize!r} cuts sequences, but with length= records stay whole. Leave one of them out.")
+            raise ValueError(f"oversize={oversize!r} cuts sequences, but with length= records stay whole. Drop one of them.")
         if whole and crop:
-            raise ValueError("crop=True cuts sequences, but with length= records stay whole. Leave one of them out.")
+            raise ValueError("crop=True cuts sequences, but with length= records stay whole. Drop one of them.")
         self.capacity = whole_number("capacity", capacity, 1, 2**40)
         self.length = length
         self.pad = checked_pad("pad", pad)
@@ -95,7 +95,7 @@ class Pack(Shown):
                 shortest = waiting.shortest()
                 pieces.append(shortest._replace(value={name: value[:room] for name, value in shortest.value.items()}))
             if run is not None:
-                run.at, run.place = pieces[0].tag, number  # type: ignore[assignment]  # within a run each has one
+                run.at, run.place = pieces[0].tag, number  # type: ignore[assignment]  # within a run every piece has a tag
             number += 1
             values = [piece.value for piece in pieces]
             return values if rows is None else rows.row(values)
@@ -127,14 +127,16 @@ class Pack(Shown):
         return {
             "capacity": self.capacity,
             "length": named(self.length),
-            "pad": [[name, repr(float(value))] for name, value in pad],  # NaN is no JSON
+            "pad": [[name, repr(float(value))] for name, value in pad],  # NaN is not valid JSON
             "crop": self.crop,
             "oversize": self.oversize,
             "window": self.window,
         }
 
     def _length(self, record: Any) -> int:
-        length = whole_number("length(record)", self.length(record), 1, remedy="A row holds whole records of at least one place each.")
+        length = whole_number(
+            "length(record)", self.length(record), 1, remedy="A row holds whole records that take at least one place each."
+        )
         if length > self.capacity:
             self._refuse(length)
         return length
@@ -142,12 +144,12 @@ class Pack(Shown):
     def _refuse(self, length: int) -> None:
         also = ", or use oversize='split' or 'truncate'" if self.length is len else ""
         raise ValueError(
-            f"a record has the length {length}, but the capacity is {self.capacity}. Raise the capacity, leave the record out with a Filter{also}."
+            f"a record has length {length}, but the capacity is {self.capacity}. Raise the capacity, drop the record with a Filter{also}."
         )
 
 
 class _Piece(NamedTuple):
-    """What waits for its row: a sequence or a part of one, as a dict of its fields; or a whole record."""
+    """What waits for a row: a sequence or part of one, as a dict of its fields; or a whole record."""
 
     length: int
     value: Any
@@ -156,7 +158,7 @@ class _Piece(NamedTuple):
 
 @final
 class _Waiting:
-    """The pieces that wait. The rule of packing is here, and nothing of what pieces are.
+    """The waiting pieces. This class contains the packing rule and does not look inside the pieces.
 
     Attributes:
         total: The sum of their lengths.
@@ -165,7 +167,7 @@ class _Waiting:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._gain = capacity // 128
-        self._pieces: dict[int, _Piece] = {}  # by when they came
+        self._pieces: dict[int, _Piece] = {}  # by arrival number
         self._sizes: list[_Size] = []  # sorted
         self._came = 0
         self.total = 0
@@ -174,20 +176,20 @@ class _Waiting:
         return len(self._sizes)
 
     def add(self, piece: _Piece) -> None:
-        """Let ``piece`` wait; it is no longer than the capacity."""
+        """Add ``piece``, which is no longer than the capacity."""
         self._pieces[self._came] = piece
         insort(self._sizes, (piece.length, self._came))
         self._came += 1
         self.total += piece.length
 
     def shortest(self) -> _Piece:
-        """Take out the shortest piece, of those the oldest."""
+        """Remove and return the shortest piece, the oldest one if there are several."""
         length, came = self._sizes.pop(0)
         self.total -= length
         return self._pieces.pop(came)
 
     def take(self, *, last: bool) -> tuple[list[_Piece], int]:
-        """The pieces of the next row, as they came, and the room that is left. ``last``: no more will come, so what is hardest to place goes first, and not what is oldest."""
+        """The pieces of the next row, in order of arrival, and the remaining room. ``last``: no more will come, so the row begins with the piece that is hardest to place, not the oldest."""
         sizes = self._sizes
         first = sizes[bisect_left(sizes, (sizes[-1][0], 0))][1] if last else next(iter(self._pieces))
         length = self._pieces[first].length
@@ -202,9 +204,9 @@ class _Waiting:
         return [self._pieces.pop(came) for came in sorted(members)], room
 
     def _best(self, room: int) -> list[int]:
-        """The places of the piece, or of two, the later first, that leave the least of ``room``.
+        """The places of one piece, or of two with the later one first, that leave the least of ``room``.
 
-        Two are taken only if they leave noticeably less: small pieces are what fills the rows to come.
+        Two are taken only if they leave noticeably less, because small pieces are needed to fill later rows.
         """
         sizes = self._sizes
         high = bisect_right(sizes, (room, self._came)) - 1

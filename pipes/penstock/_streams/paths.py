@@ -1,4 +1,4 @@
-"""Paths, here and elsewhere: what they say, lists of them, and what it takes to reach their files."""
+"""Local and remote paths: parsing them, expanding patterns, and what is needed to open their files."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 
 
 def is_remote(path: str) -> bool:
-    """Whether fsspec opens it."""
+    """Whether fsspec opens the path."""
     return "://" in path
 
 
 def bare(path: str) -> str:
-    """What of a path ends in the file's name: without the links of fsspec around it (``zip://name::…``), and what signs a URL (``?…``)."""
+    """The part of a path that ends with the file's name: without fsspec's chained links (``zip://name::…``) and a URL's signature (``?…``)."""
     if not is_remote(path):
         return path
     return _unsigned(next(filter(is_remote, path.split("::"))))
 
 
 def address(path: str) -> str:
-    """The whole path of a local file, or a URL without what signs it."""
+    """The absolute path of a local file, or a URL without its signature."""
     return "::".join(map(_unsigned, path.split("::"))) if is_remote(path) else os.path.abspath(path)
 
 
 def _unsigned(link: str) -> str:
-    """A URL without what signs it, for a few hours; that of another store has no such part."""
+    """A URL without its signature, which is valid for a few hours; paths of other stores have none."""
     return link.partition("?")[0] if link.startswith(("http://", "https://")) else link
 
 
 def compression(path: str) -> str:
-    """The suffix of a compressed file, or an empty text."""
+    """The suffix of a compressed file, or an empty string."""
     suffix = os.path.splitext(bare(path))[1].lower()
     return {".tgz": ".gz", ".zstd": ".zst"}.get(suffix, suffix if suffix in (".gz", ".zst", ".xz", ".bz2") else "")
 
 
 class Reached(str):
-    """A path that takes more to be opened than itself.
+    """A path together with what is needed to open it.
 
     Attributes:
-        storage_options: For the file system of fsspec: keys, an endpoint, headers.
-        cache: Where a copy of it is kept, or None.
+        storage_options: Passed to the fsspec file system: keys, an endpoint, headers.
+        cache: Where a copy of the file is kept, or None.
     """
 
     storage_options: Mapping[str, Any]
@@ -70,27 +70,27 @@ class Reached(str):
 
 
 def reached(path: str, storage_options: Mapping[str, Any] | None) -> str:
-    """A path with what it takes to open it."""
+    """A path together with its storage options."""
     return Reached(path, storage_options) if storage_options and is_remote(path) else path
 
 
 def beside(path: str, other: str) -> str:
-    """``other``, which takes the same to be opened as ``path``."""
+    """The path ``other``, opened with the same options as ``path``."""
     return Reached(other, path.storage_options, path.cache) if isinstance(path, Reached) else other
 
 
 def without_copy(path: str) -> str:
-    """The same path, of whose file no copy is kept."""
+    """The same path, without a copy."""
     return Reached(str(path), path.storage_options) if isinstance(path, Reached) else path
 
 
 def kept_in(path: object) -> CacheFolder | None:
-    """Where a copy of a file is kept, if anywhere."""
+    """Where a copy of a file is kept, or None."""
     return path.cache if isinstance(path, Reached) else None
 
 
 class Reach(NamedTuple):
-    """How files are reached: the arguments of these names of `penstock.formats`."""
+    """How files are opened: the arguments of the same names in `penstock.formats`."""
 
     storage_options: Mapping[str, Any] | None = None
     cache_dir: str | os.PathLike[str] | None = None
@@ -98,14 +98,14 @@ class Reach(NamedTuple):
     ahead: int = 1
 
     def of(self, files: list[str]) -> list[str]:
-        """The paths ``files``, such that copies of them are kept where that was asked for.
+        """The paths ``files``, with copies if the user asked for them.
 
         Raises:
-            ValueError: Only one of ``cache_dir`` and ``max_cache_size`` came, or the latter is no size; the folder has no locks.
+            ValueError: Only one of ``cache_dir`` and ``max_cache_size`` was given; ``max_cache_size`` is not a size; or the folder does not support locks.
         """
         if (self.cache_dir is None) != (self.max_cache_size is None):
             raise ValueError(
-                "cache_dir and max_cache_size go together: the folder of the copies, and how many bytes they may take, such as '200GB'. Say both, or neither."
+                "cache_dir and max_cache_size go together: the folder for copies, and the number of bytes that they may take, such as '200GB'. Pass both, or neither."
             )
         if self.cache_dir is None:
             return files
@@ -113,11 +113,11 @@ class Reach(NamedTuple):
 
         folder = os.path.expanduser(os.fspath(self.cache_dir))
         if not folder or "://" in folder:
-            raise ValueError(f"cache_dir={folder!r} is no folder on a disk of this host, such as '/local/disk/cache'.")
+            raise ValueError(f"cache_dir={folder!r} is not a folder on a local disk, such as '/local/disk/cache'.")
         inside = os.path.join(os.path.abspath(folder), "")
         if (wrong := next((file for file in files if not is_remote(file) and os.path.abspath(file).startswith(inside)), None)) is not None:
             raise ValueError(
-                f"{wrong} lies in cache_dir={folder!r}, so copies would be read as data. Choose a folder for nothing but copies."
+                f"{wrong} is inside cache_dir={folder!r}, so copies would be read as data. Choose a folder that is used only for copies."
             )
         most, ahead = nbytes_of("max_cache_size", self.max_cache_size), whole_number("ahead", self.ahead, 0)
         cache = CacheFolder(folder, most, (name for file in files for name in hashes_of(place_of(Reached(file, options_of(file))))), ahead)
@@ -131,16 +131,16 @@ def options_of(path: str) -> Mapping[str, Any]:
 def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> list[str]:
     """A list of paths from a path, a pattern, or many of either.
 
-    Braces are expanded as a shell does: ``{00000..01242}`` to numbers of as many digits, ``{a,b}`` to either. Then ``*``, ``?``, ``[…]`` and ``**``
-    stand for the files that there are, sorted. Paths with ``://`` are left to fsspec; behind a ``?`` in a URL of HTTP stands no pattern, but what signs it.
+    Braces are expanded as in a shell: ``{00000..01242}`` to numbers with the same number of digits, ``{a,b}`` to either. Then ``*``, ``?``, ``[…]`` and ``**``
+    are matched against existing files, sorted. Paths with ``://`` are handled by fsspec; in an HTTP URL, what follows ``?`` is a signature, not a pattern.
 
     Args:
-        paths: As said.
+        paths: A path, a pattern, or a list of them.
         storage_options: See `Reached`.
 
     Raises:
-        FileNotFoundError: No file fits a pattern.
-        TypeError: What came is no path.
+        FileNotFoundError: No file matches a pattern.
+        TypeError: An argument is not a path.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
@@ -148,7 +148,7 @@ def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> 
     for path in paths:
         if not isinstance(path, str | os.PathLike):
             raise TypeError(
-                f"{path!r:.80} is no path. Pass a path, a pattern such as 'data/{{000..127}}.tar' or 'data/*.tar', or a list of them."
+                f"{path!r:.80} is not a path. Pass a path, a pattern such as 'data/{{000..127}}.tar' or 'data/*.tar', or a list of them."
             )
         text = os.fspath(path)
         if "://" not in text and os.path.exists(text):
@@ -162,7 +162,7 @@ def expanded(paths: Paths, storage_options: Mapping[str, Any] | None = None) -> 
 
 
 def braces_expanded(pattern: str) -> Iterator[str]:
-    """The texts that a pattern with braces stands for; braces without a comma or two dots in them are left alone."""
+    """The strings that a pattern with braces expands to; braces without a comma or two dots are left alone."""
     depth, begin = 0, 0
     for at, letter in enumerate(pattern):
         if letter == "{":
@@ -179,21 +179,21 @@ def braces_expanded(pattern: str) -> Iterator[str]:
 def _globbed(pattern: str) -> list[str]:
     if is_remote(pattern):
         filesystem, inside = extra("fsspec.core", f"{pattern!r}").url_to_fs(str(pattern), **options_of(pattern))
-        filesystem.invalidate_cache()  # of listings that were kept
+        filesystem.invalidate_cache()  # of cached listings
         address = bare(pattern)
-        head = address.removesuffix(inside)  # a protocol, and perhaps a host
+        head = address.removesuffix(inside)  # a protocol, and possibly a host
         paths = [head + path if head != address else filesystem.unstrip_protocol(path) for path in sorted(filesystem.glob(inside))]
         found = [beside(pattern, pattern.replace(address, path, 1)) for path in paths]
     else:
         found = sorted(glob.glob(pattern, recursive=True))
     if not found:
-        where = "" if is_remote(pattern) else f", looked for from {os.getcwd()!r}"
-        raise FileNotFoundError(f"no file fits {pattern!r}{where}.")
+        where = "" if is_remote(pattern) else f", searched from {os.getcwd()!r}"
+        raise FileNotFoundError(f"no file matches {pattern!r}{where}.")
     return found
 
 
 def _choices(inside: str) -> list[str] | None:
-    """What a pair of braces stands for, or None."""
+    """The alternatives in a pair of braces, or None."""
     if span := re.fullmatch(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?", inside):
         first, last, step = int(span[1]), int(span[2]), abs(int(span[3] or 1)) or 1
         padded = any(re.match(r"-?0\d", end) for end in (span[1], span[2]))
@@ -215,7 +215,7 @@ def _choices(inside: str) -> list[str] | None:
 
 
 def place_of(path: str) -> str:
-    """The `address` of a file, and which host, where its options say that; but no keys, which are renewed."""
+    """The `address` of a file, and its host if the options name one; but no keys, which change over time."""
     options = options_of(path)
     where = {
         name: options[name] for name in ("endpoint_url", "host", "port", "base_url", "path", "fs", "fo", "account_name") if name in options
@@ -225,19 +225,23 @@ def place_of(path: str) -> str:
 
 
 def checksum(said: Any) -> str:
-    """Of JSON."""
+    """A checksum of JSON."""
     return _arguments.checksum(json.dumps(said).encode())
 
 
-def extra(module: str, why: str) -> Any:
-    """An optional package.
+def extra(module: str, why: str, install: str | None = None) -> Any:
+    """Import an optional package.
+
+    Args:
+        module: The module to import.
+        why: The feature that needs it.
+        install: The package's name and how to install it; needed if it is not in the extra ``formats`` under the name of its module.
 
     Raises:
-        ImportError: It is not installed; the message says ``why`` it is needed.
+        ImportError: It is not installed; the message starts with ``why``.
     """
     try:
         return importlib.import_module(module)
     except ImportError as exc:
-        raise ImportError(
-            f"{why} needs the package {module.partition('.')[0]}: pip install 'torch-penstock[formats]'", name=module
-        ) from exc
+        package = install or f"{module.partition('.')[0]}: pip install 'torch-penstock[formats]'"
+        raise ImportError(f"{why} needs the package {package}", name=module) from exc

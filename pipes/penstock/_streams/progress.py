@@ -1,4 +1,4 @@
-"""How far long work of our own is: a bar where a person watches, and a line now and then where none does."""
+"""Progress of penstock's own long work: a bar on a terminal, or else an occasional log line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 LINE_S: Final = 10.0
-"""Seconds between two lines, at least; work that ends sooner says none."""
+"""Minimum number of seconds between two lines; shorter work logs none."""
 _DRAW_S: Final = 0.1
 _CLEAR: Final = "\r\x1b[K"
 _BAR: Final = 20
@@ -28,18 +28,18 @@ log = logging.getLogger("penstock")
 
 @final
 class Progress:
-    """Tells how far work is. Use it in a ``with``, whose end takes the bar away.
+    """Shows the progress of some work. Use it as a context manager; leaving it removes the bar.
 
-    A bar is drawn if the stream is a terminal, and only by the main thread of the main process: bars of workers would write over each other.
+    A bar is drawn if the stream is a terminal, and only by the main thread of the main process: bars of several workers would overwrite each other.
 
     Args:
-        what: What is being done, such as ``"indexing"``.
-        total: How many there are to do; None if unknown.
+        what: The work in progress, such as ``"indexing"``.
+        total: How many items there are; None if unknown.
         unit: What is counted.
-        stream: Where a person may watch; None: stderr.
-        say: Gets the lines where nobody watches; default: the log, as information.
+        stream: The stream that may be a terminal; None: stderr.
+        say: Receives the lines if there is no terminal; default: the log, at level INFO.
         clock: Seconds.
-        first_s: When the first line is said, in seconds from now on; default: `LINE_S`.
+        first_s: When to write the first line, in seconds from now; default: `LINE_S`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Progress:
         self._due = self._begun + (_DRAW_S if self._draws else LINE_S if first_s is None else first_s)
 
     def at(self, done: int) -> None:
-        """``done`` of them are done. Cheap: most calls only look at the clock."""
+        """Report that ``done`` items are done. Cheap: most calls only read the clock."""
         now = self._clock()
         if now < self._due:
             return
@@ -79,7 +79,7 @@ class Progress:
             self._say(text)
 
     def clear(self) -> None:
-        """Take the bar away, so that something else can be printed; the next `at` draws it again."""
+        """Remove the bar, so that something else can be printed; the next `at` draws it again."""
         if self._drawn:
             self._drawn = False
             self._write(_CLEAR)
@@ -101,7 +101,7 @@ class Progress:
         return f"{self._what}: {done:,} of {self._total:,} {self._unit}{bar} {share:.0%}, {speed}{left}"
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal is gone, which must not end the work
+        with contextlib.suppress(OSError, ValueError):  # a lost terminal must not end the work
             self._stream.write(text)
             self._stream.flush()
 

@@ -1,4 +1,4 @@
-"""Where a run over a shard stands: which record is being worked on, and what ``penstock.sample()`` says meanwhile."""
+"""The position of a run over a shard: which record is being worked on, and what ``penstock.sample()`` returns meanwhile."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @final
 class PassFacts:
-    """What the records of a run know of it.
+    """What the records of a run know about it.
 
     Attributes:
-        seed: Of the shard: a hash of the seed and the shard's number.
+        seed: Seed of the shard: a hash of the seed and the shard's number.
         pass_: The pass over the shards.
         drew_randomness: Whether a step may have used ``pass_`` or ``seed``.
     """
@@ -33,7 +33,7 @@ class PassFacts:
 
 @final
 class RecordSample(Sample):  # type: ignore[misc]  # final for users
-    """A record, as a `Sample`: its seed is the shard's, its epoch the pass, its position and its index the number of the record in the shard."""
+    """A record, as a `Sample`: its seed is that of the shard, its epoch is the pass, and its position and index are the record's number in the shard."""
 
     def __init__(self, facts: PassFacts, number: int, source: str | None) -> None:
         self._facts = facts
@@ -41,7 +41,7 @@ class RecordSample(Sample):  # type: ignore[misc]  # final for users
         self.source = source
 
     @property
-    def seed(self) -> int:  # type: ignore[override]  # the generators ask for it, too
+    def seed(self) -> int:  # type: ignore[override]  # the random generators read it as well
         """The seed of the shard."""
         self._facts.drew_randomness = True
         return self._facts.seed
@@ -55,11 +55,11 @@ class RecordSample(Sample):  # type: ignore[misc]  # final for users
 
 @final
 class RecordId:
-    """The name of a record; travels with it through `Shuffle` and `Pack`, so that its random numbers go on where they were.
+    """The identity of a record; it travels with the record through `Shuffle` and `Pack`, so that its random numbers continue where they were.
 
     Attributes:
-        number: Of the record in its shard.
-        made: Its sample, once somebody has asked.
+        number: Number of the record in its shard.
+        made: Its sample, once it was requested.
     """
 
     __slots__ = ("made", "number")
@@ -76,13 +76,13 @@ class RunCursor(Cursor):
     Attributes:
         facts: See `PassFacts`.
         at: The record.
-        place: Of the item that was yielded last, among those of its step; what a `Filter` has left out counts.
-        reading_drew: Whether reading a record drew from the global generators, as far as it was watched, for the output that comes next.
+        place: Number of the last yielded item among those of its step, including those that a `Filter` dropped.
+        reading_drew: Whether reading a record for the next output drew from the global generators, as far as reading was watched.
         records: How many records were read.
         exhausted: Whether the last record was read.
-        listed: The ids of the `Shuffle` steps of which is known that they are there.
+        listed: The ids of the `Shuffle` steps listed directly in ``steps``.
         shuffles: How many `Shuffle` steps have begun.
-        watched: Whether to watch the reading.
+        watched: Whether to watch reading.
     """
 
     __slots__ = ("at", "exhausted", "facts", "listed", "place", "reading_drew", "records", "shuffles", "watched")
@@ -114,6 +114,6 @@ class RunCursor(Cursor):
 
 
 def running() -> RunCursor | None:
-    """The cursor of the run that this code is part of; None outside of one."""
+    """The cursor of the run that this code is part of; None outside a run."""
     cursor = current.get()
     return cursor if isinstance(cursor, RunCursor) else None

@@ -1,6 +1,6 @@
-"""When the shards are needed next of which copies are kept: what comes soon is fetched ahead, and what is needed last is given up first.
+"""When the copied shards are needed next: shards needed soon are fetched ahead, and those needed last are evicted first.
 
-The order of the shards is a function of the position, so both are known. How long a shard takes to be read is not: all that matters is what comes before what.
+The order of the shards is a function of the position, so both are known. How long a shard takes to read is unknown, but only the order of events matters.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from penstock._random.shard_order import Opens
 
 PASSES: Final = 4
-"""How far ahead to look for the next use of a shard. What is not needed until then is all the same."""
+"""How far ahead to look for the next use of a shard. Shards not needed until then are treated alike."""
 _AT_ONCE: Final = 4
-"""Shards that a process fetches at the same time: of a store that takes 50 ms to begin, one after another gives 2 MB shards at a third of 40 MB/s."""
+"""Shards that a process fetches at the same time: if a store takes 50 ms to respond, fetching 2 MB shards one after another gives a third of 40 MB/s."""
 _APART: Final = 1.5
-"""Passes between two lanes of a host, at most: one that was seen further away is read by another host now, or was in an earlier run."""
+"""Maximum distance in passes between two lanes of a host: a lane last seen further away is now read by another host, or was read in an earlier run."""
 
 
 def schedule_of(shards: Sequence[Any], opens: Callable[[int], Opens], lanes: int) -> Schedule | None:
-    """The `Schedule` of shards of which copies are kept; None if they are not files with such copies.
+    """The `Schedule` of shards of which copies are kept; None if they are not such files.
 
     Args:
         shards: Those of `Shards`.
-        opens: Which are opened in a pass.
-        lanes: How many there are.
+        opens: Which shards are opened in a pass.
+        lanes: Number of lanes.
     """
     files, numbers = (shards.files, shards.file_numbers) if isinstance(shards, Pieces) else (shards, np.arange(len(shards)))
     if not len(files) or not isinstance(files[0], str) or kept_in(files[0]) is None:
@@ -47,11 +47,11 @@ def schedule_of(shards: Sequence[Any], opens: Callable[[int], Opens], lanes: int
 
 @final
 class Schedule:
-    """What one process knows of when shards are needed, and its thread that fetches. Any number of threads may call it.
+    """One process's view of when shards are needed, and its fetching thread. Any number of threads may call it.
 
     Args:
         files: The paths.
-        numbers: Which file each shard is in.
+        numbers: The file that each shard is in.
         opens: See `schedule_of`.
         lanes: See `schedule_of`.
     """
@@ -68,7 +68,7 @@ class Schedule:
         self._places = {name: place for place, path in enumerate(files) for name in hashes_of(place_of(path))}
         self._passes: OrderedDict[int, Opens] = OrderedDict()
         self._now = 0.0
-        self._last: tuple[int, ...] = ()  # the files asked for last, so that none is looked for again with each of its shards
+        self._last: tuple[int, ...] = ()  # the files requested last, so that a file is not checked again for each of its shards
         self._errands = Errands(self._fetch, "penstock-ahead", _AT_ONCE)
         cache.needed = self.needed
 
@@ -76,14 +76,14 @@ class Schedule:
         return Schedule, (self._files, self._numbers, self._opens_in, self._lanes)
 
     def opening(self, pass_: int, shard: int) -> None:
-        """A reader is about to open a shard in a pass: what its lane needs next is fetched from now on."""
+        """Called when a reader is about to open a shard in a pass: starts fetching what its lane needs next."""
         opens = self._opens(pass_)
         rows = np.flatnonzero(opens.shards == shard)
         if not len(rows):
             return
         row = rows[
             np.abs(opens.times[rows] - self._now).argmin()
-        ]  # of two lanes with the same shard, one is at its end, and one at its beginning
+        ]  # of two lanes in the same shard, one is at its end and the other at its beginning
         lane, time = int(opens.lanes[row]), float(opens.times[row])
         self._now = time
         self._notes.saw(lane, time)
@@ -91,24 +91,24 @@ class Schedule:
             self._want(self._coming(lane, time, pass_), int(self._numbers[shard]))
 
     def needed(self) -> Callable[[str], float | None]:
-        """When the file with a `file_hash` is needed next on this host, and infinity if not soon; None for a file of other data."""
+        """A function from a `file_hash` to when that file is needed next on this host; infinity if not soon, None for a file of other data."""
         seen = self._notes.seen(self._lanes)
         seen[np.abs(seen - self._now) > _APART] = np.nan
         found = np.full(len(self._files), math.inf)
         first = max(0, int(self._now - _APART))
         for pass_ in range(first, first + PASSES + 2):
             opens = self._opens(pass_)
-            is_coming = opens.times > seen[opens.lanes]  # not so for NaN
+            is_coming = opens.times > seen[opens.lanes]  # False for NaN
             np.minimum.at(found, self._numbers[opens.shards[is_coming]], opens.times[is_coming])
         return lambda name: None if (place := self._places.get(name)) is None else float(found[place])
 
     def close(self) -> None:
-        """Fetch nothing more; what is on its way is given up. Idempotent; `opening` begins again."""
+        """Stop fetching, and abort transfers in progress. Idempotent; `opening` starts it again."""
         self._last = ()
         self._errands.close()
 
     def _coming(self, lane: int, time: float, pass_: int) -> dict[int, float]:
-        """The files that a lane opens next after ``time``."""
+        """The files that a lane opens next, after ``time``."""
         found: dict[int, float] = {}
         for one in range(pass_, pass_ + PASSES):
             opens = self._opens(one)

@@ -1,4 +1,4 @@
-"""What tells a shard that nobody has counted from any other, and one version of it from another."""
+"""What distinguishes an uncounted shard from any other, and its versions from each other."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @final
 class ShardKeys:
-    """What a bookmark of each shard is bound to: what it is, and where it is a file, its `stamp`.
+    """What the bookmarks of each shard are bound to: its name and, if it is a file, its `stamp`.
 
-    Looks at a file once, and when it has to: there may be very many, and far away. It must be of that version whenever it is read later, also by other
-    processes of the loader, such as the successor of a worker that was killed.
+    Looks at a file only once, and only when necessary, because there may be very many, and they may be remote. Later reads must find that version, also in other
+    processes of the loader, such as the replacement of a killed worker.
     """
 
     def __init__(self, shards: Sequence[Any], by_fsspec: bool, sent: Any = None) -> None:
@@ -34,7 +34,7 @@ class ShardKeys:
         self.by_fsspec = by_fsspec
         self._found: dict[int, Stamp | None] = {}
         self._unknown = secrets.token_hex(4)
-        # A checksum of each stamp, or 0, in memory that the processes share, wherever that is possible.
+        # A checksum of each stamp, or 0, in memory shared by the processes, wherever that is possible.
         self._nbytes = 8 if isinstance(shards, range) else 8 * len(shards)
         self._seen = memoryview(bytearray(self._nbytes)).cast("Q")
         with contextlib.suppress(OSError):
@@ -46,7 +46,7 @@ class ShardKeys:
 
     def __reduce__(self) -> Any:
         sent = []
-        if get_spawning_popen() is not None:  # any other copy is another dataset
+        if get_spawning_popen() is not None:  # any other copy is a separate dataset
             with contextlib.suppress(OSError):
                 fd = create(self._nbytes)
                 weakref.finalize(self, os.close, fd)
@@ -58,37 +58,37 @@ class ShardKeys:
     def __getitem__(self, number: int) -> str:
         if self._path(number) is None:
             return self._name(number)
-        # Nobody else can know whether they have read the version that this process could not see.
+        # No other process can tell whether it has read the version that this process could not see.
         return f"{self._name(number)} {self.stamp(number) or self._unknown}"
 
     def names(self) -> list[str]:
-        """What each shard is, whatever its version."""
+        """The name of each shard, independent of its version."""
         return list(map(self._name, range(len(self._shards))))
 
     def stamp(self, number: int) -> Stamp | None:
-        """The version of a file, as it was seen first; None if it is no file, or cannot be seen now."""
+        """The version of a file as it was first seen; None if it is not a file, or cannot be seen now."""
         path = self._path(number)
         if path is not None and number not in self._found:
             shard = self._shards[number]
             try:
                 found = self._found[number] = shard.stamp if isinstance(shard, Piece) else stamp_lately(path)
-            except Exception:  # a server may fail in its own way; opening the shard says so, or is tried again
+            except Exception:  # a server may fail in its own way; opening the shard will report it, or retry
                 return None
             self._seen[number] = self._seen[number] or int(checksum(found), 16)
         return self._found.get(number)
 
     def check(self, number: int) -> None:
-        """Refuse a file that another process has seen in another version, or a disk has now; those elsewhere are compared by what reads them."""
+        """Refuse a file whose version differs from what another process has seen, or from what is now on disk; remote files are compared by their readers."""
         path, then = self._path(number), self.stamp(number)
         if path is None or then is None:
             return
         if self._seen[number] != int(checksum(then), 16):
-            raise ValueError(f"{path} has changed {IN_USE[0]}, by another process of this loader. {IN_USE[1]}")
+            raise ValueError(f"{path} has changed {IN_USE[0]} by another process of this loader. {IN_USE[1]}")
         if not is_remote(path):
             check_unchanged(path, then, stamp(path), *IN_USE)
 
     def _path(self, number: int) -> str | None:
-        """The path of a file whose version can be known: what a URL means to an ``open`` of the user, only that knows."""
+        """The path of a file whose version can be determined; only a user's ``open`` knows what a URL means to it."""
         shard = self._shards[number]
         if isinstance(shard, Piece):
             return shard.path

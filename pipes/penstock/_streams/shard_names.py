@@ -1,4 +1,4 @@
-"""What names shards, in states and for their checksum."""
+"""The names of shards in states and for their checksum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock._streams.paths import address, checksum, compression, is_remote
 
 
 def named(shard: Any) -> Any:
-    """What names a shard, as JSON. Paths without their folders, so that data may be moved."""
+    """The name of a shard, as JSON. Paths without their folders, so that data may be moved."""
     if isinstance(shard, str | os.PathLike):
         return os.path.basename(os.fspath(shard))
     if isinstance(shard, Sequence) and not isinstance(shard, bytes | Stamp):
@@ -21,9 +21,9 @@ def named(shard: Any) -> Any:
 
 
 def names_of(shards: Sequence[Any]) -> str:
-    """A checksum of the names of ``shards``, in their order. Files with the same name are told apart by what of their folders differs.
+    """A checksum of the names of ``shards``, in order. Files with the same name are distinguished by the part of their folders that differs.
 
-    A file may be compressed later, so that is left out of its name.
+    A file may be compressed later, so the compression suffix is omitted from its name.
     """
     if not all(isinstance(shard, str | os.PathLike) for shard in shards):
         return checksum([named(shard) for shard in shards])

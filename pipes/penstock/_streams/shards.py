@@ -34,57 +34,57 @@ if TYPE_CHECKING:
 
 @final
 class Shards(Shown, Dataset[Any]):
-    """Data in shards, such as files of many records each. Pass it to `Loader.from_dataset` like any dataset.
+    """Data in shards, such as files with many records each. Pass it to `Loader.from_dataset` like any dataset.
 
-    *Counted* (``counts=``): a dataset like any other, the concatenation of its shards. It brings its own order, a `ShardOrder`: with ``shuffle=True`` the
-    shards are shuffled in every epoch and read front to back, in lanes that take turns; without it, the records come in the order given. A shard that can
-    be indexed is read by position. One that can only be iterated is read forward, and records that are passed over are kept until they are asked for: at
-    most ``2 * window`` of them and a few batches, for each lane. The sequence is the same either way.
+    *Counted* (``counts=``): behaves like any map-style dataset, the concatenation of its shards. It has its own order, a `ShardOrder`: with ``shuffle=True`` the
+    shards are shuffled in every epoch and read front to back, in lanes that take turns; without it, the records come in the order given. A shard that
+    supports indexing is read by position. A shard that can only be iterated is read forward, and records that were passed over are buffered until they are requested: at
+    most ``2 * window`` records plus a few batches per lane. The sequence is the same either way.
 
-    *Not counted* (``epoch_size=``): a stream without end, for records that are filtered, split or joined on the way (``steps``), or that nobody has counted. Each
-    of the ``lanes`` reads whole shards, one after another, pass after pass, and the items of the lanes come in turn; see `InterleavedOrder`. Every record comes
-    once in a pass. Where one pass ends and the next begins depends on the lengths, so an epoch is a number of items, and goes on where the one before was
-    left. To resume, a shard is read again in each lane, up to where the lane was: whole shards before it are passed over if bookmarks say how many outputs
-    they had, and otherwise read, too.
+    *Not counted* (``epoch_size=``): an endless stream, for records that are filtered, split or joined on the way (``steps``), or whose number is unknown. Each
+    of the ``lanes`` reads whole shards, one after another, pass after pass, and the lanes yield items in turn; see `InterleavedOrder`. Every record appears
+    once per pass. The boundary between two passes depends on the lengths, so an epoch is a fixed number of items and continues where the previous epoch
+    stopped. On resume, each lane rereads its current shard up to its position. Bookmarks record how many outputs earlier shards had, so that those are skipped;
+    without bookmarks they are read as well.
 
-    Either way the sequence is the same with any number of workers and ranks, and after any resume.
+    In both cases the sequence is the same with any number of workers and ranks, and after any resume.
 
-    Each open shard is used by one thread at a time, so what ``open`` returns need not be thread-safe. A process has a bounded number of shards open: those of the lanes and 4 more, or
-    64 that can be indexed if that is more; never more than half of the files it may open.
+    Each open shard is used by one thread at a time, so what ``open`` returns need not be thread-safe. The number of shards that a process has open is bounded: one per lane plus 4, or
+    64 shards with indexing if that is more; but never more than half of the files that the process may open.
 
     Args:
-        shards: One path, or anything else that ``open`` accepts, for each shard; or the number of shards, which are then called 0, 1, 2, ….
+        shards: One path, or any other value that ``open`` accepts, per shard; or the number of shards, which are then numbered 0, 1, 2, ….
         open: Called with one of ``shards``. Returns an object with ``__len__`` and ``__getitem__`` (and ``__getitems__``, if that is faster), or an iterable
-            of records, always in the same order. If it has an argument ``start``, it must return an iterable that begins with that record. What it
-            returns is closed by its ``close``, if it has one. Worker processes need an ``open`` that can be pickled, unless they are forked.
-        counts: How many records each shard has. Checked when a shard is opened, or has been read to its end.
-        lanes: Counted: see `ShardOrder`; without a shuffle the default is 1. Not counted: at most the shards; default as in `ShardOrder`, shuffled or not. For
-            a large job choose a multiple of the ranks; its workers are kept busy by as many lanes as there are workers, or more.
-        most_lanes: Bound of the default of ``lanes``, for shards of which only so many should be open at a time.
-        window: See `ShardOrder`. Means nothing without a shuffle. Counted only; otherwise there is the step `Shuffle`.
-        name: What messages call a shard.
-        settings: JSON that a saved state must agree with, in addition to the counts or steps: what else decides which records there are.
-        transform: Applied to each record by whoever loads it: decoding, augmentation. Its random numbers are the sample's (``penstock.sample().rng``).
-        epoch_size: Items in an epoch, of all ranks together, from 1 to 2**56. Not counted only.
-        steps: Functions from an iterator to an iterator, applied to the records of a shard one after another: `Filter`, `Shuffle`, `Pack`, or generator functions
-            of yours. They must be deterministic. A shard's end is the end of the iterator. Not counted only.
-        bookmarks: A folder that keeps how many outputs each shard had; True: one in the user's cache, unless the shards are numbers, which do not say
-            what is in them; False: none. Ranks on several machines, and runs
-            that are resumed elsewhere, need a shared one, next to the checkpoints. It changes only how long a resume takes. Not counted only.
-        retries: How often in a row to open a shard again after an ``OSError``, with growing pauses. Not counted only.
-        on_error: ``"skip"`` leaves out, with a warning, records that cannot be read, and a shard from the first error on (all of it, if it is missing).
+            of records, always in the same order. If it has a parameter ``start``, it must return an iterable that begins with that record. If what it
+            returns has a ``close`` method, that is called. Worker processes need an ``open`` that can be pickled, unless they are forked.
+        counts: The number of records in each shard. Checked when a shard is opened or has been read to its end.
+        lanes: Counted: see `ShardOrder`; without a shuffle the default is 1. Not counted: at most the number of shards; the default is that of `ShardOrder`, shuffled or
+            not. For a large job choose a multiple of the number of ranks, and at least as many lanes per rank as it has workers, to keep them all busy.
+        most_lanes: Upper limit for the default ``lanes``, for shards of which only so many should be open at a time.
+        window: See `ShardOrder`. Ignored without a shuffle. Counted only; for uncounted shards use the step `Shuffle`.
+        name: What error messages call a shard.
+        settings: JSON that must match when a state is loaded, in addition to the counts or steps: anything else that determines which records there are.
+        transform: Applied to each record where it is loaded: decoding, augmentation. Its random numbers are those of the sample (``penstock.sample().rng``).
+        epoch_size: Items in an epoch, over all ranks, from 1 to 2**56. Not counted only.
+        steps: Functions from an iterator to an iterator, applied to the records of a shard one after another: `Filter`, `Shuffle`, `Pack`, or your own generator
+            functions. They must be deterministic. The iterator ends at the end of the shard. Not counted only.
+        bookmarks: A folder that records how many outputs each shard had; True: a folder in the user's cache, unless the shards are numbers, which do not
+            identify their contents; False: none. Ranks on several machines, and runs that are resumed elsewhere, need a shared folder, next to the checkpoints.
+            Bookmarks affect only how long a resume takes. Not counted only.
+        retries: How many times in a row to reopen a shard after an ``OSError``, with growing pauses. Not counted only.
+        on_error: ``"skip"`` skips records that cannot be read, and the rest of a shard from its first error on (all of it, if it is missing), with a warning.
             Not counted only.
-        storage_options: For the file system of fsspec that fetches copies from paths with ``://``: keys, an endpoint, headers. Not part of the state.
-        cache_dir: A folder on a disk of this host in which copies of shards that are files are kept, for all of its processes and for later runs; None: none are.
-            ``open`` is then called with the path of the copy; and with the shard itself if there is no room, or its version cannot be known. Not part of the state.
-        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``.
-        ahead: How many shards of each lane are copied before they are read, where copies are kept.
+        storage_options: Passed to the fsspec file system that copies paths with ``://``: keys, an endpoint, headers. Not part of the state.
+        cache_dir: Folder on a local disk for copies of shards that are files, shared by all processes of this host and kept for later runs. None: no copies.
+            ``open`` is then called with the path of the copy, or with the shard itself if there is no room or its version cannot be determined. Not part of the state.
+        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``.
+        ahead: How many shards per lane to copy before they are read, if copies are kept.
 
     Raises:
-        ValueError: Neither ``counts`` nor ``epoch_size``, or arguments of both; counts of another number than the shards, or an argument out of bounds. On
-            reading: a shard has more or fewer records than it should, or nothing comes out of the steps.
-        TypeError: ``shards`` is a single path, or ``open`` cannot be called. On reading: it returned something that has no records.
-        StateMismatch: On reading: a shard has given another number of outputs than before.
+        ValueError: Neither ``counts`` nor ``epoch_size`` was given, or arguments that belong to both; the number of counts differs from the number of shards; or an
+            argument is out of bounds. On reading: a shard has more or fewer records than it should, or the steps yield nothing.
+        TypeError: ``shards`` is a single path, or ``open`` is not callable. On reading: ``open`` returned something that has no records.
+        StateMismatch: On reading: the number of outputs of a shard has changed.
     """
 
     __module__ = "penstock"
@@ -112,17 +112,15 @@ class Shards(Shown, Dataset[Any]):
         ahead: int = 1,
     ) -> None:
         if isinstance(shards, str | bytes | os.PathLike):
-            raise TypeError(f"shards={shards!r} is one path, and a list of paths was expected: [{shards!r}].")
+            raise TypeError(f"shards={shards!r} is a single path, but must be a list of paths: [{shards!r}].")
         if callable(steps):
-            raise TypeError(f"steps={steps!r:.80} is one step, and a list of steps was expected: steps=[…].")
+            raise TypeError(f"steps={steps!r:.80} is a single step, but must be a list of steps: steps=[…].")
         for what, function in (("open", open), *(() if transform is None else (("transform", transform),))):
             if not callable(function):
-                raise TypeError(f"{what} must be a function, and {function!r:.80} cannot be called.")
+                raise TypeError(f"{what} must be a function, but {function!r:.80} is not callable.")
         if cache_dir is not None or max_cache_size is not None:
             if not isinstance(shards, Sequence) or not all(isinstance(shard, str | os.PathLike) for shard in shards):
-                raise TypeError(
-                    f"cache_dir={cache_dir!r} keeps copies of files, so shards must be a list of paths, and {shards!r:.80} came."
-                )
+                raise TypeError(f"cache_dir={cache_dir!r} keeps copies of files, so shards must be a list of paths, not {shards!r:.80}.")
             reach = Reach(storage_options, cache_dir, max_cache_size, ahead)
             shards, open = reach.of([reached(os.fspath(shard), storage_options) for shard in shards]), FromCopies(open)
         self.shards: Sequence[Any] = shards if isinstance(shards, Sequence) else range(whole_number("shards", shards, 0))
@@ -133,42 +131,42 @@ class Shards(Shown, Dataset[Any]):
             if epoch_size is not None or len(steps):
                 word = "epoch_size=" if epoch_size is not None else "steps="
                 raise ValueError(
-                    f"{word} is for records that nobody has counted, and the number of these is known (counts=, an index, or what their files say). There are two ways: "
-                    f"drop epoch_size= and steps=, and an epoch is all the records (transform= changes them one by one, penstock.filtered leaves some out); or drop counts= and "
-                    f"index=, say epoch_size=, and an epoch is so many items of what the steps make."
+                    f"{word} is for records of unknown number, but the number of these is known (counts=, an index, or the files' own metadata). Either drop epoch_size= and "
+                    f"steps=: an epoch is then all records (transform= changes records one by one, and penstock.filtered selects some). Or drop counts= and "
+                    f"index=, and pass epoch_size=: an epoch is then that many items of what the steps yield."
                 )
             self._records = IndexedRecords(self.shards, open, counts, lanes, most_lanes, window, name, settings)
         else:
             if epoch_size is None:
                 raise ValueError(
-                    "counts=None: the order is made of the number of records in each shard. Pass them as counts=, or write an index of the files once, with "
-                    "python -m penstock index, and read them with penstock.formats. Or have the shards read without being counted, and say how many items make an epoch: "
-                    "epoch_size=."
+                    "counts=None: the order needs the number of records in each shard. Pass counts=; or write an index of the files once, with "
+                    "python -m penstock index, and read them with penstock.formats; or pass epoch_size=, the number of items in an epoch, to read the shards without "
+                    "counting them."
                 )
             if window:
                 raise ValueError(
-                    f"window={window} needs counts=. Without them, shuffle inside the shards: steps=[penstock.Shuffle({window})]."
+                    f"window={window} needs counts=. Without them, shuffle within the shards: steps=[penstock.Shuffle({window})]."
                 )
             if on_error not in ("raise", "skip"):
-                raise ValueError(f"on_error={on_error!r} is neither 'raise' nor 'skip'.")
+                raise ValueError(f"on_error={on_error!r} must be 'raise' or 'skip'.")
             lanes = usual_lanes(len(self.shards), most_lanes) if lanes is None else lanes
             options: ShardOptions = {"steps": steps, "bookmarks": bookmarks, "retries": retries, "on_error": on_error}
             self._records = RecordStream(self.shards, open, epoch_size, lanes, name, settings, options)
-            self.forward_lanes = self._records.lanes  # tells the loader to leave each lane to one worker
+            self.forward_lanes = self._records.lanes  # tells the loader to give each lane to one worker
         if transform is not None or counts is None:
-            self.__getitems__ = None  # type: ignore[method-assign,assignment]  # one by one, so that each has its own random numbers, and an error its own address
+            self.__getitems__ = None  # type: ignore[method-assign,assignment]  # one by one, so that each sample has its own random numbers, and each error names its sample
 
     @classmethod
     def of(
         cls, dataset: Any, piece: int, *, lanes: int | None = None, pieces_seed: int | None = None, **options: Unpack[ShardOptions]
     ) -> Shards:
-        """Pieces of a map-style dataset as shards, for ``steps`` that filter, split or join its samples.
+        """Cut a map-style dataset into shards, for ``steps`` that filter, split or join its samples.
 
         Args:
             dataset: Has ``__len__`` and ``__getitem__``, or ``__getitems__``.
-            piece: Samples in a shard; steps end at its end. It should be much larger than what they hold: a `Shuffle` window, a pack.
+            piece: Samples per shard. Steps end at the end of a shard, so it should be much larger than what they hold: a `Shuffle` window, a pack.
             lanes: See `Shards`.
-            pieces_seed: Cut a shuffled order into pieces, the same in every pass. None: neighbours make a piece.
+            pieces_seed: Shuffle the dataset with this seed before cutting, the same way in every pass. None: adjacent samples form a shard.
             **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`.
 
         Raises:
@@ -181,12 +179,12 @@ class Shards(Shown, Dataset[Any]):
 
     @property
     def counts(self) -> np.ndarray | None:
-        """How many records each shard has: int64, shape ``(shards,)``; None if they are not counted."""
+        """The number of records in each shard: int64, shape ``(shards,)``; None if they are not counted."""
         return self._records.counts if isinstance(self._records, IndexedRecords) else None
 
     @property
     def shard_names(self) -> str | None:
-        """A checksum of the shards' names, in the order given; see `Fetch`. None if they are just numbers."""
+        """A checksum of the shard names, in the order given; see `Fetch`. None if the shards are only numbers."""
         if isinstance(self.shards, range):
             return None
         return names_of(self.shards.files if isinstance(self.shards, PiecesOfFiles) else self.shards)
@@ -198,7 +196,7 @@ class Shards(Shown, Dataset[Any]):
         return {"shards": len(self.shards), "epoch_size": len(records), "lanes": records.lanes}
 
     def copy_statistics(self) -> CopyStatistics | None:
-        """What was done with the copies of the files; None if none are kept."""
+        """Statistics about the copies of the files; None if there are no copies."""
         first = next(iter(self.shards), None)
         cache = kept_in(getattr(first, "path", first))
         return None if cache is None else cache.statistics()
@@ -207,39 +205,39 @@ class Shards(Shown, Dataset[Any]):
         return len(self._records)
 
     def __getitem__(self, index: int) -> Any:
-        """Counted: record ``index`` of all shards together; a negative index counts from the end. Not counted: the item that comes as number ``index``."""
+        """Counted: record ``index`` over all shards; a negative index counts from the end. Not counted: item ``index`` of the stream."""
         record, transform = self._records[index], self._transform
         if transform is not None and (trial := trying.get()) is not None:
             transform = trial.watched(transform, f"transform {brief(transform)}")
         return record if transform is None else transform(record)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The records of many indices. Each shard is read once, front to back. None unless the shards are counted and there is no transform."""
+        """The records at several indices. Each shard is read once, front to back. None unless the shards are counted and there is no transform."""
         assert isinstance(self._records, IndexedRecords)
         return self._records.gathered(indices)
 
     def order(self, *, shuffle: bool, seed: int) -> Order:
-        """The order of the records; see `OrderedDataset`. Shards that are not counted can have one only, because it decides what an index means."""
+        """The order of the records; see `OrderedDataset`. Uncounted shards can have only one order, because it determines what an index refers to."""
         if isinstance(self._records, RecordStream):
             return self._records.order(shuffle=shuffle, seed=seed)
         order = self._records.order(shuffle=shuffle, seed=seed)
         if self._records.reads_forward:
-            self.forward_cuts: int | None = order.lanes  # tells the loader to leave each lane to one worker
+            self.forward_cuts: int | None = order.lanes  # tells the loader to give each lane to one worker
         return order
 
     def read_by_all(self) -> None:
-        """For a loader that takes the records in another order than `order`, or has no fixed workers: no lane has a worker of its own."""
+        """Called by a loader that does not follow `order`, or has no fixed workers: then no lane belongs to a single worker."""
         if isinstance(self._records, IndexedRecords):
             self.forward_cuts = None
             self._records.read_by_all()
 
     def close(self) -> None:
-        """Close the files that are open in this process; garbage collection does the same. Idempotent. Reading opens them again."""
+        """Close the files that this process has open; garbage collection does the same. Idempotent. Reading opens them again."""
         self._records.close()
 
 
 def close_shards(dataset: Any) -> None:
-    """Close what was opened to read all of ``dataset``, if it is `Shards` or a subset of them: whoever reads it next may want one shard, or another process."""
+    """Close the files opened by a pass over ``dataset``, if it is `Shards` or a subset of them: the next reader may need only one shard, or be another process."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     if isinstance(dataset, Shards):
@@ -248,7 +246,7 @@ def close_shards(dataset: Any) -> None:
 
 @final
 class Pieces:
-    """Opens a piece of a map-style dataset: ``piece`` samples that stand together in an order."""
+    """Opens a piece of a map-style dataset: ``piece`` consecutive samples of an order."""
 
     def __init__(self, dataset: Any, piece: int, order: Order) -> None:
         self._dataset = dataset
@@ -268,4 +266,4 @@ class Pieces:
 
 
 _AT_ONCE: Final = 64
-"""Samples asked for together, of a dataset that can load many."""
+"""Samples requested together from a dataset that can load many at once."""

@@ -1,6 +1,6 @@
-"""What tells two lists of steps apart: names, settings and values, for saved states; and their code, too, for bookmarks.
+"""What distinguishes two lists of steps: names, settings and values, for saved states; and also their code, for bookmarks.
 
-Values become JSON: what a function or an object holds, the same in every process in which it is equal.
+Values become JSON: what a function or an object holds, identical in every process in which it is equal.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("penstock")
 
 _OUT: Final = object()
-"""In place of a value that is not plain."""
+"""Stands for a value that is not plain."""
 _LIBRARIES: Final = (
     os.path.join(Path(__file__).parent.parent, ""),
     *(os.path.join(path, "") for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))),
 )
 _WORDS: Final = {"version", "settings", "keeps_count"}
-"""Attributes of a step that are not its values."""
+"""Attributes of a step that do not count as its values."""
 _AS_TEXT: Final = (
     *(float, complex, bytes, bytearray, range, slice, type(...), PurePath, np.dtype, torch.dtype, torch.device),
     *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
@@ -49,26 +49,26 @@ _DATA: Final = (bool, int, float, str, bytes, tuple, list, dict, set, frozenset)
 
 
 def step_settings(steps: Sequence[Any]) -> list[dict[str, Any]]:
-    """What names each step: its name, and its ``version`` and ``settings()`` if it has them. JSON.
+    """What identifies each step: its name, and its ``version`` and ``settings()`` if it has them. JSON.
 
     Raises:
-        TypeError: A step cannot be called, or its settings are no JSON.
+        TypeError: A step is not callable, or its settings are not JSON.
     """
     said = []
     for place, step in enumerate(steps):
         if not callable(step):
-            raise TypeError(f"steps[{place}] is {step!r:.80}, and a step must be a function from an iterator to an iterator.")
+            raise TypeError(f"steps[{place}] is {step!r:.80}, but a step must be a function from an iterator to an iterator.")
         try:
             said.append(json.loads(json.dumps(named(step))))
         except (TypeError, ValueError) as exc:
-            raise TypeError(f"settings() and version of steps[{place}], {named_only(step)}, must be JSON, but: {exc}") from exc
+            raise TypeError(f"settings() and version of steps[{place}], {named_only(step)}, must be JSON: {exc}") from exc
     return said
 
 
 def step_values(steps: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """The plain values that each step without ``settings()`` holds, by step and name. JSON; those that would be long are checksums.
+    """The plain values that each step without ``settings()`` holds, by step and name. JSON; long values are replaced by checksums.
 
-    Values that are not plain are left out, and the log says so once.
+    Values that are not plain are omitted, and this is logged once.
     """
     found = {}
     for place, step in enumerate(steps):
@@ -77,8 +77,8 @@ def step_values(steps: Sequence[Any]) -> dict[str, dict[str, Any]]:
             found[f"steps[{place}] {named_only(step)}"] = holds
         if values.left_out and first_time(named_only(step), *values.left_out):
             _logger.warning(
-                "steps[%d], %s, holds %s, which no saved state can compare: with another one, a state would load without a word. Give the step (or the object) a "
-                "settings() that returns what matters, as JSON, or a version.",
+                "steps[%d], %s, holds %s, which a saved state cannot compare: a state would load silently even if it differs. Give the step (or the object) a "
+                "settings() that returns what matters as JSON, or a version.",
                 place,
                 named_only(step),
                 ", ".join(values.left_out),
@@ -87,19 +87,19 @@ def step_values(steps: Sequence[Any]) -> dict[str, dict[str, Any]]:
 
 
 def code_hash(steps: Sequence[Any]) -> str:
-    """A hash of the settings and values of ``steps``, and of the user's code that they are seen to run. The same in every process of one version of Python.
+    """A hash of the settings and values of ``steps``, and of the user's code that they are known to run. The same in every process of one version of Python.
 
-    Bookmarks need the code, because a count that the code before an edit gave would mislead a seek.
+    Bookmarks need the code, because a count from before an edit would mislead a seek.
     """
     return _digest(PlainValues(code=True).of([step_settings(steps), *steps]))
 
 
 _LONGEST: Final = 200
-"""Characters of a value in a state."""
+"""Maximum length in characters of a value in a state."""
 
 
 def _short(value: Any) -> Any:
-    """``value``, or the checksum of it, or of the long parts of it."""
+    """``value``, or a checksum of it or of its long parts."""
     if len(text_of(value)) <= _LONGEST:
         return value
     parts = {name: _short(part) for name, part in value.items()} if isinstance(value, dict) else value
@@ -113,7 +113,7 @@ def _digest(value: Any) -> str:
 def named(function: Any) -> dict[str, Any]:
     """The name of a function or of a callable object, with its ``version`` and its ``settings()`` if it has them.
 
-    Not its module, which is another one when a script is run and when it is imported.
+    Not its module, which differs between running a script and importing it.
     """
     said = {"name": named_only(function)}
     version = getattr(function, "version", None)
@@ -137,19 +137,19 @@ def _says(function: Any) -> bool:
 
 @final
 class PlainValues:
-    """Turns values into JSON that is the same wherever they are equal: in a script and in a module, in any process.
+    """Turns values into JSON that is identical wherever the values are equal: in a script or a module, in any process.
 
     Args:
-        code: With the code of the user's functions and classes, and of those that they name; and every object is looked into.
+        code: Also include the code of the user's functions and classes, and of those that they name; and look into every object.
 
     Attributes:
-        left_out: What was not plain: where it is held, and its type.
+        left_out: The values that are not plain: where each is held, and its type.
     """
 
     def __init__(self, *, code: bool = False) -> None:
         self.left_out: list[str] = []
         self._code = code
-        self._met: dict[int, tuple[int, Any]] = {}  # functions, classes and objects; the object too, so that its id stays taken
+        self._met: dict[int, tuple[int, Any]] = {}  # functions, classes and objects; includes the object itself, so that its id stays taken
 
     def of(self, value: Any, where: str = "") -> Any:
         """``value`` as JSON; `_OUT` if it is not plain."""
@@ -166,7 +166,7 @@ class PlainValues:
         if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
             return f"{value.dtype.str} {value.shape} {checksum(np.ascontiguousarray(value).tobytes())}"
         if isinstance(value, torch.Tensor):
-            with contextlib.suppress(Exception):  # a sparse one, say
+            with contextlib.suppress(Exception):  # e.g. a sparse tensor
                 plain = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
                 return f"{value.dtype} {tuple(value.shape)} {checksum(plain.numpy().tobytes())}"
         elif isinstance(value, list | tuple):
@@ -203,7 +203,7 @@ class PlainValues:
         if isinstance(holder, _AS_TEXT) or self._is_opaque(holder):
             return self._dict({"itself": holder}, where)
         values = _held_by_object(holder)
-        if ours and not self._code:  # its settings() say the rest
+        if ours and not self._code:  # settings() covers the rest
             return {name: more for name, value in values.items() if callable(value) and (more := self.held(value, name))}
         return self._dict(values, where)
 
@@ -215,7 +215,7 @@ class PlainValues:
         return {name: found for name, value, place in places if (found := self.of(value, place)) is not _OUT}
 
     def _once(self, value: Any, where: str) -> Any:
-        """A function, a class or an object. Where it is met inside itself, or again beside its code, its name is enough."""
+        """A function, a class or an object. If it occurs inside itself, or again next to its code, its name is enough."""
         if isinstance(value, type) and not (self._code and _is_users(value)):
             return value.__qualname__
         function = getattr(value, "__func__", value)
@@ -226,7 +226,7 @@ class PlainValues:
             return f"{named_only(value)} {self._met[id(value)][0]}"
         try:
             name = {} if isinstance(value, type) else self._dict(named(value), where)
-        except Exception:  # a settings() that has nothing to do with us
+        except Exception:  # an unrelated method settings()
             return _OUT
         self._met[id(value)] = len(self._met), value
         if isinstance(value, type):
@@ -245,7 +245,7 @@ class PlainValues:
         return said
 
     def _is_opaque(self, value: Any) -> bool:
-        """Whether nothing is known of an object but its type: it is of a library, or cannot be called and so is no step."""
+        """Whether only the type of an object is known: it belongs to a library, or is not callable and so is not a step."""
         known = _says(value) or dataclasses.is_dataclass(value) or type(value).__module__.startswith("penstock")
         return not known and not ((callable(value) or self._code) and _is_users(type(value)))
 
@@ -257,8 +257,8 @@ class PlainValues:
         return self._all((code.co_code, code.co_exceptiontable, numbers, names, code.co_consts), "")
 
     def _uses(self, function: FunctionType) -> dict[str, Any]:
-        """The global values that a function names; of a module of the user's, those in it."""
-        names = sorted(name for name in _names(function.__code__) if not name.startswith("__"))  # not __name__ and __file__
+        """The global values that a function names; for one of the user's modules, those in it."""
+        names = sorted(name for name in _names(function.__code__) if not name.startswith("__"))  # excludes __name__ and __file__
         used = {name: function.__globals__[name] for name in names if name in function.__globals__}
         for name, value in used.items():
             if isinstance(value, ModuleType) and not _is_library_file(getattr(value, "__file__", None)):
@@ -276,7 +276,7 @@ class PlainValues:
 
 
 def _held_by_function(function: FunctionType) -> dict[str, Any]:
-    """The defaults of a user's function, what it closes over, and its attributes. Of one in a library: what it decorates."""
+    """The defaults of a user's function, its closure, and its attributes. For a library function: what it decorates."""
     code, attributes = function.__code__, {name: value for name, value in vars(function).items() if name not in _WORDS}
     if _is_library_file(code.co_filename):
         return {"__wrapped__": attributes["__wrapped__"]} if "__wrapped__" in attributes else {}
@@ -289,7 +289,7 @@ def _held_by_function(function: FunctionType) -> dict[str, Any]:
 
 
 def _held_by_object(holder: Any) -> dict[str, Any]:
-    """The attributes of an object and of the user's classes that it is of. What ``__getstate__`` leaves out is no value."""
+    """The attributes of an object and of those of its classes that the user defined. What ``__getstate__`` omits is not a value."""
     if dataclasses.is_dataclass(holder):
         state: Any = {field.name: getattr(holder, field.name, None) for field in dataclasses.fields(holder)}
     else:
@@ -297,7 +297,7 @@ def _held_by_object(holder: Any) -> dict[str, Any]:
             state = holder.__getstate__()
         except Exception:  # it cannot be pickled
             state = vars(holder)
-    parts = state if isinstance(state, tuple) else (state,)  # of a class with __slots__, a dict of these, too
+    parts = state if isinstance(state, tuple) else (state,)  # for a class with __slots__, also a dict of these
     values = _data_of(type(holder))
     for part in parts:
         values.update(part if isinstance(part, dict) else {} if part is None else {"state": part})

@@ -1,7 +1,7 @@
-"""Steps: what happens to the records of a shard one after another, when nobody knows beforehand how many come out.
+"""Steps: functions applied to the records of a shard one after another, when the number of outputs is not known in advance.
 
 A step is any callable from an iterator to an iterator. The steps of a shard start with its first record and end with its last one, so its outputs are
-a pure function of (seed, pass, shard): whoever reads the shard again gets the same.
+a pure function of (seed, pass, shard), and rereading the shard gives the same outputs.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 Step: TypeAlias = Callable[[Iterator[Any]], Iterable[Any]]
-"""What a step does with the records of one shard, or with the outputs of the step before it. A saved state must agree with its name and with the plain values
-that it holds: attributes, defaults, what a closure or a ``functools.partial`` holds. It may have
+"""A function of the records of one shard, or of the outputs of the step before it. When a state is loaded, the step's name and the plain values that it holds must
+match: attributes, defaults, and the values in a closure or a ``functools.partial``. A step may have
 
-- ``settings()``: JSON that a saved state must agree with instead of those values,
-- ``version``: a number or a string to change by hand, when its code does something else and nothing else shows it,
-- ``keeps_count = True``: it makes exactly one output of each input, in whatever order.
+- ``settings()``: JSON that must match instead of those values,
+- ``version``: a number or string to change by hand when the code changes in a way that nothing else shows,
+- ``keeps_count = True``: it yields exactly one output per input, in any order.
 """
 
 
@@ -49,15 +49,15 @@ class Filter(Shown):
     """A step: keep the records for which ``predicate(record)`` is true.
 
     Args:
-        predicate: A function of one record. It should depend on nothing else but the record and ``penstock.sample()``.
-        version: Change it when the predicate changes and its code does not show it: a model that it asks, say.
+        predicate: A function of one record. It should depend only on the record and ``penstock.sample()``.
+        version: Change it when the predicate changes in a way that its code does not show, such as a different model.
     """
 
     __module__ = "penstock"
 
     def __init__(self, predicate: Callable[[Any], Any], *, version: int | str | None = None) -> None:
         if not callable(predicate):
-            raise TypeError(f"predicate must be a function of one record, and {predicate!r:.80} cannot be called.")
+            raise TypeError(f"predicate must be a function of one record, but {predicate!r:.80} is not callable.")
         self.predicate = predicate
         self.version = version
 
@@ -72,7 +72,7 @@ class Filter(Shown):
         return {"predicate": self.predicate, "version": self.version}
 
     def settings(self) -> dict[str, Any]:
-        """What names the predicate."""
+        """What identifies the predicate."""
         return {"predicate": named(self.predicate)}
 
 
@@ -80,9 +80,9 @@ class Filter(Shown):
 class Shuffle(Shown):
     """A step: shuffle within a sliding window, as `SlidingOrder` does.
 
-    Record j gets the key ``j + window * u``, with u uniform in [0, 1), and the records come in the order of their keys. A `Filter` before it changes nothing
-    in the order of the others. It mixes about as well as a shuffle buffer of half the window, and holds about half the window in memory; the end of the
-    shard empties it. Neighbours in the global sequence come from different shards anyway, so a small window does.
+    Record j gets the key ``j + window * u``, with u uniform in [0, 1), and the records are sorted by key. A `Filter` before this step does not change
+    the order of the remaining records. The step mixes about as well as a shuffle buffer of half the window, holds about half the window in memory, and is
+    emptied at the end of the shard. Neighbours in the global sequence come from different shards anyway, so a small window is enough.
 
     Args:
         window: In records, from 0 to 2**30; 0 and 1 leave them in order.
@@ -99,12 +99,12 @@ class Shuffle(Shown):
         """The records, shuffled.
 
         Raises:
-            RuntimeError: It is not used as a step, so nothing says what to seed it with.
+            RuntimeError: It is not used as a step, so it has no seed.
         """
         run = running()
         if run is None:
-            raise RuntimeError("penstock.Shuffle works as a step over shards, which seeds it. Pass it in steps=.")
-        if id(self) not in run.listed:  # it is a part of a user's step, and what that does with the order is not known
+            raise RuntimeError("penstock.Shuffle works only as a step over shards, which seeds it. Pass it in steps=.")
+        if id(self) not in run.listed:  # it is part of a user's step, whose effect on the order is unknown
             run.facts.drew_randomness = True
         if self.window <= 1:
             yield from records
@@ -119,7 +119,7 @@ class Shuffle(Shown):
                 block = place >> _BLOCK_BITS
                 offsets = self._offsets(block, *keys)
             heappush(heap, ((place << 32) + offsets[place & _BLOCK - 1], arrived, run.at, record))
-            while heap and heap[0][0] <= place << 32:  # whatever comes later gets a larger key
+            while heap and heap[0][0] <= place << 32:  # every later record gets a larger key
                 _, _, run.at, output = heappop(heap)
                 run.place = left
                 left += 1
@@ -138,7 +138,7 @@ class Shuffle(Shown):
         return {"window": self.window}
 
     def _offsets(self, block: int, *keys: np.uint64) -> list[int]:
-        """How far the records of a block are put back, in units of 2**-32 records."""
+        """How far back the records of a block move, in units of 2**-32 records."""
         words = splitmix64_stream(np.arange(block << _BLOCK_BITS, block + 1 << _BLOCK_BITS, dtype=np.uint64), *keys)
         offsets: list[int] = ((words >> np.uint64(32)) * np.uint64(self.window)).tolist()
         return offsets
@@ -150,11 +150,11 @@ _BLOCK = 1 << _BLOCK_BITS
 
 @final
 class ShardRun(Iterator[Any]):
-    """The outputs of ``steps`` over the records of one shard, in order. Nothing is read before the first ``next``. For one thread at a time.
+    """The outputs of ``steps`` over the records of one shard, in order. Reads nothing before the first ``next``. For one thread at a time.
 
-    While a step works, ``penstock.sample()`` is the record that it has taken last: ``index`` is the record's number, and its random numbers are keyed by
-    (seed, pass, shard, number). They travel with the record through `Filter`, `Shuffle` and `Pack`. It ends what it began, at its end, after an error,
-    and by `close`.
+    While a step works, ``penstock.sample()`` is the record that it took last: ``index`` is the record's number, and its random numbers are keyed by
+    (seed, pass, shard, number). They travel with the record through `Filter`, `Shuffle` and `Pack`. The run closes its steps at the end, after an error,
+    and on `close`.
     """
 
     def __init__(self, records: Iterable[Any], steps: Sequence[Step], *, seed: int, pass_: int, shard: int) -> None:
@@ -177,13 +177,13 @@ class ShardRun(Iterator[Any]):
 
     @property
     def owes(self) -> bool:
-        """Whether to call `read_ahead` for the output that was just given, because it may have come without a record being read."""
+        """Whether to call `read_ahead` for the last output, because it may have come without a record being read."""
         return bool(self._ahead) or self._cursor.exhausted
 
     def read_ahead(self) -> bool:
-        """Read a record before a step asks for one, unless as many wait already as the first `Shuffle` holds. Whether there may be more.
+        """Read a record before a step asks for one, unless as many are already waiting as the first `Shuffle` holds. Returns whether there may be more.
 
-        An error is kept, and raised when a step asks for that record.
+        An error is stored, and raised when a step asks for that record.
         """
         cursor, waiting = self._cursor, len(self._ahead)
         if cursor.exhausted or self._read:
@@ -192,7 +192,7 @@ class ShardRun(Iterator[Any]):
             number = cursor.records + waiting
             token, at = current.set(cursor), cursor.at
             try:
-                # Reading may draw, so a record has its name before it is there; record 0 has had one since the run was made.
+                # Reading may draw random numbers, so a record needs its name before it is read; record 0 has had one since the run was made.
                 cursor.at = tag = RecordId(number) if number else at
                 record = next(self._iterator, _END)
             except Exception as exc:
@@ -207,10 +207,10 @@ class ShardRun(Iterator[Any]):
 
     @property
     def depends_on_pass(self) -> bool:
-        """Whether another pass, or another seed, may give another number of outputs.
+        """Whether the number of outputs may differ in another pass or with another seed.
 
-        So it is where a `Shuffle` comes before a step that does not keep the count, where a step drew random numbers, and as long as the run has not come to its
-        end: where an error cuts it short, a `Shuffle` decides what has come out by then.
+        This holds if a `Shuffle` comes before a step that does not keep the count, if a step drew random numbers, and until the run reaches its
+        end: if an error cuts it short, a `Shuffle` determines what has come out by then.
         """
         return self._cursor.facts.drew_randomness or not self._ended
 
@@ -223,7 +223,7 @@ class ShardRun(Iterator[Any]):
                 raise StopIteration
             raise ClosedError(f"the run over shard {self._shard} is closed, or has failed. Start another one.")
         token = current.set(self._cursor)
-        # At outputs 0, 1, 2, 4, 8, …, because a look costs 1 to 2 us; and at each one in a trial.
+        # Checked at outputs 0, 1, 2, 4, 8, …, because each look costs 1 to 2 us; in a trial at every output.
         before = None if self._given & (self._given - 1) and trying.get() is None else _looked()
         self._cursor.watched, self._cursor.reading_drew = before is not None, False
         try:
@@ -250,7 +250,7 @@ class ShardRun(Iterator[Any]):
         """Close the steps, the last one first, and then the records. Idempotent.
 
         Raises:
-            Exception: What a step or the records raised when they were closed; all of them are closed nevertheless.
+            Exception: Whatever a step or the records raised on closing; all of them are closed nevertheless.
         """
         if self._closed:
             return
@@ -270,15 +270,15 @@ class ShardRun(Iterator[Any]):
             return
         if not while_reading:
             raise GraphError(
-                f"the steps over shard {self._shard} drew from the global random numbers (random, numpy.random or torch). What they draw depends on what else this "
-                f"process has done, so on other ranks, with other workers and after a resume the outputs would be others. Draw from penstock.sample().rng or "
-                f"penstock.sample().torch_generator, which are the record's own; or, if no output depends on it, from a random.Random() of your own."
+                f"the steps over shard {self._shard} drew from the global random numbers (random, numpy.random or torch). Such draws depend on what else this "
+                f"process has done, so the outputs would differ on other ranks, with other workers and after a resume. Draw from penstock.sample().rng or "
+                f"penstock.sample().torch_generator, which belong to the record; or, if no output depends on the draws, from a separate random.Random()."
             )
         self._cursor.facts.drew_randomness = True
-        if first_time("reading drew"):  # a network that waits for a random time before it tries again draws, too, and does no harm
+        if first_time("reading drew"):  # e.g. a network library that waits a random time before a retry, which is harmless
             _logger.warning(
-                "reading shard %d drew from the global random numbers (random, numpy.random or torch). If the records depend on it, they are others after a resume: draw "
-                "from penstock.sample().rng or penstock.sample().torch_generator.",
+                "reading shard %d drew from the global random numbers (random, numpy.random or torch). If the records depend on these draws, they will differ after a resume: draw "
+                "from penstock.sample().rng or penstock.sample().torch_generator instead.",
                 self._shard,
             )
 
@@ -286,8 +286,8 @@ class ShardRun(Iterator[Any]):
         self._stages.append(_numbered(self._iterator, self._cursor, self._ahead))
         for place, step in enumerate(self._steps):
             items = self._stages[-1]
-            if type(step) in _OURS:  # these say themselves which record they work on, and have no user's `next` in them
-                self._stages.append(step(items))  # type: ignore[arg-type]  # ours are generators
+            if type(step) in _OURS:  # these set the current record themselves, and never call `next` in user code
+                self._stages.append(step(items))  # type: ignore[arg-type]  # our own steps are generators
             else:
                 counts = not getattr(step, "keeps_count", False)
                 self._stages.append(_guarded(step, place, items, self._cursor, counts))
@@ -298,7 +298,7 @@ _END = object()
 
 
 class _Failed(NamedTuple):
-    """Stands for a record that could not be read."""
+    """Stands in for a record that could not be read."""
 
     error: Exception
 
@@ -308,13 +308,13 @@ _watch = GlobalRngSnapshot()
 
 
 def _looked() -> Any:
-    """The states of the global generators; None where another thread may be drawing from them."""
+    """The states of the global generators; None if another thread may be drawing from them."""
     here = threading.current_thread() is threading.main_thread() or trying.get() is not None
     return _watch.look() if here else None
 
 
 def _held(steps: Sequence[Step]) -> int:
-    """How many records the first `Shuffle` holds; 0 if a step before it may make more of a record than one."""
+    """How many records the first `Shuffle` holds; 0 if a step before it may yield more than one output per record."""
     for step in steps:
         if type(step) is Shuffle:
             return step.window // 2
@@ -324,7 +324,7 @@ def _held(steps: Sequence[Step]) -> int:
 
 
 def _numbered(records: Iterator[Any], cursor: RunCursor, ahead: deque[tuple[RecordId, Any]]) -> Generator[Any]:
-    """The records, those read ``ahead`` first, each with a `RecordId`; it is there before the record, for what draws while it reads."""
+    """The records, those read ``ahead`` first, each with a `RecordId`, which is set before the record is read because reading may draw random numbers."""
     before = tag = cursor.at
     while True:
         if ahead:
@@ -339,11 +339,11 @@ def _numbered(records: Iterator[Any], cursor: RunCursor, ahead: deque[tuple[Reco
         yield record
         before, cursor.at = tag, (tag := RecordId(cursor.records))
     cursor.exhausted = True
-    cursor.at = before  # what a step does after the last record, it does with that one
+    cursor.at = before  # whatever a step does after the last record belongs to that record
 
 
 def _watched(records: Iterator[Any], cursor: RunCursor) -> Any:
-    """The next record, or `_END`; notes whether reading it drew from the global generators."""
+    """The next record, or `_END`. Notes whether reading it drew from the global generators."""
     before = _looked()
     record = next(records, _END)
     cursor.reading_drew = cursor.reading_drew or _looked() != before
@@ -353,7 +353,7 @@ def _watched(records: Iterator[Any], cursor: RunCursor) -> Any:
 def _guarded(step: Step, place: int, items: Any, cursor: RunCursor, counts: bool) -> Generator[Any]:
     """The outputs of a user's step.
 
-    The step goes on with the record it was at, though others were worked on meanwhile. ``counts``: its outputs are numbered anew.
+    The step continues with its current record, although others were worked on in the meantime. ``counts``: its outputs are renumbered.
     """
     outputs = _opened(step, place, items)
     tag, number = cursor.at, 0
@@ -365,8 +365,8 @@ def _guarded(step: Step, place: int, items: Any, cursor: RunCursor, counts: bool
             except StopIteration as stop:
                 if items.gi_frame is not None and _frames(stop.__traceback__) > isinstance(type(outputs).__next__, FunctionType):
                     raise RuntimeError(
-                        f"{_name(step, place)} raised StopIteration in the middle of the shard, from a function that it calls: a next() without a default, say. That "
-                        f"would have ended the shard without a word. Catch it there; a step that wants to end early returns."
+                        f"{_name(step, place)} raised StopIteration in the middle of the shard, from a function that it calls, such as next() without a default. That "
+                        f"would have ended the shard silently. Catch it there; a step that wants to end early returns."
                     ) from stop
                 return
             tag = cursor.at
@@ -382,7 +382,7 @@ def _opened(step: Step, place: int, items: Any) -> Iterator[Any]:
     try:
         outputs = step(items)
     except Exception as exc:
-        if getgeneratorstate(items) == GEN_CREATED:  # it read no record, so the error is no record's
+        if getgeneratorstate(items) == GEN_CREATED:  # no record was read, so the error does not belong to a record
             annotate(
                 exc,
                 f"{_name(step, place)} was called with the iterator over a shard, not with one record. Pass a predicate as penstock.Filter(predicate), "
@@ -393,18 +393,18 @@ def _opened(step: Step, place: int, items: Any) -> Iterator[Any]:
         iterator = iter(outputs)
     except TypeError:
         raise TypeError(
-            f"{_name(step, place)} returned {outputs!r:.80}. It must return an iterator of outputs: a generator function does, with yield in it."
+            f"{_name(step, place)} returned {outputs!r:.80}, but must return an iterator of outputs. Write it as a generator function, with yield."
         ) from None
     if id(iterator) == id(step):
         raise TypeError(
-            f"{_name(step, place)} returned itself as the iterator, but all lanes run one step at the same time, each over its own shard, and would take each other's "
-            f"records. Write __call__ as a generator, with yield in it and its state in local variables."
+            f"{_name(step, place)} returned itself as the iterator. All lanes run the same step at the same time, each over its own shard, so they would take each other's "
+            f"records. Write __call__ as a generator, with yield, and keep its state in local variables."
         )
     return iterator
 
 
 def _frames(traceback: TracebackType | None) -> int:
-    """How many functions written in Python a StopIteration went through before it reached us."""
+    """The number of Python functions that a StopIteration passed through before reaching this one."""
     frames = -1
     while traceback is not None:
         traceback, frames = traceback.tb_next, frames + 1

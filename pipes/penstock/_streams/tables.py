@@ -1,4 +1,4 @@
-"""What the formats of tables share: several files, each of several pieces, with the same columns in all of them."""
+"""What table formats share: several files, each with several pieces, and the same columns in all of them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ WHOLE: Final = -1
 
 
 class Piece(NamedTuple):
-    """A piece of a file; its text continues a noun: row group "3 of a.parquet", file "a.parquet".
+    """A piece of a file. Its string continues a noun: row group "3 of a.parquet", file "a.parquet".
 
     Attributes:
         file: The number of the file.
-        number: The number of the piece in its file; `WHOLE`: all of the file.
-        path: Of the file.
-        stamp: What `stamp` said of the file when its pieces were counted.
+        number: The number of the piece in its file; `WHOLE` for the whole file.
+        path: Path of the file.
+        stamp: The file's `stamp` when its pieces were counted.
     """
 
     file: int
@@ -43,18 +43,18 @@ class Piece(NamedTuple):
 
     def check(self) -> None:
         """Refuse a file that is no longer the one that was counted."""
-        why = ("since the dataset was built", "Its rows may have other numbers, so build the dataset again.")
+        why = ("since the dataset was built", "Its rows may be numbered differently now, so build the dataset again.")
         check_unchanged(self.path, self.stamp, stamp(self.path), *why)
 
 
 @final
 class Pieces(Sequence[Piece]):
-    """The pieces of several files, one file after another. Takes 8 bytes a file and no more for a piece.
+    """The pieces of several files, one file after another. Takes 8 bytes per file, and nothing per piece.
 
     Args:
         files: Their paths.
         stamps: The `stamp` of each.
-        pieces: How many there are in each; None: each file is one.
+        pieces: The number of pieces in each file; None: each file is one piece.
     """
 
     def __init__(self, files: Sequence[str], stamps: Sequence[Stamp], pieces: Sequence[int] | None) -> None:
@@ -88,7 +88,7 @@ def files_of(paths: Paths, suffix: str, reach: Reach | None = None) -> list[str]
     """The files that ``paths`` names, at least one; see `expanded`."""
     files = expanded(paths) if reach is None else reach.of(expanded(paths, reach.storage_options))
     if not files:
-        raise ValueError(f"paths={paths!r:.80} names no file, and one at least is needed to know the columns.")
+        raise ValueError(f"paths={paths!r:.80} matches no file, but at least one is needed to determine the columns.")
     for file in files:
         if os.path.isdir(file):
             raise ValueError(f"{file} is a folder. Pass the files in it: {os.path.join(file, f'*.{suffix}')!r}.")
@@ -96,14 +96,14 @@ def files_of(paths: Paths, suffix: str, reach: Reach | None = None) -> list[str]
 
 
 def names_of(columns: Sequence[str] | None) -> list[str] | None:
-    """The names of columns, as a list."""
+    """The column names as a list."""
     if isinstance(columns, str) or (columns is not None and not len(columns)):
         raise ValueError(f"columns={columns!r} must be a list of names, such as ['text', 'label'], or None for all columns.")
     return None if columns is None else list(columns)
 
 
 def looked_at(look: Callable[[str], T], paths: Sequence[str]) -> list[T]:
-    """``look(path)`` of every path, in up to 16 threads: most of the time is spent waiting for a disk or a network. An error has a note that names the path."""
+    """``look(path)`` for every path, in up to 16 threads, because most of the time is spent waiting for a disk or a network. An error has a note that names the path."""
 
     def named(path: str) -> T:
         try:
@@ -119,13 +119,13 @@ def looked_at(look: Callable[[str], T], paths: Sequence[str]) -> list[T]:
 
 
 class Look(NamedTuple):
-    """What looking into a file has told.
+    """What was found by looking into a file.
 
     Attributes:
-        stamp: Of the file.
-        types: Of the columns that are read, by name.
-        rows: Of each piece.
-        more: What else its format needs.
+        stamp: Stamp of the file.
+        types: Types of the columns that are read, by name.
+        rows: Row count of each piece.
+        more: Whatever else its format needs.
     """
 
     stamp: Stamp
@@ -137,7 +137,7 @@ class Look(NamedTuple):
 def pieces_in(
     files: list[str], look: Callable[[str], Look], epoch_size: int | None, *, whole: bool = False
 ) -> tuple[Pieces, np.ndarray | None, list[Any]]:
-    """The pieces of files with the same columns, how many rows each has (None with an ``epoch_size``), and what ``look`` says more of each file.
+    """The pieces of files with the same columns, the row count of each (None with an ``epoch_size``), and ``look(path).more`` for each file.
 
     With ``whole`` each file is one piece.
     """
@@ -150,10 +150,10 @@ def pieces_in(
 
 
 def check_columns(of_files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse files whose columns, or their types, are not those of the first.
+    """Refuse files whose columns or column types differ from those of the first file.
 
     Args:
-        of_files: For each path the types of the columns, by name.
+        of_files: For each path, the column types by name.
     """
     files = iter(of_files.items())
     first, expected = next(files)
@@ -162,19 +162,19 @@ def check_columns(of_files: Mapping[str, Mapping[str, Any]]) -> None:
             there, here = expected.get(column, "missing"), types.get(column, "missing")
             if here != there:
                 raise ValueError(
-                    f"the files have different columns: {column!r} is {there} in {first}, and {here} in {path}. Pass columns= to read only those that "
-                    f"all files share, or make a dataset of each kind of file and put them together with Mix or ConcatDataset."
+                    f"the files have different columns: {column!r} is {there} in {first}, but {here} in {path}. Pass columns= to read only those that "
+                    f"all files share, or make one dataset per kind of file and combine them with Mix or ConcatDataset."
                 )
 
 
 def chosen_types(path: str, schema: Any, columns: Sequence[str] | None, known: Sequence[str]) -> dict[str, Any]:
-    """The types of the columns that are read, whole or in part, by name.
+    """The types of the columns that are read, completely or in part, by name.
 
     Args:
-        path: For messages.
-        schema: pyarrow's, with all columns.
-        columns: The names that were asked for; ``"a.b"`` is a part of a. None: all.
-        known: The names that can be asked for, and parts of them.
+        path: For error messages.
+        schema: The pyarrow schema, with all columns.
+        columns: The requested names; ``"a.b"`` is a part of a. None: all.
+        known: The names that can be requested, including parts of columns.
 
     Raises:
         ValueError: There is no such column.

@@ -1,4 +1,4 @@
-"""A transfer that fsspec makes: it says how far it is, and can be given up."""
+"""A transfer made by fsspec that reports its progress and can be aborted."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SLOW_S: Final = 2.0
-"""From when on a bar, or a line now and then, says how far it is."""
+"""After this many seconds, a bar or occasional log lines show the progress."""
 
 
 @contextlib.contextmanager
 def transfer(path: str, size: int, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> Iterator[Any]:
-    """A callback for fsspec, which calls it with each part that has come.
+    """A callback for fsspec, which calls it for each part that arrives.
 
     Args:
         path: What is fetched.
-        size: Its bytes.
-        is_over: Whether nobody wants it any more. Then the next part raises an `InterruptedError`.
+        size: Its size in bytes.
+        is_over: Whether the transfer is no longer wanted. The next part then raises an `InterruptedError`.
         clock: Seconds.
     """
     begun, most = clock(), size
     progress: list[Progress] = []
 
-    def told(size: int, value: int, **_: Any) -> None:  # what a server says of its size may be another one by now
+    def told(size: int, value: int, **_: Any) -> None:  # the size reported by the server may have changed by now
         if is_over():
-            raise InterruptedError(f"{path} is not wanted any more")
+            raise InterruptedError(f"{path} is no longer wanted")
         if value > most:
             raise OSError(
-                f"{path} gave {value} bytes and more in place of {most}: it has changed, or its server said something else before"
+                f"{path} returned at least {value} bytes instead of {most}: it has changed, or its server reported another size before"
             )
         if not progress and clock() - begun > SLOW_S:
             progress.append(Progress(f"fetching {path}", size, "bytes", first_s=0.0, clock=clock))

@@ -1,4 +1,4 @@
-"""Shards that nobody has counted, or whose records are filtered, split or joined as they are read: an endless stream, cut into epochs by number."""
+"""Shards of unknown lengths, or whose records are filtered, split or joined during reading: an endless stream, cut into epochs of a fixed size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ShardOptions(TypedDict, total=False):
-    """The keyword arguments that the formats hand on to `Shards`."""
+    """The keyword arguments that formats pass on to `Shards`."""
 
     transform: Callable[[Any], Any] | None
     epoch_size: int | None
@@ -42,7 +42,7 @@ class ShardOptions(TypedDict, total=False):
 
 @final
 class RecordStream:
-    """The items of `Shards` without counts. The arguments are theirs; ``options`` has all but ``transform`` and ``epoch_size``.
+    """The items of `Shards` without counts. It takes the same arguments; ``options`` has all but ``transform`` and ``epoch_size``.
 
     Raises:
         ValueError: See `Shards`.
@@ -70,14 +70,16 @@ class RecordStream:
         self._keys = ShardKeys(shards, getattr(open, "by_fsspec", False))
         self._deal = Deal(len(shards), lanes)
         self._length = len(InterleavedOrder(self._deal.lanes, epoch_size))
-        # Which shard an index means depends on the order, so there is one, and nothing can be read before.
+        # The shard that an index refers to depends on the order, so there is only one order, and nothing can be read before it is set.
         self._ordered = False
-        self._code = ""  # what bookmarks are bound to; found once, so that it is the same in all workers, whatever the steps hold by then
+        self._code = (
+            ""  # what bookmarks are bound to; computed once, so that it is the same in all workers, whatever the steps hold by then
+        )
         self._read_by: dict[str, Lanes] = {}  # one entry, or none before the first item is read
         self._schedule: Schedule | None = None
         if self.lanes > most_files():
             raise ValueError(
-                f"lanes={self.lanes} keeps as many files open, and this process may open {2 * most_files()}, for everything. Use fewer lanes, or raise the bound "
+                f"lanes={self.lanes} keeps that many files open, but this process may open only {2 * most_files()} in total. Use fewer lanes, or raise the limit "
                 f"(ulimit -n)."
             )
 
@@ -91,15 +93,17 @@ class RecordStream:
 
     def __getitem__(self, item: int) -> Any:
         if item < 0:
-            raise IndexError(f"index {item}: shards that are not counted have no last item to count from.")
+            raise IndexError(
+                f"index {item}: a stream has no last item to count back from. Only Shards with counts accept negative indices."
+            )
         if not self._ordered:
             raise TypeError(
-                f"nobody has asked these Shards for their order. They are a stream, and are read by Loader.from_dataset(shards) or as a source of a Mix: whatever else asks for "
-                f"samples by index, such as a Subset, a DataLoader or another order=, would show the first {self._length} items again in every epoch. Use steps= to choose "
+                f"this stream has no order yet. Shards without counts are read by Loader.from_dataset(shards) or as a source of a Mix: anything else that requests "
+                f"samples by index, such as a Subset, a DataLoader or another order=, would return the first {self._length} items again in every epoch. Use steps= to select "
                 f"records, or count the shards."
             )
         lanes = self._read_by.get("lanes")
-        if lanes is None:  # of threads that come first together, all take the same
+        if lanes is None:  # threads that arrive first together all use the same object
             lanes = self._read_by.setdefault("lanes", Lanes(self._deal, self._run, self._known(), skips=self._skips, label=self._label))
         try:
             return lanes.read(item)
@@ -111,15 +115,15 @@ class RecordStream:
         """See `Shards.order`."""
         if self._ordered and (shuffle, seed) != (self._deal.shuffle, self._deal.seed):
             raise ValueError(
-                f"shuffle={shuffle}, seed={seed}: these Shards are read by a loader with shuffle={self._deal.shuffle}, seed={self._deal.seed}, and which shard an index "
-                f"means depends on both. Make other Shards for another loader; they share their bookmarks."
+                f"shuffle={shuffle}, seed={seed}: these Shards are already used by a loader with shuffle={self._deal.shuffle}, seed={self._deal.seed}, and both determine which "
+                f"record an index refers to. Create separate Shards for another loader; they share their bookmarks."
             )
         if not self._ordered:
             self.close()
             self._deal, self._read_by = Deal(self._deal.shards, self._deal.lanes, shuffle=shuffle, seed=seed), {}
             self._schedule = schedule_of(self._shards, self._deal.opens, self._deal.lanes)
             self._ordered = True
-            # A shard with a name is bound to its file by its key; where it is only a number, `open` must be the same.
+            # A named shard is bound to its file by its key; for a numbered shard, `open` must be the same.
             self._code = code_hash(self._steps if self._is_numbered else [*self._steps, inspect.unwrap(self._open)])
         said = {"shards": len(self._shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
@@ -139,7 +143,7 @@ class RecordStream:
     def _run(self, shard: int, pass_: int, closing: Closing) -> ShardRun:
         if self._schedule is not None:
             self._schedule.opening(pass_, shard)
-        # The version that this process saw first: the formats read no other, if the store can be asked for one.
+        # The version that this process saw first: formats read no other, if the store can be asked for a version.
         seen = self._keys.stamp(shard)
         open = functools.partial(self._open, expected=seen) if self._keys.by_fsspec and seen is not None else self._open
         records = iter_with_retries(
@@ -153,7 +157,7 @@ class RecordStream:
 
     @property
     def _is_numbered(self) -> bool:
-        """Any two datasets have a shard 3, so bookmarks of numbered shards are for those who say where."""
+        """Every dataset has a shard 3, so bookmarks of numbered shards are kept only in a folder given by the user."""
         return isinstance(self._shards[0], int)
 
     def _known(self) -> KnownOutputs:
@@ -166,16 +170,16 @@ class RecordStream:
 
 
 def _readable(records: Generator[Any], skips: bool, check: Callable[[], None]) -> Iterator[Any]:
-    """The records, of one version of the file: it is looked at before the first one and behind the last.
+    """The records of one version of the file, which is checked before the first record and after the last.
 
-    Otherwise a file that is replaced meanwhile gives some of the old and some of the new records, and their number becomes a bookmark of the new file.
+    Otherwise a file that is replaced during reading would yield some old and some new records, and their number would become a bookmark of the new file.
     """
     check()
-    with contextlib.closing(records):  # now, and not when the traceback of an error lets go of it
+    with contextlib.closing(records):  # closed now, not when the traceback of an error releases it
         for record in records:
             if not isinstance(record, Unreadable):
                 yield record
             elif not skips:
-                check()  # if the file has changed, that is why
+                check()  # raises if the file has changed, which explains the error
                 raise record.error
     check()

@@ -9,20 +9,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEP: Final = 2**11
-"""Bytes decompressed at a time. By RFC 8878 four of them may stand for a block of 128 KiB, so this makes 64 MiB at most."""
+"""Bytes decompressed at a time. By RFC 8878 four of them may stand for a block of 128 KiB, so this produces at most 64 MiB."""
 
-NO_BYTES: Final = "{} has no bytes at all, and even compressed data without records has some, so it was cut short or not written yet."
+NO_BYTES: Final = "{} is empty, but even compressed data without records has some bytes, so it was cut short or not written yet."
 
 
 @final
 class Unpacked(io.RawIOBase):
-    """Decompresses all frames of a file, up to its last byte. The libraries' own streams take a frame with a damaged header, or cut short, for the end.
+    """Decompresses all frames of a file, up to its last byte. The libraries' own streams mistake a frame that is truncated or has a damaged header for the end.
 
     Args:
-        file: Closed with this.
-        path: For messages.
-        new: Makes what decompresses a frame.
-        bound: How many bytes at a time, if that takes one.
+        file: Closed together with this object.
+        path: For error messages.
+        new: Makes a decompressor for a frame.
+        bound: The maximum number of bytes at a time, if the decompressor accepts one.
     """
 
     def __init__(self, file: BinaryIO, path: str, new: Callable[[], Any], *bound: int) -> None:
@@ -31,7 +31,7 @@ class Unpacked(io.RawIOBase):
         self._file = file
         self._path = path
         self._frame: Any = None
-        self._rest = b""  # what was read from behind a frame
+        self._rest = b""  # read from beyond the end of a frame
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
@@ -49,14 +49,14 @@ class Unpacked(io.RawIOBase):
                 if not data:
                     return 0
                 if frame is None or frame.eof:
-                    if frame is not None and not (data := data.lstrip(b"\0")):  # zeros may fill up a file
+                    if frame is not None and not (data := data.lstrip(b"\0")):  # a file may be padded with zeros
                         continue
                     frame = self._frame = self._new()
             try:
                 self._left = memoryview(frame.decompress(data, *self._bound))
             except MemoryError:
                 raise
-            except Exception as exc:  # each library has its own
+            except Exception as exc:  # each library has its own exception types
                 raise ValueError(f"{self._path} is damaged, or not compressed as its name says: {exc}.") from exc
             if frame.eof:
                 self._rest = frame.unused_data
@@ -78,4 +78,4 @@ LIBRARIES: Final[dict[str, tuple[Any, ...]]] = {
     ".xz": ("lzma", lambda module: module.LZMADecompressor(), 2**18),
     ".bz2": ("bz2", lambda module: module.BZ2Decompressor(), 2**18),
 }
-"""What decompresses a frame, and where the library has a bound for it, how many bytes at a time."""
+"""The decompressor of a frame and, if the library supports a limit, the number of bytes at a time."""

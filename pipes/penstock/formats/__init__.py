@@ -1,10 +1,10 @@
-"""Datasets over files of common formats, for `Loader.from_dataset`. Each is a `penstock.Shards`, or has the same methods.
+"""Datasets over files of common formats, for `Loader.from_dataset`. Each is a `penstock.Shards` or has the same methods.
 
-A format is a file, ``_<name>.py``, with a function ``<name>`` (or several, ``<name>_…``), and a line here. ``python -m penstock index`` reads what else is in it: ``SUFFIXES``, what the
-names of its files end in, and ``FORMAT``, how they are indexed; without that they need no index.
+To add a format, write a file ``_<name>.py`` with a function ``<name>`` (or several, ``<name>_…``) and add a line here. ``python -m penstock index`` also reads
+two constants of that file: ``SUFFIXES``, the file endings, and ``FORMAT``, how to index such files. A format without them needs no index.
 """
 
-# The files have an underscore because a module `tar`, once imported, would stand here in place of the function `tar`.
+# The file names start with an underscore because importing a submodule named `tar` would replace the function `tar` in this namespace.
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.formats._arrow import arrow as arrow
     from penstock.formats._hf import hf as hf
     from penstock.formats._jsonl import jsonl as jsonl
+    from penstock.formats._lance import lance as lance
     from penstock.formats._mds import mds as mds
     from penstock.formats._megatron import megatron as megatron
     from penstock.formats._megatron import megatron_documents as megatron_documents
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
     from penstock.formats._tar import tar as tar
     from penstock.formats._tokens import tokens as tokens
 
-__all__ = ["arrow", "hf", "jsonl", "mds", "megatron", "megatron_documents", "parquet", "tar", "tokens"]
+__all__ = ["arrow", "hf", "jsonl", "lance", "mds", "megatron", "megatron_documents", "parquet", "tar", "tokens"]
 
-if not TYPE_CHECKING:  # a type checker would believe that it returns any name
+if not TYPE_CHECKING:  # a type checker would take this to mean that any name exists
 
     def __getattr__(name: str) -> object:
-        """Import a format when it is first asked for."""
+        """Import a format on first use."""
         if name in __all__:
             return sys.modules["penstock"]._loaded(globals(), name, f"formats._{name.partition('_')[0]}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Arrow IPC files and streams, mapped into memory: a shard is a record batch."""
+"""Arrow IPC files and streams, memory-mapped. A shard is a record batch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _WHO: Final = "penstock.formats.arrow"
 SUFFIXES: Final = (".arrow", ".feather")
 _MAGIC: Final = b"ARROW1"
-"""The first bytes of the file format; a stream has none."""
+"""The first bytes of the file format; the stream format has no such marker."""
 _AT_ONCE: Final = 64
-"""Rows made into Python values at a time, unless that is more than:"""
+"""Rows converted to Python values at a time, but at most:"""
 _BYTES_AT_ONCE: Final = 2**16
 
 
@@ -42,27 +42,27 @@ def arrow(
     max_cache_size: int | str | None = None,
     **options: Unpack[ShardOptions],
 ) -> Shards:
-    """Arrow IPC files (also Feather version 2) and streams (``.arrow`` as Hugging Face writes it) as one dataset, in which a shard is a record batch.
+    """Read Arrow IPC files (also Feather version 2) and streams (``.arrow``, as Hugging Face writes them) as one dataset. A shard is a record batch.
 
-    The files are mapped into memory, so rows are read by index, and only the operating system's page cache holds them. (A compressed record batch is decompressed
-    when it is opened.) A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it. Do not shorten a file while it is read: as with any
+    The files are memory-mapped, so rows are read by index and occupy only the operating system's page cache. (A compressed record batch is decompressed
+    when it is opened.) A sample is a dict of Python values, as returned by pyarrow's ``to_pylist``. Do not truncate a file while it is being read: as with any
     mapped file, that kills the process.
 
     Args:
-        paths: See `expanded`; on a local disk, unless there is a ``cache_dir``. Every file must have the same columns, of the same types.
+        paths: See `expanded`. Files must be on a local disk unless ``cache_dir`` is given. All files must have the same columns with the same types.
         columns: Read only these. Default: all.
         lanes: See `Shards`.
         window: See `Shards`.
-        storage_options: For the file system of fsspec that reads paths with ``://``.
-        cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs. All are made when the dataset is
-            built, because any row may come first. Neither these nor ``storage_options`` are part of the state.
-        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``; at least the size of all files.
+        storage_options: Passed to the fsspec file system that reads paths with ``://``.
+        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. Every file is copied when the
+            dataset is built, because any row may come first. Neither this nor ``storage_options`` is part of the state.
+        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``; at least the total size of the files.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
             the counts are not used.
 
     Raises:
-        ValueError: A file is not Arrow, was cut short, or is not local and there is no room for a copy; its columns differ from those of the first file, or one of ``columns`` is missing.
-            On loading: a file has changed.
+        ValueError: A file is not Arrow or was cut short; a file is not local and there is no room for a copy; its columns differ from those of the first
+            file; or one of ``columns`` is missing. On loading: a file has changed.
         ImportError: pyarrow is not installed.
     """
     extra("pyarrow", _WHO)
@@ -74,25 +74,25 @@ def arrow(
 
 
 def _check_room(files: list[str]) -> None:
-    """Refuse files that are elsewhere unless there is room for copies of all of them."""
+    """Refuse remote files unless there is room for copies of all of them."""
     remote = next(filter(is_remote, files), None)
     cache = kept_in(files[0])
     if cache is None and remote is not None:
         raise ValueError(
-            f"{remote} is not on a local disk, but Arrow files are mapped into memory. Copy it to a local disk, or have that done (cache_dir= and max_cache_size=), or store "
+            f"{remote} is not on a local disk, but Arrow files are memory-mapped. Copy it to a local disk, let penstock copy it (cache_dir= and max_cache_size=), or store "
             f"it as parquet."
         )
     if cache is not None:
         needed = sum(seen.size for seen in looked_at(stamp, files))
         if needed > cache.most_bytes:
             raise ValueError(
-                f"max_cache_size={cache.most_bytes:,} bytes, and the {len(files)} Arrow files have {needed:,}, all of which are mapped into memory. Allow at least that, or "
-                f"store them as parquet, of which parts are enough."
+                f"max_cache_size={cache.most_bytes:,} bytes, but the {len(files)} Arrow files take {needed:,}, and all of them are memory-mapped. Raise the limit to at least that, "
+                f"or store them as parquet, which can be read in parts."
             )
 
 
 def _name_of(file: BinaryIO) -> str:
-    """What is open under a name that it keeps even if somebody removes it."""
+    """A path to an open file that stays valid even if the file is removed."""
     path = f"/dev/fd/{file.fileno()}"
     return path if os.path.exists(path) else file.name
 
@@ -109,7 +109,7 @@ class _RecordBatches:
         piece.check()
         with kept_open(
             piece.path, piece.stamp
-        ) as file:  # its copy is not removed before it is mapped, and then it stays until nobody has it mapped
+        ) as file:  # keeps the copy from being removed before it is mapped; after that, the mapping keeps it
             batch = _batch(_name_of(file), piece.number, self._offsets[piece.file])
         if self._columns is not None:
             batch = batch.select(self._columns)
@@ -119,14 +119,14 @@ class _RecordBatches:
 
 @final
 class _Rows:
-    """The rows of a record batch, as dicts. Rows read in order are converted several at a time, at a small part of the cost."""
+    """The rows of a record batch, as dicts. Rows read in order are converted several at a time, which is much cheaper."""
 
     def __init__(self, batch: Any, check_version: Callable[[], None]) -> None:
         self._batch = batch
         self.check_version = check_version
         self._at_once = min(_AT_ONCE, max(1, _BYTES_AT_ONCE * len(batch) // max(1, batch.nbytes)))
-        self._ready: dict[int, dict[str, Any]] = {}  # each row is handed out once, because its receiver may change it
-        self._next = 0  # the first row that was not converted yet
+        self._ready: dict[int, dict[str, Any]] = {}  # each row is returned once, because the caller may modify it
+        self._next = 0  # the first row not converted yet
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -136,7 +136,7 @@ class _Rows:
             begin = self._next if number < self._next + self._at_once else number
             rows = self._batch.slice(begin, self._at_once).to_pylist()
             self._next = begin + len(rows)
-            if len(self._ready) > 4 * self._at_once:  # those are for other workers
+            if len(self._ready) > 4 * self._at_once:  # other workers read those
                 self._ready.clear()
             self._ready.update(zip(range(begin, self._next), rows, strict=True))
         row = self._ready.pop(number, None)
@@ -144,14 +144,14 @@ class _Rows:
 
 
 def _look(path: str, columns: list[str] | None) -> Look:
-    """``more``: where in a stream its record batches begin, if each can be read by itself."""
+    """``more``: where the record batches of a stream begin, if each can be read independently."""
     pyarrow = extra("pyarrow", _WHO)
     seen = stamp(path)
     held = kept_open(path, seen)
     try:
         with held, pyarrow.memory_map(_name_of(held)) as file:
             in_file = file.read(len(_MAGIC)) == _MAGIC
-            file.seek(8 if in_file else 0)  # the file format is a stream between two marks, and an index
+            file.seek(8 if in_file else 0)  # the file format is a stream between two markers, plus an index
             schema = pyarrow.ipc.read_schema(file)
             names = schema.names
             fixed = (number for number, field in enumerate(schema) if pyarrow.types.is_primitive(field.type))
@@ -176,31 +176,31 @@ def _counted(file: Any, stream: Any) -> tuple[list[int], npt.NDArray[np.int64] |
         offsets.append(file.tell())
     file.seek(offsets[-1])
     if file.read(8) not in (b"\xff\xff\xff\xff\0\0\0\0", bytes(4), bytes(8)):  # by the format's specification; before Arrow 0.15 four bytes
-        raise ValueError("it does not end with the mark of a stream's end. If it is complete, write it again with a writer that is closed")
+        raise ValueError("it has no end-of-stream marker. If it is complete, write it again and close the writer")
     file.seek(offsets[0])
-    if rows and pyarrow.ipc.read_message(file).type != "record batch":  # dictionaries come first: no batch can be read without them
+    if rows and pyarrow.ipc.read_message(file).type != "record batch":  # dictionaries come first, and no batch can be read without them
         return rows, None
     return rows, np.array(offsets[:-1], dtype=np.int64)
 
 
 def _check(piece: Piece, batch: Any) -> None:
-    """Refuse a batch whose offsets or indices lead out of it: following one would end the process. Texts at the top are left to Python, which checks them anyway.
+    """Refuse a batch whose offsets or indices point outside it, because following one would crash the process. Python checks top-level strings itself.
 
     Raises:
-        ValueError: They do.
+        ValueError: An offset or index is out of bounds.
     """
     pyarrow = extra("pyarrow", _WHO)
     as_bytes = {pyarrow.string(): pyarrow.binary(), pyarrow.large_string(): pyarrow.large_binary()}
     try:
-        batch.validate()  # the sizes of the buffers, before anything looks into them
+        batch.validate()  # checks the buffer sizes before anything reads them
         for column in batch.columns:
             column.view(as_bytes.get(column.type, column.type)).validate(full=True)
-    except pyarrow.ArrowException as exc:  # one of them is an IndexError, which ends a loop in silence
+    except pyarrow.ArrowException as exc:  # one of them is an IndexError, which would end a loop silently
         raise ValueError(f"{piece.path} is damaged, in record batch {piece.number}: {exc}") from exc
 
 
 def _batch(path: str, number: int, offsets: npt.NDArray[np.int64] | None) -> Any:
-    """A record batch, which keeps its file mapped."""
+    """A record batch. It keeps its file mapped."""
     pyarrow = extra("pyarrow", _WHO)
     file = pyarrow.memory_map(path)
     if file.read(len(_MAGIC)) == _MAGIC:

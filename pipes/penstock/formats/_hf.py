@@ -1,4 +1,4 @@
-"""Hugging Face datasets: those read by index as they are, and streams whose shards have known lengths."""
+"""Hugging Face datasets: map-style datasets unchanged, and streams whose shards have known lengths."""
 
 from __future__ import annotations
 
@@ -29,45 +29,45 @@ _END: Final = object()
 def hf(
     dataset: Any, counts: Sequence[int] | None = None, *, lanes: int | None = None, window: int = 0, **options: Unpack[ShardOptions]
 ) -> Any:
-    """A Hugging Face dataset, for `Loader.from_dataset` and `Mix`.
+    """Prepare a Hugging Face dataset for `Loader.from_dataset` and `Mix`.
 
-    A ``Dataset`` is read by index already, with its format and its transform, so it is returned as it is. An ``IterableDataset`` becomes `Shards`: shard i is
-    ``dataset.shard(dataset.num_shards, i)``, read front to back, with the samples that iterating over it gives. (Only the indices that
-    ``map(with_indices=True)`` passes count from the start of the shard.) Leave shuffling and the split over ranks to the loader.
+    A ``Dataset`` can already be read by index, with its format and its transform, so it is returned unchanged. An ``IterableDataset`` becomes `Shards`: shard i is
+    ``dataset.shard(dataset.num_shards, i)``, read front to back, and yields the same samples as iterating over it. (Only the indices that
+    ``map(with_indices=True)`` passes count from the start of the shard.) Leave shuffling and splitting over ranks to the loader.
 
     Args:
         dataset: A ``datasets.Dataset`` or ``datasets.IterableDataset``.
-        counts: Samples that each shard of an ``IterableDataset`` gives. Default: if it was made by ``Dataset.to_iterable_dataset``, or says how long its
-            shards are, and has been changed only by steps that keep the number of samples.
+        counts: Samples in each shard of an ``IterableDataset``. Default: inferred if it was made by ``Dataset.to_iterable_dataset`` or states the lengths of its
+            shards, and every later step keeps the number of samples.
         lanes: See `Shards`.
         window: See `Shards`.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``
-            the lengths of the shards need not be known, so the stream may have any steps of its own, too.
+            the shard lengths need not be known, so the stream may contain any steps.
 
     Raises:
-        ValueError: The lengths are not known; there is not one count for each shard; the stream was shuffled or split over ranks.
-        TypeError: Neither kind of dataset.
+        ValueError: The lengths are unknown; the number of counts differs from the number of shards; or the stream was shuffled or split over ranks.
+        TypeError: ``dataset`` is neither kind of dataset.
         ImportError: datasets is not installed.
     """
     datasets = extra("datasets", _WHO)
     if isinstance(dataset, datasets.Dataset):
         if counts is not None or lanes is not None or window or options:
             raise ValueError(
-                f"{', '.join(['counts', 'lanes', 'window', *options])} are for an IterableDataset, and this Dataset is read by index. Drop them, or pass "
+                f"{', '.join(['counts', 'lanes', 'window', *options])} apply to an IterableDataset, but this Dataset is read by index. Drop them, or pass "
                 f"dataset.to_iterable_dataset()."
             )
         return dataset
     if isinstance(dataset, dict):
         raise TypeError(
-            f"this is a {type(dataset).__name__} of the splits {', '.join(map(repr, dataset))}. Choose one: hf(dataset[{next(iter(dataset), 'train')!r}])."
+            f"this is a {type(dataset).__name__} with the splits {', '.join(map(repr, dataset))}. Choose one: hf(dataset[{next(iter(dataset), 'train')!r}])."
         )
     if not isinstance(dataset, datasets.IterableDataset):
-        raise TypeError(f"hf takes a datasets.Dataset or a datasets.IterableDataset, but a {type(dataset).__name__} came.")
+        raise TypeError(f"hf takes a datasets.Dataset or a datasets.IterableDataset, not a {type(dataset).__name__}.")
     steps = _checked(dataset)
     if counts is None and options.get("epoch_size") is None:
         counts = _known_counts(dataset, steps)
     if counts is not None and len(counts) != dataset.num_shards:
-        raise ValueError(f"{len(counts)} counts came for {dataset.num_shards} shards (dataset.num_shards). Pass one count for each.")
+        raise ValueError(f"got {len(counts)} counts for {dataset.num_shards} shards (dataset.num_shards). Pass one count per shard.")
     return Shards(dataset.num_shards, _Shards(dataset), counts=counts, lanes=lanes, window=window, **options)
 
 
@@ -79,7 +79,7 @@ class _Shards:
         self._dataset = dataset
 
     def __call__(self, shard: int, start: int = 0) -> Iterator[Any]:
-        """The samples of a shard, from sample ``start`` on."""
+        """The samples of a shard, starting with sample ``start``."""
         stream = self._dataset.shard(self._dataset.num_shards, shard)
         samples = iter(stream.skip(start) if start else stream)
         first = _first(samples)
@@ -89,7 +89,7 @@ class _Shards:
 
 
 def _first(samples: Iterator[Any]) -> Any:
-    """The first of ``samples``, read as if this were no worker: a stream gives each of torch's workers only some of its shards, and decides that here."""
+    """The first of ``samples``, read as if outside a worker. In a torch worker a stream yields only some of its shards, and it decides that here."""
     worker = _utils.worker
     info, worker._worker_info = worker._worker_info, None
     try:
@@ -99,22 +99,22 @@ def _first(samples: Iterator[Any]) -> Any:
 
 
 def _checked(dataset: Any) -> list[Any]:
-    """What makes the stream, from the last step back to its sources."""
+    """The steps of the stream, from the last one back to its sources. Refuses steps that cannot resume."""
     steps = list(_steps(dataset._ex_iterable))
     if dataset._distributed is not None:
         raise ValueError(
-            "this stream was split over ranks, by split_dataset_by_node, and the loader does that itself. Pass the stream without it."
+            "this stream was split over ranks by split_dataset_by_node, but the loader splits it itself. Pass the stream without that."
         )
     if any("Shuffled" in type(step).__name__ for step in steps):
         raise ValueError(
-            "this stream was shuffled, and a buffer of random samples cannot resume. Pass the stream without .shuffle(), and shuffle=True to the loader: "
-            "it shuffles the shards, and with window=1000 also samples within 1000 of each other."
+            "this stream was shuffled with a buffer, which cannot resume. Pass the stream without .shuffle(), and pass shuffle=True to the loader: "
+            "it shuffles the shards, and with window=1000 also the samples within about 1000 of each other."
         )
     return steps
 
 
 def _steps(step: Any) -> Iterator[Any]:
-    """What makes the stream, from the last step back to its sources."""
+    """The steps of the stream, from the last one back to its sources."""
     yield step
     for before in [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", ()):
         yield from _steps(before)
@@ -133,11 +133,11 @@ def _known_counts(dataset: Any, steps: list[Any]) -> Sequence[int]:
             return lengths
     why = "" if unclear is None else f" after the step {type(unclear).__name__}"
     raise ValueError(
-        f"it is not known how many samples each of the {dataset.num_shards} shards has{why}. Pass counts=; or epoch_size=, to read it without counting; or load the dataset without streaming, which reads "
-        f"it by index. For parquet files there is penstock.formats.parquet, also with hf:// paths: it counts them by their footers."
+        f"the number of samples in each of the {dataset.num_shards} shards is unknown{why}. Pass counts=; or pass epoch_size= to read it without counting; or load the dataset without streaming, which reads "
+        f"it by index. For parquet files, also with hf:// paths, penstock.formats.parquet reads the counts from the file footers."
     )
 
 
 def _keeps_count(step: Any) -> bool:
-    """Whether a step gives one sample for each that it reads. A map over batches may give any number."""
+    """Whether a step yields exactly one sample per input. A map over batches may yield any number."""
     return type(step).__name__ in _KEEP_COUNTS and not getattr(step, "batched", False)

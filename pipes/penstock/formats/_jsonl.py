@@ -1,4 +1,4 @@
-"""JSON lines: a file with one record in each line."""
+"""JSON Lines: files with one record per line."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def jsonl(
     ahead: int = 1,
     **options: Unpack[ShardOptions],
 ) -> Shards:
-    """The records of files of JSON lines, as ``json.loads`` returns them. Blank lines are left out.
+    """Read files of JSON Lines as one dataset. A sample is what ``json.loads`` returns. Blank lines are skipped.
 
-    Files with an index (``python -m penstock index``) are read by position; compressed ones (.gz, .zst, .xz, .bz2) are read forward, and so is every file
-    if ``counts`` are given.
+    Files with an index (``python -m penstock index``) are read by position. Compressed files (.gz, .zst, .xz, .bz2) are read forward, and so are all files
+    if ``counts`` is given.
 
     Args:
-        paths: A path, a pattern such as ``"data/*.jsonl"`` or ``"data/{000..127}.jsonl"``, or a list of them; with ``://``, fsspec reads them.
-        index: The folder of the indices. Default: each index lies beside its file.
-        counts: How many records each file has, to read them without an index.
+        paths: A path, a pattern such as ``"data/*.jsonl"`` or ``"data/{000..127}.jsonl"``, or a list of them. Paths with ``://`` are read through fsspec.
+        index: Folder that holds the indices. Default: each index is next to its file.
+        counts: The number of records in each file, to read them without an index.
         lanes: See `penstock.Shards`.
         window: See `penstock.Shards`.
-        storage_options: For the file system of fsspec that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
-        cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs; None: none are. Only whole
-            files whose version can be known are kept, and a file is copied when it is first opened. Not part of the state.
-        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``. What does not fit is read where it is.
-        ahead: How many shards of each lane are copied before they are read, where copies are kept.
+        storage_options: Passed to the fsspec file system that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
+        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. None: no copies. Only whole
+            files whose version can be determined are copied, each when it is first opened. Not part of the state.
+        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. Files that do not fit are read from their source.
+        ahead: How many shards per lane to copy before they are read, if copies are kept.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
-            no index is needed or used.
+            no index is needed, and none is used.
 
     Raises:
         ValueError: A file has no index and no counts. On reading: a line is not JSON, or a file has changed since it was indexed.
@@ -65,9 +65,9 @@ def jsonl(
 
 
 def _offsets(file: BinaryIO, path: str) -> np.ndarray:
-    """Where each line of a file begins that is not blank, and where the file ends: int64, shape ``(lines + 1,)``."""
+    """Where each non-blank line of a file begins, and where the file ends: int64, shape ``(lines + 1,)``."""
     found: list[np.ndarray] = []
-    at, begin, begun = 0, 0, b""  # of the line that was not read to its end: where it begins, and a letter if it is not blank so far
+    at, begin, begun = 0, 0, b""  # of the line not read to its end yet: where it begins, and one letter unless it is blank so far
     while chunk := file.read(CHUNK):
         data, first = begun + chunk, at - len(begun)
         at += len(chunk)
@@ -105,7 +105,7 @@ def _forward(path: str, expected: Stamp | None) -> Iterator[Any]:
 
 
 def _parse(data: bytes, path: str, begin: int) -> Any:
-    data = data.partition(b"\n")[0]  # blank lines follow, and not all that is blank is so to JSON
+    data = data.partition(b"\n")[0]  # blank lines follow, and JSON does not accept everything that counts as blank here
     try:
         return json.loads(data)
     except (ValueError, RecursionError):

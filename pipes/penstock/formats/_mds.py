@@ -1,4 +1,4 @@
-"""MDS, the files that MosaicML Streaming's ``MDSWriter`` writes: an ``index.json`` that counts the records, and shards that begin with where each record is."""
+"""MDS, the format of MosaicML Streaming's ``MDSWriter``: an ``index.json`` with the record counts, and shards that begin with the offset of each record."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 SUFFIXES: Final = (".mds",)
 _MOST_INDEX: Final = 2**30
-"""Bytes of an ``index.json``: a million shards."""
+"""Largest ``index.json`` in bytes; enough for a million shards."""
 _LIMIT: Final = 2**32
-"""Bytes of a shard before compression: its offsets are 32-bit."""
+"""Largest shard in bytes before compression: its offsets are 32-bit."""
 _CHUNK: Final = 2**23
 
 
@@ -48,31 +48,31 @@ def mds(
     ahead: int = 1,
     **options: Unpack[ShardOptions],
 ) -> Shards:
-    """The samples of datasets that MosaicML Streaming's ``MDSWriter`` wrote: dicts of the values that its ``StreamingDataset`` returns, without that package.
+    """Read datasets written by MosaicML Streaming's ``MDSWriter``. A sample is the dict that its ``StreamingDataset`` returns; that package is not needed.
 
-    The counts are in ``index.json``, and where each sample begins is at the front of its shard, so there is nothing to index. Raw shards are read by position.
-    Compressed ones (zstd, gz, bz2, br, snappy) are read forward, unless a local folder has the raw ones, too. ``jpeg`` and ``png`` are images of Pillow, decoded when
-    their pixels are asked for; arrays can be written to. Encodings that are not known here are left to the package ``streaming``.
+    The record counts are in ``index.json`` and the record offsets are at the front of each shard, so there is nothing to index. Raw shards are read by position.
+    Compressed shards (zstd, gz, bz2, br, snappy) are read forward, unless a local folder also has the raw ones. ``jpeg`` and ``png`` values are Pillow images,
+    decoded when their pixels are first accessed. Arrays are writable. Encodings unknown to penstock are decoded by the package ``streaming``.
 
     Args:
-        paths: The folder with the ``index.json``, a pattern such as ``"data/*"``, or a list of them, which are read as one dataset, in that order; with ``://``, fsspec
-            reads them.
-        validate_hash: A hash that was written (``MDSWriter(hashes=…)``), such as ``"sha1"`` or ``"xxh64"``. Each process compares that of each shard when it opens the shard for
-            the first time, for which it reads all of it.
-        trust: Decode columns of the encoding ``pkl``, too. Unpickling runs whatever code is in the data.
+        paths: The folder with the ``index.json``, a pattern such as ``"data/*"``, or a list of them, read as one dataset in that order. Paths with ``://`` are read
+            through fsspec.
+        validate_hash: The name of a hash that was written (``MDSWriter(hashes=…)``), such as ``"sha1"`` or ``"xxh64"``. Each process verifies the hash of each shard when it
+            first opens it, which takes a full read of the shard.
+        trust: Also decode columns with the encoding ``pkl``. Unpickling runs whatever code is in the data.
         lanes: See `penstock.Shards`.
         window: See `penstock.Shards`.
-        storage_options: For the file system of fsspec that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
-        cache_dir: A folder on a disk of this host in which copies of the shards are kept, for all of its processes and for later runs; None: none are. A shard is copied,
-            as it is, when it is first opened. Not part of the state.
-        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``. What does not fit is read where it is.
-        ahead: How many shards of each lane are copied before they are read, where copies are kept.
+        storage_options: Passed to the fsspec file system that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
+        cache_dir: Folder on a local disk for copies of the shards, shared by all processes of this host and kept for later runs. None: no copies. A shard is copied
+            unchanged when it is first opened. Not part of the state.
+        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. Files that do not fit are read from their source.
+        ahead: How many shards per lane to copy before they are read, if copies are kept.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
             the counts are not used.
 
     Raises:
-        ValueError: An ``index.json`` is damaged or of another format; a column is ``pkl``, without ``trust``; a shard has another size than its index says, or not that hash.
-            On reading: a shard is damaged, or has changed since the dataset was built.
+        ValueError: An ``index.json`` is damaged or has another format; a column is ``pkl`` and ``trust`` is False; the size of a shard differs from its index;
+            or the hash was not written. On reading: a shard is damaged, its hash is wrong, or it has changed since the dataset was built.
         FileNotFoundError: A folder has no ``index.json``, or a shard is missing.
         ImportError: A package for an encoding, a compression or a hash is not installed.
     """
@@ -98,17 +98,17 @@ def mds(
 
 
 class _Shard(NamedTuple):
-    """What an ``index.json`` says of a shard.
+    """A shard as described by ``index.json``.
 
     Attributes:
-        path: Where it is.
-        place: Where the ``index.json`` is.
-        records: How many it has.
-        nbytes: Its size.
-        raw_nbytes: Its size before compression.
-        packed: How it is compressed, such as ``"zstd"``; empty if it is not.
-        hashes: Of its bytes, as hexadecimal digits, by the names of the algorithms.
-        columns: What is in a record.
+        path: Path of the shard.
+        place: Path of the ``index.json``.
+        records: Number of records.
+        nbytes: Size of the file.
+        raw_nbytes: Size before compression.
+        packed: The compression, such as ``"zstd"``; empty if there is none.
+        hashes: Hexadecimal digests of the file, by algorithm name.
+        columns: The columns of a record.
     """
 
     path: str
@@ -121,28 +121,28 @@ class _Shard(NamedTuple):
     columns: _Columns
 
     def check_size(self, then: Stamp) -> None:
-        """Refuse a file of another size than the index says."""
+        """Refuse a file whose size differs from the index."""
         if then.size not in (-1, self.nbytes):
             raise ValueError(
-                f"{self.path} has {then.size} bytes, and {self.place} says {self.nbytes}, so one of them is not the one that was written with the other, or was cut short. Copy "
+                f"{self.path} has {then.size} bytes, but {self.place} says {self.nbytes}. Either they were not written together, or the shard was cut short. Copy "
                 f"both again."
             )
 
     def damaged(self, why: str) -> ValueError:
-        return ValueError(f"{self.path} is damaged, or not the shard that {self.place} describes: {why}. Copy both again.")
+        return ValueError(f"{self.path} is damaged or not the shard that {self.place} describes: {why}. Copy both again.")
 
     def offsets(self, head: bytes) -> np.ndarray:
         """Where each record begins in the shard, and where the last one ends: uint32, shape ``(records + 1,)``.
 
         Args:
-            head: The first bytes of the shard: how many records it has, and these offsets.
+            head: The first bytes of the shard: its number of records and these offsets.
         """
         records, *_ = struct.unpack_from("<I", head)
         if records != self.records:
-            raise self.damaged(f"it has {records} records, and should have {self.records}")
+            raise self.damaged(f"it has {records} records instead of {self.records}")
         offsets = np.frombuffer(head, "<u4", offset=4)
         if offsets[0] < len(head) or offsets[-1] != self.raw_nbytes or (offsets[1:] < offsets[:-1]).any():
-            raise self.damaged(f"its records do not follow one another from byte {len(head)} or later to byte {self.raw_nbytes}")
+            raise self.damaged(f"its records do not follow one another between byte {len(head)} and byte {self.raw_nbytes}")
         return offsets
 
     @property
@@ -151,12 +151,12 @@ class _Shard(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """What is in each record of a shard.
+    """The columns of the records in a shard.
 
     Attributes:
-        names: Of the columns.
-        encodings: How their values are written.
-        sizes: How many bytes each value has; 0 where that differs, and then stands at the front of each record.
+        names: Names of the columns.
+        encodings: Encodings of their values.
+        sizes: Bytes per value; 0 if the size varies, in which case it is stored at the front of each record.
     """
 
     names: tuple[str, ...]
@@ -164,7 +164,7 @@ class _Columns(NamedTuple):
     sizes: tuple[int, ...]
 
     def check(self, index: str, trust: bool) -> None:
-        """Refuse what cannot be decoded, or must not be without ``trust``."""
+        """Refuse columns that cannot be decoded, or must not be without ``trust``."""
         for name, encoding in zip(self.names, self.encodings, strict=True):
             try:
                 unsafe = runs_code(encoding)
@@ -172,19 +172,19 @@ class _Columns(NamedTuple):
                 raise ValueError(f"{index}: the column {name!r} cannot be decoded: {exc}") from exc
             if unsafe and not trust:
                 raise ValueError(
-                    f"{index}: the column {name!r} is pickled (pkl), and unpickling runs whatever code is in the data. If you trust whoever wrote it, pass trust=True. Or write the "
-                    f"dataset again, with an encoding that is only data, such as json, ndarray or bytes."
+                    f"{index}: the column {name!r} is pickled (pkl), and unpickling runs whatever code is in the data. If you trust its author, pass trust=True. Otherwise write the "
+                    f"dataset again with an encoding that holds only data, such as json, ndarray or bytes."
                 )
 
     def reader(self) -> Callable[[bytes, _Shard, int], dict[str, Any]]:
-        """Makes a record of its bytes, its shard, and where it begins."""
+        """A function that decodes a record from its bytes, its shard and its offset."""
         columns = [(name, size, decoder(encoding)) for name, encoding, size in zip(*self, strict=True)]
         head = struct.Struct(f"<{self.sizes.count(0)}I")
         least = head.size + sum(self.sizes)
 
         def read(data: bytes, shard: _Shard, begin: int) -> dict[str, Any]:
             if len(data) < least or least + sum(lengths := head.unpack_from(data)) != len(data):
-                raise shard.damaged(f"the record at byte {begin} does not end where its columns do")
+                raise shard.damaged(f"the record at byte {begin} does not end where its columns end")
             record, at, varying = {}, head.size, iter(lengths)
             name = ""
             try:
@@ -194,9 +194,11 @@ class _Columns(NamedTuple):
                     at = end
             except (ImportError, MemoryError):
                 raise
-            except Exception as exc:  # of whatever kind: an IndexError would end the shard in silence
+            except Exception as exc:  # of any type: an IndexError would end the shard silently
                 encoding = self.encodings[self.names.index(name)]
-                raise shard.damaged(f"{name!r} of the record at byte {begin} is no {encoding} ({type(exc).__name__}: {exc})") from exc
+                raise shard.damaged(
+                    f"{name!r} of the record at byte {begin} is not a valid {encoding} ({type(exc).__name__}: {exc})"
+                ) from exc
             return record
 
         return read
@@ -206,25 +208,25 @@ class _Columns(NamedTuple):
 
 
 def _shards_in(folder: str) -> list[_Shard]:
-    """The shards of a folder, by its ``index.json``."""
+    """The shards of a folder, from its ``index.json``."""
     index = _inside(folder, "index.json")
     try:
         then = stamp(index)
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise FileNotFoundError(
-            f"{index} does not exist, and it says what the shards are; MDSWriter writes it last of all. Pass the folder that has it, or several of them: a list, or a pattern."
+            f"{index} does not exist. MDSWriter writes it last, and it lists the shards. Pass the folder that contains it, or several folders as a list or a pattern."
         ) from exc
     try:
         if then.size > _MOST_INDEX:
-            raise ValueError(f"{then.size} bytes are too many")
+            raise ValueError(f"{then.size} bytes are too large")
         with whole(index, then) as file:
             said = json.loads(file.read())
         if not isinstance(said, dict) or said.get("version") != 2 or not isinstance(said.get("shards"), list):
             raise ValueError("it must be a dict of version 2, with a list of shards")
-        known: dict[_Columns, _Columns] = {}  # of all shards with equal columns, one object: they are sent to each worker
+        known: dict[_Columns, _Columns] = {}  # one object for all shards with equal columns, because it is sent to every worker
         return [_shard(one, folder, index, known) for one in said["shards"]]
     except (ValueError, RecursionError) as exc:
-        raise ValueError(f"{index} is damaged, or no index of MDS: {exc}") from exc
+        raise ValueError(f"{index} is damaged or not an MDS index: {exc}") from exc
 
 
 def _shard(said: Any, folder: str, index: str, known: dict[_Columns, _Columns]) -> _Shard:
@@ -234,9 +236,9 @@ def _shard(said: Any, folder: str, index: str, known: dict[_Columns, _Columns]) 
         ):
             pass
         case {"format": str(format)} if format != "mds":
-            raise ValueError(f"a shard is {format}, and only mds is read. Convert the dataset: MDSWriter")
+            raise ValueError(f"a shard has the format {format}, but only mds can be read. Convert the dataset with MDSWriter")
         case _:
-            raise ValueError(f"{said!r:.200} is no shard of version 2")
+            raise ValueError(f"{said!r:.200} is not a shard of version 2")
     columns = known.setdefault(found := _columns(said), found)
     raw_path, raw_nbytes, hashes = _file(raw, folder)
     if not 4 * (records + 2) <= raw_nbytes < _LIMIT:
@@ -246,7 +248,7 @@ def _shard(said: Any, folder: str, index: str, known: dict[_Columns, _Columns]) 
         packed = str(said.get("compression")).partition(":")[0]
         path, nbytes, hashes = _file(said["zip_data"], folder)
     if _PACKED.get(packed) != compression(path):
-        raise ValueError(f"{path} is compressed by {packed or 'nothing'}, by its index, but not by its name")
+        raise ValueError(f"{path} has the compression {packed or 'none'} according to the index, but its name says otherwise")
     return _Shard(path, index, records, nbytes, raw_nbytes, packed, hashes, columns)
 
 
@@ -257,22 +259,22 @@ def _columns(said: dict[str, Any]) -> _Columns:
     found = _Columns(tuple(names), tuple(encodings), tuple(size or 0 for size in sizes))
     is_whole = len(names) == len(encodings) == len(sizes) and all(isinstance(text, str) for text in [*names, *encodings])
     if not is_whole or len({*names}) < len(names) or not all(isinstance(size, int) and 0 <= size < _LIMIT for size in found.sizes):
-        raise ValueError(f"the columns of a shard are not texts and sizes: {names!r:.99}, {encodings!r:.99}, {sizes!r:.99}")
+        raise ValueError(f"the columns of a shard are not strings and sizes: {names!r:.99}, {encodings!r:.99}, {sizes!r:.99}")
     return found
 
 
 _PACKED: Final = {"": "", "gz": ".gz", "bz2": ".bz2", "zstd": ".zst", "br": "", "snappy": ""}
-"""What of a name `whole` knows of each compression."""
+"""The ending by which `whole` recognizes each compression."""
 
 
 def _file(said: Any, folder: str) -> tuple[str, int, dict[str, str]]:
-    """Path, bytes and hashes of a file; in the folder or further inside."""
+    """Path, size and hashes of a file in the folder or one of its subfolders."""
     match said:
         case {"basename": str(name), "bytes": int(nbytes)} if nbytes >= 0 and isinstance(hashes := said.get("hashes", {}), dict):
             parts = name.split("/")
             if name.isprintable() and ":" not in name and not {"", ".", ".."}.intersection(parts):
                 return _inside(folder, name), nbytes, hashes
-    raise ValueError(f"{said!r:.200} names no file in that folder, with its size")
+    raise ValueError(f"{said!r:.200} does not name a file in that folder, with its size")
 
 
 def _inside(folder: str, name: str) -> str:
@@ -286,16 +288,16 @@ def _inside(folder: str, name: str) -> str:
 
 @final
 class _Opener:
-    """The ``open`` of `Shards`: a raw shard is read by position, and a compressed or uncounted one forward.
+    """The ``open`` of `Shards`: raw shards are read by position, compressed or uncounted ones forward.
 
     Args:
-        shards: By their paths.
-        stamps: Of the counted files, when the dataset was built.
+        shards: The shards by path.
+        stamps: Stamps of the counted files from when the dataset was built.
         validate_hash: See `mds`.
     """
 
     by_fsspec = True
-    """Remote paths are fsspec's."""
+    """Remote paths are opened by fsspec."""
 
     def __init__(self, shards: dict[str, _Shard], stamps: dict[str, Stamp], validate_hash: str | None) -> None:
         self._shards = shards
@@ -324,7 +326,7 @@ class _Opener:
 
 @final
 class _RawShard(FileRanges):
-    """The records of a shard that is not compressed, by position."""
+    """The records of an uncompressed shard, by position."""
 
     def __init__(self, shard: _Shard, path: str, then: Stamp, read: Callable[[bytes, _Shard, int], dict[str, Any]]) -> None:
         super().__init__(path, then, *_CHANGED)
@@ -348,11 +350,11 @@ _CHANGED: Final = ("since the dataset was built", IN_USE[1])
 
 
 def _forward(shard: _Shard, path: str, then: Stamp, read: Callable[[bytes, _Shard, int], dict[str, Any]]) -> Iterator[Any]:
-    """The records of a shard from its beginning."""
+    """The records of a shard, read from its beginning."""
     with whole(path, then) as file:
         raw = _unpacked(file, shard)
         offsets = shard.offsets(_exactly(raw, shard.head_nbytes, shard))
-        _exactly(raw, int(offsets[0]) - shard.head_nbytes, shard)  # how the writer was set up
+        _exactly(raw, int(offsets[0]) - shard.head_nbytes, shard)  # the writer's configuration
         for number in range(shard.records):
             begin, end = offsets[number : number + 2].tolist()
             data = _exactly(raw, end - begin, shard)
@@ -362,12 +364,12 @@ def _forward(shard: _Shard, path: str, then: Stamp, read: Callable[[bytes, _Shar
                 record = Unreadable(exc)
             yield record
         if raw.read(1):
-            raise shard.damaged(f"more than its {shard.raw_nbytes} bytes are in it")
+            raise shard.damaged(f"it has more than its {shard.raw_nbytes} bytes")
 
 
 def _exactly(file: BinaryIO, nbytes: int, shard: _Shard) -> bytes:
     parts, left = [], nbytes
-    while left and (part := file.read(min(left, _CHUNK))):  # no more memory is asked for than there are bytes
+    while left and (part := file.read(min(left, _CHUNK))):  # allocates no more memory than there are bytes
         parts.append(part)
         left -= len(part)
     if left:
@@ -376,14 +378,14 @@ def _exactly(file: BinaryIO, nbytes: int, shard: _Shard) -> bytes:
 
 
 def _unpacked(file: BinaryIO, shard: _Shard) -> BinaryIO:
-    """The bytes of a shard; `whole` has decompressed what it knows."""
+    """The decompressed bytes of a shard; `whole` has already handled the compressions it supports."""
     if shard.packed == "br":
         return io.BufferedReader(Unpacked(file, shard.path, _Brotli), 2**18)
     return io.BytesIO(_unsnapped(file.read(), shard)) if shard.packed == "snappy" else file
 
 
 class _Brotli:
-    """Decompresses brotli as `Unpacked` asks for it."""
+    """Decompresses brotli through the interface that `Unpacked` expects."""
 
     unused_data = b""
 
@@ -413,25 +415,25 @@ def _brotli(path: str) -> Any:
 
 
 def _unsnapped(data: bytes, shard: _Shard) -> bytes:
-    """The bytes of a shard in snappy's raw format, which begins with how many they are, and is decompressed in one piece."""
+    """The bytes of a shard in snappy's raw format, which begins with the decompressed size and can only be decompressed in one piece."""
     stated = 0
     for place, byte in enumerate(data[:5]):
         stated |= (byte & 127) << (7 * place)
         if byte < 128:
             break
     if stated != shard.raw_nbytes:
-        raise shard.damaged(f"it states {stated} bytes, decompressed, and should have {shard.raw_nbytes}")
+        raise shard.damaged(f"it states a decompressed size of {stated} bytes instead of {shard.raw_nbytes}")
     try:
         found: bytes = needed("snappy", "python-snappy", f"{shard.path!r}").decompress(data)
     except MemoryError:
         raise
-    except Exception as exc:  # it has errors of its own
+    except Exception as exc:  # the library has its own exception types
         raise shard.damaged(f"it cannot be decompressed ({exc})") from exc
     return found
 
 
 def _check_unpacking(shard: _Shard) -> None:
-    """Refuse at once what could only be decompressed by a package that is not installed."""
+    """Fail early if the package that decompresses this shard is not installed."""
     if shard.packed == "zstd":
         extra("zstandard", f"{shard.path!r}")
     elif shard.packed == "br":
@@ -443,8 +445,8 @@ def _check_unpacking(shard: _Shard) -> None:
 def _check_hash_is_known(shard: _Shard, algorithm: str) -> None:
     if algorithm not in shard.hashes:
         raise ValueError(
-            f"validate_hash={algorithm!r}, and {shard.place} has {', '.join(map(repr, shard.hashes)) or 'no hash'} of {shard.path}. Choose one that was written, or None, which "
-            f"compares sizes only."
+            f"validate_hash={algorithm!r}, but {shard.place} has {', '.join(map(repr, shard.hashes)) or 'no hash'} for {shard.path}. Choose a hash that was written, or None to "
+            f"compare only sizes."
         )
     _new_hash(algorithm)
 
@@ -454,7 +456,9 @@ def _new_hash(algorithm: str) -> Any:
         return hashlib.new(algorithm, usedforsecurity=False)
     xxhash = extra("xxhash", f"validate_hash={algorithm!r}")
     if algorithm not in xxhash.algorithms_available:
-        raise ValueError(f"validate_hash={algorithm!r} is a hash that neither hashlib nor xxhash has. Choose another that was written.")
+        raise ValueError(
+            f"validate_hash={algorithm!r} is a hash that neither hashlib nor xxhash supports. Choose another one that was written."
+        )
     return getattr(xxhash, algorithm)()
 
 
@@ -466,4 +470,4 @@ def _validate(shard: _Shard, path: str, then: Stamp, algorithm: str) -> None:
     finally:
         file.close()
     if found.hexdigest() != shard.hashes[algorithm]:
-        raise shard.damaged(f"its {algorithm} is {found.hexdigest()}, and should be {shard.hashes[algorithm]!r:.200}")
+        raise shard.damaged(f"its {algorithm} is {found.hexdigest()} instead of {shard.hashes[algorithm]!r:.200}")

@@ -1,4 +1,4 @@
-"""The values of MDS, by the layout of MosaicML Streaming 0.13: its class ``Encoding`` and what is made of it."""
+"""Decoders for the values of MDS, following the layout of MosaicML Streaming 0.13: its class ``Encoding`` and its subclasses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _scalar(data: bytes, dtype: str) -> Any:
 
 
 def _ndarray(data: bytes, dtype: str | None, shape: Sequence[int] | None) -> np.ndarray:
-    """The array in ``data``. What was not said of all arrays stands before its values: a number for the type, and the number of axes with the width of their lengths."""
+    """The array in ``data``. Whatever the column does not fix comes first: a code for the dtype, then the number of axes together with the width of their lengths."""
     at = 0
     if dtype is None:
         dtype, at = _DTYPES[data[0]], 1
@@ -57,14 +57,14 @@ def _pixels(data: bytes) -> Any:
 
 
 def _several(data: bytes, decode: Callable[[bytes], Any], begin: int) -> list[Any]:
-    """Values whose number and sizes come first, from ``begin`` on."""
+    """Values preceded, from ``begin`` on, by their number and their sizes."""
     (n,) = struct.unpack_from("<I", data, begin)
     found, at = [], begin + 4 + 4 * n
     for size in np.frombuffer(data, "<u4", n, begin + 4).tolist():
         found.append(decode(data[at : at + size]))
         at += size
     if at != len(data):
-        raise ValueError(f"it ends at byte {len(data)}, and not at {at}")
+        raise ValueError(f"it ends at byte {len(data)} instead of {at}")
     return found
 
 
@@ -81,7 +81,9 @@ def _by_streaming(data: bytes, encoding: str) -> Any:
 
 
 def _encodings(encoding: str) -> Any:
-    return needed("streaming.base.format.mds.encodings", "mosaicml-streaming", f"the encoding {encoding!r} is not known to {WHO}, which")
+    return needed(
+        "streaming.base.format.mds.encodings", "mosaicml-streaming", f"the encoding {encoding!r} is unknown to {WHO}, so reading it"
+    )
 
 
 _DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
@@ -98,11 +100,11 @@ _IMAGES: Final[dict[str, Callable[[bytes], Any]]] = {"jpeg": _image, "png": _ima
 
 
 def decoder(encoding: str) -> Callable[[bytes], Any]:
-    """What makes a value of its bytes.
+    """A function that decodes a value from its bytes.
 
     Raises:
         ValueError: There is no such encoding.
-        ImportError: It takes a package that is not installed.
+        ImportError: A package that it needs is not installed.
     """
     name, _, rest = encoding.partition(":")
     if encoding in _DECODERS:
@@ -113,7 +115,7 @@ def decoder(encoding: str) -> Callable[[bytes], Any]:
         dtype, _, lengths = rest.partition(":")
         shape = [int(length) for length in lengths.split(",")] if lengths else None
         if (dtype and dtype not in _DTYPES.values()) or (shape is not None and min(shape) < 1):
-            raise ValueError(f"{encoding!r:.200} is no array")
+            raise ValueError(f"{encoding!r:.200} is not an array encoding")
         return functools.partial(_ndarray, dtype=dtype or None, shape=shape)
     of = encoding.removeprefix("list[").removesuffix("]")
     if encoding in _IMAGES or (of in _IMAGES and encoding == f"list[{of}]"):
@@ -123,12 +125,12 @@ def decoder(encoding: str) -> Callable[[bytes], Any]:
         _pillow()
         return functools.partial(_several, decode=_image, begin=0)
     if not _encodings(encoding).is_mds_encoding(encoding):
-        raise ValueError(f"neither {WHO} nor the version of streaming that is installed knows the encoding {encoding!r:.200}")
+        raise ValueError(f"neither {WHO} nor the installed version of streaming supports the encoding {encoding!r:.200}")
     return functools.partial(_by_streaming, encoding=encoding)
 
 
 def runs_code(encoding: str) -> bool:
-    """Whether decoding runs code that is in the data. The errors are those of `decoder`."""
+    """Whether decoding runs code that is in the data. Raises the same errors as `decoder`."""
     decode = decoder(encoding)
     if getattr(decode, "func", None) is _by_streaming:
         return not _encodings(encoding).is_mds_encoding_safe(encoding)
@@ -136,7 +138,7 @@ def runs_code(encoding: str) -> bool:
 
 
 def needed(module: str, package: str, why: str) -> Any:
-    """A package that no extra of ours has.
+    """Import a package that none of penstock's extras includes.
 
     Raises:
         ImportError: It is not installed.

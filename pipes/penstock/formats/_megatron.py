@@ -1,16 +1,16 @@
-r"""Files of tokens with an index of their documents, as ``IndexedDataset`` of megatron.core writes them: ``<prefix>.bin`` and ``<prefix>.idx``.
+r"""Token files with an index of their documents, as written by ``IndexedDataset`` of megatron.core: ``<prefix>.bin`` and ``<prefix>.idx``.
 
-The index, by ``megatron/core/datasets/indexed_dataset.py`` of megatron-core 0.16.1; all of it little-endian:
+Layout of the index, from ``megatron/core/datasets/indexed_dataset.py`` of megatron-core 0.16.1; everything is little-endian:
 
 ========================  ======================  =================================================================================
 ``MMIDIDX\0\0``             9 bytes
 version                   uint64                  1
-what the tokens are       uint8                   see `_TYPES`
-sequences                 uint64
-entries of the last part  uint64                  one more than there are documents
+token type                uint8                   see `_TYPES`
+number of sequences       uint64
+entries of document part  uint64                  one more than the number of documents
 length of each sequence   int32                   in tokens
-place of each sequence    int64                   in bytes, in ``<prefix>.bin``
-borders of the documents  int64                   counted in sequences: 0, where each of the others begins, and how many there are in all
+offset of each sequence   int64                   in bytes, in ``<prefix>.bin``
+document boundaries       int64                   counted in sequences: 0, the start of each further document, and the number of sequences
 mode of each sequence     int8                    in multimodal files only
 ========================  ======================  =================================================================================
 """
@@ -48,27 +48,27 @@ def megatron(
     cache_dir: str | os.PathLike[str] | None = None,
     max_cache_size: int | str | None = None,
 ) -> Tokens:
-    """A map-style dataset of sequences of tokens from Megatron's ``.bin`` and ``.idx``: what `tokens` makes of the ``.bin``, with the documents of the ``.idx``.
+    """A map-style dataset of token sequences from Megatron's ``.bin`` and ``.idx``: like `tokens` over the ``.bin``, with the documents of the ``.idx``.
 
     A sample is a dict of int64 tensors of shape ``(sequence_length + overlap,)``: ``"tokens"``, ``"position_ids"`` and ``"segment_ids"``. Only the indices are
-    read beforehand, 20 bytes a document; 8 bytes of them are kept.
+    read beforehand, 20 bytes per document, of which 8 bytes are kept.
 
-    The files are those of megatron.core's ``IndexedDataset``. The samples are not those of its ``GPTDataset``, whose order, splits and blends are its own: here
+    The files are those of megatron.core's ``IndexedDataset``. The samples differ from those of its ``GPTDataset``, which has its own order, splits and blends; here
     `Loader` shuffles and `Mix` blends.
 
     Args:
-        prefixes: The path of a ``.bin`` and its ``.idx`` without these endings (or with one of them), a pattern such as ``"/data/web_*"`` or
+        prefixes: The path of a ``.bin`` and its ``.idx`` without the suffix (or with one of them), a pattern such as ``"/data/web_*"`` or
             ``"/data/{000..127}"``, or a list of them.
         sequence_length: Tokens from the start of a sequence to the start of the next.
-        overlap: How many tokens of the next sequence to add; with 1, cut a batch into ``tokens[:, :-1]`` and ``tokens[:, 1:]``.
+        overlap: How many tokens of the next sequence to append. With 1, split a batch into ``tokens[:, :-1]`` and ``tokens[:, 1:]``.
         storage_options: See `tokens`.
-        cache_dir: See `tokens`. The indices are copied, too.
+        cache_dir: See `tokens`. The indices are copied as well.
         max_cache_size: See `tokens`.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: An index is damaged, of the legacy format or multimodal, or does not fit its ``.bin``; the files hold other than whole numbers, or of
-            different types, or not one sequence. When reading: a file has changed.
+        FileNotFoundError: A file does not exist.
+        ValueError: An index is damaged, multimodal, in the legacy format, or does not match its ``.bin``; the files hold something other than integers, have
+            different types, or hold less than one sequence. On reading: a file has changed.
     """
     length = whole_number("sequence_length", sequence_length, 1, 2**31)
     span = length + whole_number("overlap", overlap, 0, 2**31)
@@ -85,8 +85,8 @@ def megatron_documents(
 ) -> Documents:
     """A map-style dataset of the documents in Megatron's ``.bin`` and ``.idx``, one file after another.
 
-    A sample is a dict with ``"tokens"``, int64, shape ``(length,)``: all sequences of the document. ``lengths``, int64, shape ``(documents,)``, has the length
-    of each, for ``groups=Packs(data.lengths, 4096)`` or ``groups=Buckets(data.lengths, …)``. Takes 16 bytes of memory a document.
+    A sample is a dict with ``"tokens"``, int64, shape ``(length,)``: all sequences of the document. ``lengths``, int64, shape ``(documents,)``, holds the document
+    lengths, for ``groups=Packs(data.lengths, 4096)`` or ``groups=Buckets(data.lengths, …)``. Takes 16 bytes of memory per document.
 
     Args:
         prefixes: See `megatron`.
@@ -95,7 +95,7 @@ def megatron_documents(
         max_cache_size: See `tokens`.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: A file does not exist.
         ValueError: See `megatron`.
     """
     return Documents(*_found(prefixes, Reach(storage_options, cache_dir, max_cache_size, 0)))
@@ -103,14 +103,14 @@ def megatron_documents(
 
 @final
 class Documents(Dataset[dict[str, torch.Tensor]]):
-    """The dataset that `megatron_documents` makes. Any threads may read it.
+    """The dataset that `megatron_documents` makes. It can be read from any thread.
 
     Args:
         files: The tokens of all documents.
-        starts: int64, shape ``(documents + 1,)``: where in them each document begins, and where the last one ends.
+        starts: int64, shape ``(documents + 1,)``: where each document begins in ``files``, and where the last one ends.
 
     Attributes:
-        lengths: int64, shape ``(documents,)``: tokens in each.
+        lengths: int64, shape ``(documents,)``: the number of tokens in each document.
     """
 
     def __init__(self, files: TokenFiles, starts: np.ndarray) -> None:
@@ -141,13 +141,13 @@ class Documents(Dataset[dict[str, torch.Tensor]]):
 
 
 class _Index(NamedTuple):
-    """What is known of a ``.bin``.
+    """What the index says about a ``.bin``.
 
     Attributes:
-        path: Of the index.
-        dtype: Of the tokens.
+        path: Path of the index.
+        dtype: Type of the tokens.
         starts: int64, shape ``(documents + 1,)``: where each document begins, in tokens, and where the last one ends.
-        stamp: That of the ``.bin``.
+        stamp: Stamp of the ``.bin``.
     """
 
     path: str
@@ -157,17 +157,17 @@ class _Index(NamedTuple):
 
 
 def _found(prefixes: Paths, reach: Reach) -> tuple[TokenFiles, np.ndarray]:
-    """The tokens of all files, and where in them each document begins and the last one ends."""
+    """The tokens of all files, where each document begins in them, and where the last one ends."""
     many = [prefixes] if isinstance(prefixes, str | os.PathLike) else list(prefixes)
     paths = reach.of(expanded(map(_to_bin, many), reach.storage_options))
     if not paths:
-        raise FileNotFoundError(f"prefixes={prefixes!r:.80} names no file.")
+        raise FileNotFoundError(f"prefixes={prefixes!r:.80} matches no file.")
     indices = looked_at(_look, paths)
     dtype = indices[0].dtype
     if (other := next((index for index in indices if index.dtype != dtype), None)) is not None:
         raise ValueError(
-            f"{indices[0].path} is of {dtype.name}, and {other.path} of {other.dtype.name}, so their tokens may not be of one vocabulary. If they are, "
-            f"read each type by itself and concatenate the datasets, or mix them: ConcatDataset, Mix."
+            f"{indices[0].path} holds {dtype.name} and {other.path} holds {other.dtype.name}, so their tokens may come from different vocabularies. If they do not, "
+            f"read each type separately and combine the datasets with ConcatDataset or Mix."
         )
     firsts = np.cumsum([0, *(index.starts[-1] for index in indices)])
     files = [
@@ -179,7 +179,7 @@ def _found(prefixes: Paths, reach: Reach) -> tuple[TokenFiles, np.ndarray]:
 
 
 def _to_bin(prefix: Any) -> Any:
-    """The path of the ``.bin``, from a prefix or from the path of either file."""
+    """The path of the ``.bin``, from a prefix or the path of either file."""
     return _renamed(os.fspath(prefix), ".bin") if isinstance(prefix, str | os.PathLike) else prefix
 
 
@@ -190,51 +190,51 @@ def _renamed(path: str, ending: str) -> str:
 
 
 def _look(path: str) -> _Index:
-    """Read the index of a ``.bin``, and compare the two."""
+    """Read the index of a ``.bin``, and check that the two match."""
     check_in_place(path)
     place = beside(path, _renamed(path, ".idx"))
     dtype, starts = _read(place)
     seen, nbytes = stamp(path), int(starts[-1]) * dtype.itemsize
     if seen.size != nbytes:
         raise ValueError(
-            f"{path} has {seen.size} bytes, and by {place} it should have {nbytes}: {starts[-1]} tokens of {dtype.name}. One of them is of another version, or not "
-            f"complete: copy both again, or write them again."
+            f"{path} has {seen.size} bytes, but according to {place} it should have {nbytes}: {starts[-1]} tokens of {dtype.name}. One of them is another version or "
+            f"incomplete: copy both again, or write them again."
         )
     return _Index(place, dtype, starts, seen)
 
 
 def _read(path: str) -> tuple[np.dtype[Any], np.ndarray]:
-    """The type of the tokens, and where documents begin and end, from an index.
+    """The type of the tokens, and the document boundaries, from an index.
 
-    It is read at once and not mapped, because a mapped file that becomes shorter would kill the process. Everything that it says twice is compared.
+    It is read into memory rather than mapped, because truncating a mapped file would kill the process. All redundant values are checked against each other.
     """
     with whole(path) as file:
         head = file.read(_HEAD.size)
         if head.startswith(b"TNTIDX"):
             raise ValueError(
-                f"{path} is of the legacy format (TNTIDX), which fairseq and the first versions of Megatron-LM wrote. Read it with one of them, and write its "
+                f"{path} has the legacy format (TNTIDX) of fairseq and the first versions of Megatron-LM. Read it with one of them, and write its "
                 f"documents again with IndexedDatasetBuilder of megatron.core."
             )
         if head[: len(_MAGIC)] != _MAGIC[: len(head)]:
-            raise ValueError(f"{path} is no index of an IndexedDataset, because it begins with {head[:9]!r} and not with {_MAGIC!r}.")
+            raise ValueError(f"{path} is not an index of an IndexedDataset, because it begins with {head[:9]!r} instead of {_MAGIC!r}.")
         if len(head) < _HEAD.size:
-            raise _damaged(path, f"it has {len(head)} bytes, and its header alone takes {_HEAD.size}")
+            raise _damaged(path, f"it has {len(head)} bytes, but its header alone takes {_HEAD.size}")
         _, version, code, sequences, borders = _HEAD.unpack(head)
         if version != 1:
-            raise ValueError(f"{path} is of version {version}, and only version 1 is known. Write it again with megatron.core.")
+            raise ValueError(f"{path} has version {version}, but only version 1 is supported. Write it again with megatron.core.")
         name = _TYPES.get(code)
         if name is None or name.startswith("float"):
-            what = f"says that it holds {name}" if name else f"has the number {code} as the type of what it holds, which is unknown"
-            raise ValueError(f"{path} {what}, and tokens are whole numbers. Write it again with dtype=numpy.int32, for example.")
-        nbytes = file.seek(0, os.SEEK_END)  # before memory is asked for, because the numbers are only what a file says
+            what = f"holds {name}" if name else f"has the unknown token type {code}"
+            raise ValueError(f"{path} {what}, but tokens must be integers. Write it again, for example with dtype=numpy.int32.")
+        nbytes = file.seek(0, os.SEEK_END)  # checked before allocating memory, because these numbers come from the file
         needed = _HEAD.size + 12 * sequences + 8 * borders
         if sequences and nbytes == needed + sequences:
             raise ValueError(
-                f"{path} is multimodal: it has a mode for each sequence, so not all of them need be tokens of one vocabulary, and they cannot be told apart here. Read it "
-                f"with IndexedDataset(prefix, multimodal=True) of megatron.core as a map-style dataset, or write those of one mode without modes."
+                f"{path} is multimodal: it has a mode for each sequence, so the sequences may not share one vocabulary, and penstock cannot separate them. Read it "
+                f"with IndexedDataset(prefix, multimodal=True) of megatron.core as a map-style dataset, or write the sequences of one mode without modes."
             )
         if nbytes != needed:
-            raise _damaged(path, f"{sequences} sequences and {borders} borders of documents take {needed} bytes, and it has {nbytes}")
+            raise _damaged(path, f"{sequences} sequences and {borders} document boundaries take {needed} bytes, but it has {nbytes}")
         file.seek(_HEAD.size)
         dtype = np.dtype(name).newbyteorder("<")
         lengths = np.frombuffer(file.read(4 * sequences), "<i4")
@@ -242,32 +242,32 @@ def _read(path: str) -> tuple[np.dtype[Any], np.ndarray]:
             raise _damaged(path, f"sequence {at} has {lengths[at]} tokens")
         ends = np.zeros(sequences + 1, np.int64)
         np.cumsum(lengths, out=ends[1:])
-        for begin in range(0, sequences, _BLOCK):  # as they are only compared, they need not all be in memory
+        for begin in range(0, sequences, _BLOCK):  # they are only compared, so not all of them need to be in memory
             pointers = np.frombuffer(file.read(8 * min(_BLOCK, sequences - begin)), "<i8")
             expected = ends[begin : begin + len(pointers)] * dtype.itemsize
             if (at := _first(pointers != expected)) is not None:
                 raise _damaged(
                     path,
-                    f"sequence {begin + at} begins at byte {pointers[at]}, and those before it have {expected[at]} bytes, without a gap",
+                    f"sequence {begin + at} begins at byte {pointers[at]}, but those before it take {expected[at]} bytes without a gap",
                 )
         documents = np.frombuffer(file.read(8 * borders), "<i8")
     if not borders or documents[0] or documents[-1] != sequences or (documents[1:] < documents[:-1]).any():
         raise _damaged(
             path,
-            f"the borders of its documents should ascend from 0 to {sequences}, the number of its sequences, but they begin with {documents[:3].tolist()} and end "
-            f"with {documents[-3:].tolist()}; does its writer call end_document?",
+            f"its document boundaries should ascend from 0 to {sequences}, the number of its sequences, but they begin with {documents[:3].tolist()} and end "
+            f"with {documents[-3:].tolist()}; did its writer call end_document?",
         )
     return dtype, ends[documents]
 
 
 def _first(wrong: np.ndarray) -> int | None:
-    """The first place that is true."""
+    """The first index that is true."""
     return int(wrong.argmax()) if wrong.any() else None
 
 
 def _damaged(path: str, why: str) -> ValueError:
     return ValueError(
-        f"{path} is damaged or was not written to its end: {why}. Copy it again, or write it again with IndexedDatasetBuilder of megatron.core."
+        f"{path} is damaged or incomplete: {why}. Copy it again, or write it again with IndexedDatasetBuilder of megatron.core."
     )
 
 

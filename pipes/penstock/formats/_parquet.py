@@ -1,4 +1,4 @@
-"""Parquet files: a shard is a row group, or a file, and the footers count the rows."""
+"""Parquet files: a shard is a row group or a file, and the footers hold the row counts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 _WHO: Final = "penstock.formats.parquet"
 SUFFIXES: Final = (".parquet",)
 LANES_BYTES: Final = 2**31
-"""What the row groups that are open at a time may take, unless the user asks for more lanes."""
+"""Memory that the open row groups may take, unless the user asks for more lanes."""
 _PAGE_BYTES: Final = 2**21
 _PAGE_ROWS: Final = 1024
-"""A page ends once it has 1 MiB, but most writers look only after every 1024 rows."""
+"""A page ends once it has 1 MiB, but most writers check only every 1024 rows."""
 _BATCH_BYTES: Final = 2**21
 _BUFFER_BYTES: Final = 2**18
 _AT_ONCE: Final = 64
-"""Rows made into Python values at a time."""
+"""Rows converted to Python values at a time."""
 
 
 def parquet(
@@ -44,31 +44,31 @@ def parquet(
     ahead: int = 1,
     **options: Unpack[ShardOptions],
 ) -> Shards:
-    """Parquet files as one dataset, in which a shard is a row group or a file. A sample is a dict of Python values, as pyarrow's ``to_pylist`` makes it.
+    """Read Parquet files as one dataset. A shard is a row group or a file. A sample is a dict of Python values, as returned by pyarrow's ``to_pylist``.
 
-    The footers count the rows. They are read here, those of many files in parallel. A row group is read front to back and takes a few MiB while it is open: a
-    page of each column, compressed and decompressed. If its writer made one page of it, as with large images, that is all of the row group, twice.
+    The row counts come from the footers, which are read when the dataset is built, in parallel for many files. A row group is read front to back and takes a few
+    MiB while it is open: one page of each column, compressed and decompressed. If its writer put it into a single page, as with large images, that is the whole row group, twice.
 
     Args:
-        paths: See `expanded`. Every file must have the same columns, of the same types.
+        paths: See `expanded`. All files must have the same columns with the same types.
         columns: Read only these; ``"a.b"`` is the field b of the column a. Default: all.
-        unit: What a shard is: ``"row_group"``, or ``"file"``, all row groups of a file one after another. Shards are what is shuffled, what lanes take turns
-            at, and where ``steps`` end: with files a `Pack` leaves fewer half-empty rows, and with row groups there are more shards for workers and ranks, and a resume
-            reads less again. It decides the order, so a state of one is refused by the other.
-        lanes: See `Shards`. Default: as there, unless so many would take more than 2 GiB by an estimate from the footers; then as many as fit, also
+        unit: What a shard is: ``"row_group"``, or ``"file"`` for all row groups of a file in sequence. Shards are the unit of shuffling, of the turns that lanes
+            take, and of ``steps``. With files a `Pack` leaves fewer half-empty rows; with row groups there are more shards for workers and ranks, and a resume
+            rereads less. The unit determines the order, so a state saved with one is refused by the other.
+        lanes: See `Shards`. Default: as there, unless so many lanes would take more than 2 GiB, as estimated from the footers; then as many as fit, also
             without a shuffle.
         window: See `Shards`.
-        storage_options: For the file system of fsspec that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
-        cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs; None: none are. Only whole
-            files whose version can be known are kept, and a file is copied when it is first opened. Not part of the state.
-        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``. What does not fit is read where it is.
-        ahead: How many shards of each lane are copied before they are read, where copies are kept.
+        storage_options: Passed to the fsspec file system that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
+        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. None: no copies. Only whole
+            files whose version can be determined are copied, each when it is first opened. Not part of the state.
+        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. Files that do not fit are read from their source.
+        ahead: How many shards per lane to copy before they are read, if copies are kept.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `Shards`. With ``epoch_size``,
             the counts are not used.
 
     Raises:
-        ValueError: A file is not parquet or was cut short; its columns differ from those of the first file, or one of ``columns`` is missing; ``unit`` is
-            neither. On loading: a file has changed.
+        ValueError: A file is not Parquet or was cut short; its columns differ from those of the first file; one of ``columns`` is missing; or ``unit`` is
+            invalid. On loading: a file has changed.
         ImportError: pyarrow is not installed.
     """
     if unit not in ("row_group", "file"):
@@ -91,7 +91,7 @@ class _Rows:
         self._columns = columns
 
     def __call__(self, piece: Piece, start: int = 0) -> Iterator[dict[str, Any]]:
-        """The rows of a piece, from row ``start`` on."""
+        """The rows of a piece, starting with row ``start``."""
         piece.check()
         metadata = _metadata(piece.path, piece.stamp)
         file = _opened(piece.path, piece.stamp, metadata)
@@ -111,14 +111,14 @@ class _Rows:
     def _rows(self, file: Any, metadata: Any, group: int, start: int) -> Iterator[dict[str, Any]]:
         size, rows = sum(_sizes(metadata, group, self._columns)), metadata.row_group(group).num_rows
         at_once = min(max(16, _BATCH_BYTES * rows // max(1, size)), 1024)
-        for batch in file.iter_batches(at_once, [group], self._columns, use_threads=False):  # the loader has workers of its own
+        for batch in file.iter_batches(at_once, [group], self._columns, use_threads=False):  # the loader has its own workers
             for begin in range(start, len(batch), _AT_ONCE):
                 yield from batch.slice(begin, _AT_ONCE).to_pylist()
             start = max(0, start - len(batch))
 
 
 def _look(path: str, columns: list[str] | None) -> Look:
-    """``more``: what reading the longest of its row groups takes, at most, in bytes."""
+    """``more``: an upper bound, in bytes, on the memory for reading its longest row group."""
     seen = stamp(path)
     metadata = _metadata(path, seen)
     known = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
@@ -140,7 +140,7 @@ def _sizes(metadata: Any, group: int, columns: list[str] | None) -> list[int]:
 @functools.lru_cache(maxsize=64)
 def _metadata(path: str, stamp: Stamp) -> Any:
     try:
-        file = _opened(without_copy(path), stamp)  # without a copy of all files: the footer is a small part of one
+        file = _opened(without_copy(path), stamp)  # no copy, because the footer is a small part of the file
     except ValueError as exc:
         raise ValueError(f"{path} is not a parquet file, or was cut short: {exc}") from exc
     try:
@@ -151,6 +151,6 @@ def _metadata(path: str, stamp: Stamp) -> Any:
 
 def _opened(path: str, stamp: Stamp, metadata: Any = None) -> Any:
     where = opened(path, stamp) if is_remote(path) or kept_in(path) is not None else path
-    # `pre_buffer` would hold all compressed bytes of the row group, and so would an unbuffered file.
+    # `pre_buffer` would hold all compressed bytes of the row group in memory, and so would an unbuffered file.
     file = functools.partial(extra("pyarrow.parquet", _WHO).ParquetFile, page_checksum_verification=True)
     return file(where, metadata=metadata, pre_buffer=False, buffer_size=_BUFFER_BYTES)

@@ -1,4 +1,4 @@
-"""Tar files as webdataset writes them: the files of a sample are neighbours, and have one name up to the first dot."""
+"""Tar files as webdataset writes them: the files of a sample are adjacent and share their name up to the first dot."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 BLOCK: Final = 512
 END: Final = bytes(BLOCK)
 TOO_LARGE: Final = 2**43
-"""Bytes. A file system may refuse to seek that far."""
+"""Bytes. A file system may refuse to seek this far."""
 LONGEST_EXTENDED: Final = 2**20
-"""Bytes of an extended header: a few names. They are read into memory."""
+"""Largest extended header in bytes, enough for a few names. Extended headers are read into memory."""
 FILES: Final = (b"0", b"\0", b"7")
 EMPTY: Final = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices and folders: no data follows, whatever size they state
-EXTENDED: Final = (b"L", b"K", b"x", b"X", b"g")  # they say more of the member that follows
+EXTENDED: Final = (b"L", b"K", b"x", b"X", b"g")  # these describe the member that follows
 PAX: Final = (b"x", b"X")
 EXTENDED_BY_GNU: Final = (b"L", b"K", b"S")
-CUT_SHORT: Final = "it ends there, without the mark that ends a tar, so it was cut short or not written to the end"
+CUT_SHORT: Final = "it ends there without an end-of-archive marker, so it was cut short or not written completely"
 JOINED: Final = (
-    "the mark that ends a tar stands there, and more follows, which would be left out. If that is another tar, join them by 'tar --concatenate' in place of cat, "
+    "the end-of-archive marker is there, but more data follows, which would be lost. If that is another tar, join them with 'tar --concatenate' instead of cat, "
     "or keep both files; otherwise the file is damaged"
 )
-SPARSE: Final = "it holds a sparse file, which is not supported. Pack the file without holes (tar without --sparse)"
+SPARSE: Final = "it contains a sparse file, which is not supported. Create the tar without --sparse"
 NAMED: Final = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)", re.DOTALL)
 META: Final = re.compile(r"__[^/]*__(?:/|$)")
 
@@ -57,31 +57,31 @@ def tar(
     ahead: int = 1,
     **options: Unpack[ShardOptions],
 ) -> Shards:
-    """The samples of tar files, as webdataset groups them: dicts of ``bytes``.
+    """Read tar files as webdataset groups them. A sample is a dict of ``bytes``.
 
-    Neighbouring files with the same path up to the first dot of the base name are one sample. That path is the sample's ``"__key__"``; the rest of the name,
+    Adjacent files with the same path up to the first dot of the base name form one sample. That path is the sample's ``"__key__"``; the rest of the name,
     in lower case, is the key of the file's contents: ``a/001.jpg`` and ``a/001.seg.PNG`` make ``{"__key__": "a/001", "jpg": …, "seg.png": …}``. Members that are
-    not files, have no dot in their name, or are called ``__…__`` are left out. Decode with ``Loader.from_dataset(transform=…)``.
+    not files, have no dot in their name, or are called ``__…__`` are skipped. Decode with ``Loader.from_dataset(transform=…)``.
 
-    Files with an index (``python -m penstock index``) are read by position. Otherwise ``counts`` says how many samples they have, and they are read
+    Files with an index (``python -m penstock index``) are read by position. Without one, ``counts`` gives the number of samples, and the files are read
     forward. Compressed files (.tar.gz, .tgz, .tar.zst, .tar.xz, .tar.bz2) are always read forward.
 
     Args:
-        paths: A path, a pattern such as ``"data/*.tar"`` or ``"data/{00000..01242}.tar"``, or a list of them; with ``://``, fsspec reads them.
-        index: The folder of the indices. Default: each index lies beside its file.
-        counts: How many samples each file has, to read them without an index.
+        paths: A path, a pattern such as ``"data/*.tar"`` or ``"data/{00000..01242}.tar"``, or a list of them. Paths with ``://`` are read through fsspec.
+        index: Folder that holds the indices. Default: each index is next to its file.
+        counts: The number of samples in each file, to read them without an index.
         lanes: See `penstock.Shards`.
         window: See `penstock.Shards`.
-        storage_options: For the file system of fsspec that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
-        cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs; None: none are. Only whole
-            files whose version can be known are kept, and a file is copied when it is first opened. Not part of the state.
-        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``. What does not fit is read where it is.
-        ahead: How many shards of each lane are copied before they are read, where copies are kept.
+        storage_options: Passed to the fsspec file system that reads paths with ``://``: keys, an endpoint, headers. Not part of the state.
+        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. None: no copies. Only whole
+            files whose version can be determined are copied, each when it is first opened. Not part of the state.
+        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. Files that do not fit are read from their source.
+        ahead: How many shards per lane to copy before they are read, if copies are kept.
         **options: ``transform``, ``epoch_size``, ``steps``, ``bookmarks``, ``retries``, ``on_error``: see `penstock.Shards`. With ``epoch_size``,
-            no index is needed or used.
+            no index is needed, and none is used.
 
     Raises:
-        ValueError: A file has no index and no counts. On reading: it is damaged, or has changed since it was indexed.
+        ValueError: A file has no index and no counts. On reading: a file is damaged, or has changed since it was indexed.
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
     return known_files(FORMAT, paths, index, counts, lanes, window, Reach(storage_options, cache_dir, max_cache_size, ahead), options)
@@ -93,7 +93,7 @@ def sample_offsets(file: BinaryIO, path: str) -> np.ndarray:
 
 
 class _Member(NamedTuple):
-    """A file in a tar, with where its first header begins; ``data`` is None where it was not to be read. The last one, without a name, is the end."""
+    """A file in a tar, and where its first header begins. ``data`` is None if it was not read. A member without a name is the end of the tar."""
 
     begin: int
     name: str | None
@@ -101,31 +101,31 @@ class _Member(NamedTuple):
 
 
 def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole: bool = True) -> Iterator[_Member]:
-    """The files in a tar, by POSIX.1-1988 (ustar), POSIX.1-2001 (pax) or as GNU writes them.
+    """The files in a tar, in the formats POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU.
 
     Args:
         file: The tar, or some of its members.
-        path: For messages.
-        at: Where in the tar ``file`` begins.
-        read: Whether to read the data. Otherwise it is skipped, without reading it where the file can seek.
+        path: For error messages.
+        at: The offset of ``file`` in the tar.
+        read: Whether to read the data. Otherwise it is skipped, by seeking if the file can seek.
         whole: Whether ``file`` must end as a tar does.
 
     Raises:
         ValueError: The tar is damaged or cut short.
     """
     seeks = not read and file.seekable()
-    begin, name, size = at, None, None  # of the member that comes next, if extended headers have said it
+    begin, name, size = at, None, None  # of the next member, as given by its extended headers so far
     while True:
         header = file.read(BLOCK)
         if header == END or (not header and not whole):
-            while whole and (rest := file.read(2**20)):  # to the end, because only there compressed data says whether it is whole
+            while whole and (rest := file.read(2**20)):  # up to the end, because compressed data shows only there whether it is complete
                 if rest.strip(b"\0"):
                     raise _damaged(path, at, JOINED)
             yield _Member(begin, None, None)
             return
         if len(header) < BLOCK:
-            raise _damaged(path, at, CUT_SHORT if at or header else "it has no bytes at all, and even an empty tar has 1024")
-        if whole:  # otherwise the index knows that a header stands there, and the file has not changed
+            raise _damaged(path, at, CUT_SHORT if at or header else "it is empty, but even a tar without members has 1024 bytes")
+        if whole:  # otherwise the index confirms that a header is here, and the file has not changed
             _check(header, path, at)
         kind, own_size = header[156:157], _number(header[124:136], path, at)
         at += BLOCK
@@ -140,9 +140,9 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
         padded = -(-length // BLOCK) * BLOCK
         if is_extended or (is_file and read):
             try:
-                data = file.read(length)  # without the padding: cutting it off would copy the data
+                data = file.read(length)  # without the padding, because removing that would copy the data
             except MemoryError:
-                raise _damaged(path, at, f"a file of {length} bytes stands there, for which there is no room in memory") from None
+                raise _damaged(path, at, f"there is not enough memory for a file of {length} bytes") from None
             if len(data) < length or len(file.read(padded - length)) < padded - length:
                 raise _damaged(path, at, CUT_SHORT)
         elif seeks:
@@ -159,7 +159,7 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
             elif kind in PAX:
                 said = _pax(data, path, at)
                 name = said["path"].rstrip("/") if "path" in said else name
-                size = int(said["size"][:30]) if said.get("size", "").isdecimal() else size  # Python refuses to read thousands of digits
+                size = int(said["size"][:30]) if said.get("size", "").isdecimal() else size  # Python refuses to parse thousands of digits
             continue
         if is_file:
             yield _Member(begin, name or own_name, data)
@@ -167,7 +167,7 @@ def _members(file: BinaryIO, path: str, at: int = 0, *, read: bool = True, whole
 
 
 def _grouped(members: Iterator[_Member], path: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The samples and where they begin. The last one, which is empty, is the end."""
+    """The samples and where they begin. The last one is empty and marks the end."""
     begin, sample = 0, dict[str, Any]()
     for member in members:
         if member.name is None:
@@ -184,7 +184,7 @@ def _grouped(members: Iterator[_Member], path: str) -> Iterator[tuple[int, dict[
                 yield begin, sample
             begin, sample = member.begin, {"__key__": key}
         if suffix in sample:
-            raise _damaged(path, member.begin, f"the sample {key!r} has two files {suffix!r}")
+            raise _damaged(path, member.begin, f"the sample {key!r} has two files with the suffix {suffix!r}")
         sample[suffix] = member.data
 
 
@@ -198,33 +198,33 @@ def _forward(path: str, expected: Stamp | None) -> Iterator[dict[str, Any]]:
 def _parse(data: bytes, path: str, begin: int) -> dict[str, Any]:
     (_, sample), *rest = _grouped(_members(io.BytesIO(data), path, begin, whole=False), path)
     if not sample or len(rest) != 1:
-        raise _damaged(path, begin, f"one sample was expected there. If the file was changed, {REINDEX}")
+        raise _damaged(path, begin, f"exactly one sample was expected there. If the file was changed, {REINDEX}")
     return sample
 
 
 def _check(header: bytes, path: str, at: int) -> None:
-    """Compare the checksum of a header. Some old programs added up signed bytes."""
+    """Verify the checksum of a header. Some old programs summed signed bytes."""
     said = _number(header[148:156], path, at)
     others = 8 * ord(" ") - sum(header[148:156])
-    # Half of an Adler-32 is 1 and all the bytes, added up modulo 65521, in a tenth of the time of sum().
+    # The lower half of an Adler-32 is 1 plus the sum of all bytes modulo 65521, in a tenth of the time of sum().
     if (said - others + 1) % 65521 != zlib.adler32(header) & 0xFFFF:
         added = sum(header) + others
         if said != added and said != added - 256 * sum(byte > 127 for byte in header[:148] + header[156:]):
-            raise _damaged(path, at, "no header of a tar stands there")
+            raise _damaged(path, at, "there is no valid tar header there")
     if header[156:157] == b"S":
         raise _damaged(path, at, SPARSE)
 
 
 def _number(field: bytes, path: str, at: int) -> int:
-    """An octal number; or, as GNU writes those that are too large for it, a binary one."""
+    """An octal number, or a binary one, which GNU tar uses for numbers too large for octal."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     try:
         number = int(field.partition(b"\0")[0].strip() or b"0", 8)
     except ValueError:
         number = -1
-    if number < 0:  # `int` takes a sign, and a size below 0 would lead back to this header
-        raise _damaged(path, at, "no header of a tar stands there")
+    if number < 0:  # `int` accepts a sign, and a negative size would lead back to this header
+        raise _damaged(path, at, "there is no valid tar header there")
     return number
 
 
@@ -245,7 +245,7 @@ def _pax(data: bytes, path: str, at: int) -> dict[str, str]:
         length = int(digits[:30]) if digits.isdigit() else 0
         key, equals, value = data[len(digits) + 1 : length - 1].partition(b"=")
         if not equals or data[length - 1 : length] != b"\n":
-            raise _damaged(path, at, "an extended header is no list of keys and values")
+            raise _damaged(path, at, "an extended header is not a list of keys and values")
         said[key.decode("utf-8", "surrogateescape")] = value.decode("utf-8", "surrogateescape")
         data = data[length:]
     if any(key.startswith("GNU.sparse") for key in said):

@@ -1,4 +1,4 @@
-"""Token files: sequences of equal length, cut from the concatenation of the files."""
+"""Token files: sequences of equal length, cut from the concatenated files."""
 
 from __future__ import annotations
 
@@ -38,38 +38,38 @@ def tokens(
     cache_dir: str | os.PathLike[str] | None = None,
     max_cache_size: int | str | None = None,
 ) -> Tokens:
-    """A map-style dataset of sequences of tokens. Pass it to `Loader.from_dataset`, or mix several with `Mix`.
+    """A map-style dataset of token sequences. Pass it to `Loader.from_dataset`, or mix several with `Mix`.
 
-    The files count as one long array, in the order given. Sequence i starts at token ``i * sequence_length`` and may span files; what is left at the
-    end is not used. Nothing is read or counted beforehand, so resuming takes the same time anywhere in files of any size.
+    The files are treated as one long array, in the order given. Sequence i starts at token ``i * sequence_length`` and may span files; the remainder at the
+    end is not used. Nothing is read or counted beforehand, so resuming takes the same time anywhere, whatever the size of the files.
 
     A sample is a dict of int64 tensors of shape ``(sequence_length + overlap,)``: ``"tokens"``; with ``end_of_document`` or ``documents`` also
-    ``"position_ids"``, counted from 0 at the start of each document, and ``"segment_ids"``, which count the documents of the sequence from 1. Where a sequence
-    starts in the middle of a document, they start there.
+    ``"position_ids"``, which count from 0 at the start of each document, and ``"segment_ids"``, which number the documents of the sequence from 1. If a sequence
+    starts in the middle of a document, both start there.
 
     Args:
-        paths: A file, a pattern such as ``"/data/web/*.bin"`` or ``"/data/{000..127}.bin"``, or a list of them. Files hold raw little-endian numbers (``.bin``), or one array (``.npy``).
+        paths: A file, a pattern such as ``"/data/web/*.bin"`` or ``"/data/{000..127}.bin"``, or a list of them. Files hold raw little-endian integers (``.bin``) or one array (``.npy``).
         sequence_length: Tokens from the start of a sequence to the start of the next.
-        dtype: What the files hold: an integer type of up to 8 bytes, except uint64.
-        overlap: How many tokens of the next sequence to add; with 1, cut a batch into ``tokens[:, :-1]`` and ``tokens[:, 1:]``.
+        dtype: Type of the tokens in the files: an integer type of up to 8 bytes, except uint64.
+        overlap: How many tokens of the next sequence to append. With 1, split a batch into ``tokens[:, :-1]`` and ``tokens[:, 1:]``.
         end_of_document: The token that ends each document.
         documents: Where each document starts, in tokens from the start of the first file, in ascending order.
-        storage_options: For the file system of fsspec that reads paths with ``://``. Those need a ``cache_dir``.
-        cache_dir: A folder on a disk of this host in which copies of the files are kept, for all of its processes and for later runs. A file is copied when it is first
-            read from. Neither these nor ``storage_options`` are part of the state.
-        max_cache_size: What all copies in that folder may take: bytes, or a text such as ``"200GB"``. From a remote file for which there is no room, each sequence
-            is a request, and another one that looks whether it has changed.
+        storage_options: Passed to the fsspec file system that reads paths with ``://``. Such paths need a ``cache_dir``.
+        cache_dir: Folder on a local disk for copies of the files, shared by all processes of this host and kept for later runs. A file is copied when it is
+            first read. Neither this nor ``storage_options`` is part of the state.
+        max_cache_size: Limit for all copies in that folder together, in bytes or as a string such as ``"200GB"``. A remote file that does not fit is read with one
+            request per sequence, plus one that checks whether the file has changed.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The files do not hold whole tokens of ``dtype``, or not one sequence; an argument makes no sense. When reading: a file has
-            changed its size.
+        FileNotFoundError: A file does not exist.
+        ValueError: A file does not hold a whole number of ``dtype``; the files hold less than one sequence; or an argument is invalid. On reading: the size of a
+            file has changed.
     """
     length = whole_number("sequence_length", sequence_length, 1, 2**31)
     span = length + whole_number("overlap", overlap, 0, 2**31)
     kind = _checked_dtype(dtype)
     if end_of_document is not None and documents is not None:
-        raise ValueError("end_of_document and documents exclude each other, because both say where documents start. Drop one of them.")
+        raise ValueError("end_of_document and documents exclude each other, because both define where documents start. Drop one of them.")
     if end_of_document is not None:
         end_of_document = whole_number("end_of_document", end_of_document, 0, int(np.iinfo(kind).max) + 1, f"The files hold {kind.name}.")
     files: list[TokenFile] = []
@@ -78,17 +78,17 @@ def tokens(
         files.append(_inspected(path, kind, count))
         count += files[-1].tokens
     if not files:
-        raise FileNotFoundError(f"paths={paths!r:.80} names no file.")
+        raise FileNotFoundError(f"paths={paths!r:.80} matches no file.")
     starts = None if documents is None else _checked_starts(documents, count)
     return Tokens(TokenFiles(files, kind), length, span, end_of_document, starts)
 
 
 @final
 class Tokens(RowDataset):
-    """The dataset that `tokens` makes. Any threads may read it.
+    """The dataset that `tokens` makes. It can be read from any thread.
 
     Raises:
-        ValueError: The files do not hold one sequence.
+        ValueError: The files hold less than one sequence.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Tokens(RowDataset):
         names = ["tokens"] if end_of_document is None and documents is None else ["tokens", "position_ids", "segment_ids"]
         if files.count < span:
             raise ValueError(
-                f"{files} {files.count} tokens of {files.dtype.name}, and one sequence takes {span} (sequence_length={sequence_length}, "
-                f"overlap={span - sequence_length}). Make it shorter, or check dtype."
+                f"{files} {files.count} tokens of {files.dtype.name}, but one sequence takes {span} (sequence_length={sequence_length}, "
+                f"overlap={span - sequence_length}). Reduce sequence_length, or check dtype."
             )
         super().__init__(dict.fromkeys(names, ((span,), torch.int64)), (files.count - span) // sequence_length + 1)
         self._files = files
@@ -147,10 +147,10 @@ class Tokens(RowDataset):
 
 @final
 class TokenFiles:
-    """The tokens of files, as one long row. Any threads may read it; copies in other processes open the files themselves.
+    """The tokens of several files as one long array. It can be read from any thread. Copies in other processes open the files themselves.
 
-    It reads with ``pread`` and does not map the files. A file that becomes shorter then raises an error, where a mapped one would kill the process; and from
-    a disk it reads the bytes of the sequence only, where a mapped one reads ahead (8 KB instead of 500 KB for 4096 tokens; 6 times as fast).
+    It reads with ``pread`` rather than mapping the files. If a file is truncated, that raises an error, whereas a mapped file would kill the process. It also
+    reads only the bytes of the sequence from disk, whereas a mapped file reads ahead (8 KB instead of 500 KB for 4096 tokens; 6 times as fast).
     """
 
     def __init__(self, files: list[TokenFile], dtype: np.dtype[Any]) -> None:
@@ -170,13 +170,13 @@ class TokenFiles:
         return names_of([file.path for file in self._files])
 
     def read(self, row: np.ndarray, start: int) -> None:
-        """Fill a row, of at least one token, with those from ``start`` on."""
+        """Fill ``row``, which has at least one element, with the tokens from ``start`` on."""
         number = bisect_right(self._ends, start)
         while True:
             file = self._files[number]
             offset = file.header + (start - file.first) * row.itemsize
             here = row[: file.first + file.tokens - start]
-            descriptor = self._descriptor(number)  # held while it is read, because another thread may have it closed
+            descriptor = self._descriptor(number)  # keeps the file open while it is read, because another thread may evict it
             done = descriptor.read(here, offset) // row.itemsize
             if done == len(row):
                 return
@@ -199,27 +199,27 @@ class TokenFiles:
             while len(_opened) > MOST_OPEN:
                 dataset, oldest = _opened.popleft()
                 if (other := dataset()) is not None:
-                    other._open.pop(oldest, None)  # a thread that is reading it keeps it open for that long
+                    other._open.pop(oldest, None)  # a thread that is still reading it keeps it open
         return found
 
 
 MOST_OPEN = 128
-"""Files that a process keeps open for all datasets together."""
+"""Files that a process keeps open across all datasets."""
 
 _opened: deque[tuple[weakref.ref[TokenFiles], int]] = deque()
-"""What has been opened, oldest first. No lock: nothing in here waits for a thread, so a fork may come at any time."""
+"""The open files, oldest first. Needs no lock: nothing here waits for a thread, so a fork is safe at any time."""
 
 
 class TokenFile(NamedTuple):
-    """A file, as it was when the dataset was built.
+    """A file as it was when the dataset was built.
 
     Attributes:
-        path: Where it is.
+        path: Path of the file.
         nbytes: Its size.
         header: Bytes before its first token.
-        tokens: How many it holds.
-        first: How many the files before it hold.
-        stamp: Which version it is, if that is known; it is where copies are kept.
+        tokens: How many tokens it holds.
+        first: How many tokens the files before it hold.
+        stamp: Its version, if that is known, which is the case if copies are kept.
     """
 
     path: str
@@ -237,7 +237,7 @@ class TokenFile(NamedTuple):
 
 @final
 class _Descriptor:
-    """An open file, or the copy of one, which is closed once nobody reads it any more; or nothing, for what has to be read from afar."""
+    """An open file or its open copy, closed once nothing reads it any more; or nothing, for a file that is read remotely."""
 
     def __init__(self, file: TokenFile) -> None:
         self.fd, self._of = -1, file
@@ -252,7 +252,7 @@ class _Descriptor:
                 check_unchanged(file.path, file.stamp, stamp_of(file.path, os.fstat(self.fd)), *IN_USE)
 
     def read(self, into: np.ndarray, offset: int) -> int:
-        """How many bytes came, from ``offset`` on."""
+        """Read from ``offset`` on; the number of bytes read."""
         fd = self.fd if self._copy is None else self._copy.fileno()
         if fd >= 0:
             return os.preadv(fd, [cast("Any", into)], offset)
@@ -260,7 +260,7 @@ class _Descriptor:
         into[:] = np.frombuffer(read_range(self._of.path, self._of.stamp, offset, offset + into.nbytes), into.dtype)
         return into.nbytes
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # when the interpreter ends, the module `os` may be gone already
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at interpreter exit the module `os` may already be gone
         if self.fd >= 0:
             close(self.fd)
         if self._copy is not None:
@@ -268,7 +268,7 @@ class _Descriptor:
 
 
 def check_in_place(path: str) -> None:
-    """Raise a `ValueError` unless any part of a file can be read by itself."""
+    """Raise a `ValueError` unless any range of the file can be read directly."""
     if compression(path) or (is_remote(path) and kept_in(path) is None):
         how = "compressed. Decompress it." if compression(path) else "remote. Download it, or pass cache_dir= and max_cache_size=."
         raise ValueError(f"{path} cannot be read in place, because it is {how}")
@@ -290,7 +290,8 @@ def _inspected(path: str, dtype: np.dtype[Any], first: int) -> TokenFile:
     tokens, rest = divmod(nbytes - header, dtype.itemsize)
     if rest or length not in (None, tokens):
         raise ValueError(
-            f"{path} has {nbytes - header} bytes, which are no whole number of {dtype.name}. Check dtype, and whether the file is complete."
+            f"{path} has {nbytes - header} bytes of tokens, which is not a multiple of the size of {dtype.name} or not the length that its header states. "
+            f"Check dtype, and whether the file is complete."
         )
     return TokenFile(path, nbytes, header, tokens, first, seen)
 
@@ -299,24 +300,24 @@ _MOST_HEADER: Final = 2**12
 
 
 def _header_in(file: BinaryIO, path: str, dtype: np.dtype[Any]) -> tuple[int, int | None]:
-    """Bytes of a file's header, and the length of the array in it; 0 and None if it has none."""
-    if not path.endswith(".npy") or file.read(6) != b"\x93NUMPY":  # some write raw numbers under this name
+    """Bytes of a file's header, and the length of its array; 0 and None if it has no header."""
+    if not path.endswith(".npy") or file.read(6) != b"\x93NUMPY":  # some programs write raw integers under this name
         return 0, None
     file.seek(0)
     return _header(file, path, dtype)
 
 
 def _header(file: BinaryIO, path: str, dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Bytes of the header of an ``.npy`` file, and the length of the array in it."""
+    """Bytes of the header of an ``.npy`` file, and the length of its array."""
     layout: Any = np.lib.format
     try:
         read = layout.read_array_header_1_0 if layout.read_magic(file) == (1, 0) else layout.read_array_header_2_0
         shape, _, found = read(file)
-    except Exception as error:  # NumPy raises those of its parser, too, and names no file
-        raise ValueError(f"{path} has a header that NumPy cannot read ({error!s:.200}). Write it again: np.save.") from error
+    except Exception as error:  # NumPy also lets errors of its parser through, and names no file
+        raise ValueError(f"{path} has a header that NumPy cannot read ({error!s:.200}). Write it again with np.save.") from error
     if len(shape) != 1 or found != dtype:
         raise ValueError(
-            f"{path} holds an array of {found} of shape {shape}, and not a row of {dtype.name}. Pass its dtype, or flatten it with array.reshape(-1)."
+            f"{path} holds an array of {found} of shape {shape} instead of a 1-D array of {dtype.name}. Pass its dtype, or flatten it with array.reshape(-1)."
         )
     return file.tell(), shape[0]
 
@@ -329,11 +330,11 @@ def _checked_dtype(dtype: Any) -> np.dtype[Any]:
     kind: np.dtype[Any] = given.newbyteorder("<")
     if kind.kind not in "iu" or kind == np.uint64:
         raise ValueError(
-            f"dtype={dtype!r} is no integer type that fits into int64. Files of tokens hold uint16, uint32 or int32, for example."
+            f"dtype={dtype!r} is not an integer type that fits into int64. Token files hold, for example, uint16, uint32 or int32."
         )
     if given.byteorder == ">":
         raise ValueError(
-            f"dtype={dtype!r} is big-endian, and files of tokens are little-endian. Convert them: array.astype({kind.str!r}).tofile(…)."
+            f"dtype={dtype!r} is big-endian, but token files are little-endian. Convert them: array.astype({kind.str!r}).tofile(…)."
         )
     return kind
 
@@ -341,10 +342,10 @@ def _checked_dtype(dtype: Any) -> np.dtype[Any]:
 def _checked_starts(documents: Any, tokens: int) -> np.ndarray:
     starts = np.asarray(documents)
     if starts.ndim != 1 or starts.dtype.kind not in "iu":
-        raise ValueError(f"documents must be a row of whole numbers, but an array of {starts.dtype} of shape {starts.shape} came.")
+        raise ValueError(f"documents must be a 1-D array of integers, not an array of {starts.dtype} of shape {starts.shape}.")
     if len(starts) and (starts[0] < 0 or starts[-1] > tokens or (starts[1:] < starts[:-1]).any()):
         raise ValueError(
-            f"documents must ascend from 0 to {tokens}, the tokens in all files, but they begin with {starts[:3].tolist()} and end with {starts[-3:].tolist()}. "
-            f"They are where documents start, not their lengths."
+            f"documents must ascend from 0 to {tokens}, the number of tokens in all files, but they begin with {starts[:3].tolist()} and end with {starts[-3:].tolist()}. "
+            f"Pass the document starts, not their lengths."
         )
     return starts.astype(np.int64, copy=False)
