@@ -67,9 +67,7 @@ class Store(ThreadingHTTPServer):
 
 
 class _Object(BaseHTTPRequestHandler):
-    # Not 1.1: the S3 client of MosaicML Streaming 0.13 is made before its workers are forked, and they share a connection that is kept open. Without TLS each then
-    # gets the other's answers, and writes one shard's bytes under another's name.
-    protocol_version = "HTTP/1.0"
+    protocol_version = "HTTP/1.1"
     server: Store
 
     def do_HEAD(self) -> None:
@@ -134,7 +132,9 @@ class _Object(BaseHTTPRequestHandler):
 
     def _begin(self, status: int, nbytes: int, headers: dict[str, str]) -> None:
         self.send_response(status)
-        for name, value in {"Content-Length": str(nbytes), **headers}.items():
+        # Closed after each answer, because the S3 client of MosaicML Streaming 0.13 is made before its workers are forked, and they would share a connection that is kept
+        # open. Without TLS each then gets the other's answers, and writes one shard's bytes under another's name.
+        for name, value in {"Content-Length": str(nbytes), "Connection": "close", **headers}.items():
             self.send_header(name, value)
         self.end_headers()
 
