@@ -1,4 +1,4 @@
-"""Stop on 2 ranks, go on with 3: does each sample of the epoch come once?
+"""Stop on 2 ranks, continue with 3: does each sample of the epoch come once?
 
 A rank of the second run gets the state of rank 0, as from a checkpoint that rank 0 has written. Ranks are processes. Shuffled, 2 workers each.
 

@@ -23,7 +23,7 @@ from peers import PEERS, Row, rows
 
 PROGRAMS = {  # the column's title
     "resume_in_mid_epoch": "resume in mid-epoch",
-    "another_number_of_ranks": "go on with 3 ranks after 2",
+    "another_number_of_ranks": "continue with 3 ranks after 2",
     "time_to_resume": "time to resume, by position",
     "killed_worker": "a worker is killed",
     "epoch_boundary": "at the end of an epoch",

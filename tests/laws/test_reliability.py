@@ -356,7 +356,7 @@ def tried(fault: str, method: str, folder: Path, limit_s: float) -> str:
     elif expected is not None and (expected or (FAULTS[fault].raises == "" and method != "thread")):
         assert detected is not None
         assert 0 <= detected <= limit_s, watch.records
-    outcome = f"`{expected}`, then goes on" if expected else "goes on"
+    outcome = f"`{expected}`, then continues" if expected else "continues"
     times = "" if detected is None else f"; {shown(detected)} / {shown(seen.recovered_s)}"
     return outcome + times
 
@@ -681,10 +681,10 @@ def peer_cell(peer: str, fault: str, folder: Path) -> str:
         return f"the run ends ({'signal' if process.returncode < 0 else 'exit code'} {abs(process.returncode)})"
     lost = N - len(set(seen.samples))
     if not seen.errors:
-        words = "goes on" if not lost else f"goes on in silence, {lost} samples lost"
+        words = "continues" if not lost else f"continues in silence, {lost} samples lost"
         return words + (f"; {shown(seen.recovered_s)}" if seen.recovered_s == seen.recovered_s else "")
     if lost <= BATCH:
-        return f"`{seen.errors[0][0]}`, then goes on; {shown(seen.errors[0][2])}"
+        return f"`{seen.errors[0][0]}`, then continues; {shown(seen.errors[0][2])}"
     return f"`{seen.errors[0][0]}` after {shown(seen.errors[0][2])}, and {lost} samples lost"
 
 
