@@ -363,6 +363,15 @@ def test_every_page_is_in_the_contents() -> None:
     assert reached <= set(DOCS.rglob("*.md"))
 
 
+def test_readme_states_the_facts_of_the_package_and_stays_short() -> None:
+    """Seen to fail: another version."""
+    torch_version = next(one.specifier for line in PYPROJECT["dependencies"] if (one := Requirement(line)).name == "torch")
+    readme = (ROOT / "README.md").read_text()
+    python, torch = (str(bound).removeprefix(">=") for bound in (PYPROJECT["requires-python"], torch_version))
+    assert f"\nVersion {penstock.__version__} · Python {python}+ · torch {torch}+ · Linux · {PYPROJECT['license']} · " in readme
+    assert readme.count("\n") <= 110
+
+
 def test_readme_needs_no_other_command_than_make_and_pip() -> None:
     assert [words for words in commands((ROOT / "README.md").read_text()) if words[0] != "make" and words[:2] != ["pip", "install"]] == []
 
