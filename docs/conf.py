@@ -21,6 +21,7 @@ myst_links_external_new_tab = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_custom_sections = [(name, "params_style") for name in ("DataLoader arguments", "Order", "Ranks", "Workers", "Errors")]
 autodoc_class_signature = "mixed"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

@@ -11,18 +11,18 @@ Everything random is a pure function of (seed, epoch, position), so a checkpoint
 Each package is one room. A room imports only from the rooms listed below it::
 
     __main__       python -m penstock bench, state, index
-    _command       what that runs: measure loaders, compare them, explain what they have saved, index files
+    _command       the commands behind it: measure and compare loaders, explain saved states, index files
     testing        the laws, as tests that users run on their own graphs
     formats        data in files of common formats: one file per format
-    nodes, orders, statistics  the public doors of _nodes, _random and _observe: names, and nothing else
+    nodes, orders, statistics  the public names of _nodes, _random and _observe, and nothing else
     integrations   one file per trainer
     _datasets      our own datasets: Cached and Resident are read once, Mix mixes several
     _loader        Loader: where an iterator starts, the saved state, the graph of from_dataset
-    _observe       how long everything takes, seen from the loop: statistics, the report, a trace, pictures
+    _observe       how long everything takes, seen from the loop: statistics, the report, a trace, plots
     _nodes         the node contract, and one file per node
-    _streams       data in shards: which are open, which record is where; knows no format
-    _fetch         one task: indices in, batch out; knows no threads and no processes
-    _workers       what runs the tasks: threads and processes; knows nothing of the data
+    _streams       data in shards: which are open, and where each record is; independent of formats
+    _fetch         one task: indices in, batch out; independent of threads and processes
+    _workers       threads and processes that run the tasks; independent of the data
     _random        pure functions of (seed, epoch, position)
     _memory        where batches live: trees of tensors, buffers, slots, shared memory
     _errors, _statistics, _arguments
@@ -108,12 +108,12 @@ _HOMES = {
 _DOORS = ("formats", "nodes", "orders", "statistics", "testing")
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-if not TYPE_CHECKING:  # a type checker would believe that it returns any name
+if not TYPE_CHECKING:  # a type checker would accept any name because of it
     import _thread
     import os as _os
 
     def __getattr__(name: str) -> object:
-        """Import ``name`` when it is first asked for (PEP 562), so that a program loads only the rooms that it uses."""
+        """Import ``name`` on first use (PEP 562), so that a program loads only the packages that it uses."""
         import importlib
         import sys
 
@@ -128,15 +128,15 @@ if not TYPE_CHECKING:  # a type checker would believe that it returns any name
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name, obj=sys.modules[__name__])
 
     def _loaded(door: dict[str, object], name: str, home: str) -> object:
-        """Import ``name`` from its ``home`` into the names of a ``door``."""
+        """Import ``name`` from its ``home``, and add it to ``door``, the names of a public module."""
         import importlib
 
         with _importing:
             value = door[name] = getattr(importlib.import_module(f"penstock.{home}"), name)
         return value
 
-    # Rooms, and torch even more, may fail or crash if threads import several of them at once. No room asks this module for a name while it is imported,
-    # so whoever holds the lock waits for nobody who waits for it.
+    # Our packages, and torch even more, may fail or crash if several threads import them at once. None of them asks this module for a name
+    # during its own import, so the thread that holds the lock never waits for one that waits for the lock.
     _importing = _thread.RLock()
 
     def _unlock_after_fork() -> None:

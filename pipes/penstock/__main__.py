@@ -1,4 +1,4 @@
-"""The command line, ``python -m penstock``: measure a loader, explain a saved state, write the indices of shards, show a folder of copies."""
+"""The command line, ``python -m penstock``: measure a loader, explain a saved state, write the indices of shards, show a cache folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit code."""
+    """Run a command and return its exit code."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
     try:
@@ -60,13 +60,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive_number,
         default=0.0,
         metavar="MS",
-        help="how long your training step takes, in milliseconds: what it loses is shown",
+        help="how long your training step takes, in milliseconds, to show how long it waits for data",
     )
     bench.add_argument("--seconds", type=_positive_number, default=10.0, metavar="S", help="how long each measurement takes (default: 10)")
     bench.add_argument(
         "--compare",
         action="store_true",
-        help="load the same data inline, with threads, with processes, and with Ray workers if there is a cluster, in turns, and say which to use",
+        help="load the same data inline, with threads, with processes, and with Ray workers if there is a cluster; then recommend one",
     )
     bench.add_argument(
         "--workers",
@@ -74,34 +74,36 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="with --compare: how many threads, processes and Ray workers (default: as given, or one for each CPU)",
     )
-    bench.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="if the factory returns a dataset (default: 32)")
+    bench.add_argument(
+        "--batch-size", type=_positive, default=32, metavar="N", help="batch size, if the factory returns a dataset (default: 32)"
+    )
     state = commands.add_parser(
         "state",
         help="explain a saved state in words",
-        description="Say what a saved state means: where it resumes, and what it needs. The file is JSON or of torch.save, and holds a state or a whole checkpoint with "
-        "states somewhere in it. Nothing in it is unpickled or run.",
+        description="Explain what a saved state means: where it resumes, and what it needs. The file is JSON or written by torch.save, and holds a state, or a "
+        "whole checkpoint with states somewhere in it. Nothing in it is unpickled or executed.",
     )
     state.add_argument("files", nargs="+", metavar="FILE")
     index = commands.add_parser(
         "index",
         help="write the indices of .jsonl and .tar files",
         description="Write the index of each .jsonl or .tar file, compressed or not: how many records it has, and where each begins. "
-        "Files whose index is up to date are left alone. Parquet and Arrow files need none.",
+        "Files with an up-to-date index are skipped. Parquet and Arrow files need no index.",
     )
     index.add_argument("paths", nargs="+", metavar="PATH", help="a file, or a pattern such as 'data/*.tar' or 'data/{000..127}.jsonl'")
     index.add_argument("--index", metavar="FOLDER", help="where to write the indices (default: beside the files, as FILE.index)")
     where = index.add_mutually_exclusive_group()
     where.add_argument("--workers", type=_positive, metavar="N", help="how many processes to use (default: up to one for each CPU)")
     where.add_argument(
-        "--ray", action="store_true", help="read the files on the machines of a Ray cluster, which see them under the same paths"
+        "--ray", action="store_true", help="read the files on the machines of a Ray cluster, where they must have the same paths"
     )
     cache = commands.add_parser(
         "cache",
-        help="show what is in a folder of copies",
-        description="Say what is in the folder of a cache_dir=: how many copies, how large, who reads them, and how often they were there when they were asked for.",
+        help="show what a cache folder holds",
+        description="Show what a cache_dir= folder holds: how many copies, how large, who reads them, and how often a requested file was already there.",
     )
     cache.add_argument("folder", metavar="FOLDER")
-    cache.add_argument("--clear", action="store_true", help="remove the copies that nobody reads or fetches, and the counts")
+    cache.add_argument("--clear", action="store_true", help="remove the copies that are not being read or fetched, and the counts")
     return parser
 
 
@@ -125,7 +127,7 @@ def _bench(chosen: argparse.Namespace) -> int:
 
 def _positive(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -135,7 +137,7 @@ def _positive_number(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
 
 

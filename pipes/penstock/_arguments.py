@@ -1,6 +1,6 @@
-"""Users' arguments: numbers are checked, and an object shows what it was made of. Imports nothing of ours.
+"""Checks of users' arguments, and the ``repr`` of objects built from them. Imports nothing from penstock.
 
-Anything with an ``__index__`` is a whole number, NumPy's and torch's integers included; a bool is not.
+Anything with an ``__index__`` is a whole number, including NumPy and torch integers; a bool is not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from typing import Any, Final
 
 LONGEST_S = 2_000_000.0
-"""A time-out this long (23 days) or longer counts as none: system calls count milliseconds, and 32 bits of them overflow soon after."""
+"""A time-out this long (23 days) or longer counts as none, because system calls count milliseconds in 32 bits, which overflow soon after."""
 
 
 def whole_number(name: str, value: Any, least: int, below: int = 2**63, remedy: str = "") -> int:
@@ -41,7 +41,7 @@ def whole_number(name: str, value: Any, least: int, below: int = 2**63, remedy: 
 
 
 def seconds(name: str, value: Any, zero: str = "waits forever") -> float | None:
-    """``value`` in seconds; None, which means what the message says of ``zero``, for None, 0 and `LONGEST_S` or more.
+    """``value`` in seconds; None for None, 0, and `LONGEST_S` or more. ``zero`` says in the message what 0 does.
 
     Raises:
         ValueError: ``value`` is negative or not a number.
@@ -63,7 +63,7 @@ def checksum(data: Any) -> str:
 
 
 LONGEST_LINE: Final = 200
-"""Characters of a ``repr``, at most."""
+"""The most characters in a ``repr``."""
 _LONGEST_VALUE: Final = 80
 _FEW: Final = 6
 
@@ -74,7 +74,7 @@ class Shown:
     __slots__ = ()
 
     def details(self) -> dict[str, Any]:
-        """What the ``repr`` and the drawn graph say of this object: names and values. Must not load data, start anything or take long."""
+        """Names and values to show in the ``repr`` and the drawn graph. Must not load data, start anything or take long."""
         return {}
 
     def __repr__(self) -> str:
@@ -88,15 +88,15 @@ def called(name: str, words: dict[str, str]) -> str:
 
 
 def shown_details(one: Any) -> dict[str, str]:
-    """The `Shown.details` of ``one`` as texts; none if they cannot be told."""
+    """The `Shown.details` of ``one`` as strings; empty if they raise."""
     try:
         return {word: brief(value) for word, value in one.details().items()}
-    except Exception:  # of a user's class, or of an object that was not built to its end
+    except Exception:  # from a user's class, or an object that was only partly built
         return {}
 
 
 def brief(value: Any) -> str:
-    """``value`` in a few characters. Of an object that is not ours only the type is shown: its ``repr`` might read a disk or wait for a device."""
+    """``value`` in a few characters. Other people's objects are shown by type, because their ``repr`` might read a disk or wait for a device."""
     kind = type(value)
     try:
         if value is None or kind in (bool, int, float):
@@ -130,14 +130,14 @@ def cut(text: str, most: int) -> str:
 
 
 def nbytes_of(name: str, value: Any) -> int:
-    """A number of bytes, from 1 on: an ``int``, or a text such as ``"200GB"`` or ``"64 MiB"``.
+    """A number of bytes, at least 1: an ``int``, or a string such as ``"200GB"`` or ``"64 MiB"``.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: ``value`` is neither.
     """
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGTP]?)(i?)B\s*", value)
         if not found:
-            raise ValueError(f"{name}={value!r} is no size. Write bytes as a number, or a text such as '200GB', '64MiB' or '1.5TB'.")
+            raise ValueError(f"{name}={value!r} is not a size. Pass a number of bytes, or a string such as '200GB', '64MiB' or '1.5TB'.")
         value = int(float(found[1]) * (1024 if found[3] else 1000) ** " kMGTP".index(found[2] or " "))
     return whole_number(name, value, 1)

@@ -1,4 +1,4 @@
-"""The error family; imports nothing of ours.
+"""The error classes. Imports nothing from penstock.
 
 PenstockError
 ├── StateError           a state_dict that this graph cannot load
@@ -24,7 +24,7 @@ class WorkerTraceback(Exception):
 
 
 def hide_internal_frames(exc: BaseException) -> None:
-    """Start the traceback of an error in user code at the user's own frame; our frames above it help nobody."""
+    """Start the traceback of an error in user code at the user's own frame; our frames above it are noise."""
     entry = exc.__traceback__
     while entry is not None and entry.tb_frame.f_globals.get("__name__", "").startswith(("penstock.", "torchdata.nodes.")):
         entry = entry.tb_next
@@ -34,9 +34,10 @@ def hide_internal_frames(exc: BaseException) -> None:
 
 
 def is_own_error(exc: BaseException) -> bool:
-    """Whether the code that ``exc`` came out of raised it, and not Ctrl-C or a signal handler, which may come between any two of its lines.
+    """Whether ``exc`` was raised by the code itself, and not by Ctrl-C or a signal handler, which may run between any two lines.
 
-    An exception is a handler's if its traceback has a frame of a function that is installed as one. A handler that is no Python function leaves none.
+    An exception comes from a handler if its traceback has a frame of an installed handler. A handler that is not a Python function leaves
+    no frame.
     """
     if not isinstance(exc, Exception | SystemExit | GeneratorExit):
         return False
@@ -58,7 +59,7 @@ _asked: set[tuple[str, ...]] = set()
 
 
 def first_time(*what: str) -> bool:
-    """Whether nobody in this process has asked so before: for what is logged once."""
+    """Whether this is the first call with these arguments in this process, for messages that are logged once."""
     new = what not in _asked
     _asked.add(what)
     return new
@@ -71,13 +72,13 @@ class PenstockError(Exception):
 
 
 class StateError(PenstockError, ValueError):
-    """This graph cannot load the state: it is not one of ours, damaged, or out of bounds."""
+    """This graph cannot load the state, because it is foreign, damaged or out of bounds."""
 
     __module__ = "penstock"
 
 
 class StateMismatch(StateError):
-    """The state is valid, but was saved under other settings than this graph has."""
+    """The state is valid, but was saved under settings that differ from this graph's."""
 
     __module__ = "penstock"
 
@@ -98,7 +99,7 @@ class SourceError(PenstockError, RuntimeError):
         """The refusal to continue after ``error``."""
         refusal = cls(
             f"a source of this graph raised {type(error).__name__} earlier, so its position is unknown: continuing might lose samples or deal them "
-            f"to the wrong ranks. Load a state (the loader's own will do: loader.load_state_dict(loader.state_dict())), or choose an epoch with set_epoch."
+            f"to the wrong ranks. Load a state (the loader's own is enough: loader.load_state_dict(loader.state_dict())), or choose an epoch with set_epoch."
         )
         refusal.__cause__ = error
         return refusal

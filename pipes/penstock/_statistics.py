@@ -1,4 +1,4 @@
-"""What each part of a loader has done so far, and how long it took, as frozen objects, so that a slow or failing run explains itself."""
+"""Frozen objects that say what each part of a loader has done and how long it took, so that a slow or failing run explains itself."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """How long something took, over many times. Percentiles are exact to an eighth of their value, the maximum to the nanosecond.
+    """Durations of something repeated. Percentiles are exact to an eighth of their value, the maximum to the nanosecond.
 
     Attributes:
-        count: How many times were measured.
+        count: Number of measurements.
         total_s: Their sum.
         p50_s: The median.
         p95_s: The 95th percentile.
         max_s: The longest.
-        slowest: What took longest: the index of the sample, or that of the first sample of the batch; None if unknown.
-        counts: How many times fell in each class of lengths, from short to long; there are four classes to an octave.
+        slowest: What took longest: the index of the sample, or of the first sample of the batch; None if unknown.
+        counts: Measurements in each bin, from short to long, with four bins per octave.
     """
 
     count: int = 0
@@ -40,7 +40,7 @@ class Durations:
 
     @classmethod
     def of(cls, counts: Sequence[int], total_s: float, max_s: float, slowest: Any = None) -> Durations:
-        """What such ``counts`` say."""
+        """The durations that these ``counts`` describe."""
         count = sum(counts)
         if not count:
             return cls()
@@ -49,7 +49,7 @@ class Durations:
         return cls(count, total_s, p50, p95, max_s, slowest, tuple(counts[: last + 1]))
 
     def since(self, earlier: Durations) -> Durations:
-        """What was measured after ``earlier``. If none of it was the longest so far, its maximum is exact to a quarter of its value, and what took it unknown."""
+        """The measurements after ``earlier``. Unless one of them is the longest so far, the maximum is exact to a quarter, and `slowest` unknown."""
         before = (*earlier.counts, *[0] * len(self.counts))
         counts = [n - m for n, m in zip(self.counts, before, strict=False)]
         if self.max_s > earlier.max_s:
@@ -64,10 +64,10 @@ class WorkerChoice:
     """What ``num_workers="auto"`` has chosen so far.
 
     Attributes:
-        workers: How many there are, or are being started.
-        most: How many there may be, by cores and memory; 0 before the first measurement.
+        workers: Workers that run or are being started.
+        most: Upper limit, from cores and memory; 0 before the first measurement.
         changes: How often the number has changed.
-        settled: Whether the search has ended. It begins again if the loop or the data behave differently for a while.
+        settled: Whether the search has ended. It restarts if the loop or the data behave differently for a while.
         why: The reason for the last change, or for keeping the number.
     """
 
@@ -84,19 +84,19 @@ class WorkerStatistics:
     """What the workers of a `ParallelMapper` have done.
 
     Attributes:
-        method: Where they run; ``"inline"``: there are none, and the thread that reads the node does the work.
-        workers: Threads or processes alive.
-        busy: How many of them have a task now.
-        busy_share: The share of their time that they have spent on tasks, from 0 to 1.
-        wait_s: Seconds that the node has waited for them.
+        method: Where they run; ``"inline"`` means that the thread that reads the node does the work.
+        workers: Live threads or processes.
+        busy: Workers that have a task now.
+        busy_share: The share of their time spent on tasks, from 0 to 1.
+        wait_s: Seconds that the node has waited for workers.
         waiting: Tasks not yet given to a worker.
         tasks: Tasks finished.
         restarts: Worker processes that died and were replaced.
-        stuck: Threads that ``timeout`` gave up on and that are still in their task.
-        slots: Shared-memory slots, made by workers still alive, that hold a result or are free for one.
+        stuck: Threads still in a task that exceeded ``timeout``.
+        slots: Shared-memory slots of live workers that hold a result or are free for one.
         slot_bytes: Total size of these slots.
-        choice: With ``num_workers="auto"``, what it has chosen.
-        draws: With threads, the warning of what draws from the global generators, once it was given.
+        choice: With ``num_workers="auto"``, its choice so far.
+        draws: With threads, the warning about code that draws from the global generators, once issued.
     """
 
     method: Literal["inline", "thread", "process", "ray"]
@@ -117,14 +117,14 @@ class WorkerStatistics:
 @final
 @dataclass(frozen=True, slots=True)
 class CopyStatistics:
-    """What all processes of this host have done with the copies of a dataset's files (``cache_dir=``) since it was made.
+    """What all processes of this host have done with the copies of a dataset's files (``cache_dir=``) since the dataset was built.
 
     Attributes:
-        hits: Files that were opened as a copy that was there, also one that was fetched ahead.
-        fetches: Copies that were made.
+        hits: Files opened from an existing copy, including copies fetched ahead.
+        fetches: Copies made.
         fetched_bytes: Their size.
-        misses: Files that were read from afar, because there was no room for a copy.
-        wait_s: Seconds that those who read have waited for a copy, all together.
+        misses: Files read remotely because there was no room for a copy.
+        wait_s: Total seconds that readers have waited for a copy.
     """
 
     hits: int
@@ -139,23 +139,23 @@ class CopyStatistics:
 class NodeStatistics:
     """What one node of the graph has done.
 
-    A node without a thread of its own works only while the node downstream asks it, so most of its time is ``consumer_wait_s``.
-    One that overrides ``next`` has no time of its own: it counts as its source's.
+    A node without its own thread works only when the node downstream requests an item, so most of its time is ``consumer_wait_s``.
+    The time of a node that overrides ``next`` counts as its source's.
 
     Attributes:
         name: The node's class.
-        items: Items that it has handed on; marks do not count.
-        items_per_s: That over the time since the node began.
-        source_wait_s: Seconds that it has waited for its source, which includes the source's own work if that has no thread.
-        consumer_wait_s: Seconds in which it waited to be asked for an item. With workers or a thread of its own: seconds in which all
-            that it may read ahead was ready.
-        work_s: Seconds of its own work, in all its workers.
+        items: Items delivered downstream, not counting markers.
+        items_per_s: Items per second since the node began.
+        source_wait_s: Seconds spent waiting for its source, including the source's work if that has no thread.
+        consumer_wait_s: Seconds spent waiting for a request. With workers or its own thread: seconds in which everything that it may
+            read ahead was ready.
+        work_s: Seconds of its own work, over all its workers.
         ready: Items ready now.
-        ready_mean: Items that were ready when the node was asked for one, on average.
-        depth: The most items that it reads ahead; 0 if it does not.
+        ready_mean: Items ready when one was requested, on average.
+        depth: The most items that it reads ahead; 0 if it does not read ahead.
         errors: Errors that it has raised, or that ``on_error`` has handled.
         workers: Its workers, if it is a `ParallelMapper`.
-        failures: What ``on_error`` has handled, if it is set.
+        failures: What ``on_error`` has handled, if set.
         pinned: What a `PinMemory` has done.
     """
 
@@ -174,7 +174,7 @@ class NodeStatistics:
     pinned: PinStatistics | None = None
 
     def since(self, earlier: NodeStatistics, elapsed_s: float) -> NodeStatistics:
-        """What the node has done in the ``elapsed_s`` after ``earlier``. `failures` and `pinned` stay what they are now."""
+        """What the node has done in the ``elapsed_s`` after ``earlier``. `failures` and `pinned` keep their totals."""
         items, workers = self.items - earlier.items, self.workers
         work_s = self.work_s - earlier.work_s
         if workers is not None and earlier.workers is not None:
@@ -195,32 +195,32 @@ class NodeStatistics:
 class LoaderStatistics:
     """Where a loader's time went, from its first batch until now.
 
-    ``load``, ``transform`` and ``collate`` are measured where the work is done, but not in each worker's first batch, in which files are opened and
-    modules imported. If samples take less than 100 µs, some batches go unmeasured: the shorter the samples, the more, up to 255 of 256.
+    ``load``, ``transform`` and ``collate`` are measured where the work is done, except in each worker's first batch, which opens files and
+    imports modules. If samples take less than 100 µs, some batches are not measured: the shorter the samples, the more, up to 255 of 256.
 
     Attributes:
         nodes: One for each node, from the source to the root.
         batches: Batches delivered.
-        samples: Samples in them, as far as that is known.
+        samples: Samples in them, as far as known.
         epochs: Epochs whose end was reached.
-        elapsed_s: Seconds since the first batch was asked for.
-        samples_per_s: Samples delivered in a second, without the wait for the first batch.
-        stall_share: The share of its time that the loop waited for batches, from 0 to 1; the rest are its training steps. The waits for the very
-            first batch, and what the loop does between epochs, do not count.
-        first_wait_s: The wait for the very first batch, in which workers start.
-        waits: The waits for batches, except the first of an epoch.
-        epoch_start_waits: The waits for the first batch of an epoch, except the very first.
-        steps: What the loop did between two batches of an epoch.
-        load: For each sample, ``__getitem__``; for a dataset with ``__getitems__``, its share of the batch. For a mapped function, each call.
-        transform: For each sample, ``transform``.
-        collate: For each batch, making it of its samples.
-        pack: For each batch, moving it out of the worker process, there.
-        transfer: For each batch, taking it over from the worker process, here.
-        to_device: For each batch, pinning it, or starting its copy to the device.
-        load_cpu_share: The share of ``load`` and ``transform`` in which the worker computed or waited for a free core, from 0 to 1; the rest it waited: for a
-            disk, a network, a lock. None if this platform does not say.
+        elapsed_s: Seconds since the first batch was requested.
+        samples_per_s: Samples delivered per second, not counting the wait for the first batch.
+        stall_share: The share of its time that the loop waited for batches, from 0 to 1; the rest is training steps. The wait for the very
+            first batch and the loop's work between epochs do not count.
+        first_wait_s: The wait for the very first batch, while workers start.
+        waits: Waits for batches, except the first of an epoch.
+        epoch_start_waits: Waits for the first batch of an epoch, except the very first.
+        steps: The loop's work between two batches of an epoch.
+        load: Per sample: ``__getitem__``, or the sample's share of ``__getitems__``. For a mapped function, each call.
+        transform: Per sample: ``transform``.
+        collate: Per batch: building it from its samples.
+        pack: Per batch: moving it out of the worker process, measured there.
+        transfer: Per batch: receiving it from the worker process, measured here.
+        to_device: Per batch: pinning it, or starting its copy to the device.
+        load_cpu_share: The share of ``load`` and ``transform`` in which the worker computed or waited for a free core, from 0 to 1. In the
+            rest it waited for a disk, a network or a lock. None if the platform does not report it.
         lock_wait_share: How often a worker thread that wanted Python's lock found it taken, from 0 to 1; None without threads.
-        copies: What was done with the copies of the dataset's files; None if none are kept.
+        copies: Use of the copies of the dataset's files; None if none are kept.
     """
 
     nodes: tuple[NodeStatistics, ...] = ()
@@ -253,9 +253,9 @@ class LoaderStatistics:
         object.__setattr__(self, "samples_per_s", samples / in_loop_s if in_loop_s else 0.0)
 
     def since(self, earlier: LoaderStatistics) -> LoaderStatistics:
-        """What the same loader has done after ``earlier``, such as in the last minute.
+        """What the same loader has done after ``earlier``, for example in the last minute.
 
-        ``load_cpu_share`` and ``lock_wait_share`` are sampled too rarely for that: they stay those of the whole time.
+        ``load_cpu_share`` and ``lock_wait_share`` are sampled too rarely for that, and keep the values of the whole run.
         """
         elapsed_s = self.elapsed_s - earlier.elapsed_s
         durations = [one.name for one in dataclasses.fields(self) if isinstance(one.default, Durations)]
@@ -277,9 +277,9 @@ class FailureStatistics:
 
     Attributes:
         samples: Samples requested.
-        failed: How many of them raised.
-        skipped: How many of those that failed were left out; the others were replaced by a substitute.
-        last: A description of the sample that failed last; empty if none has.
+        failed: Samples that raised.
+        skipped: Failed samples that were left out; the others were replaced by a substitute.
+        last: A description of the last failed sample; empty if there is none.
     """
 
     samples: int
@@ -312,10 +312,10 @@ class ReaderStatistics:
         depth: The most items it keeps ready.
         ready: Items ready now.
         items: Items read.
-        wait_s: Seconds that the consumer has waited, in all.
-        read_s: Seconds that the thread has read its source.
-        convert: What it then did with each item.
-        ready_mean: Items that were ready when the consumer asked for one, on average.
+        wait_s: Total seconds that the consumer has waited.
+        read_s: Total seconds that the thread has read its source.
+        convert: Converting each item afterwards.
+        ready_mean: Items ready when the consumer requested one, on average.
     """
 
     name: str
@@ -329,7 +329,7 @@ class ReaderStatistics:
 
 
 def _less(later: Any, earlier: Any, *names: str) -> dict[str, Any]:
-    """What was counted of these fields in between."""
+    """The increase of these fields between the two."""
     pairs = ((name, getattr(later, name), getattr(earlier, name)) for name in names)
     return {name: one.since(before) if isinstance(one, Durations) else max(0, one - before) for name, one, before in pairs}
 

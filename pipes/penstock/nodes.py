@@ -1,4 +1,4 @@
-"""The nodes of a graph, for those who build one by hand, or write one of their own. `penstock.Loader.from_dataset` builds the usual graph."""
+"""The nodes of a graph, for building graphs by hand and for custom nodes. `penstock.Loader.from_dataset` builds the usual graph."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ _HOME_OF = {
     "ToDevice": "_nodes.to_device",
 }
 
-if not TYPE_CHECKING:  # a type checker would believe that it returns any name
+if not TYPE_CHECKING:  # a type checker would accept any name because of it
 
     def __getattr__(name: str) -> object:
-        """Import ``name`` when it is first asked for: a worker process that is sent a `Fetch` must not load every node for it."""
+        """Import ``name`` on first use, so that a worker process that receives a `Fetch` does not load every node."""
         if name in _HOME_OF:
             return sys.modules["penstock"]._loaded(
                 globals(), name, _HOME_OF[name]
-            )  # the front door, which is there already, and has the lock
+            )  # the package, which is imported already, and has the lock
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

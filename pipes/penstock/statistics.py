@@ -1,4 +1,4 @@
-"""What `penstock.Loader.statistics` returns, and the trace of where the time goes."""
+"""The classes that `penstock.Loader.statistics` returns, and `trace`, which records where time goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test tools for your own graphs and nodes; ours are tested with the same ones.
+"""Test tools for custom graphs and nodes; penstock's own are tested with them, too.
 
 `assert_resumes_everywhere` is the resume law and `assert_order_is_pure` the law of orders; `Tagged` is a dataset whose samples carry their own address.
 """
@@ -65,15 +65,15 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
     """Check that stopping after any step and resuming elsewhere changes no item and no state.
 
     Each state goes through JSON, is checked like one from a file, and is loaded into a newly built graph. That graph must then produce the
-    same items and the same states, in the same order, as the graph that never stopped. If worker threads draw from the global random numbers, nothing can
-    resume, and that is what the error says.
+    same items and the same states, in the same order, as the graph that never stopped. If worker threads draw from the global random numbers,
+    no resume can be exact, and the error says so.
 
     Args:
         build: Builds a new graph, or a new `Loader` over one; it is called ``steps + 2`` times.
-        steps: How many items to compare, markers included. Choose enough to cross the ends of two epochs, and to see items of two.
+        steps: How many items to compare, markers included. Choose enough to cross two epoch ends and to see items of two epochs.
 
     Raises:
-        AssertionError: Names the step and the difference, or what draws.
+        AssertionError: Names the step and the difference, or the code that draws.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* from the global random numbers in worker threads", UserWarning)
@@ -92,12 +92,12 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
     whole.close()
     said = next((watch.said for watch in watches if watch.said), None)
     assert said is None, said
-    # A watch looks only while the loop waits, which it need not do here.
+    # A watch looks only while the loop waits, and here it may never wait.
     why = "".join(f". {words}" for watch, look in zip(watches, looks, strict=True) if (words := watch.words_if_drawn(look)))
     crossed = whole.crossed
     assert crossed >= 2, f"{steps} steps cross {crossed} epoch ends, but at least 2 are needed to test the states there. Use more steps."
     assert whole.filled >= 2, (
-        f"only {whole.filled} of the first {crossed + 1} epochs had an item: a node that ends for good after its first epoch is wrong."
+        f"only {whole.filled} of the first {crossed + 1} epochs had an item: a node must not end for good after its first epoch."
     )
     for stop, state in enumerate(states):
         resumed = make(build())
@@ -125,8 +125,8 @@ def assert_order_is_pure(order: Order, *, items: int | None = None, epochs: int 
     Args:
         order: The order to check.
         items: Length of the dataset, which every index must be below. Default: the length of the order.
-        epochs: How many epochs to look at, from 0.
-        again: The same order, built again, to see whether anything was drawn when it was built.
+        epochs: How many epochs to check, from 0.
+        again: The same order, built again, to detect random draws at construction.
 
     Raises:
         AssertionError: Says how the order was read, and at which position it differed.
@@ -181,7 +181,7 @@ def _assert_same(order: Order, epoch: int, positions: Any, whole: Any, how: str)
     assert _is_int64s(came, len(positions)), f"{how}, {len(positions)} positions gave {came.dtype} of shape {came.shape}"
     if not np.array_equal(came, expected):
         at = int(np.flatnonzero(came != expected)[0])
-        raise AssertionError(f"{how} gave {came[at]} at position {positions[at]} of epoch {epoch}, and not {expected[at]} as before")
+        raise AssertionError(f"{how} gave {came[at]} at position {positions[at]} of epoch {epoch}, not {expected[at]} as before")
 
 
 def _is_int64s(indices: Any, n: int) -> bool:

@@ -284,7 +284,7 @@ def test_a_copy_of_a_loader_that_was_not_started_goes_its_own_way(copied, words)
 
 def test_a_shallow_copy_is_refused_and_so_is_one_of_a_started_loader():
     with Loader.from_dataset(Numbers()) as loader:
-        with pytest.raises(TypeError, match="would read the same graph. Use copy.deepcopy before it is started"):
+        with pytest.raises(TypeError, match="would read the same graph. Call copy.deepcopy before it starts"):
             copy.copy(loader)
         next(iter(loader))
         for copied in (copy.deepcopy, pickle.dumps):
@@ -308,8 +308,8 @@ def test_a_shallow_copy_is_refused_and_so_is_one_of_a_started_loader():
         ),
         (lambda: Loader(), "not a NoneType"),
         (lambda: Loader(iter(range(3))), "not a range_iterator"),
-        (lambda: Loader(Sampler(SequentialOrder(3)), 4), "takes a graph, and its nodes take these arguments, 4. Give them to the Batcher"),
-        (lambda: Loader(Sampler(SequentialOrder(3)), batch_size=4), r"takes a graph, and its nodes take these arguments, batch_size=4"),
+        (lambda: Loader(Sampler(SequentialOrder(3)), 4), r"takes only a graph. Pass the other arguments \(4\) to its nodes: the Batcher"),
+        (lambda: Loader(Sampler(SequentialOrder(3)), batch_size=4), r"takes only a graph. Pass the other arguments \(batch_size=4\)"),
     ],
 )
 def test_a_dataset_given_to_loader_itself_is_shown_the_way(make, said):

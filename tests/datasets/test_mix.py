@@ -328,7 +328,7 @@ class Stream(IterableDataset):
         (
             lambda: Loader.from_dataset(mix(), sampler=DistributedSampler(mix(), 2, 0)),
             ValueError,
-            "Mix brings its own order, and a sampler would replace it",
+            "Mix brings its own order, which a sampler would replace",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def a_process_group_that_comes_later_with_other_numbers_is_an_error():
     if WORLD_SIZE == 1:
         assert said == ["no error"]
     else:
-        ours = "GraphError: this loader began as rank 0 of 1, and torch.distributed now says rank {} of {}. Call init_process_group"
+        ours = "GraphError: this loader began as rank 0 of 1, but torch.distributed now says rank {} of {}. Call init_process_group"
         assert all(text.startswith(ours.format(rank, WORLD_SIZE)) for rank, text in enumerate(said))
     ALONE.close()
 
@@ -147,7 +147,7 @@ def a_rank_outside_of_the_mesh_is_told_so():
     """Seen to fail with IndexError: list index out of range."""
     with loader(24, mesh=DeviceMesh("cpu", [0, 1])) as batches:
         said = gathered(error(lambda: flat(batches)))
-    text = "ValueError: mesh has the ranks [0, 1], and this is rank {}, which has no place in it and so no share."
+    text = "ValueError: mesh has the ranks [0, 1], but this is rank {}, which is not in it and so has no share."
     assert said[:2] == ["no error"] * 2
     assert all(said[rank].startswith(text.format(rank)) for rank in (2, 3)), said
 
@@ -269,8 +269,8 @@ def a_source_without_positions_cannot_be_padded():
     foreign = IterableSource(torchdata.nodes.IterableWrapper(range(N)), split="items")
     on_every_rank(lambda: first(Sharder(Cycler(foreign))), text.format("IterableWrapper"))
     batches = Batcher(Cycler(Sampler(SequentialOrder(N))), 4)
-    on_every_rank(lambda: first(Sharder(batches)), "ValueError: batches cannot be padded. Put the Sharder upstream of the Batcher")
-    on_every_rank(lambda: first(loader(split="within")), "ValueError: split='within' deals the places of a batch sampler's batches")
+    on_every_rank(lambda: first(Sharder(batches)), "ValueError: batches cannot be padded. Use tail='drop'")
+    on_every_rank(lambda: first(loader(split="within")), "ValueError: split='within' splits each batch of a batch_sampler")
 
 
 def a_length_that_lies_gives_no_rank_more_than_its_share():
@@ -341,7 +341,7 @@ def ranks_that_disagree_are_told_so():
     on_every_rank(lambda: check(sampler=range(N - mine)), mismatch, f"items in an epoch {lengths}")
     lacking = ", ".join(map(str, range(1, WORLD_SIZE)))
     on_every_rank(
-        lambda: check(rank=0, world_size=WORLD_SIZE), f"{mismatch}no rank loads {lacking} of {WORLD_SIZE} shares; loaded are 0 by ranks "
+        lambda: check(rank=0, world_size=WORLD_SIZE), f"{mismatch}no rank loads share {lacking} of {WORLD_SIZE}; loaded are 0 by ranks "
     )
     with loader() as batches:
         if mine:

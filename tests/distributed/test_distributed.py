@@ -51,7 +51,7 @@ def test_ranks_that_disagree_are_seen(disagreements: list[dict[str, list[str]]])
     for name in disagreeing:
         first, other = (said[name] for said in disagreements)
         assert first == other
-        what = "shard_names" if "files" in name else r"what the sampler yields \(a checksum\)"
+        what = "shard_names" if "files" in name else "the checksum of the sampler's indices"
         agree = 2 if "second epoch" in name or "within" in name else 1 if name == "updated" else 0
         assert first[:agree] == ["no error"] * agree
         for said in first[agree:]:

@@ -59,7 +59,7 @@ SAMPLERS = {
 
 
 def looked_at(loader: Loader) -> int | None:
-    what = _fingerprint(loader)["what"].get("what the sampler yields (a checksum)")
+    what = _fingerprint(loader)["what"].get("the checksum of the sampler's indices")
     return None if what is None else int(what)
 
 
@@ -184,7 +184,7 @@ def test_which_samples_a_subset_has_is_compared(caplog):
     del older["settings"]["subset_indices"]
     assert not caplog.records
     build(2).load_state_dict({"penstock": json.dumps(older)})
-    assert "did not save which samples a Subset has, so they are not compared" in caplog.text
+    assert "did not save the indices of a Subset, so they are not compared" in caplog.text
 
 
 def by_a_tensor(subset):

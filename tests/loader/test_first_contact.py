@@ -153,11 +153,11 @@ def test_the_way_that_is_shown_to_a_set_leads_there():
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (WeightedOrder([1, 1, 1], 9), "WeightedOrder has 3 weights, and Samples has 4 samples: there must be one weight for each sample"),
+        (WeightedOrder([1, 1, 1], 9), "WeightedOrder has 3 weights, but Samples has 4 samples. Pass one weight for each sample"),
         (WeightedOrder([1] * 5, 9), "WeightedOrder has 5 weights"),
-        (ShuffledOrder(5), r"ShuffledOrder visits 5 places, and Samples has 4 samples. Make it of len\(dataset\)"),
-        (SequentialOrder(5), "SequentialOrder visits 5"),
-        (TorchOrder(5), "TorchOrder visits 5"),
+        (ShuffledOrder(5), r"ShuffledOrder has 5 positions, but Samples has 4 samples. Build it with len\(dataset\)"),
+        (SequentialOrder(5), "SequentialOrder has 5 positions"),
+        (TorchOrder(5), "TorchOrder has 5 positions"),
     ],
 )
 def test_an_order_that_does_not_fit_the_dataset_is_refused(order, said):
@@ -179,7 +179,7 @@ def test_a_dataset_that_grew_or_shrank_is_told_before_the_next_epoch(n, shuffle)
     with Loader.from_dataset(samples, 2, shuffle) as batches:
         assert len(list(batches)) == 2
         samples.n = n
-        with pytest.raises(GraphError, match=f"Samples had 4 samples when this loader was built, and has {n} now.*Build another loader"):
+        with pytest.raises(GraphError, match=f"Samples had 4 samples when this loader was built, and has {n} now.*Build a new loader"):
             next(iter(batches))
 
 
@@ -241,7 +241,7 @@ def test_an_epoch_of_nothing_yields_nothing_and_says_so(make, how, caplog):
 @pytest.mark.parametrize("make", EMPTY)
 def test_an_endless_loader_of_nothing_raises_and_does_not_spin(make, how):
     with (
-        pytest.raises(ValueError, match="epoch 0 has no batch on this rank, so an infinite loader would spin"),
+        pytest.raises(ValueError, match="epoch 0 has no batch on this rank, so an infinite loader would loop"),
         make(infinite=True, **how) as loader,
     ):
         next(iter(loader))

@@ -354,8 +354,8 @@ def test_commit_survives_the_end_of_an_epoch_and_a_resume():
 
 def test_a_setting_that_reads_like_a_missing_one_is_a_difference():
     """Seen to fail: a text stood for what is not there."""
-    assert differences({"name": "not there"}, {}) == ["name was 'not there' and is not there"]
-    assert differences(["a"], ["a", "not there"]) == ["[1] was not there and is 'not there'"]
+    assert differences({"name": "missing"}, {}) == ["name was 'missing' and is missing"]
+    assert differences(["a"], ["a", "missing"]) == ["[1] was missing and is 'missing'"]
 
 
 # Where it stands.
@@ -457,7 +457,7 @@ def test_a_state_out_of_bounds_is_refused(inner):
     [
         ({"shuffle": True, "seed": 2}, "seed was 1 and is 2"),
         ({"shuffle": False}, "order was 'shuffled' and is 'sequential'"),
-        ({"shuffle": True, "seed": 1, "batch_size": None}, "batches_of was 'samples' and is not there"),
+        ({"shuffle": True, "seed": 1, "batch_size": None}, "batches_of was 'samples' and is missing"),
     ],
 )
 def test_other_settings_are_a_mismatch_with_both_values(other, words):

@@ -325,7 +325,7 @@ def test_a_key_that_cannot_be_handed_over_is_an_error_in_its_own_place():
             except TypeError as error:
                 seen.append(error.__notes__[0].split(" (epoch")[0])
         assert list(batches) == []
-    refused = [f"while handing over the batch of dataset indices [Key({first}), Key({first + 1})]" for first in (4, 6, 8)]
+    refused = [f"while sending the batch of dataset indices [Key({first}), Key({first + 1})]" for first in (4, 6, 8)]
     assert seen == [[0, 1], [2, 3], *refused, [10, 11]]
 
 
@@ -453,7 +453,7 @@ def test_a_sampler_that_can_only_go_forward_says_where_an_earlier_state_goes():
         first += [batch.tolist() for batch in batches]
         second = [batch.tolist() for batch in loader]
         loader.load_state_dict(state)
-        with pytest.raises(StateMismatch, match="can only go forward: load the state into a new loader over a new sampler"):
+        with pytest.raises(StateMismatch, match="can only move forward: load the state into a new loader over a new sampler"):
             next(iter(loader))
     with Loader.from_dataset(range(6), 2, sampler=Shuffles()) as loader:
         loader.load_state_dict(state)

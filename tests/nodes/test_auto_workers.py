@@ -250,7 +250,7 @@ def ten_megabytes(values: list[int]) -> torch.Tensor:
 def test_words_that_it_does_not_go_with_are_refused() -> None:
     with pytest.raises(ValueError, match="num_workers='many', a str, must be a whole number of at least 0. Or pass \"auto\"."):
         loader(num_workers="many")
-    with pytest.raises(ValueError, match="num_workers='auto': a Resident dataset lies in memory"):
+    with pytest.raises(ValueError, match="num_workers='auto': a Resident dataset is in memory"):
         loader(penstock.Resident(torch.utils.data.TensorDataset(torch.zeros(4))))
 
 
@@ -260,7 +260,7 @@ class InLanes(Draws):
 
 def test_lanes_have_owners_so_their_number_must_be_given() -> None:
     """The message names both ways out, and both work."""
-    with pytest.raises(ValueError, match=r'InLanes is read in lanes.*Say how many \(num_workers=2\), or use method="thread"'):
+    with pytest.raises(ValueError, match=r'InLanes is read in lanes.*Pass a number \(num_workers=2\), or use method="thread"'):
         loader(InLanes(), "fork")
     expected = None
     for options in ({"num_workers": 2, "method": "fork"}, {"method": "thread"}):

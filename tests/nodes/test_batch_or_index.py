@@ -233,7 +233,7 @@ def test_a_list_that_nobody_spoke_about_is_refused(wrap):
     """Seen to fail: it was a batch."""
     with pytest.raises(ValueError, match=r"list yields lists, .*batches=True\) for batches, or batches=False where") as raised:
         next(wrap([0, [1, 2]]))
-    assert raised.value.__notes__[0] == "while list was asked for the indices of epoch 0"
+    assert raised.value.__notes__[0] == "while reading the indices of epoch 0 from list"
 
 
 def test_what_is_no_batch_is_refused(wrap):
@@ -278,5 +278,8 @@ def test_a_graph_by_hand_reads_batches_and_keys():
 def test_shares_in_batches_are_no_indices(batch_size):
     """A ``BatchSampler`` over a ``DistributedSampler`` as ``sampler=``. Seen to fail: it was taken over as if it were a batch sampler."""
     sampler = BatchSampler(DistributedSampler(range(8), 2, 0), 2, False)
-    with pytest.raises(GraphError, match=r"DistributedSampler deals out .*pass it as batch_sampler=.*the sampler that it shards"):
+    with pytest.raises(
+        GraphError,
+        match=r"DistributedSampler shards .*pass the BatchSampler as batch_sampler=.*the sampler that the DistributedSampler shards",
+    ):
         Loader.from_dataset(Keys(), batch_size=batch_size, sampler=sampler)

@@ -38,7 +38,7 @@ def test_an_empty_epoch_is_a_mark_and_an_endless_loader_does_not_spin(source):
     """Seen to loop forever without the loader's check."""
     for node in (Cycler(source()), Batcher(Cycler(source()), 2)):
         assert list(islice(node, 3)) == [EndOfEpoch(0), EndOfEpoch(1), EndOfEpoch(2)]
-    with pytest.raises(ValueError, match="epoch 0 has no batch on this rank, so an infinite loader would spin"):
+    with pytest.raises(ValueError, match="epoch 0 has no batch on this rank, so an infinite loader would loop"):
         next(iter(Loader(source(), infinite=True)))
 
 
@@ -75,7 +75,7 @@ def test_a_state_whose_source_is_in_another_epoch_is_refused_at_any_depth(wrap):
     while "source" in inner["source"]:
         inner = inner["source"]
     inner["source"]["epoch"] = 5
-    with pytest.raises(StateError, match="it is of epoch 3, but its source is in epoch 5"):
+    with pytest.raises(StateError, match="it is in epoch 3, but its source is in epoch 5"):
         node.check(state)
 
 

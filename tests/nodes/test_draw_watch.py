@@ -116,7 +116,7 @@ def test_what_draws_in_worker_threads_is_said_once(part, generator):
     loader, name = build(part, GENERATORS[generator])
     (said,) = said_by(loader, 2)
     assert said.startswith(f"{name} ({generator}) draws from the global random numbers in worker threads.")
-    for words in ("penstock.sample().rng", 'method="process"', "another run gives other batches", "a resumed one"):
+    for words in ("penstock.sample().rng", 'method="process"', "another run gives different batches", "a resumed one"):
         assert words in said
 
 

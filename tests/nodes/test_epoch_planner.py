@@ -57,7 +57,7 @@ class Lies:
 def test_a_length_is_believed_until_an_epoch_shows_otherwise() -> None:
     with Loader.from_dataset(range(9), sampler=Lies()) as loader:
         assert len(loader) == 7
-        with pytest.warns(UserWarning, match="Lies has a length of 7, and epoch 0 has 6 items. From now on the length counts as unknown"):
+        with pytest.warns(UserWarning, match="Lies has a length of 7, but epoch 0 has 6 items. From now on the length counts as unknown"):
             assert [batch.item() for batch in loader] == list(range(6))
         assert [batch.item() for batch in loader] == list(range(6))
         with pytest.raises(TypeError, match="no length"):

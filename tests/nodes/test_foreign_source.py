@@ -141,7 +141,7 @@ def test_reading_epochs_again_is_said_once(caplog):
             assert list(loader) == want[3]
     assert dataset.read == 2 * 4 * 4
     assert [record.name for record in caplog.records] == ["penstock"]
-    assert "IterableWrapper has a state and no set_epoch, so to get to the start of epoch 3 it is read on from epoch 0" in caplog.text
+    assert "IterableWrapper has a state but no set_epoch, so reaching the start of epoch 3 means reading from epoch 0 on" in caplog.text
 
 
 # torchdata's nodes over ours.

@@ -85,7 +85,7 @@ class TestAnEpoch:
 class TestTaking:
     def test_refuses_an_index_without_a_length(self):
         node = Grouper(SequentialOrder(5), Packs([1, 2, 3], 8))
-        with pytest.raises(GraphError, match="index 4, and there are 3 lengths"):
+        with pytest.raises(GraphError, match="index 4, but there are 3 lengths"):
             node.read(node.start(0), 1)
 
 
@@ -111,7 +111,7 @@ class TestTheState:
         assert state["block"]
         node = Sharder(Cycler(one), 0, world_size, tail="drop")
         node.reset({"epoch": 0, "source": {**state, "position": state["position"] + wrong}})
-        with pytest.raises(StateError, match=r"groups come before group \d+ of block \d, which is not so"):
+        with pytest.raises(StateError, match=r"groups come before group \d+ of block \d, but epoch 0 has"):
             epoch(node)
         node.shutdown()
 

@@ -99,7 +99,7 @@ def test_samples_that_draw_are_loaded_only_while_the_consumer_waits(draw, mapper
             random.random(), np.random.random(), torch.rand(3)
     assert all(dataset.waited)
     assert values(got) == expected
-    assert caplog.text.count("Samples draws from the global random numbers, and is loaded in a background thread") == 1
+    assert caplog.text.count("Samples draws from the global random numbers and is loaded in a background thread") == 1
 
 
 @pytest.mark.parametrize("mapper", MAPPERS)

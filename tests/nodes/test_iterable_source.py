@@ -197,8 +197,8 @@ def test_an_epoch_that_an_iterable_cannot_give_again_is_an_error(workers):
         with pytest.raises((GraphError, SourceError)) as caught:  # read ahead by workers, it was raised earlier
             list(loader)
         why = str(caught.value.__cause__ or caught.value)
-        assert re.search("Once gave no item in epoch 1, though .*read only once.*Put what makes its items into its __iter__", why)
+        assert re.search("Once yielded no item in epoch 1, although .*read only once.*Create its iterator in __iter__", why)
     with Loader.from_dataset(stream, 2, collate_fn=list, **workers) as loader:
         loader.load_state_dict(start)
-        with pytest.raises(GraphError, match="Once gave no item in epoch 0"):
+        with pytest.raises(GraphError, match="Once yielded no item in epoch 0"):
             list(loader)

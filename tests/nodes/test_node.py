@@ -67,7 +67,7 @@ def test_a_node_that_reads_by_next_is_batched_and_dealt_above_the_cycler_or_belo
     given = [one if isinstance(one, EndOfEpoch) else one.plain() for one in islice(build(), 6)]
     assert given == [[100, 102], [104], EndOfEpoch(0), [100, 102], [104], EndOfEpoch(1)]
     assert_resumes_everywhere(build, steps=8)
-    with pytest.raises(GraphError, match="keeps a position of its own, so it cannot be read by position"):
+    with pytest.raises(GraphError, match="keeps its own position, so it cannot be read by position"):
         next(Sharder(Own(below(Sampler(SequentialOrder(5)))), 0, 2, tail="pad"))
 
 

@@ -60,7 +60,7 @@ def test_a_stuck_reader_is_left_behind_by_name(caplog):
     began = time.monotonic()
     loader.close(timeout=0.05)
     assert time.monotonic() - began < 1
-    assert caplog.text.count("thread penstock-prefetch is still at work") == 1
+    assert caplog.text.count("thread penstock-prefetch is still busy") == 1
     gate.release()
     thread.join(100)
     assert not thread.is_alive()

@@ -285,7 +285,7 @@ class TestSamplerWrapperFails:
         for _ in range(2):
             with pytest.raises(KeyError, match="no such bucket") as caught:
                 next(node)
-            assert any("Broken was asked for the indices of epoch 4" in note for note in caught.value.__notes__)
+            assert any("while reading the indices of epoch 4 from Broken" in note for note in caught.value.__notes__)
 
     @pytest.mark.parametrize("plan_ahead", [True, False])
     def test_with_an_error_where_stop_iteration_leaks(self, wrap, plan_ahead):
@@ -381,14 +381,14 @@ class Own(DistributedSampler):
 
 
 def test_a_distributed_sampler_by_hand_is_refused():
-    with pytest.raises(GraphError, match=r"DistributedSampler deals out .*from_dataset.*TorchOrder"):
+    with pytest.raises(GraphError, match=r"DistributedSampler shards .*from_dataset.*TorchOrder"):
         SamplerWrapper(Batches(DistributedSampler(range(8), 2, 0)))
-    with pytest.raises(GraphError, match=r"DistributedSampler deals out .*from_dataset.*TorchOrder"):
+    with pytest.raises(GraphError, match=r"DistributedSampler shards .*from_dataset.*TorchOrder"):
         SamplerWrapper(DistributedSampler(range(8), 2, 0))
 
 
 @pytest.mark.parametrize("sampler", [Own(range(4), 2, 0), BatchSampler(Own(range(4), 2, 0), 2, False)])
 def test_a_distributed_sampler_with_an_order_of_its_own_is_refused(sampler):
-    said = r"Own deals out .* the loader would .* Pass the sampler that it shards, or build it with num_replicas=1"
+    said = r"Own shards .* the loader would .* Pass the sampler that it shards, or build it with num_replicas=1"
     with pytest.raises(GraphError, match=said):
         taken_over(sampler)

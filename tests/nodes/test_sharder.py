@@ -77,7 +77,7 @@ def test_split_within_deals_the_places_of_each_batch():
         EndOfEpoch(0),
     ]
     odd = Sharder(Batcher(Cycler(Sampler(SequentialOrder(9))), 3), 1, 2, split="within")
-    with pytest.raises(ValueError, match="3 places do not divide among 2 ranks"):
+    with pytest.raises(ValueError, match="3 samples do not divide among 2 ranks"):
         next(odd)
 
 
@@ -121,7 +121,7 @@ def test_a_group_that_comes_later_with_other_numbers_is_an_error(monkeypatch, gr
         iterator = iter(loader)
         next(iterator)
         group()
-        with pytest.raises(GraphError, match="began as rank 1 of 2, and torch.distributed now says rank 0 of 1"):
+        with pytest.raises(GraphError, match="began as rank 1 of 2, but torch.distributed now says rank 0 of 1"):
             next(iterator)
 
 
@@ -182,7 +182,7 @@ def test_a_mesh_of_a_group_that_was_made_again_is_refused(monkeypatch):
         here[0] = 1, 3
         for _ in range(2):
             with pytest.raises(
-                GraphError, match="rank 2 of 4, and torch.distributed now says rank 1 of 3.*build another loader, with a mesh"
+                GraphError, match="rank 2 of 4, but torch.distributed now says rank 1 of 3.*build another loader, with a mesh"
             ):
                 next(batches)
             loader.load_state_dict(loader.state_dict())  # into the same loader is no way out

@@ -75,8 +75,8 @@ def test_several_ranks_have_to_be_told_who_deals(build):
                 next(iter(loader))
             said.append(str(raised.value))
     assert said[0] == said[1]
-    assert "2 ranks need to know who splits it. split='items': every rank reads all of it" in said[0]
-    assert "split='own': it gives each rank its own share" in said[0]
+    assert "2 ranks need to know who splits it. With split='items', every rank reads all of it" in said[0]
+    assert "With split='own', it gives each rank its own share" in said[0]
 
 
 @pytest.mark.parametrize(("build", "split"), [(canonical, None), (by_hand, "own"), (foreign, "items")])
@@ -241,7 +241,7 @@ def test_a_state_that_counts_more_than_this_ranks_share_is_refused():
         loader.load_state_dict(saved)
         with pytest.raises(
             StateMismatch,
-            match=r"after 6 items of epoch 0, but here Own ends after 5: .*load the state that this rank saved itself; or load none, and",
+            match=r"after 6 items of epoch 0, but here Own ends after 5: .*load the state that this rank saved; or load none, and",
         ):
             next(iter(loader))
     with canonical(Own(1), 1, split="own") as loader:
@@ -258,7 +258,7 @@ def test_an_own_split_loads_at_the_same_world_size_only(saved_by, loaded_by):
     with canonical(Own(0), 0, loaded_by, split="own") as loader:
         loader.load_state_dict(saved)
         with pytest.raises(
-            StateMismatch, match=f"saved at a world size of {saved_by}, .*rank 0 of {loaded_by}. Load it at the same world size"
+            StateMismatch, match=f"saved at a world size of {saved_by} and .*rank 0 of {loaded_by}. Load it at the same world size"
         ):
             next(iter(loader))
 
@@ -268,7 +268,7 @@ def test_an_own_split_with_a_state_is_bound_to_its_rank(caplog):
     with canonical(stateful(1), 1, split="own") as loader:
         assert list(islice(loader, 2)) == [100, 101]
         assert [record.name for record in caplog.records] == ["penstock"]
-        assert "each rank's state is its own, and loads only on that rank" in caplog.text
+        assert "the state of a rank loads only on that rank" in caplog.text
         saved, state = loader.state_dict(), state_of(loader)
         assert (state["rank"], state["world_size"]) == (1, 2)
         assert state["source"]["source"]["iterable"] == {"at": 2}
@@ -278,7 +278,7 @@ def test_an_own_split_with_a_state_is_bound_to_its_rank(caplog):
         with canonical(stateful(rank), rank, world_size, split="own") as loader:
             loader.load_state_dict(saved)
             with pytest.raises(
-                StateMismatch, match=f"saved by rank 1 of 2, .*this is rank {rank} of {world_size}. Load the state that this rank saved"
+                StateMismatch, match=f"saved by rank 1 of 2 and .*this is rank {rank} of {world_size}. Load the state that this rank saved"
             ):
                 next(iter(loader))
     with canonical(stateful(1), 1, split="own") as loader:
@@ -299,11 +299,15 @@ def test_an_own_split_resumes_everywhere(make):
 @pytest.mark.parametrize(
     ("build", "error", "text"),
     [
-        (lambda: IterableSource(Stream(), split="within"), ValueError, "neither 'items'"),
-        (lambda: canonical(Stream(), split="batches"), ValueError, "neither 'items' nor 'own' nor 'within'"),
+        (lambda: IterableSource(Stream(), split="within"), ValueError, "split='within' must be 'items'"),
+        (lambda: canonical(Stream(), split="batches"), ValueError, "must be 'items', 'own' or 'within'"),
         (lambda: canonical(Stream(), split="within"), ValueError, "there is no batch_sampler"),
         (lambda: canonical(Tagged(4), split="own"), ValueError, "Tagged is read by index"),
-        (lambda: canonical(IterableSource(Stream(), split="items"), split="own"), ValueError, "IterableSource says 'items'"),
+        (
+            lambda: canonical(IterableSource(Stream(), split="items"), split="own"),
+            ValueError,
+            "split='own' conflicts with split='items' of the IterableSource",
+        ),
         (lambda: IterableSource(Sampler(SequentialOrder(3))), GraphError, "Sampler is already a penstock node"),
         (
             lambda: Sharder(Batcher(Cycler(IterableSource(Stream(), split="own")), 2), 0, 2, split="within"),

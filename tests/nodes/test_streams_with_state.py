@@ -250,7 +250,7 @@ def test_a_users_epoch_is_its_own(renews, key, ways, left_early, caplog):
             loader.load_state_dict(state)
             assert loader.state_dict() == state
             assert list(islice(walked(loader), len(items) - done)) == items[done:]
-    assert left_early or "read on from" not in caplog.text, "an epoch begins where the one before ended, and nothing is read for that"
+    assert left_early or "means reading from" not in caplog.text, "an epoch begins where the one before ended, and nothing is read for that"
     if not left_early and split is None and key == "epoch":  # the form before: it did not say where the epoch before ended
         done = items.index("end of 0") + 1
         saved = json.loads(states[done - 1]["penstock"])
@@ -258,4 +258,4 @@ def test_a_users_epoch_is_its_own(renews, key, ways, left_early, caplog):
         with make() as loader:
             loader.load_state_dict({"penstock": json.dumps(saved)})
             assert list(islice(walked(loader), len(items) - done)) == items[done:]
-        assert "start of epoch 1 it is read on from epoch 0" in caplog.text
+        assert "start of epoch 1 means reading from epoch 0 on" in caplog.text

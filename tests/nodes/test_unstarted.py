@@ -135,7 +135,7 @@ def test_a_graph_that_was_started_is_not_copied(build):
             pytest.skip("has no workers, and a copy of it begins anew")
         for copied in (pickle.dumps, copy.deepcopy):
             with pytest.raises(
-                TypeError, match="that was started cannot be pickled or copied: .*before you ask for its first item. Or build a new graph"
+                TypeError, match="that was started cannot be pickled or copied, .*before you request its first item, or build a new graph"
             ):
                 copied(node)
     finally:

@@ -115,31 +115,31 @@ INLINE, THREADS, PROCESSES = (
 @pytest.mark.parametrize(
     ("statistics", "says"),
     [
-        (of(THREADS, source_wait_s=2), "are spent reading MySampler (Sampler), one item after the other"),
+        (of(THREADS, source_wait_s=2), "are spent reading MySampler (Sampler) one item at a time"),
         (of(INLINE, transform=took(9, times=200)), "there are no workers: 9 ms of 10 ms a sample are in transform: num_workers=2 or more"),
         (of(PROCESSES, transform=took(9, times=200)), "the one worker is 90% busy: 9 ms of 10 ms a sample are in transform: more workers"),
         (of(PROCESSES, collate=took(80)), "20 ms of 21 ms a sample are in collates: more workers"),
         (
             of(THREADS, load=took(9, times=200), lock_wait_share=0.7),
-            "Python's lock was taken 70% of the times that Mine.__getitem__ wanted it: method='process'",
+            "Python's lock was taken 70% of the times that Mine.__getitem__ wanted it: use method='process'",
         ),
         (of(THREADS, load=took(9, times=200), load_cpu_share=0.2), "in Mine.__getitem__, which waits 80% of that for a disk or a network"),
         (of(PROCESSES, load=took(9, times=200), load_cpu_share=0.9), "9 ms of 9.03 ms a sample are in Mine.__getitem__: more workers"),
-        (of(PROCESSES, load=took(0.01, times=200)), "as much: num_workers=0, or larger batches."),
+        (of(PROCESSES, load=took(0.01, times=200)), "as much: use num_workers=0, or larger batches."),
         (
             of(PROCESSES, load=took(2, 50, times=200, slowest=37), waits=took(0.1, 50)),
             "a few slow samples: index 37 took 50 ms in Mine.__getitem__",
         ),
         (of(PROCESSES, load=took(2, 6, times=200, slowest=37), waits=took(0.1, 6)), "a sample are in Mine.__getitem__: more workers"),
         (of(THREADS, load=took(9, times=200), lock_wait_share=0.2), "a sample are in Mine.__getitem__: more workers"),
-        (of(PROCESSES, transfer=took(15)), "15 ms a batch are spent rebuilding it from the worker process: return tensors"),
+        (of(PROCESSES, transfer=took(15)), "15 ms per batch are spent rebuilding it from the worker process: return tensors"),
         (
             of(replace(PROCESSES, busy_share=0.4)),
-            "only 40% busy: too little is loaded ahead for steps or samples that vary so much: a larger prefetch_factor",
+            "only 40% busy: too little is loaded ahead for steps or samples that vary this much. Use a larger prefetch_factor",
         ),
         (
             of(THREADS, NodeStatistics("ToDevice", work_s=2), to_device=took(30)),
-            "30 ms a batch are in ToDevice, copying to the device: copy less",
+            "30 ms per batch are spent in ToDevice, copying to the device: copy less",
         ),
         (of(replace(PROCESSES, workers=999), depth=9999), "cheaper work there, because"),
         (of(replace(PROCESSES, choice=WorkerChoice(1, 2, 1, True, "no gain"))), "num_workers='auto' adds no workers: no gain"),
@@ -156,7 +156,7 @@ def test_the_verdict_over_such_figures(statistics: LoaderStatistics, says: str) 
 def test_the_verdict_over_a_slow_step() -> None:
     first = report(of(replace(THREADS, busy_share=0.1), waits=took(2), steps=took(40)), NAMES).partition("\n")[0]
     assert first.startswith("training step: the loop waited 5% of the time for data, and a step takes 37.7 ms: make the step faster.")
-    assert first.endswith("The workers are 10% busy: fewer would do.")
+    assert first.endswith("The workers are 10% busy: fewer are enough.")
 
 
 # The same, measured.
@@ -177,7 +177,7 @@ def test_a_slow_iterable_is_named() -> None:
     first = verdict(Loader.from_dataset(Slow(), batch_size=4, num_workers=2, method="thread"))
     assert first.startswith("data:")
     assert "reading Slow" in first
-    assert "work from there into transform, which" in first  # an IterableDataset has no __getitem__
+    assert "its work into transform, which" in first  # an IterableDataset has no __getitem__
 
 
 @pytest.mark.soak
@@ -208,7 +208,7 @@ def test_a_slow_collate_is_named(workers: int) -> None:
 def test_a_slow_training_step_is_named() -> None:
     first = verdict(Loader.from_dataset(Samples(), batch_size=4, num_workers=1, method="thread"), step=lambda k: time.sleep(0.04))
     assert first.startswith("training step:")
-    assert "fewer would do" in first
+    assert "fewer are enough" in first
 
 
 @pytest.mark.soak
@@ -276,7 +276,7 @@ def test_a_slow_copy_to_the_device_is_named() -> None:
 
 def test_before_the_first_batch_there_is_nothing_to_say() -> None:
     loader = Loader.from_dataset(Samples(), batch_size=4)
-    assert loader.report().startswith("data: nothing to say")
+    assert loader.report().startswith("data: there is nothing to report")
     assert loader.statistics() == pickle.loads(pickle.dumps(loader)).statistics()
 
 
@@ -315,7 +315,7 @@ def test_objects_that_answer_nothing_end_neither_the_report_nor_the_loop(
         assert loader.report().startswith(("data: ", "training step: "))
         monkeypatch.setattr(Names, "of", lambda root: Unnamed().names)
         assert [int(batch) for batch in loader] == list(range(64))
-    assert {record.message for record in caplog.records if record.levelname == "WARNING"} == {"no report could be made"}
+    assert {record.message for record in caplog.records if record.levelname == "WARNING"} == {"the report failed"}
 
 
 def test_stages_of_one_name_are_told_apart() -> None:

@@ -149,7 +149,7 @@ def test_a_full_disk_hides_no_error_of_the_training() -> None:
     """Seen to fail: the OSError of the trace raised instead of the training's error."""
     with pytest.raises(ValueError, match="mine") as caught, penstock.statistics.trace("/dev/full"):
         raise ValueError("mine")
-    assert "The trace could not be written" in caught.value.__notes__[0]
+    assert "the trace could not be written" in caught.value.__notes__[0]
     with pytest.raises(OSError, match="No space"), penstock.statistics.trace("/dev/full"):
         pass
 
@@ -175,7 +175,7 @@ os._exit(0)  # without a last try to write
 
 def test_one_trace_at_a_time(tmp_path: Path) -> None:
     one, two = penstock.statistics.trace(tmp_path / "one.json"), penstock.statistics.trace(tmp_path / "two.json")
-    with one, pytest.raises(RuntimeError, match=r"one.json is under way"), two:
+    with one, pytest.raises(RuntimeError, match=r"one.json is running already"), two:
         pass
     with penstock.statistics.trace(tmp_path / "two.json"):
         pass

@@ -80,10 +80,10 @@ def test_a_pure_order_passes():
     ("order", "why"),
     [
         (rotated_by(lambda order, epoch, positions: (positions + order.calls) % order.n), "read backwards gave"),
-        (rotated_by(stale), "read one by one gave 0 at position 0 of epoch 2, and not 2 as before"),
+        (rotated_by(stale), "read one by one gave 0 at position 0 of epoch 2, not 2 as before"),
         (
             rotated_by(lambda order, epoch, positions: (np.arange(len(positions)) + epoch) % order.n),
-            "read backwards gave 2 at position 19 of epoch 2, and not 1 as before",
+            "read backwards gave 2 at position 19 of epoch 2, not 1 as before",
         ),
         (rotated_by(lambda order, epoch, positions: (positions + random.randrange(order.n)) % order.n), "gave .* as before"),
         (rotated_by(lambda order, epoch, positions: positions + epoch), "epoch 1, position 19: 20 is not an index of the dataset"),
@@ -158,7 +158,7 @@ class TestADatasetThatBringsItsOrder:
 
     @pytest.mark.parametrize("word", ["sampler", "batch_sampler"])
     def test_refuses_a_sampler(self, word):
-        with pytest.raises(ValueError, match="Bringing brings its own order, and a sampler would replace it"):
+        with pytest.raises(ValueError, match="Bringing brings its own order, which a sampler would replace"):
             Loader.from_dataset(Bringing(), **{word: SubsetRandomSampler(range(20))})
 
     def test_must_bring_one(self):

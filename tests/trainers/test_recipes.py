@@ -47,7 +47,7 @@ def test_a_loader_inside_a_dataloader_is_told_at_once(rank: int | None) -> None:
             except GraphError as exc:
                 said += str(exc)
         batches._shutdown_workers()
-        assert "read inside a DataLoader, and each of its 2 workers" in said
+        assert "read inside a DataLoader, whose 2 workers would each" in said
         assert len(list(DataLoader(Inside(loader), batch_size=None))) == len(loader)
         with pytest.raises(TypeError, match="not subscriptable"):
             next(iter(DataLoader(loader)))

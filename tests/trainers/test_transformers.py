@@ -204,7 +204,7 @@ def test_a_mixin_behind_the_trainer_is_refused() -> None:
     class Below(Right):
         pass
 
-    with pytest.raises(TypeError, match=r"Trainer stands before HFTrainerMixin.*Write class Wrong\(HFTrainerMixin, Trainer\)"):
+    with pytest.raises(TypeError, match=r"Trainer comes before HFTrainerMixin.*Write class Wrong\(HFTrainerMixin, Trainer\)"):
 
         class Wrong(Trainer, HFTrainerMixin):
             pass

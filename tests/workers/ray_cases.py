@@ -371,7 +371,7 @@ def ray_is_shut_down_by_the_program() -> None:
             next(batches)
             ray.shutdown()
             ray.init(address=CLUSTER.address, log_to_driver=False, logging_level="warning")
-            assert "connected anew" in raised(penstock.ClosedError, lambda: [*batches])
+            assert "reconnected" in raised(penstock.ClosedError, lambda: [*batches])
 
 
 @long_case
@@ -539,7 +539,7 @@ def a_cluster_smaller_than_asked_for() -> None:
         pool_of(loader)._actors.placed_within_s = 0.5
         until(lambda: next(batches) is not None and bool(said.lines))
     assert "none of 2 of 5 workers. Each needs 1 CPU. Free now: " in said.lines[0]
-    assert said.lines[0].endswith("The others go on.")
+    assert said.lines[0].endswith("The others continue.")
 
 
 @long_case

@@ -87,7 +87,7 @@ def test_a_class_that_the_worker_does_not_find_is_named_with_the_remedy(method: 
     last = errors.splitlines()[-1]
     assert last.startswith("AttributeError: Can't get attribute 'Squares'")
     assert 'under `if __name__ == "__main__":`' in last
-    assert "a module of its own" in last
+    assert "Move them to a module" in last
 
 
 @pytest.mark.parametrize("method", [FORKSERVER, "spawn"])

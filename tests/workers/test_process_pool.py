@@ -624,7 +624,7 @@ def test_an_error_that_cannot_be_pickled_arrives_in_words(pools: Any, kind: Any,
 def test_an_error_that_means_something_to_loops_is_wrapped(pools: Any, kind: Any) -> None:
     """Seen to fail: `Job.result` without wrapping."""
     pool = pools(1)
-    with pytest.raises(SampleError, match=f"{kind.__name__} came out of user code a note, in worker process 0") as caught:
+    with pytest.raises(SampleError, match=f"{kind.__name__} was raised by user code a note, in worker process 0") as caught:
         done(pool, fail, kind)
     assert type(caught.value.__cause__) is kind
     assert done(pool, echo, 1) == 1
@@ -978,7 +978,7 @@ def test_a_shutdown_by_another_thread_at_any_line_of_the_start_leaves_nothing() 
             try:
                 _, struck = strikes(pool.start, 4)
             except ClosedError as error:
-                closed += "closed while its worker processes were started" in str(error)
+                closed += "closed while its worker processes were starting" in str(error)
                 assert pool.pids == ()
             pool.shutdown()
     assert closed > 10

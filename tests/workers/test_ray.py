@@ -86,10 +86,10 @@ def test_the_head_node_is_lost(run_script: Any) -> None:
 @pytest.mark.parametrize("name", ["max_concurrency", "name", "lifetime", "max_restarts"])
 def test_options_that_the_loader_decides_are_refused(name: str) -> None:
     """Seen to fail: with four calls at once in an actor, the samples had other random numbers."""
-    with pytest.raises(ValueError, match=rf"ray_options has {name}, and the loader itself decides"):
+    with pytest.raises(ValueError, match=rf"ray_options has {name}, but the loader itself controls"):
         Loader.from_dataset(range(8), num_workers=1, method="ray", ray_options={name: 4})
 
 
 def test_options_of_ray_are_for_ray() -> None:
-    with pytest.raises(ValueError, match=r"ray_options=.* is for method='ray', and method='process'. Leave it out"):
+    with pytest.raises(ValueError, match=r"ray_options=.* is for method='ray', but method='process'. Leave ray_options out"):
         Loader.from_dataset(range(8), num_workers=1, ray_options={"num_cpus": 1})

@@ -77,7 +77,7 @@ def test_an_error_is_raised_as_it_is_with_a_note(pools, error):
 def test_an_error_that_means_something_to_loops_is_wrapped(pools, kind):
     """And its thread lives on. Seen to fail: `except Exception` in `_run` (the job is never done)."""
     pool = pools(1)
-    with pytest.raises(SampleError, match=f"{kind.__name__} came out of user code in worker thread 0"):
+    with pytest.raises(SampleError, match=f"{kind.__name__} was raised by user code in worker thread 0"):
         result(pool, pool.submit(kind()))
     assert result(pool, pool.submit(5)) == 5
 
@@ -154,7 +154,7 @@ def test_stuck_threads_are_left_behind_by_name(gate, caplog):
     assert time.monotonic() - began < 1
     stuck = [thread for thread in pool._core.threads.values() if thread.is_alive()]
     assert [thread.daemon for thread in stuck] == [True] * 16
-    assert sorted(record.getMessage().partition(" is still at work")[0] for record in caplog.records) == sorted(
+    assert sorted(record.getMessage().partition(" is still busy")[0] for record in caplog.records) == sorted(
         f"thread {thread.name}" for thread in stuck
     )
     pool.shutdown()

@@ -1,1 +1,1 @@
-"""Loader, what builds its graph, and its saved state."""
+"""The public Loader, the graph that it builds, and its saved state."""

@@ -1,4 +1,4 @@
-"""The canonical graph, from `DataLoader`'s words."""
+"""Builds the standard graph from `DataLoader`'s arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Options(TypedDict, total=False):
-    """For type checkers and editors: the keyword-only arguments of `FromDataset.from_dataset`, which explains them."""
+    """The keyword-only arguments of `FromDataset.from_dataset`, for type checkers and editors; documented there."""
 
     prefetch_factor: int | None
     persistent_workers: bool
@@ -66,7 +66,7 @@ class Options(TypedDict, total=False):
 
 
 class FromDataset(DataLoaderWords):
-    """The classmethod that builds the canonical graph, for the `Loader` to inherit: one signature, next to what it builds."""
+    """Gives `Loader` its `from_dataset`. A separate class, so that the signature stands next to the code that uses it."""
 
     _unseeded: int | None
     _built_for: int | None
@@ -117,74 +117,81 @@ class FromDataset(DataLoaderWords):
         infinite: bool = False,
         restart_on_stop_iteration: bool | None = None,
     ) -> Self:
-        """A `Loader` over the canonical graph of ``dataset``: order, epochs, ranks, batches, workers, pinned memory.
+        """Build a `Loader` over ``dataset``.
 
-        The words up to ``in_order`` are those of ``torch.utils.data.DataLoader``, in its order and with its meanings, so that
-        ``DataLoader = Loader.from_dataset`` is all that a script has to change; the others are ours. The loader shows ``dataset``,
-        ``batch_size``, ``num_workers``, ``collate_fn``, ``pin_memory`` and ``drop_last``, for reading.
+        The arguments up to ``in_order`` are those of ``torch.utils.data.DataLoader``, in the same order and with the same meanings, so
+        ``DataLoader = Loader.from_dataset`` is the only change that a script needs. The loader exposes ``dataset``, ``batch_size``,
+        ``num_workers``, ``collate_fn``, ``pin_memory`` and ``drop_last`` as read-only attributes.
 
-        Args:
-            dataset: Map-style; or an ``IterableDataset``, or a finite torchdata node, which is read in this process; on several ranks see ``split``.
-            batch_size: Samples in a batch, on this rank; None: no batches.
-            shuffle: A new order every epoch, a pure function of (``seed``, epoch).
-            sampler: Any sampler of indices. A ``DistributedSampler`` is taken over: its seed, shuffle and drop_last are used here.
-            batch_sampler: Any sampler of lists of indices; whole batches are dealt to the ranks. Excludes ``batch_size`` and ``drop_last``.
-            num_workers: Worker threads or processes; 0 loads in this thread; ``"auto"`` finds while it runs how many are worth it.
-            collate_fn: Makes a batch of a list of samples; default torch's ``default_collate``. It runs in the workers;
-                over a stream with two or more worker processes it runs in this process. A type checker learns from it what a batch is.
-            pin_memory: Copy batches to pinned memory, where there is an accelerator.
-            drop_last: Leave out the batch at an epoch's end that is not full.
+        DataLoader arguments:
+            dataset: A map-style dataset, an ``IterableDataset``, or a finite torchdata node. The last two are read in this process, and
+                need ``split`` on several ranks.
+            batch_size: Samples per batch on this rank; None disables batching.
+            shuffle: Reshuffle every epoch. The order is a pure function of (``seed``, epoch).
+            sampler: Yields indices. From a ``DistributedSampler`` the loader takes seed, shuffle and drop_last, and shards by itself.
+            batch_sampler: Yields lists of indices; ranks get whole batches. Excludes ``batch_size`` and ``drop_last``.
+            num_workers: Worker threads or processes. 0 loads in the calling thread; ``"auto"`` adjusts the number as training runs.
+            collate_fn: Merges samples into a batch; default: ``default_collate``. Runs in the workers, but in this process for a stream
+                with two or more worker processes.
+            pin_memory: Copy batches to pinned memory if there is an accelerator.
+            drop_last: Drop the last batch of an epoch if it is not full.
             timeout: Seconds to wait for a batch; 0 waits forever.
-            worker_init_fn: Called with the worker's number in each worker process.
-            multiprocessing_context: A start method or context; default: multiprocessing's.
-            generator: Its initial seed becomes ``seed``. Nothing is drawn from it.
-            prefetch_factor: Batches in work for each worker; default 2; 4 if batches have at most 1 MiB, 8 (Ray: 32) if 64 KiB.
-            persistent_workers: Means nothing, and False is told so once: workers always live as long as the loader.
-            pin_memory_device: Means nothing, and is told so once: memory is pinned for the accelerator that there is.
-            in_order: Deliver batches in their order; False delivers them as they are done, and its states belong to one rank, see `ParallelMapper`.
-            order: An `Order`; excludes ``shuffle`` and ``sampler``. Default: what the dataset's method ``order(*, shuffle, seed)`` returns, if it has one, as
-                `Mix` does; otherwise as ``shuffle`` says.
-            groups: `Packs` or `Buckets`: put samples into packs of one length, or into batches of similar lengths. Excludes ``sampler`` and
-                ``batch_sampler``; with `Buckets` also ``batch_size`` and ``drop_last``, because a bucket is a batch.
-            transform: Applied to each sample in the workers, before it is collated (or packed): decoding, augmentation. Its random numbers are the sample's
-                (``penstock.sample().rng``). A stream's items are dealt to the ranks first, then transformed.
-            seed: Of everything random; default 0, on every rank and in every run, whatever ``torch.manual_seed`` says. Two loaders that shuffle by the
-                default seed and have the same length are in step, which a warning tells.
-            method: What the workers are: ``"process"``, ``"thread"``, or ``"ray"``: actors of a Ray cluster, on other machines.
-            device: Copy batches there ahead of time, on a stream of its own (`ToDevice`); default: they stay on the CPU.
-            rank: This process's share of the data, from 0; default: asked of ``mesh`` or ``torch.distributed`` at the first batch, see `Sharder`.
-            world_size: How many ranks share the data; goes with ``rank``, and is looked up where that is.
-            mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``: ranks with the same place in it get the same items.
-            split: How several ranks share the data. By index: ``"items"`` (None means the same) or, with a ``batch_sampler``, ``"within"``; see
-                `Sharder`. What is read from its beginning needs a word there: ``"items"``: every rank reads all of it and is dealt its share; ``"own"``:
-                it splits itself by rank, and nothing is dealt; see `IterableSource`.
-            tail: What to do if the ranks' shares come out unequal: ``"pad"`` repeats samples, ``"drop"`` leaves some out, ``"exact"`` lets ranks differ, see
-                `Sharder`. Default ``"pad"``, or ``"drop"`` for what cannot be padded: ``groups``, and `Shards` that are not counted. Means nothing under
-                ``split="own"``.
-            plan_ahead: Draw the next epoch from ``sampler`` or ``batch_sampler`` during this one, in a helper process or thread; see `SamplerWrapper`.
-            seed_global_rngs: Seed the global generators (``random``, NumPy, torch) for each sample, so that augmentation repeats itself; with ``method="thread"``, warn of what draws from them.
-                See `ParallelMapper`.
-            prefetch_next_epoch: Load the first batches of the next epoch before it is asked for.
-            max_restarts: Worker processes that may die and be replaced before `WorkerDied`; default 8, or twice the number of workers if that is more.
-            on_error: For a sample that fails: ``"raise"``, ``"skip"``, or a function ``(exception, index, epoch, position)`` that returns a substitute or
-                `SKIP`; see `ParallelMapper`.
-            max_errors: Samples that may fail under ``on_error``: an ``int`` in all, a ``float`` as a share of any 1000; default: no bound.
-            ray_options: With ``method="ray"``: what each worker needs, as for ``.options()`` of a Ray actor (``num_cpus``, ``resources``, ``runtime_env``, …).
-            infinite: ``for batch in loader`` goes on over all epochs, and ``len(loader)`` is unknown.
-            restart_on_stop_iteration: A state of a finished epoch resumes at the next one (True), or at its empty remainder (False); default: at the next
-                if the loop saw the end, see `Loader`.
+            worker_init_fn: Called with the worker's number as each worker process starts.
+            multiprocessing_context: A start method or context; default: that of ``multiprocessing``.
+            generator: Its initial seed becomes ``seed``; nothing is drawn from it.
+            prefetch_factor: Batches in progress per worker. Default: 2; 4 for batches up to 1 MiB; 8 (Ray: 32) up to 64 KiB.
+            persistent_workers: Ignored: workers live as long as the loader. False logs a note once.
+            pin_memory_device: Ignored: memory is pinned for the present accelerator. Logs a note once.
+            in_order: False delivers batches as they finish; each rank must then save its own state. See `ParallelMapper`.
+
+        Order:
+            order: An `Order`, instead of ``shuffle`` or ``sampler``. Default: the dataset's ``order(*, shuffle, seed)`` if it has one, as
+                `Mix` does.
+            groups: `Packs` packs samples to a fixed length; `Buckets` makes batches of similar lengths. Excludes ``sampler`` and
+                ``batch_sampler``; `Buckets` also excludes ``batch_size`` and ``drop_last``.
+            seed: Seeds everything random. Default: 0 on every rank and in every run, regardless of ``torch.manual_seed``.
+            plan_ahead: Read the sampler's next epoch during this one, in a helper process or thread; see `SamplerWrapper`.
+            infinite: ``for batch in loader`` continues across epochs, and ``len(loader)`` is undefined.
+            restart_on_stop_iteration: Resume the state of a finished epoch at the next epoch (True) or at its own empty remainder (False).
+                Default: at the next epoch if the loop saw the end; see `Loader`.
+
+        Ranks:
+            rank: This process's rank, from 0. Default: from ``mesh`` or ``torch.distributed``, at the first batch; see `Sharder`.
+            world_size: Number of ranks; pass it together with ``rank``.
+            mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``. Ranks with the same coordinate get the same items.
+            split: How ranks share the data. By index: ``"items"`` (default) or, with ``batch_sampler``, ``"within"``; see `Sharder`.
+                Streams need a choice: ``"items"`` (every rank reads everything and keeps its share) or ``"own"`` (the stream splits
+                itself); see `IterableSource`.
+            tail: If shares are unequal, ``"pad"`` repeats samples, ``"drop"`` leaves some out, and ``"exact"`` lets ranks differ; see
+                `Sharder`. Default: ``"pad"``, or ``"drop"`` with ``groups`` or uncounted `Shards`. No effect with ``split="own"``.
+
+        Workers:
+            method: ``"process"``, ``"thread"``, or ``"ray"`` (actors of a Ray cluster, on other machines).
+            transform: Applied to each sample in a worker, before collating or packing. Draw random numbers from ``penstock.sample().rng``.
+            device: Copy batches to this device ahead of time, on a separate stream; see `ToDevice`.
+            seed_global_rngs: Seed ``random``, NumPy and torch for each sample, so that augmentation is reproducible; with threads, warn
+                about code that draws from them. See `ParallelMapper`.
+            prefetch_next_epoch: Load the next epoch's first batches before the loop asks for them.
+            ray_options: Needs of each Ray worker, as for an actor's ``.options()``: ``num_cpus``, ``resources``, ``runtime_env``, …
+
+        Errors:
+            on_error: For a sample that fails: ``"raise"``, ``"skip"``, or a function ``(exception, index, epoch, position)`` that returns a
+                substitute or `SKIP`; see `ParallelMapper`.
+            max_errors: Failures allowed under ``on_error``: an ``int`` in total, or a ``float`` as a share of any 1000 samples.
+            max_restarts: Worker processes that may die and be replaced before `WorkerDied`; default: 8, or twice the number of workers if
+                that is more.
 
         Raises:
-            ValueError: Arguments that exclude each other, or make no sense.
-            TypeError: A dataset without a length where one is needed.
-            GraphError: A sampler that shards by itself.
+            ValueError: Arguments exclude each other or are invalid.
+            TypeError: The dataset has no length where one is needed.
+            GraphError: ``sampler`` shards by itself.
         """
         shuffle = bool(shuffle)
         given = sampler if sampler is not None else batch_sampler
         if not persistent_workers:
-            say_once("persistent_workers=False means nothing here: workers live as long as the loader. loader.close() ends them.")
+            say_once("persistent_workers=False has no effect: workers live as long as the loader. Call loader.close() to end them.")
         if pin_memory_device:
-            say_once(f"pin_memory_device={pin_memory_device!r} means nothing here: memory is pinned for the accelerator that there is.")
+            say_once(f"pin_memory_device={pin_memory_device!r} has no effect: memory is pinned for the present accelerator.")
         words = {
             "dataset": dataset,
             "batch_size": None if batch_sampler is not None or is_buckets(groups) else batch_size,
@@ -198,7 +205,9 @@ class FromDataset(DataLoaderWords):
         on_device = device is not None and resolve_device(device).type != "cpu"
         facts = DatasetFacts(type(dataset).__name__, "forward", None, False) if isinstance(dataset, BaseNode) else DatasetFacts.of(dataset)
         if facts.in_memory and num_workers:
-            raise ValueError(f"num_workers={num_workers!r}: a {facts.name} dataset lies in memory and needs no workers. Leave it out.")
+            raise ValueError(
+                f"num_workers={num_workers!r}: a {facts.name} dataset is in memory and needs no workers. Leave num_workers out."
+            )
         check_together(
             facts,
             batch_size=batch_size,
@@ -226,7 +235,7 @@ class FromDataset(DataLoaderWords):
         if facts.read == "forward":
             source, map_fn = _read(dataset, split, seed, bool(seed_global_rngs)), _collate_only(collate_fn, batch_size, transform)
             if seed_global_rngs is True and collate_fn is None and transform is None:
-                seed_global_rngs = False  # in the batches nothing of the user's runs; restoring the generators would take 80 us
+                seed_global_rngs = False  # no user code runs while batching, and restoring the generators would cost 80 us
         elif given is not None:
             from penstock._nodes.distributed_sampler import taken_over
 
@@ -249,7 +258,7 @@ class FromDataset(DataLoaderWords):
                 check_order(order, facts)
             if groups is not None and isinstance(order, ContinuingOrder):
                 raise ValueError(
-                    f"groups needs the length of each sample, and {type(dataset).__name__} is a stream without end. Leave groups out; pack with the step penstock.Pack."
+                    f"groups needs the length of each sample, but {type(dataset).__name__} is an endless stream. Leave groups out, and pack with the penstock.Pack step."
                 )
             if groups is None:
                 source = Sampler(order)
@@ -285,7 +294,7 @@ class FromDataset(DataLoaderWords):
             max_errors=max_errors,
             ray_options=ray_options,
         )
-        words["num_workers"] = partial(getattr, node, "num_workers")  # which changes, if it is "auto"
+        words["num_workers"] = partial(getattr, node, "num_workers")  # a function, because "auto" changes the number
         if device is not None:
             from penstock._nodes.to_device import ToDevice
 
@@ -302,7 +311,7 @@ class FromDataset(DataLoaderWords):
         return loader
 
 
-FromDataset.from_dataset.__func__.__qualname__ = "Loader.from_dataset"  # type: ignore[attr-defined]  # an unknown argument is refused under that name
+FromDataset.from_dataset.__func__.__qualname__ = "Loader.from_dataset"  # type: ignore[attr-defined]  # Python uses this name in the error for an unknown argument
 
 
 def _read(dataset: Any, split: Any, seed: int, seed_global_rngs: bool) -> Node[Any]:
@@ -312,7 +321,7 @@ def _read(dataset: Any, split: Any, seed: int, seed_global_rngs: bool) -> Node[A
         return IterableSource(dataset, split=split, seed=seed, seed_global_rngs=seed_global_rngs)
     said = index_of(dataset).facts.sharded_by
     if split not in (None, said):
-        raise ValueError(f"split={split!r} is for the source to say, and {type(dataset).__name__} says {said!r}. Say it there.")
+        raise ValueError(f"split={split!r} conflicts with split={said!r} of the {type(dataset).__name__}. Set split on that node only.")
     return dataset
 
 

@@ -1,4 +1,4 @@
-"""check_ranks: whether all ranks would load parts of the same sequence. The only code in which ranks talk to each other, and only when asked."""
+"""check_ranks: verify that all ranks load parts of the same sequence. The only code in which ranks communicate, and only on request."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ if TYPE_CHECKING:
     from penstock._nodes.node import State
 
 
-_PLAN: Final = "what the sampler yields (a checksum)"
+_PLAN: Final = "the checksum of the sampler's indices"
 
 
 def check_ranks(loader: Loader[Any], group: ProcessGroup | None = None) -> None:
-    """Compare this loader across ranks: settings, lengths, the state, and whether some rank loads each share.
+    """Compare this loader across ranks: settings, lengths, the state, and whether each share is loaded by some rank.
 
     A collective: every rank of ``group`` must call it. Call it once before training, and after loading a state. It costs one
-    ``all_gather_object`` of under 2 KB per rank, loads no sample, and moves nothing. If one rank raises, all do, with the same message.
+    ``all_gather_object`` of under 2 KB per rank, loads no sample, and does not move the loader. If one rank raises, all do, with the same
+    message.
 
-    A sampler is read for this: what it yields in the epoch that is next (inside an epoch: in this one) is compared by a checksum. Not compared are the samples, what an
-    iterable yields, and a sampler that can be neither pickled nor copied, because reading it beforehand would change it.
+    A sampler is compared by a checksum of its indices in the next epoch (inside an epoch: in this one). Samples and the items of an iterable
+    are not compared, and neither is a sampler that can be neither pickled nor copied, because reading it early would change it.
 
     Args:
-        loader: Need not be started.
-        group: The ranks to compare; default all. For a subset, it does not check whether every share is loaded.
+        loader: The loader on this rank; need not be started.
+        group: The ranks to compare; default: all. With a subset, shares that no rank loads are not detected.
 
     Raises:
-        StateMismatch: The ranks do not load the same sequence; names what differs, with the ranks of each value.
-        GraphError: There is no process group to compare over.
+        StateMismatch: The ranks do not load the same sequence; the message names each difference, with the ranks of each value.
+        GraphError: There is no process group.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise GraphError("check_ranks needs a process group, and there is none. Call torch.distributed.init_process_group first.")
     cause: Exception | None = None
     try:
         mine = _fingerprint(loader)
-    except Exception as exc:  # The other ranks must hear of it, or they would wait forever.
+    except Exception as exc:  # the other ranks must learn of it, or they would wait forever
         mine, cause = {"error": f"{type(exc).__name__}: {exc}"}, exc
     all_of_them: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(all_of_them, (torch.distributed.get_rank(), mine), group=group)
@@ -80,7 +81,7 @@ def _fingerprint(loader: Loader[Any]) -> dict[str, Any]:
 
 
 def _plan(loader: Loader[Any], first: SamplerWrapper, state: State) -> int | None:
-    """A checksum of the epoch that is next, or of the whole one that ``state`` is inside."""
+    """A checksum of the next epoch, or of the whole epoch that ``state`` is inside."""
     place = place_of(state)
     if place is None:
         return None
@@ -99,7 +100,7 @@ def _plan(loader: Loader[Any], first: SamplerWrapper, state: State) -> int | Non
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Each value in a nest of dicts and lists, by its place in it: whole, so that none differs behind what a message shows."""
+    """Each value in nested dicts and lists, by its path. Values are complete: they might differ only where a message cuts them off."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _leaves(f"{name}.{key}" if name else key, inner)
@@ -120,8 +121,8 @@ def _differing(said: dict[int, dict[str, Any]]) -> list[str]:
     for name in sorted({name for one in said.values() for name in one["what"]}):
         holders: dict[str, list[int]] = {}
         for rank, one in said.items():
-            if name != _PLAN or name in one["what"]:  # one rank may not be able to tell yet, and another may have read it already
-                holders.setdefault(one["what"].get(name, "not there"), []).append(rank)
+            if name != _PLAN or name in one["what"]:  # one rank may not know it yet, while another has read it already
+                holders.setdefault(one["what"].get(name, "missing"), []).append(rank)
         if len(holders) > 1:
             faults.append(f"{name} is " + " and ".join(f"{value:.200} on {_named(ranks)}" for value, ranks in holders.items()))
     return faults
@@ -134,7 +135,7 @@ def _unloaded(said: dict[int, dict[str, Any]]) -> list[str]:
     world_size = next(iter(said.values()))["world_size"]
     lacking = [share for share in range(world_size) if share not in shares]
     loaded = ", ".join(f"{share} by {_named(ranks)}" for share, ranks in sorted(shares.items())[:4])
-    return [f"no rank loads {', '.join(map(str, lacking[:8]))} of {world_size} shares; loaded are {loaded}"] if lacking else []
+    return [f"no rank loads share {', '.join(map(str, lacking[:8]))} of {world_size}; loaded are {loaded}"] if lacking else []
 
 
 def _named(ranks: list[int]) -> str:

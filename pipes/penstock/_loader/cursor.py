@@ -1,12 +1,12 @@
-"""EpochCursor: where a loader stands, and where its next iterator starts. Pure: no threads, and it never touches the graph.
+"""EpochCursor: a loader's position, and where its next iterator starts. Pure: no threads, no access to the graph.
 
-The cursor is told what happened: a batch was delivered, a marker was read, a state was loaded, an epoch was asked for. At the first ``next`` of an
-iterator it says what the graph must do before the first batch: stay, pass one marker, or jump to a state. Until then nothing moves, because
-trainers call ``iter``, ``load_state_dict`` and ``set_epoch`` in every possible order.
+Its methods record events: a batch was delivered, a marker was read, a state was loaded, an epoch was requested. At the first ``next`` of
+an iterator, `EpochCursor.start` returns what the graph must do before the first batch: stay, pass one marker, or jump to a state. Nothing
+moves before that, because trainers call ``iter``, ``load_state_dict`` and ``set_epoch`` in every possible order.
 
-The end of an epoch is *seen* once its marker was consumed: by the ``StopIteration`` of the loop, by `EpochCursor.end_epoch`, or because the next epoch
-began. After a seen end the state is the start of the next epoch. A state taken on the epoch's last batch has not seen the end: when it is loaded,
-it gives the empty remainder of that epoch first, so that the code after the loop (a scheduler's step, validation) runs.
+The end of an epoch is *seen* once its marker is consumed: by the ``StopIteration`` of the loop, by `EpochCursor.end_epoch`, or because the
+next epoch began. From then on the state is the start of the next epoch. A state taken on the last batch of an epoch has not seen the end:
+when loaded, it first yields the empty remainder of that epoch, so that the code after the loop (a scheduler step, validation) runs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Epochs(Protocol):
-    """The questions that the cursor asks of a graph. Answering them starts nothing."""
+    """What the cursor needs to know about a graph. None of these methods starts anything."""
 
     def remaining(self, state: State) -> int | None:
-        """Items still to come in the epoch of ``state``; None if unknown."""
+        """Items left in the epoch of ``state``; None if unknown."""
 
     def start_of(self, epoch: int, after: State | None = None) -> State:
-        """The state in which ``epoch`` has not begun. It may depend on ``after``, where the run is now."""
+        """The state before the first item of ``epoch``. It may depend on ``after``, the run's current position."""
         ...
 
     def end_of(self, epoch: int) -> State:
@@ -54,7 +54,7 @@ class PassMarker(NamedTuple):
 
 @final
 class Jump(NamedTuple):
-    """The graph must be reset to ``state``. With ``over_marker``, a marker that comes first is passed and ends nothing."""
+    """The graph must be reset to ``state``. With ``over_marker``, a marker that comes first is passed without ending an epoch."""
 
     state: State
     over_marker: bool = False
@@ -74,21 +74,21 @@ class GraphPosition(Enum):
 
 @final
 class EpochCursor:
-    """Where a loader stands.
+    """The position of a loader.
 
     Args:
-        epochs: Answers the cursor's questions about the graph.
-        infinite: Epochs end nothing: markers are passed.
+        epochs: Facts about the graph.
+        infinite: Pass markers without ending an epoch.
         restart: Whether a state of a finished epoch continues with the next epoch (True) or with the empty remainder (False). None: with the
             next epoch if the end was seen.
 
     Attributes:
-        epochs: Answers the cursor's questions about the graph.
-        state: The position after the last item delivered, or where the next one comes from.
+        epochs: Facts about the graph.
+        state: The position after the last delivered item, or of the next item.
         stands: Where the graph is.
-        fresh: Nothing was delivered since this state was jumped to, loaded or begun.
-        pending: The state was loaded, and no batch was asked for yet.
-        over_marker: The next marker ends nothing.
+        fresh: Nothing was delivered since a jump to this state, a load of it, or the start of its epoch.
+        pending: The state was loaded, and no batch was requested yet.
+        over_marker: The next marker does not end an epoch.
         begun: The state is not at the start of its epoch.
     """
 
@@ -106,27 +106,27 @@ class EpochCursor:
         self._again = False  # the first item of this run raised: the next run begins at the same place
         self._requested: int | None = None
         self._by_sampler = False  # the request came through `Loader.sampler`
-        self._sized: bool | None = None  # asked before anything was read: once a plan is in memory, the graph may know more
+        self._sized: bool | None = None  # determined before anything is read, because the graph may know more once a plan is in memory
         self._offset = 0  # added to the epoch numbers of a trainer that counts differently; only without a length
 
     # Where it stands.
 
     @property
     def here(self) -> State:
-        """The state; or the start of the next epoch, if ``restart`` says that a finished epoch means that."""
+        """The state; or the start of the next epoch, if the state's epoch is finished and ``restart`` is True."""
         if self.pending and self._restart and self._complete:
             return self._start(epoch_of(self.state) + 1)
         return self.state
 
     @property
     def remaining(self) -> int | None:
-        """Items still to come in the epoch."""
+        """Items left in the epoch."""
         return 0 if self.stands is GraphPosition.BEHIND_MARKER else self.epochs.remaining(self.here)
 
     # What happened.
 
     def request(self, epoch: int | None, *, by_sampler: bool = False) -> None:
-        """``epoch`` was asked for, or None takes the request back; the next start decides."""
+        """Request ``epoch`` for the next start; None withdraws a request."""
         self._requested, self._by_sampler = epoch, by_sampler
 
     def load(self, state: State) -> None:
@@ -134,18 +134,18 @@ class EpochCursor:
         self._look()
         epoch = epoch_of(state)
         if self._restart is False and epoch and self._at_start(state):
-            state = self.epochs.end_of(epoch - 1)  # restart=False: the end of the epoch before is to be seen again
+            state = self.epochs.end_of(epoch - 1)  # restart=False: the loop sees the end of the previous epoch again
         self._stand(state, GraphPosition.AWAY)
         self.pending, self.begun, self._offset = True, not self._at_start(state), 0
 
     def delivered(self, state: State) -> None:
-        """An item was handed out, and ``state`` is the position after it."""
+        """An item was delivered; ``state`` is the position after it."""
         self.state = state
         self.fresh = self.over_marker = self._resumed = self._again = False
         self.begun = True
 
     def raised(self, state: State) -> None:
-        """Asking for an item raised; ``state`` is the graph's. A run that delivered nothing leaves the next one to begin at the same place."""
+        """Reading an item raised; ``state`` is the graph's. If the run has delivered nothing, the next run begins at the same place."""
         if epoch_of(state) == epoch_of(self.state):
             self.state = state
         if self.fresh:
@@ -161,7 +161,7 @@ class EpochCursor:
         return ends
 
     def end_epoch(self) -> bool:
-        """Give up the rest of an epoch that has begun, and see its end. Returns whether there was one."""
+        """Skip the rest of an epoch that has begun, and count its end as seen. Returns whether there was one."""
         if not self.begun:
             return False
         before = self.stands
@@ -173,14 +173,14 @@ class EpochCursor:
         return True
 
     def lost(self) -> None:
-        """Nobody knows where the graph is; the state still holds."""
+        """The position of the graph is unknown; the state is still valid."""
         if self.stands is GraphPosition.BEHIND_MARKER:
             self._again = True
         else:
             self.stands = GraphPosition.AWAY
 
     def saved(self) -> dict[str, Any]:
-        """Everything the cursor knows, for `restore`."""
+        """A copy of all fields, for `restore`."""
         return vars(self).copy()
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -194,7 +194,7 @@ class EpochCursor:
 
     @property
     def graph_state(self) -> State:
-        """Where the graph should be in the middle of a run."""
+        """The state that the graph should have in the middle of a run."""
         return self._start(epoch_of(self.state) + 1) if self.stands is GraphPosition.BEHIND_MARKER else self.state
 
     # Where the next iterator starts.
@@ -205,18 +205,18 @@ class EpochCursor:
         return self.pending or self._requested is not None
 
     def start(self) -> Move:
-        """What the graph must do. Nothing changes until `arrived` says that it is done."""
+        """Return what the graph must do. Nothing changes until `arrived` reports that it is done."""
         self._look()
         requested = self._requested
         if self.pending:
             if self._by_sampler and not self._sized and requested is not None and requested - epoch_of(self.state) in (0, 1):
-                # Only reading on would show whether a stream is at its end. A trainer that asks for the next epoch has counted the batches.
+                # Only another read would show whether a stream is at its end. A trainer that requests the next epoch has counted the batches.
                 return Jump(self.state if requested == epoch_of(self.state) else self._start(requested))
             return self._from_loaded(None if self._by_sampler and not self._completes(requested) else requested)
         return self._from_stream(None if requested is None else self._absolute(requested))
 
     def arrived(self, move: Move, state: State | None = None) -> None:
-        """The graph has made ``move``; ``state`` is the graph's own after a marker that it passed."""
+        """The graph has made ``move``. After a `PassMarker`, ``state`` is the state of the graph."""
         resumed, requested = self.pending, self._requested
         if isinstance(move, Jump):
             begun = not self._at_start(move.state)
@@ -271,7 +271,7 @@ class EpochCursor:
         return state == self.epochs.start_of(epoch_of(state), state)
 
     def _absolute(self, requested: int) -> int:
-        """The epoch that the caller means: one of a trainer that counts from its own number, or one that goes by ours."""
+        """The epoch that the caller means. A trainer may count from its own start, or use the loader's numbers."""
         now = epoch_of(self.state)
         if requested + self._offset not in (now, now + 1) and requested in (now, now + 1):
             self._offset = 0

@@ -1,4 +1,4 @@
-"""For those who come from ``torch.utils.data.DataLoader``: which of its attributes and arguments a loader has, and what it says in place of the others."""
+"""Compatibility with ``torch.utils.data.DataLoader``: which of its attributes a loader has, and the errors for the others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ log = logging.getLogger("penstock")
 _REBUILDS = "accelerate.data_loader"
 """The module whose functions (``prepare_data_loader``, ``skip_first_batches``) read a loader's attributes only to build a ``DataLoader`` from them.
 
-That one would be silently without the order, seed, transform and position. Nothing but the reader tells it from a script that logs ``batch_size``:
-the functions check no type, and take an `AttributeError` for a default.
+That ``DataLoader`` would silently lack the order, seed, transform and position. Only the calling module distinguishes this from a script that
+logs ``batch_size``: the functions check no type, and replace an `AttributeError` by a default.
 """
 
 _BUILT_IN = "It is an argument of Loader.from_dataset, which builds it into the graph; loader.root is the graph's last node."
@@ -28,11 +28,11 @@ _BUILT_IN = "It is an argument of Loader.from_dataset, which builds it into the 
 
 @final
 class ReadOnly:
-    """An attribute named like one of ``DataLoader``'s, which cannot be assigned.
+    """A read-only attribute with the name of one of ``DataLoader``'s.
 
     Args:
-        shown: Whether a loader built by `from_dataset` shows it. Trainers that find the others rebuild a ``DataLoader`` from them.
-        asked: It may change, and what is kept is a function that returns it.
+        shown: Whether a loader built by `from_dataset` has it. Trainers that find the others rebuild a ``DataLoader`` from them.
+        asked: The value may change, so a function that returns it is stored instead.
     """
 
     def __init__(self, *, shown: bool, asked: bool = False) -> None:
@@ -63,8 +63,8 @@ class ReadOnly:
 def refuse_assignment(name: str) -> NoReturn:
     """Refuse ``loader.name = …``, which would change nothing."""
     raise AttributeError(
-        f"loader.{name} cannot be assigned, because the graph was built with it. Build another loader, Loader.from_dataset(..., {name}=...), and "
-        f"give its load_state_dict what this one's state_dict returned."
+        f"loader.{name} cannot be assigned, because the graph was built with it. Build a new loader with Loader.from_dataset(..., {name}=...), and "
+        f"pass this one's state_dict() to its load_state_dict."
     )
 
 
@@ -91,9 +91,9 @@ class DataLoaderWords:
 
 @final
 class EpochView:
-    """What trainers find as ``loader.sampler``: it can be told the epoch, and nothing else.
+    """The value of ``loader.sampler`` for trainers: it has `set_epoch`, and nothing else.
 
-    A loaded state that was not used yet overrides it, because such trainers miscount the epochs of a resumed run.
+    A loaded state that is not yet used takes precedence, because such trainers miscount the epochs of a resumed run.
     """
 
     def __init__(self, cursor: EpochCursor) -> None:
@@ -112,7 +112,7 @@ def check_root(root: Any, misplaced: tuple[Any, ...], dataset_words: dict[str, A
     words += "".join(f", {name}={value!r:.60}" for name, value in dataset_words.items() if name != "dataset")
     if isinstance(root, BaseNode):
         raise GraphError(
-            f"Loader(root) takes a graph, and its nodes take these arguments{words}. Give them to the Batcher, the ParallelMapper and the others."
+            f"Loader(root) takes only a graph. Pass the other arguments ({words[2:]}) to its nodes: the Batcher, the ParallelMapper and so on."
         )
     came = type(dataset_words.get("dataset") if root is None else root).__name__
     raise GraphError(

@@ -1,8 +1,8 @@
-"""EpochIterator: one ``for`` loop over a `Loader`; and `Runs`: which of a loader's iterators may read, and where the loader stands meanwhile.
+"""EpochIterator, one ``for`` loop over a `Loader`, and Runs, which decides which of a loader's iterators may read.
 
-An exception may leave ``next`` at any line (Ctrl-C, a signal handler that raises, the user's own code), and the user's loop may catch it and go on. A ``next``
-that raises has returned nothing, so it must leave no trace. Hence each ``next`` first notes how things stand (`Runs.unfinished`). If it is interrupted, the next
-call restores what was noted, and resets the graph (`Runs.roll_back`).
+An exception may leave ``next`` at any line (Ctrl-C, a signal handler that raises, the user's own code), and the user's loop may catch it and
+continue. A ``next`` that raises has returned nothing, so it must leave no trace. So each ``next`` first saves the current state
+(`Runs.unfinished`). If it is interrupted, the next call restores that state, and resets the graph (`Runs.roll_back`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ T = TypeVar("T", covariant=True)
 
 @final
 class Runs:
-    """The runs of a loader. An iterator begins one with its first ``next``, and reads until another begins, or until a state is loaded.
+    """The runs of a loader. An iterator begins a run with its first ``next``, and reads until another run begins or a state is loaded.
 
     Args:
-        reader: Of the loader's graph.
+        reader: Reads the loader's graph.
 
     Attributes:
-        number: That of the current run; iterators of earlier ones are dead.
-        given_up: A run that began because `Loader.end_epoch` gave up the rest of the one before it.
+        number: Number of the current run; iterators of earlier runs have ended.
+        given_up: The run that began because `Loader.end_epoch` skipped the rest of the previous one.
         turn: Lets one thread at a time read.
-        unfinished: How things stood before the ``next`` that is running, or that was interrupted: the iterator, its run, what the cursor and the ledger of
-            commits had saved. None between two calls.
+        unfinished: The state before the ``next`` that is running or was interrupted: the iterator, its run, and what the cursor and the
+            commit ledger returned from ``saved``. None between two calls.
     """
 
     def __init__(self, reader: GraphReader[Any]) -> None:
@@ -53,15 +53,15 @@ class Runs:
         """The position after the last batch that ``next`` returned, or that was committed."""
         if self.unfinished is None:
             return self._reader.commits.state_of(self._reader.cursor.state)
-        _, _, cursor, commits = self.unfinished  # a signal handler asks in the middle of a `next`, or the last one was interrupted
+        _, _, cursor, commits = self.unfinished  # a signal handler calls this in the middle of a `next`, or the last `next` was interrupted
         state: State = cursor["state"] if commits is None else commits[0]
         return state
 
     def roll_back(self) -> None:
-        """Undo a ``next`` that Ctrl-C interrupted: it returned nothing, so nothing may have happened.
+        """Undo a ``next`` that Ctrl-C interrupted. It returned nothing, so it must have no effect.
 
-        The graph is reset when the next item is asked for, and the items it had taken are loaded again. This may itself be interrupted; the next use of
-        the loader then does it from the beginning.
+        The graph is reset when the next item is requested, and the items it had taken are loaded again. If this method is itself
+        interrupted, the next use of the loader repeats it from the beginning.
         """
         if self.unfinished is None:
             return
@@ -71,11 +71,11 @@ class Runs:
         self._reader.commits.restore(commits)
         put_back_interrupted()
         self._reader.cursor.lost()
-        self.unfinished = None  # last: until then all of it is done again
+        self.unfinished = None  # last, because an interrupt before this line has all of it done again
 
 
 class EpochIterator(Generic[T]):
-    """One pass over an epoch of a `Loader`. Its first ``next`` begins a run of the loader; when that run is over, so is this iterator."""
+    """One pass over an epoch of a `Loader`. Its first ``next`` begins a run of the loader, and the iterator ends with that run."""
 
     __slots__ = ("_ended", "_loader", "_run")
 
@@ -88,8 +88,9 @@ class EpochIterator(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        # Three layers of `try`, from the inside out: the end of an epoch is told to the clock; an Exception leaves the loader as the graph now stands, ready for
-        # the next call; anything else (Ctrl-C, SystemExit) is rolled back as if this call had never been made.
+        # Three nested `try`s, from the inside out. The first reports the end of an epoch to the clock. The second handles an Exception: the
+        # loader stays where the graph is, ready for the next call. The third handles anything else (Ctrl-C, SystemExit): it rolls back, as if
+        # this call had never been made.
         loader = self._loader
         runs, reader, clock = loader._runs, loader._reader, loader._clock
         inside = False  # a second thread is refused, and must not touch what the first one is doing
@@ -103,7 +104,7 @@ class EpochIterator(Generic[T]):
                         runs.roll_back()
                     forget_interrupted()
                     noted = self, self._run, reader.cursor.saved(), reader.commits.saved()
-                    runs.unfinished = noted  # complete from the first moment on, because a signal handler may ask for the state at any line
+                    runs.unfinished = noted  # assigned complete, because a signal handler may ask for the state at any line
                     asked = now()
                     if self._run != runs.number or self._ended:
                         self._begin(loader)
@@ -114,11 +115,11 @@ class EpochIterator(Generic[T]):
                         clock.end(loader, asked, exc)
                         raise
                     at, moment = clock.at, now()
-                    if at < clock.until and moment < clock.report_ns and not traced:  # what `got` does; a call would cost a tiny batch 2 %
+                    if at < clock.until and moment < clock.report_ns and not traced:  # `got`, inlined: the call would cost a tiny batch 2 %
                         clock.moments[at + 1], clock.moments[at + 2], clock.at = asked, moment, at + 2
                     else:
                         clock.got(loader, asked, moment)
-                # Behind the `with`, and the last step: an interrupt before it returns no item, so it is rolled back.
+                # After the `with`, and as the last step: an interrupt before this line returns no item, so it is rolled back.
                 runs.unfinished = None
                 return item
             except Exception as exc:
@@ -133,7 +134,7 @@ class EpochIterator(Generic[T]):
         except Exception:
             raise
         except BaseException:
-            # Also one that came in the handler above, which may have dropped `unfinished` already: hence `noted`.
+            # It may come from the handler above, which may already have dropped `unfinished`; hence `noted`.
             if inside and noted is not None:
                 runs.unfinished = noted
                 runs.roll_back()

@@ -1,7 +1,7 @@
-"""GraphReader: moves a graph to where the cursor says, reads it item by item, and tells the cursor what came.
+"""GraphReader: moves a graph to the cursor's position, reads it item by item, and reports each item to the cursor.
 
-An exception may leave it at any line. Then the state does not count an item that was never returned, and if nobody can tell where the graph is, the cursor
-hears that it is lost: the next read begins with a reset.
+An exception may leave it at any line. The state then does not count an item that was never returned. If the position of the graph is
+unknown, `EpochCursor.lost` records that, and the next read begins with a reset.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ T = TypeVar("T", covariant=True)
 log = logging.getLogger("penstock")
 
 _EMPTY = (
-    "epoch %d has no batch on this rank, so the loop over it ended at once. If you did not expect that: is the dataset or its sampler empty, does "
-    "drop_last=True or tail='drop' leave nothing, or is this an iterable that can be read only once?"
+    "epoch %d has no batch on this rank, so the loop over it ended at once. If you did not expect that, check whether the dataset or its sampler is "
+    "empty, whether drop_last=True or tail='drop' leaves nothing, and whether this is an iterable that can be read only once."
 )
 
 _readers: dict[int, object] = {}
-"""Who reads a graph, by the id of the graph's first node. Two loaders over branches of one graph would take each other's items."""
+"""The reader of each graph, by the id of the graph's first node. Two loaders over branches of one graph would take each other's items."""
 
 
 @final
@@ -44,8 +44,8 @@ class GraphReader(Generic[T]):
     Args:
         root: The last node.
         positions: Of the graph.
-        clock: Is told when a marker was passed.
-        infinite: Markers end nothing.
+        clock: Notified when a marker is passed.
+        infinite: Markers do not end an epoch.
         restart: See `EpochCursor`.
 
     Attributes:
@@ -53,7 +53,7 @@ class GraphReader(Generic[T]):
         positions: Of the graph.
         cursor: Where the loader stands.
         commits: Which of the delivered batches were trained on.
-        closed: Nothing may be read any more.
+        closed: Reading is refused from now on.
         owner: The process in which reading began; None before that.
     """
 
@@ -67,21 +67,23 @@ class GraphReader(Generic[T]):
         self._clock = clock
         self._infinite = infinite
         self._origin = origin(root)
-        self._me = object()  # stands for this reader; what lives as long as the graph must not keep it alive
+        self._me = object()  # identifies this reader; `_readers` lives longer, and must not keep the reader itself alive
         self._sharder = next((node for node in root.chain() if isinstance(node, Sharder)), None)
 
     def check_open(self) -> None:
-        """Refuse to go on after `closed`, or in a fork."""
+        """Raise `ClosedError` after `closed` is set, or in a fork."""
         if self.closed:
             raise ClosedError("this loader was closed; build a new one.")
         if self.owner is not None and os.getpid() != self.owner:
-            raise ClosedError(f"this loader was started in process {self.owner}, of which this one is a fork. Build a new loader here.")
+            raise ClosedError(
+                f"this loader was started in process {self.owner}, and this process is a fork of it. Build a new loader here."
+            )
 
     def start(self) -> None:
         """Move to where a new iterator starts."""
         self.owner = os.getpid()
         cursor, failure = self.cursor, self.positions.failure()
-        # A ClosedError is no failure of the source: an interrupted jump had begun to take a reader out of it.
+        # A ClosedError is not a failure of the source: it comes from an interrupted jump, which stops a reader in the source.
         if failure is not None and is_own_error(failure) and not isinstance(failure, ClosedError) and not cursor.is_told:
             raise SourceError.after(failure)
         move, state = cursor.start(), None
@@ -93,20 +95,20 @@ class GraphReader(Generic[T]):
         self.commits.forget(cursor.state)
 
     def load(self, state: State) -> None:
-        """Have the next start be at ``state``, which was checked, under the rank that this process has then."""
+        """Make the next iterator start at ``state``, which was checked, with the rank that this process has then."""
         if self._sharder is not None:
             self._sharder.look_up_again()
         self.cursor.load(state)
         self.commits.forget(state)
 
     def refresh(self) -> None:
-        """Give the workers new copies of what they work with. Batches in flight are loaded again."""
+        """Give the workers new copies of the dataset and its functions. Batches in flight are loaded again."""
         for node in self.root.chain():
             if isinstance(node, ParallelMapper):
                 node.executor.refresh()
         if self.cursor.stands is not GraphPosition.AWAY:
             self._check_graph()
-            self.cursor.lost()  # until the reset is done: an exception may come out of the middle
+            self.cursor.lost()  # until the reset is done, because an exception may interrupt it
             self.root.reset(self.cursor.graph_state)
             self.cursor.graph_was_reset()
 
@@ -126,7 +128,7 @@ class GraphReader(Generic[T]):
                 item: T | EndOfEpoch = root.next()
             except BaseException as exc:
                 if isinstance(exc, Exception):
-                    self.check_open()  # closed in the middle, the graph may raise anything
+                    self.check_open()  # if it was closed meanwhile, the graph may raise anything
                 self._raised(exc)
                 raise
             if self.closed:  # by a signal handler or by another thread; the graph's state then does not count this item
@@ -137,7 +139,7 @@ class GraphReader(Generic[T]):
                 if epoch_of(state) != epoch:
                     raise GraphError(
                         f"a batch of epoch {epoch_of(state)} came, but EndOfEpoch({epoch}) did not: a node downstream of the Cycler lost it. "
-                        f"A node of your own must hand on markers; penstock.nodes.Node does."
+                        f"A custom node must pass markers on, as penstock.nodes.Node does."
                     )
                 cursor.delivered(state)
                 self.commits.delivered(state)
@@ -146,7 +148,7 @@ class GraphReader(Generic[T]):
                 raise GraphError(f"{item} came in epoch {epoch}: a node downstream of the Cycler lost or mangled the marker before it.")
             if self._infinite and cursor.fresh and not cursor.over_marker:
                 raise ValueError(
-                    f"epoch {item.epoch} has no batch on this rank, so an infinite loader would spin. Use a larger dataset, or tail='pad'."
+                    f"epoch {item.epoch} has no batch on this rank, so an infinite loader would loop without yielding one. Use a larger dataset, or tail='pad'."
                 )
             if not cursor.over_marker and cursor.state == self.positions.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
@@ -155,20 +157,20 @@ class GraphReader(Generic[T]):
             self._clock.mark()
 
     def lost_if_moved(self) -> None:
-        """After an exception: a signal handler may have raised between the graph giving an item and the cursor learning of it."""
+        """After an exception, check the position: a signal handler may have raised after the graph returned an item, before the cursor knew."""
         with contextlib.suppress(Exception):
             if self.cursor.stands is GraphPosition.HERE and self.root.get_state() != self.cursor.state:
                 self.cursor.lost()
 
     def _raised(self, exc: BaseException) -> None:
-        """The graph raised instead. The state must not count an item that was never returned."""
+        """Record that the graph raised. The state must not count an item that was never returned."""
         if is_own_error(exc):
             self.cursor.raised(self.root.get_state())
         else:
             self.cursor.lost()  # Ctrl-C or a signal handler, in the middle of the graph
         if isinstance(exc, StopIteration):
             raise GraphError(
-                "StopIteration came out of the graph: a node downstream of the Cycler ended, or a function in one raised it."
+                "the graph raised StopIteration: a node downstream of the Cycler ended, or a function in one raised it."
             ) from exc
 
     def _pass_marker(self, epoch: int) -> State:
@@ -177,7 +179,7 @@ class GraphReader(Generic[T]):
         item: Any = self.root.next()
         if item != EndOfEpoch(epoch):
             raise GraphError(
-                f"EndOfEpoch({epoch}) was due, but something else came: a node downstream of the Cycler lost the marker, or len() is wrong."
+                f"expected EndOfEpoch({epoch}), but something else came: a node downstream of the Cycler lost the marker, or len() is wrong."
             )
         return self.root.get_state()
 
@@ -192,5 +194,5 @@ class GraphReader(Generic[T]):
     def _check_graph(self) -> None:
         if _readers.get(id(self._origin)) is not self._me:
             raise GraphError(
-                "another Loader has begun to read this graph, so this one no longer knows where it stands. Build a graph for each Loader."
+                "another Loader has begun to read this graph, so this one has lost its position. Build a separate graph for each Loader."
             )

@@ -1,6 +1,6 @@
-"""Loaders that shuffle in step: two of the same length, both with the default seed, visit the same positions of their datasets at the same time.
+"""Warns about loaders that shuffle in step: two of the same length with the default seed visit the same positions at the same time.
 
-The default seed cannot be random, because the ranks of a job must agree on it without talking. So we warn instead.
+The default seed cannot be random, because the ranks of a job must agree on it without communication.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _started: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def unseeded_length(order_length: int | None, sampler: Any) -> int | None:
-    """How many items the default seed shuffles: ``order_length``, or the length of one of torch's random samplers; None if there are none."""
+    """Items shuffled with the default seed: ``order_length``, or the length of one of torch's random samplers; None if there are none."""
     if sampler is None:
         return order_length
     random = any(isinstance(one, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) for one in wrapped(sampler))
@@ -35,7 +35,7 @@ def warn_if_in_step(loader: Any) -> None:
     if any(ranks_of(other.root) == ranks_of(loader.root) for other in others):
         warnings.warn(
             f"two loaders shuffle {items} items each with the same seed, the default seed=0, so they visit the same positions at the same time, in every run "
-            f"(torch.manual_seed does not change that). Give one of them another seed=; or give both seed=0, if that is what you want.",
+            f"(torch.manual_seed does not change that). Pass a different seed= to one of them, or pass seed=0 to both if you want this.",
             stacklevel=5,
         )
     _started.add(loader)

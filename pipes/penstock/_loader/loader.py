@@ -1,10 +1,10 @@
-"""Loader: what stands at the end of a graph, and the only iterable.
+"""Loader: the end of a graph, and the only object that users iterate over.
 
-The graph upstream runs on from epoch to epoch. The loader cuts its stream into epochs, reports where it stands (`state_dict`), and decides
+The graph upstream runs continuously across epochs. The loader cuts its stream into epochs, reports its position (`state_dict`), and decides
 where a new iterator starts. It decides at the iterator's first ``next`` and no earlier, because trainers call ``iter``,
 ``load_state_dict`` and ``set_epoch`` in every possible order.
 
-`EpochCursor`, which is pure, decides where a loader stands. `EpochIterator` handles what can go wrong in a ``next``. `GraphReader` reads the graph.
+`EpochCursor` tracks the position, and is pure. `GraphReader` reads the graph. `EpochIterator` keeps both consistent if ``next`` fails.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ log = logging.getLogger("penstock")
 
 @final
 class Loader(FromDataset, Generic[T]):
-    """Iterate over a graph, epoch by epoch: ``for batch in loader`` is one epoch.
+    """Iterate over a graph; each ``for batch in loader`` is one epoch. For a dataset, call `from_dataset`.
 
-    Nothing runs until the first batch is asked for. From then on the workers live until `close`, or until the loader is garbage-collected.
+    Nothing runs until the first batch is requested. From then on the workers live until `close`, or until the loader is garbage-collected.
 
     Args:
-        root: The last node of the graph. A finite graph gets a `Cycler` on top.
-        infinite: ``for batch in loader`` goes on over all epochs, and ``len(loader)`` is unknown.
-        restart_on_stop_iteration: What a state of a finished epoch resumes to: the start of the next epoch (True), or the empty
-            remainder of the finished one (False). None: the next epoch if the loop saw the end, by ``StopIteration`` or `end_epoch`; else
-            the empty remainder, so that the code after the loop still runs.
-        misplaced: Refused, and so are ``dataset_words``: a dataset goes to `from_dataset`.
-        dataset_words: Refused.
+        root: The last node of the graph. A finite graph is wrapped in a `Cycler`.
+        infinite: ``for batch in loader`` continues across epochs, and ``len(loader)`` is undefined.
+        restart_on_stop_iteration: Where the state of a finished epoch resumes: at the start of the next epoch (True), or at the empty
+            remainder of the finished one (False). None: at the next epoch if the loop saw the end, by ``StopIteration`` or `end_epoch`;
+            otherwise at the empty remainder, so that the code after the loop still runs.
+        misplaced: Not accepted: arguments of `from_dataset` go there.
+        dataset_words: Not accepted either.
 
     Attributes:
         root: The last node of the graph.
@@ -73,7 +73,7 @@ class Loader(FromDataset, Generic[T]):
 
     __module__ = "penstock"
 
-    if TYPE_CHECKING:  # what a type checker and an editor see; `FromDataset.from_dataset` is what runs, and explains the arguments
+    if TYPE_CHECKING:  # for type checkers and editors; `FromDataset.from_dataset` runs, and documents the arguments
 
         @overload
         @classmethod
@@ -135,7 +135,7 @@ class Loader(FromDataset, Generic[T]):
         positions = Positions(self.root)
         if positions.facts.carries_over_epochs and restart_on_stop_iteration is False:
             raise GraphError(
-                f"restart_on_stop_iteration=False goes back to the end of an epoch, and {type(positions.first).__name__} only goes on. Leave it out: a state that is saved "
+                f"restart_on_stop_iteration=False returns to the end of an epoch, but {type(positions.first).__name__} cannot go back. Leave the argument out: a state saved "
                 f"on an epoch's last batch resumes with the empty remainder of that epoch anyway."
             )
         self._clock = LoopClock(self.root)
@@ -143,17 +143,17 @@ class Loader(FromDataset, Generic[T]):
         self._infinite = infinite
         self._settings: dict[str, Any] | None = None
         self._runs = Runs(self._reader)
-        self._unseeded: int | None = None  # how many items the default seed shuffles
+        self._unseeded: int | None = None  # number of items shuffled with the default seed
         self._built_for: int | None = None  # len(dataset) when the default order was made
 
     # Iterating.
 
     def __iter__(self) -> Iterator[T]:
-        """An iterator over one epoch. Does nothing else: its first ``next`` decides where it starts."""
+        """Return an iterator over one epoch. Starts nothing; the iterator's first ``next`` decides where it begins."""
         return EpochIterator(self)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch on this rank. For a stream this is what its ``__len__`` claims; delivery does not depend on it.
+        """Batches in a whole epoch on this rank. For a stream this comes from its ``__len__``, and does not affect delivery.
 
         Raises:
             TypeError: The number is unknown, or the loader is infinite.
@@ -172,33 +172,33 @@ class Loader(FromDataset, Generic[T]):
     def __getstate__(self) -> dict[str, Any]:
         if self._reader.owner is not None or self._reader.closed:
             raise TypeError(
-                "a Loader that was started or closed cannot be copied or pickled, because it has workers. Build another one, and give its load_state_dict "
-                "what this one's state_dict returned."
+                "a Loader that was started or closed cannot be copied or pickled, because it has workers. Build a new one, and pass this one's state_dict() "
+                "to its load_state_dict."
             )
         return vars(self).copy()
 
     def __copy__(self) -> NoReturn:
-        raise TypeError("a copy of a Loader would read the same graph. Use copy.deepcopy before it is started, or build another one.")
+        raise TypeError("a shallow copy of a Loader would read the same graph. Call copy.deepcopy before it starts, or build a new one.")
 
     @property
     def infinite(self) -> bool:
-        """Whether ``for batch in loader`` goes on over all epochs."""
+        """Whether ``for batch in loader`` continues across epochs."""
         return self._infinite
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next iterator start at ``epoch``. Moves nothing by itself.
+        """Make the next iterator start at ``epoch``. Takes effect when that iterator starts.
 
-        If the stream already stands at the start of ``epoch``, as it does after the epoch before, nothing in flight is dropped. A loaded state
-        inside ``epoch`` continues there; one that has completed it gives its empty remainder.
+        If the loader is already at the start of ``epoch``, as it is after the previous epoch, no batch in flight is dropped. A loaded state
+        inside ``epoch`` resumes there; a loaded state that has completed ``epoch`` yields its empty remainder.
         """
         self._reader.cursor.request(check_epoch(epoch))
 
     @property
     def sampler(self) -> EpochView:
-        """An object with ``set_epoch``, for trainers that look for it here; only if the loader has a length. Never the user's sampler."""
+        """An object with ``set_epoch``, for trainers that look for one here. Not the user's sampler. Exists only if the loader has a length."""
         if self._length() is None:
             raise AttributeError(
-                "this loader has no sampler: it has no length, so no trainer can count its epochs. Call loader.set_epoch(epoch)."
+                "this loader has no sampler, because it has no length and trainers cannot count its epochs. Call loader.set_epoch(epoch)."
             )
         return EpochView(self._reader.cursor)
 
@@ -208,10 +208,10 @@ class Loader(FromDataset, Generic[T]):
 
     @property
     def batch_sampler(self) -> None:
-        """Always None, and only if there is a `sampler`, because trainers that look at one look at both."""
+        """Always None. Exists only if `sampler` does, because trainers check both."""
         if self._length() is None:
             raise AttributeError(
-                "this loader has no batch_sampler to show. The nodes that make its batches are in the graph: see loader.root."
+                "this loader has no batch_sampler, because its graph makes the batches. To inspect the graph, use loader.root."
             )
 
     @batch_sampler.setter
@@ -219,9 +219,9 @@ class Loader(FromDataset, Generic[T]):
         refuse_assignment("batch_sampler")
 
     def end_epoch(self) -> None:
-        """Give up the rest of the epoch, in the state too: for epochs cut short by a limit, and for loops that count their batches.
+        """Skip the rest of the epoch, in the state too. For epochs cut short by a limit, and for loops that count their batches.
 
-        After the last batch it says that the loop saw the epoch's end: a state saved from then on resumes at the next epoch. Idempotent.
+        After the last batch, this records that the loop saw the end: a state saved from then on resumes at the next epoch. Idempotent.
         """
         self._reader.check_open()
         self._runs.roll_back()
@@ -231,54 +231,54 @@ class Loader(FromDataset, Generic[T]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch delivered last; once its end was seen, and after a load or a jump, the epoch of the next batch."""
+        """The epoch of the last delivered batch; once the loop saw its end, and after a load or a jump, the epoch of the next batch."""
         return epoch_of(self._reader.cursor.here)
 
     @property
     def remaining(self) -> int | None:
-        """Batches still to come in this epoch, after the one delivered last; None if unknown."""
+        """Batches left in this epoch after the last delivered one; None if unknown."""
         return self._reader.cursor.remaining
 
     @property
     def position(self) -> int | None:
-        """Batches of this epoch up to the one delivered last: ``len(loader) - loader.remaining``; None if unknown."""
+        """Batches of this epoch up to the last delivered one: ``len(loader) - loader.remaining``; None if unknown."""
         batches, remaining = self._batches(), self.remaining
         return None if batches is None or remaining is None else batches - remaining
 
     @property
     def is_last(self) -> bool | None:
-        """Whether the batch delivered last ends the epoch; None if unknown."""
+        """Whether the last delivered batch ends the epoch; None if unknown."""
         remaining = self.remaining
         return None if remaining is None else remaining == 0
 
     # Saving and loading.
 
     def state_dict(self) -> dict[str, str]:
-        """Where the loader stands, after the last batch that ``next`` returned (or that was committed): one key, one JSON text.
+        """Return the position after the last batch that ``next`` returned (or that was committed), as one key with one JSON string.
 
-        The same on every rank, under 1 KB, and never changed afterwards. Starts nothing, waits for nothing.
+        The state is the same on every rank, under 1 KB, and never modified afterwards. Starts nothing and does not wait.
         """
         state = self._runs.state
         try:
             return {KEY: json.dumps({"format": FORMAT, "settings": self._settings_at(state), "state": state}, allow_nan=False)}
         except (TypeError, ValueError) as exc:
             raise StateError(
-                f"the state of this graph is not JSON ({exc}): one of its nodes returns a state of types other than dict, list, str, int, None."
+                f"the state of this graph is not JSON ({exc}): one of its nodes returns a state with types other than dict, list, str, int and None."
             ) from exc
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
-        """Have the next iterator continue where ``state_dict`` was taken. May be called at any moment, and repeatedly.
+        """Make the next iterator continue where ``state_dict`` was taken. May be called at any time, and repeatedly.
 
-        The iterator finds its rank and world size anew, because the process group may have been made again.
+        That iterator looks up its rank and world size again, because the process group may have been recreated.
 
         Args:
-            state_dict: What `state_dict` returned, on any rank of any number of them.
-            strict: If False, a state saved under other settings (another dataset, say) is accepted with a warning, and the epoch after its own
-                is started, because a position in another order means nothing.
+            state_dict: The result of `state_dict`, from any rank and any world size.
+            strict: If False, accept a state saved under other settings (another dataset, for example) with a warning, and start the epoch
+                after it, because a position is meaningless in another order.
 
         Raises:
-            StateError: It is not a state of this library, or it is damaged. The loader stays as it was.
-            StateMismatch: It was saved under other settings; each is named, with both values. The loader stays as it was.
+            StateError: Not a state of this library, or damaged. The loader is unchanged.
+            StateMismatch: Saved under other settings; the message names each one with both values. The loader is unchanged.
             ClosedError: After `close`.
         """
         self._reader.check_open()
@@ -300,20 +300,20 @@ class Loader(FromDataset, Generic[T]):
         self._runs.end()
 
     def commit(self, n: int = 1) -> None:
-        """Make `state_dict` refer to the last *committed* batch, for trainers that look ahead or may fail in the middle of a step.
+        """Make `state_dict` refer to the last *committed* batch, for trainers that prefetch or may fail in the middle of a step.
 
         Args:
-            n: How many more of the delivered batches were trained on, oldest first; 0 only switches this mode on.
+            n: How many more delivered batches were trained on, oldest first; 0 only enables this mode.
         """
         self._reader.commits.commit(n, self._reader.cursor.state)
 
     # Life.
 
     def refresh(self) -> None:
-        """Give the workers new copies of the dataset, ``transform`` and ``collate_fn``, after any of them was changed in this process.
+        """Give the workers new copies of the dataset, ``transform`` and ``collate_fn``. Call it after changing any of them in this process.
 
         Worker processes end, and new ones start with the next batch. Batches loaded ahead are loaded again. The position in the
-        epoch, the state and the running iterator stay as they are. The length of the dataset must stay the same.
+        epoch, the state and the running iterator are unaffected. The length of the dataset must not change.
         """
         self._reader.check_open()
         self._runs.roll_back()
@@ -322,8 +322,8 @@ class Loader(FromDataset, Generic[T]):
     def close(self, timeout: float = PATIENCE_S) -> None:
         """End the workers and release everything they held, within ``timeout`` seconds. `state_dict` still works. Idempotent.
 
-        A thread stuck in user code cannot be stopped: the log names it, it is left behind, and its result is dropped. If Ctrl-C interrupts this, what is
-        left ends with the next call, or with the loader.
+        A thread stuck in user code cannot be stopped. It is abandoned, its result is dropped, and the log names it. If Ctrl-C interrupts
+        this call, the next call finishes the work, or garbage collection of the loader does.
         """
         patience = seconds("timeout", timeout) or (0.0 if timeout == 0 else LONGEST_S)
         self._reader.closed = True
@@ -345,7 +345,7 @@ class Loader(FromDataset, Generic[T]):
 
     @property
     def graph(self) -> Graph:
-        """The graph as it is now, to be looked at: ``print(loader.graph)``. Starts nothing, loads nothing."""
+        """The current graph, for inspection: ``print(loader.graph)``. Starts nothing and loads nothing."""
         from penstock._nodes.graph import Graph
 
         return Graph(title(self), self.root, self.epoch)
@@ -354,33 +354,33 @@ class Loader(FromDataset, Generic[T]):
         return self.graph._repr_html_()
 
     def statistics(self) -> LoaderStatistics:
-        """Where the time went so far, as a frozen object. May be called at any time, also after `close`; not part of the state."""
+        """Where time went so far, as a frozen object. May be called at any time, even after `close`. Not part of the state."""
         return self._clock.statistics()
 
     def plot(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
-        """Draw `statistics` into a picture, such as ``"loader.png"``: where the time went, how long the waits were, how full the queues. Needs matplotlib."""
+        """Plot `statistics` to an image such as ``"loader.png"``: where time went, how long the waits were, how full the queues. Needs matplotlib."""
         from penstock._observe.picture import draw
 
         draw(self.statistics(), title(self), file)
 
     def report(self) -> str:
-        """What holds the loop up, and what to do about it, in a few lines.
+        """Explain in a few lines what slows the loop down, and what to do about it.
 
-        The first begins with ``data:`` if the loop waits for its batches a tenth of its time or more, otherwise with ``training step:``. May be called
-        whenever `statistics` may.
+        The first line begins with ``data:`` if the loop waits for batches a tenth of its time or more, otherwise with ``training step:``.
+        May be called at any time.
         """
         from penstock._observe.report import Names, report
 
         return report(self.statistics(), Names.of(self.root))
 
     def report_every(self, every_s: float) -> None:
-        """From now on, log every so many seconds what the first line of `report` says of the time since the last such line; 0: no more.
+        """Every ``every_s`` seconds, log the first line of `report` for the time since the previous log line; 0 stops.
 
-        It is logged as ``INFO``, or as a warning if the log takes no less.
+        The level is ``INFO``, or ``WARNING`` if the logger drops ``INFO``.
         """
-        self._clock.report_every(seconds("every_s", every_s, zero="logs none") or 0.0)
+        self._clock.report_every(seconds("every_s", every_s, zero="stops the log lines") or 0.0)
 
-    # What an iterator asks of its loader.
+    # For `EpochIterator`.
 
     @property
     def _is_inside(self) -> bool:
@@ -388,7 +388,7 @@ class Loader(FromDataset, Generic[T]):
         return not self._reader.closed and self._reader.cursor.begun and self.remaining != 0
 
     def _start(self) -> int:
-        """Move to where a new iterator starts; returns its run."""
+        """Move to where a new iterator starts. Returns the number of its run."""
         self._reader.check_open()
         worker, (rank, world_size) = get_worker_info(), ranks_of(self.root)
         if (
@@ -397,8 +397,8 @@ class Loader(FromDataset, Generic[T]):
             and (world_size % worker.num_workers or rank % worker.num_workers != worker.id)
         ):
             raise GraphError(
-                f"this loader is read inside a DataLoader, and each of its {worker.num_workers} workers would deliver every batch. A Loader takes the DataLoader's "
-                f"place: iterate over it directly, and give it the workers."
+                f"this loader is read inside a DataLoader, whose {worker.num_workers} workers would each deliver every batch. A Loader replaces the DataLoader: "
+                f"iterate over it directly, and pass num_workers to it."
             )
         self._check_length()
         if not self._runs.number and not self._reader.cursor.pending:
@@ -407,7 +407,7 @@ class Loader(FromDataset, Generic[T]):
         return self._runs.end()
 
     def _length(self) -> int | None:
-        """Batches in a whole epoch; for a stream, what its ``__len__`` claims."""
+        """Batches in a whole epoch; for a stream, according to its ``__len__``."""
         if self._infinite:
             return None
         batches = self._batches()
@@ -418,7 +418,7 @@ class Loader(FromDataset, Generic[T]):
         return self._reader.positions.remaining(self._reader.positions.start_of(self.epoch, self._reader.cursor.state))
 
     def _settings_at(self, state: Any) -> dict[str, Any]:
-        """The settings that ``state`` depends on. Stages of a mix that lie ahead of it may change."""
+        """The settings that ``state`` depends on. Later stages of a mix may still change."""
         if self._settings is None:
             self._settings = json.loads(json.dumps(self._reader.positions.settings()))
         return {**self._settings, **self._reader.positions.settings_at(state)}
@@ -428,5 +428,5 @@ class Loader(FromDataset, Generic[T]):
         if items != self._built_for:
             raise GraphError(
                 f"{type(self.dataset).__name__} had {self._built_for} samples when this loader was built, and has {items} now, but the order of an "
-                f"epoch was made for {self._built_for}. Build another loader once the dataset is complete, or before each epoch in which it has changed."
+                f"epoch was made for {self._built_for}. Build a new loader once the dataset is complete, or after each change of its length."
             )

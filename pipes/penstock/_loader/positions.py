@@ -1,4 +1,4 @@
-"""Positions: where a graph can stand. Pure: asks the index level, and starts nothing."""
+"""Positions: looks up positions of a graph. Pure: it asks the index level, and starts nothing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @final
 class Positions:
-    """Answers questions about the graph of ``root``, and names a graph whose answers make no sense.
+    """Looks up positions of the graph that ends with ``root``, and refuses a graph whose answers are inconsistent.
 
     Attributes:
-        facts: Of the last node of the index level.
-        first: Where the items come from.
+        facts: Facts of the last node of the index level.
+        first: The first node, where items come from.
     """
 
     def __init__(self, root: Node[Any]) -> None:
@@ -32,15 +32,17 @@ class Positions:
         self.first = index.first
 
     def remaining(self, state: State) -> int | None:
-        """Items still to come in the epoch of ``state``; None if unknown."""
+        """Items left in the epoch of ``state``; None if unknown."""
         return left_at(self._root, state)
 
     def start_of(self, epoch: int, after: State | None = None) -> State:
-        """The state in which ``epoch`` has not begun. It may depend on ``after``, where the run is now."""
+        """The state before the first item of ``epoch``. It may depend on ``after``, the run's current position."""
         place = place_of(after) if after is not None and self.first.looks_back else None
         state = self._root.start_of(epoch) if place is None or place[1] is None else self._root.start_of(epoch, place[1])
         if not isinstance(state, dict) or epoch_in(state) != epoch:
-            raise GraphError(f"{type(self._root).__name__}.start_of({epoch}) is {state!r}: it must nest its source's state under 'source'.")
+            raise GraphError(
+                f"{type(self._root).__name__}.start_of({epoch}) returned {state!r}, but must nest its source's state under 'source'."
+            )
         return state
 
     def end_of(self, epoch: int) -> State:
@@ -52,7 +54,7 @@ class Positions:
         return self.first.sized()
 
     def claimed(self, epoch: int) -> int | None:
-        """Items in ``epoch``, as far as anybody says so."""
+        """Items in ``epoch`` according to the source; None if it does not say."""
         return items_in(self._root, epoch)
 
     def settings(self) -> dict[str, Any]:
@@ -61,12 +63,12 @@ class Positions:
         return {name: value for settings in (self.facts.settings, *(one.settings() for one in fetches)) for name, value in settings.items()}
 
     def settings_at(self, state: Any) -> dict[str, Any]:
-        """Those that depend on how far a state is, which is not checked yet."""
+        """Settings that depend on the position in ``state``, which is not checked yet."""
         place = place_of(state)
         return {} if place is None else self.first.settings_at(*place)
 
     def failure(self) -> BaseException | None:
-        """The error after which the source is not read again before a reset, once it was raised to the consumer; None if there is none."""
+        """The error after which the source must be reset, once the consumer has seen it; None if there is none."""
         if any(getattr(node, "holds_error", False) for node in self._nodes):
             return None
         return next((node.failure for node in self._nodes if isinstance(node, Cycler)), None)

@@ -1,4 +1,4 @@
-"""Saved states as they come back from files: everything that can be checked without the graph."""
+"""Checks on saved states that need no graph, and the ledger of committed batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = "penstock"
 
 @final
 class CommitLedger:
-    """Which of the delivered batches were trained on; see `Loader.commit`. Until its first call, every delivered batch counts."""
+    """Which delivered batches were trained on; see `Loader.commit`. Until `commit` is first called, every delivered batch counts."""
 
     def __init__(self) -> None:
         self._committed: State | None = None  # None: commit() was never called
@@ -40,12 +40,12 @@ class CommitLedger:
         return delivered if self._committed is None else self._committed
 
     def delivered(self, state: State) -> None:
-        """A batch was handed out; ``state`` is the position after it."""
+        """A batch was delivered; ``state`` is the position after it."""
         if self._committed is not None:
             self._uncommitted.append(state)
 
     def saved(self) -> tuple[State, list[State]] | None:
-        """What `restore` takes; None if `commit` was never called."""
+        """A copy for `restore`; None if `commit` was never called."""
         return None if self._committed is None else (self._committed, list(self._uncommitted))
 
     def restore(self, saved: tuple[State, list[State]] | None) -> None:
@@ -58,7 +58,7 @@ class CommitLedger:
         n = whole_number("commit(n)", n, 0)
         if self._committed is None and n != 0:
             raise ValueError(
-                f"commit({n!r}): call commit(0) once before the first batch; from then on state_dict() means the last committed one."
+                f"commit({n!r}): call commit(0) once before the first batch; from then on state_dict() refers to the last committed batch."
             )
         if self._committed is None:
             self._committed = now
@@ -68,7 +68,7 @@ class CommitLedger:
             self._committed = self._uncommitted.popleft()
 
     def forget(self, now: State) -> None:
-        """Drop batches that were delivered and not committed: the loader was moved, or the epoch given up."""
+        """Drop batches that were delivered but not committed, because the loader was moved or the epoch was skipped."""
         self._uncommitted.clear()
         if self._committed is not None:
             self._committed = now
@@ -79,7 +79,7 @@ def parsed(state_dict: Any) -> dict[str, Any]:
     if not isinstance(state_dict, dict) or not isinstance(state_dict.get(KEY), str):
         came = f"a dict with the keys {list(state_dict)!r:.200}" if isinstance(state_dict, dict) else type(state_dict).__name__
         raise StateError(
-            f"a state of penstock is a dict whose one key is {KEY!r} and whose value is a JSON text, but {came} came. Save what loader.state_dict() returns."
+            f"a penstock state is a dict with the single key {KEY!r} and a JSON string as its value, but {came} came. Save what loader.state_dict() returns."
         )
     text = state_dict[KEY]
     try:
@@ -110,7 +110,7 @@ def epoch_in(state: State) -> int:
 
 
 def differences(saved: Any, now: Any, name: str = "") -> list[str]:
-    """Each setting that differs, with both values, in words: down to the item of a list and the key of a dict, so that what is cut off is the same."""
+    """Each setting that differs, with both values. Descends into lists and dicts, so that a cut-off part is never the difference."""
     if saved == now:
         return []
     if isinstance(saved, dict) and isinstance(now, dict):
@@ -125,22 +125,22 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
 _LATER: Final = {
     "held": "the values that steps hold",
     SHARD_NAMES: "the names of the shards, in their order",
-    SUBSET_INDICES: "which samples a Subset has",
+    SUBSET_INDICES: "the indices of a Subset",
     "orders": "the orders of the sources of a mix",
 }
 """Settings that older versions did not save."""
 
 _FORMER: Final = {"lanes": "names", "mixed lanes": "sources"}
-"""What older versions saved of a stream in place of `SHARD_NAMES` and ``"orders"``, by its order."""
+"""The key that older versions saved for a stream instead of `SHARD_NAMES` and ``"orders"``, by the stream's order."""
 
 
 def as_saved_then(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    """The settings ``now``, without those that were not compared yet when ``saved`` was written."""
+    """The settings ``now``, without those that did not exist when ``saved`` was written."""
     later = {name: now[name] for name in _LATER if name in now and name not in saved}
     if missing := [_LATER[name] for name, value in later.items() if not isinstance(value, dict) or any(value.values())]:
         _logger.warning(
-            "this state is of an older version of penstock, which did not save %s, so they are not compared: make sure that they are the "
-            "same as then. The next state that you save has them.",
+            "this state was saved by an older version of penstock, which did not save %s, so they are not compared. Make sure that they have "
+            "not changed. The next state that you save will have them.",
             " and ".join(missing),
         )
     former = {name: saved[name] for order, name in _FORMER.items() if saved.get("order") == order and name in saved}
@@ -148,10 +148,10 @@ def as_saved_then(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
 
 
 class _NotThere:
-    """Stands for a setting that only the other state has, and equals none."""
+    """Placeholder for a setting that only the other state has; equal to no value."""
 
     def __repr__(self) -> str:
-        return "not there"
+        return "missing"
 
 
 _NOT_THERE = _NotThere()

@@ -1,4 +1,4 @@
-"""What a loader is, and where it stands, on one line."""
+"""One line about a loader: what it reads, and its position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock._nodes.parallel_mapper import ParallelMapper
 
 
 def title(loader: Any) -> str:
-    """Starts nothing. May be asked by a signal handler in the middle of a ``next``, or by another thread."""
+    """Starts nothing. May be called by a signal handler in the middle of a ``next``, or by another thread."""
     return cut(f"Loader of {_what(loader)}: {_where(loader)}", LONGEST_LINE - len("<penstock.>"))
 
 
@@ -22,7 +22,7 @@ def _what(loader: Any) -> str:
         words = loader._words
         workers = next((str(node.executor) for node in nodes if isinstance(node, ParallelMapper)), "no workers")
         return f"{cut(type(words['dataset'] if words else first).__name__, 60)}, {workers}"
-    except Exception:  # of a user's node, or of a loader that was not built to its end
+    except Exception:  # from a user's node, or a loader that was only partly built
         return "a graph"
 
 
@@ -48,4 +48,4 @@ def _where(loader: Any) -> str:
             where = "started in another process"
         return f"{where}{', infinite' * loader.infinite}"
     except Exception:
-        return "nobody knows where"
+        return "position unknown"

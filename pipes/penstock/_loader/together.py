@@ -1,4 +1,4 @@
-"""What makes no sense together in `Loader.from_dataset`. Pure: it is told what the dataset is, and asks it nothing."""
+"""Refuses conflicting arguments of `Loader.from_dataset`. Pure: it works on `DatasetFacts`, and never calls the dataset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_together(
     infinite: bool,
     brings_order: bool,
 ) -> None:
-    """Refuse what makes no sense together, as `DataLoader` does.
+    """Refuse conflicting arguments, as `DataLoader` does.
 
     Args:
         facts: Of the dataset.
@@ -40,25 +40,25 @@ def check_together(
         TypeError: The dataset can be read neither by index nor forward.
     """
     if split not in (None, "items", "own", "within"):
-        raise ValueError(f"split={split!r} is neither 'items' nor 'own' nor 'within'.")
+        raise ValueError(f"split={split!r} must be 'items', 'own' or 'within'.")
     given, batch_sampler = [name for name, is_given in orders.items() if is_given], orders["batch_sampler"]
     if facts.read == "forward":
         if given:
             raise ValueError(
-                f"{given[0]} needs a dataset that is read by index, and {facts.name} is read from its beginning. Leave {given[0]} out."
+                f"{given[0]} needs a dataset that is read by index, but {facts.name} can only be iterated. Leave {given[0]} out."
             )
     elif split == "own":
         raise ValueError(
-            f"split='own' is for data that splits itself by rank as it is read, and {facts.name} is read by index. Leave split out."
+            f"split='own' is for data that splits itself by rank as it is read, but {facts.name} is read by index. Leave split out."
         )
     elif facts.read == "once":
         raise TypeError(
-            f"{facts.name} can be read only once, and a loader reads it once an epoch. Put what makes it into the __iter__ of a "
-            f"torch.utils.data.IterableDataset, or give a list of it: list(...)."
+            f"{facts.name} can be read only once, but a loader reads it once per epoch. Create it in the __iter__ of a "
+            f"torch.utils.data.IterableDataset, or pass a list of it: list(...)."
         )
     elif facts.read != "by index":
         raise TypeError(
-            f"a dataset has __getitem__ (and __len__), or is an IterableDataset, and {facts.name} is neither. "
+            f"a dataset has __getitem__ and __len__, or is an IterableDataset, but {facts.name} is neither. "
             + (
                 "Wrap it: Loader.from_dataset(IterableSource(data), ...)."
                 if facts.read == "as it comes"
@@ -67,8 +67,8 @@ def check_together(
         )
     if brings_order:  # a DistributedSampler over a Mix would silently drop the weights
         raise ValueError(
-            f"{facts.name} brings its own order, and a sampler would replace it. Leave the sampler out, because the loader deals the samples to the "
-            f"ranks itself; or pass another order as order=."
+            f"{facts.name} brings its own order, which a sampler would replace. Leave the sampler out, because the loader shards the samples across "
+            f"ranks itself; or pass a different order as order=."
         )
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} exclude each other: each decides the order. Keep one of them.")
@@ -77,32 +77,34 @@ def check_together(
             f"batch_sampler and batch_size={batch_size}, drop_last={drop_last} exclude each other: a batch sampler already makes the batches. Drop one of them."
         )
     if batch_size is None and drop_last:
-        raise ValueError("drop_last=True needs batches, and batch_size=None makes none. Drop one of them.")
+        raise ValueError("drop_last=True needs batches, but batch_size=None makes none. Leave one of them out.")
     if drop_last and tail == "exact":
-        raise ValueError("drop_last=True leaves samples out, and tail='exact' promises all of them. Drop one of them.")
+        raise ValueError("drop_last=True leaves samples out, but tail='exact' promises all of them. Leave one of them out.")
     if infinite and tail == "exact":
-        raise ValueError("tail='exact' lets ranks run out, and infinite=True never does. Use tail='pad' or tail='drop'.")
+        raise ValueError(
+            "tail='exact' lets some ranks run out of samples, but an infinite loader never ends. Use tail='pad' or tail='drop'."
+        )
     if split == "within" and not batch_sampler:
         raise ValueError(
-            "split='within' deals the places of a batch sampler's batches, and there is no batch_sampler. Give one, or leave split out."
+            "split='within' splits each batch of a batch_sampler across ranks, but there is no batch_sampler. Pass one, or leave split out."
         )
 
 
 def check_groups(groups: Any, facts: DatasetFacts, batch_size: Any, *, sampler: bool, drop_last: bool, tail: str | None) -> None:
-    """Refuse what makes no sense with ``groups``."""
+    """Refuse arguments that conflict with ``groups``."""
     from penstock._random.grouping import Buckets, Packs
 
     if not isinstance(groups, Packs | Buckets):
         raise TypeError(f"groups={groups!r:.80} must be penstock.Packs(…) or penstock.Buckets(…).")
     if facts.read != "by index":
-        raise ValueError(f"groups needs a dataset that is read by index, and {facts.name} is read from its beginning. Leave groups out.")
+        raise ValueError(f"groups needs a dataset that is read by index, but {facts.name} can only be iterated. Leave groups out.")
     if sampler:
         raise ValueError(
-            "a sampler and groups exclude each other, because groups are made of an order. Use shuffle or order= instead of the sampler."
+            "a sampler and groups exclude each other, because groups are made from an order. Use shuffle or order= instead of the sampler."
         )
     if len(groups.lengths) != facts.samples():
         raise ValueError(
-            f"there are {len(groups.lengths)} lengths, and {facts.name} has {facts.length} samples. Give one length for each index of the dataset."
+            f"there are {len(groups.lengths)} lengths, but {facts.name} has {facts.length} samples. Pass one length for each index of the dataset."
         )
     if isinstance(groups, Buckets) and (batch_size != 1 or drop_last):
         raise ValueError(
@@ -110,23 +112,23 @@ def check_groups(groups: Any, facts: DatasetFacts, batch_size: Any, *, sampler: 
         )
     if tail == "pad":
         raise ValueError(
-            "tail='pad' repeats the start of an epoch, and groups cannot be read by position. Use tail='drop' or tail='exact'."
+            "tail='pad' repeats the start of an epoch, but groups cannot be read by position. Use tail='drop' or tail='exact'."
         )
 
 
 def check_order(order: Order, facts: DatasetFacts) -> None:
-    """Refuse an order that visits places that the dataset does not have, or leaves some out in silence."""
+    """Refuse an order that is longer than the dataset, or silently leaves samples out."""
     items = facts.length
     if items is None:
         return
     if isinstance(order, WeightedOrder) and order.weights != items:
         raise ValueError(
-            f"WeightedOrder has {order.weights} weights, and {facts.name} has {items} samples: there must be one weight for each sample, 0 "
-            f"for one that is never drawn."
+            f"WeightedOrder has {order.weights} weights, but {facts.name} has {items} samples. Pass one weight for each sample; 0 means never "
+            f"drawn."
         )
     if isinstance(order, SequentialOrder | ShuffledOrder | TorchOrder) and len(order) > items:
         raise ValueError(
-            f"{type(order).__name__} visits {len(order)} places, and {facts.name} has {items} samples. Make it of len(dataset)."
+            f"{type(order).__name__} has {len(order)} positions, but {facts.name} has {items} samples. Build it with len(dataset)."
         )
 
 

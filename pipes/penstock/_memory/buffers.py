@@ -51,7 +51,7 @@ def tensor_over(memory: Any, shape: Sequence[int], dtype: str) -> torch.Tensor:
 
 
 DTYPES = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype) and not name.startswith("q")}
-"""Those that tensors may have which are not quantized, by name. (To ask torch for a name that a file says could import a module.)"""
+"""The dtypes of unquantized tensors, by name. (Looking up a name from a file in torch itself could import a module.)"""
 IN_NUMPY = {
     name: np.dtype(name)
     for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128")

@@ -46,8 +46,8 @@ def resolve_device(device: torch.device | str) -> torch.device:
 def pin(batch: Any) -> Any:
     """``batch`` in page-locked memory, as with ``DataLoader(pin_memory=True)``; dataclasses are pinned too.
 
-    A tensor on a device stays where it is; torch's own function would raise. So does a container that torch would replace by a list or a dict,
-    such as a ``range``: what a batch is does not depend on the machine.
+    A tensor on a device stays where it is; torch's own function would raise. A container that torch would replace by a list or a dict, such as
+    a ``range``, is unchanged too, so that the type of a batch does not depend on the machine.
     """
     return mapped(batch, _pinned, "pin_memory")
 
@@ -79,14 +79,13 @@ def device_module(device: torch.device) -> Any:
 
 @final
 class Streams:
-    """A stream of its own for copies to ``device``, and the streams of whoever asks.
+    """A separate stream for copies to ``device``, and the current streams of callers.
 
-    Torch's generic interface does all of it (``torch.Stream``, ``torch.accelerator``). Where a backend does not implement that, its module does it, as
-    ``torch.cuda`` would.
+    It uses torch's generic interface (``torch.Stream``, ``torch.accelerator``), or the backend's module if the backend does not implement that.
 
     Attributes:
-        own: A new stream, with ``record_event`` and ``wait_event``; None if the device has no other stream than its default one.
-        records: Whether ``tensor.record_stream`` keeps memory from being used again before a stream is done with it.
+        own: A new stream, with ``record_event`` and ``wait_event``; None if the device has only its default stream.
+        records: Whether ``tensor.record_stream`` keeps memory from being reused before a stream is done with it.
     """
 
     def __init__(self, device: torch.device) -> None:

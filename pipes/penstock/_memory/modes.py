@@ -20,7 +20,7 @@ _UNCHANGED = contextlib.nullcontext()
 
 
 def _autocast_kinds() -> list[str]:
-    """Device types that this thread autocasts on. Asks no driver, because a fork of a process that uses one must not."""
+    """Device types that this thread autocasts on. Calls no driver, because a fork of a process that uses one must not."""
     kinds = ["cpu"]
     with contextlib.suppress(RuntimeError):  # torch 2.6 raises if there is no accelerator
         accelerator = torch.accelerator.current_accelerator()

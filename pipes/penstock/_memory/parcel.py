@@ -6,7 +6,7 @@ the slot yet are copied into it. The consumer builds arrays and tensors that are
 
     worker: SlotMaker ──answer──► consumer: SlotTable.view ──last view gone──► SlotTable.lend ──next task──► worker
 
-Nobody waits for a slot: if a task is lent none, or one that is too small, the worker makes a new one. The kernel frees the memory when
+No task waits for a slot: if a task gets none, or one that is too small, the worker makes a new one. The kernel frees the memory when
 the worker's mapping, the consumer's mapping and the consumer's views are all gone, so a batch that the user keeps outlives the worker
 and the pool.
 """
@@ -37,7 +37,7 @@ _HEAD = Struct("<QQQ")
 PICKLED, TENSORS, BYTES = range(3)
 _NOTHING = np.empty(0, np.uint8)
 LARGE = 4096
-"""Bytes on average, from which on a list of ``bytes`` is not pickled: the pickler would copy each twice."""
+"""A list of ``bytes`` of at least this average size is not pickled, because the pickler would copy each twice."""
 
 
 @lru_cache(maxsize=64)
@@ -116,7 +116,7 @@ class Parcel:
                 memory[place : place + length] = raw
 
     def pieces(self) -> tuple[int, bytes, list[np.ndarray]]:
-        """The same for another way of travelling: what `value_of` needs, the buffers as uint8 arrays over memory that is the value's own."""
+        """The arguments of `value_of`, for another transport. The buffers are uint8 arrays over the value's own memory."""
         return self._kind, bytes(self.body), [np.frombuffer(raw, np.uint8) if raw.nbytes else _NOTHING for raw in self._buffers]
 
     def _body(self, start: int) -> int:
@@ -127,10 +127,10 @@ _DTYPES = frozenset(IN_TORCH.values())
 
 
 def _flat(value: Any) -> tuple[tuple[Any, ...], Sequence[torch.Tensor], list[np.ndarray]] | None:
-    """What describes ``value``, if it is nothing but plain tensors; the tensors; and their memory. None if it is anything else.
+    """A description of ``value``, its tensors and their memory, if it consists of plain tensors only; otherwise None.
 
-    The description is their names (the keys of a dict; or the type, of a list or a tuple; or None, of a single tensor), shapes and dtypes. Pickling no
-    more than that takes a third of the time.
+    The description is their names (the keys of a dict, the type of a list or a tuple, None for a single tensor), shapes and dtypes. Pickling
+    only that takes a third of the time.
     """
     kind = type(value)
     names: Any = None
@@ -172,7 +172,7 @@ def unpack(memory: Any, start: int = 0) -> Any:
 
 
 def value_of(kind: int, body: Any, buffers: list[Any]) -> Any:
-    """The value of the `Parcel` that came in these pieces; its arrays and tensors are views of the ``buffers``.
+    """The value of the `Parcel` with these pieces; its arrays and tensors are views of the ``buffers``.
 
     Raises:
         Exception: Whatever unpickling raises.
@@ -206,7 +206,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 class _Reducers(dict[type, Any]):
-    """Ours, and then those that ``copyreg`` has by now. A ``ChainMap`` would do it in Python, for every tensor."""
+    """Our reducers, falling back to the current ones of ``copyreg``. A ``ChainMap`` would run Python code for every tensor."""
 
     def __missing__(self, kind: type) -> Any:
         return copyreg.dispatch_table[kind]

@@ -1,7 +1,7 @@
-"""Recycled memory: who holds which slot.
+"""Recycled memory: tracks which slots are in use.
 
 Page faults cost a loader more than copying, so large batches go into memory that is reused. Invariant: a slot is lent to at most one
-task, and only while no array or tensor views it. Nobody waits for a slot to come back: a task without one gets new memory.
+task, and only while no array or tensor views it. No task waits for a slot to return: a task without one gets new memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ KEPT = 64
 class SlotView(np.ndarray):
     """The base of every array and tensor over a slot; it is collected after the last of them.
 
-    It has to be a subclass, made directly over the buffer: NumPy shortens the chain of bases across arrays of the same type, and would
-    bypass a plain array.
+    It must be a subclass, created directly over the buffer, because NumPy shortens the chain of bases across arrays of the same type, and
+    would bypass a plain array.
     """
 
 
 class SlotTable:
-    """Tracks who holds each slot: the user (through views), a task (lent), or nobody (idle).
+    """Tracks the holder of each slot: the user (through views), a task (lent), or none (idle).
 
     Only one thread at a time may call the methods, except `count`, which any thread may. A view may die in any thread, under any lock, or
     in a forked child. All its finalizer does is one ``deque.append``, in C, on that process's own deque.

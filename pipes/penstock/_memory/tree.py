@@ -77,12 +77,12 @@ def _parts(tree: Any) -> Iterable[Any] | None:
 
 
 def _like(tree: tuple[Any, ...] | list[Any], values: list[Any]) -> Any:
-    """A tuple or a list of ``values`` that is what ``tree`` is: a named tuple, or of another class of its own."""
+    """A tuple or a list of ``values`` with the class of ``tree``, which may be a named tuple or another subclass."""
     kind: Any = type(tree)
     base: Any = list if isinstance(tree, list) else tuple
     try:
-        other = base.__new__(kind, values)  # the methods of the class itself might refuse
-    except TypeError:  # of a class that is written in C: torch.Size, and what torch.max returns
+        other = base.__new__(kind, values)  # the class's own methods might refuse
+    except TypeError:  # from a class written in C: torch.Size, and the results of torch.max
         return kind(values)
     if base is list:
         list.extend(other, values)  # `list.__new__` leaves it empty

@@ -1,4 +1,4 @@
-"""The contract of a node, and one file a node."""
+"""The contract of a node, and one file per node."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``num_workers="auto"``: measures what a `ParallelMapper`'s workers do, for the `Controller` that decides how many there should be.
+"""``num_workers="auto"``: measures the workers of a `ParallelMapper`, for the `Controller` that decides how many there should be.
 
-Everything happens in the thread that reads the node, between two batches.
+Everything runs in the thread that reads the node, between two batches.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("penstock")
 
 _SHORTEST_NS: Final = 500_000_000
-"""A measurement takes so long at least, and `_BATCHES` batches."""
+"""A measurement takes at least this long, and at least `_BATCHES` batches."""
 _BATCHES: Final = 8
 _ROUNDS: Final = 4
-"""For each worker so many batches, at least, and always as many for each, because workers tend to finish together."""
+"""At least this many batches per worker, and the same number for each, because workers tend to finish together."""
 _LONG_NS: Final = 5_000_000_000
-"""After so long, half of that is enough."""
+"""After this long, half of that is enough."""
 _PAUSE_NS: Final = 100_000_000
 _PAUSES: Final = 10
-"""A step so many times as long as the others, and longer than `_PAUSE_NS`, is a pause: a validation, a checkpoint."""
+"""A step this many times as long as the others, and longer than `_PAUSE_NS`, is a pause, such as a validation or a checkpoint."""
 _COMPUTES: Final = 0.75
-"""Work that computes for more of its time gets no more workers than cores."""
+"""Work that computes for a larger share of its time gets no more workers than cores."""
 _MOST_PER_CORE, _MOST_AT_LEAST = 4, 16
-"""The bound for work that waits."""
+"""The limit for work that mostly waits."""
 
 
 @final
 class AutoWorkers:
-    """Measures one batch after the other.
+    """Measures batch after batch.
 
     Args:
-        most: The most workers that there may ever be; default: by the cores of this machine.
+        most: Upper limit for the number of workers; default: from the cores of this machine.
 
     Attributes:
-        most: The most workers that there may ever be.
+        most: Upper limit for the number of workers.
         ahead_bytes: Bytes of the items that one more worker loads ahead.
     """
 
@@ -53,7 +53,7 @@ class AutoWorkers:
         self.ahead_bytes = 0
         self._controller = Controller()
         self._skip = 1  # batches to leave out, because they were loaded ahead in a pause, or by fewer workers
-        self._fresh = True  # nothing is known of the last batch
+        self._fresh = True  # there is no last batch to measure from
         self._after_mark = False
         self._asked_ns = self._waited_ns = 0  # at the last batch
         self._begin_sums(Totals([]))
@@ -70,7 +70,7 @@ class AutoWorkers:
         return WorkerChoice(controller.number, controller.most, controller.changes, controller.settled, controller.why)
 
     def mark(self) -> None:
-        """An epoch ends: what the loop does now is no step."""
+        """An epoch ends: the loop's work from here to the next batch is not a step."""
         self._after_mark = True
 
     def restart(self) -> None:
@@ -78,11 +78,11 @@ class AutoWorkers:
         self._fresh, self._skip, self._batches = True, 1, 0
 
     def look(self, pool: Pool, waited_ns: int, depth: int) -> int:
-        """A batch is asked for; returns how many workers there should be.
+        """A batch is requested. Returns how many workers there should be.
 
         Args:
             pool: The workers.
-            waited_ns: How long the node has waited for them, in all.
+            waited_ns: How long the node has waited for them in total.
             depth: Batches that it loads ahead.
         """
         moment, asked_ns, waits_ns = now(), self._asked_ns, waited_ns - self._waited_ns
@@ -106,7 +106,7 @@ class AutoWorkers:
         return self._controller.number
 
     def resized(self, workers: int, wanted: int, depth: int) -> None:
-        """The pool has so many workers now, and ``depth`` batches in work."""
+        """The pool now has ``workers`` workers, and ``depth`` batches in progress."""
         if workers != wanted:
             self._controller.refused(workers)
         self._skip, self._batches = depth, 0
@@ -153,7 +153,7 @@ class AutoWorkers:
         self._begin_sums(self._totals)
 
     def _bound(self, pool: Any) -> tuple[int, str]:
-        if hasattr(pool, "bound"):  # workers of another machine
+        if hasattr(pool, "bound"):  # workers on other machines
             most, bound = pool.bound()
             return min(most, self.most), bound
         usable, totals = cores(), self._totals
@@ -169,5 +169,5 @@ class AutoWorkers:
         return min(most, self.most), bound
 
     def _memory_each(self, pool: Any) -> int:
-        """Bytes that one more worker takes."""
+        """Bytes that one more worker needs."""
         return self.ahead_bytes + max((own_memory(pid) or 0 for pid in getattr(pool, "pids", ())), default=0)

@@ -20,7 +20,7 @@ class Batcher(IndexNode[Any]):
     """Group the items of ``source`` into batches of ``batch_size``. A batch of `Indices` is one `Indices`; other items become a list.
 
     Args:
-        source: The items.
+        source: Yields the items.
         batch_size: Items per batch, at least 1.
         drop_last: Drop the last batch of an epoch if it is not full.
 
@@ -38,7 +38,7 @@ class Batcher(IndexNode[Any]):
             raise ValueError("drop_last=True drops samples, but tail='exact' promises all of them. Use only one of the two.")
         self._leaves = (
             drop_last and self.facts.carries_over_epochs
-        )  # what fills no batch is left to the next epoch, so it must not be read first
+        )  # a remainder that fills no batch belongs to the next epoch, so it must not be read
 
     def details(self) -> dict[str, Any]:
         return {"batch_size": self.batch_size, "drop_last": self.drop_last}
@@ -61,12 +61,14 @@ class Batcher(IndexNode[Any]):
         return taken, place
 
     def peek(self, place: State, positions: Any) -> Sequence[Any]:
-        raise ValueError("batches cannot be padded. Put the Sharder upstream of the Batcher, or use tail='drop' or tail='exact'.")
+        raise ValueError(
+            "batches cannot be padded. Use tail='drop' or tail='exact', or put the Batcher downstream of the node with tail='pad'."
+        )
 
     def _items_read(self, items: int) -> int:
         return items * self.batch_size  # or a few less: the last batch of an epoch may be short
 
     def _without_rest(self, place: State) -> State:
-        """``place``, behind the items that fill no batch, so that the state after the last batch says that the epoch is over."""
+        """``place`` moved past the items that fill no batch, so that the state after the last batch says that the epoch is over."""
         left = self.upstream.left(place)
         return place if left is None or not 0 < left < self.batch_size else self.upstream.skip(place)

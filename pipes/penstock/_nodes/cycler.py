@@ -41,7 +41,7 @@ class Cycler(IndexNode[T]):
 
     @property
     def failure(self) -> BaseException | None:
-        """The error that the source has raised, and after which it is not read again; None if there is none."""
+        """The error that the source has raised, which stops further reads; None if there is none."""
         return self._failure
 
     def start(self, epoch: int, after: State | None = None) -> State:
@@ -81,10 +81,10 @@ class Cycler(IndexNode[T]):
     def over(self, place: State) -> tuple[EndOfEpoch, State]:
         epoch = place["epoch"]
         items: Sequence[T] = ()
-        if place["source"] is not self._ended:  # nobody has seen the end, and of a damaged state `left` may be wrong
+        if place["source"] is not self._ended:  # the end was not seen, and `left` may be wrong if the state is damaged
             items, place = self.read(place, 1)
         if len(items):
-            raise StateError(f"epoch {epoch} was to end here, and there is another item: the state is damaged, or a length is wrong.")
+            raise StateError(f"epoch {epoch} should end here, but there is another item: the state is damaged, or a length is wrong.")
         left = place_of(place) if self.first.looks_back else None
         return EndOfEpoch(epoch), self.start(epoch + 1, None if left is None else left[1])
 
@@ -101,11 +101,11 @@ class Cycler(IndexNode[T]):
         if inner is None:
             if self.facts.carries_over_epochs:
                 raise StateError(
-                    "this state does not say where its epoch ended, and this source goes on from there: it is of another graph, or damaged."
+                    "this state does not say where its epoch ended, but this source continues from there: the state is damaged, or of another graph."
                 )
             return
         self.upstream.check(inner)
         while isinstance(inner, dict):  # nodes with a state of their own nest their source's
             if inner.get("epoch", state["epoch"]) != state["epoch"]:
-                raise StateError(f"this state is damaged: it is of epoch {state['epoch']}, but its source is in epoch {inner['epoch']}.")
+                raise StateError(f"this state is damaged: it is in epoch {state['epoch']}, but its source is in epoch {inner['epoch']}.")
             inner = inner.get("source")

@@ -1,6 +1,6 @@
 """The items in flight between a source and the consumer: the order of delivery, and the state that goes with it.
 
-Pure: it starts nothing, waits for nothing, and asks of a job only whether it is done. An entry goes through three steps::
+Pure: it starts nothing, waits for nothing, and reads only whether a job is done. An entry goes through three steps::
 
     push ──► waits for its job ──► deliver ──► settle, which drops it and moves the state past it
 
@@ -24,7 +24,7 @@ class Entry:
     """One item of the source, and the source's ``state`` after it.
 
     Args:
-        value: A marker or the source's error; these need no worker.
+        value: A marker or the source's error, which need no worker.
         job: The job of a worker. If both are None, the item was delivered before the state was saved.
     """
 
@@ -68,7 +68,7 @@ class DeliveryWindow:
         """Start over at the source's state ``base``. The items at the distances ``delivered`` from there have been delivered already."""
         self._entries: deque[Entry] = deque()
         self._pulled = 0  # entries pushed so far
-        self._skip = frozenset(delivered)  # those among them that were delivered before the state was saved
+        self._skip = frozenset(delivered)  # which of them were delivered before the state was saved
         self._exhausted = False
         self.under_way = 0
         self.comes_delivered = 0 in self._skip
@@ -79,12 +79,12 @@ class DeliveryWindow:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the next item may be delivered without an entry: whoever does so sets ``base`` to the state after it."""
+        """Whether the next item may be delivered without an entry. The caller then sets ``base`` to the state after it."""
         return not (self._entries or self._skip or self._exhausted or self.unsettled)
 
     @property
     def place(self) -> Any:
-        """The source's state behind the youngest entry: where the next item comes from."""
+        """The source's state after the newest entry, where the next item comes from."""
         return self._entries[-1].state if self._entries else self.base
 
     def has_room(self, most: int, prefetch_next_epoch: bool) -> bool:
@@ -100,17 +100,17 @@ class DeliveryWindow:
             return True
         last = self._entries[-1]
         if self.holds_error:
-            return False  # whether the source can go on after this error is known only once it has been raised
+            return False  # the source can continue only after the consumer has seen this error
         if not is_marker(last.value):
             return True
         empty_epoch = len(self._entries) > 1 and is_marker(
             self._entries[-2].value
-        )  # stop here, or a source without items is pulled forever
+        )  # stop here, because a source without items would be pulled forever
         return prefetch_next_epoch and not empty_epoch
 
     @property
     def holds_error(self) -> bool:
-        """Whether the source has raised, and the consumer has yet to come to that."""
+        """Whether the source has raised an error that the consumer has not seen yet."""
         return bool(self._entries) and isinstance(self._entries[-1].value, BaseException)
 
     def push(self, entry: Entry) -> None:
@@ -122,14 +122,14 @@ class DeliveryWindow:
         if self._skip:
             self.comes_delivered = self._pulled in self._skip
         if self._entries[0].delivered:
-            self.settle()  # otherwise the items that a run with a wider window delivered could fill this one
+            self.settle()  # otherwise items delivered by a run with a wider window could fill this window
 
     def exhaust(self) -> None:
         """Note that the source has ended."""
         self._exhausted = True
 
     def candidates(self) -> list[Entry]:
-        """The entries that may be delivered next; the first one that is ready is. Empty if the source has ended and all is delivered."""
+        """The entries that may be delivered next: the first that is ready will be. Empty if the source has ended and all is delivered."""
         entries = self._entries
         if self.in_order or not entries:
             return [entries[0]] if entries else []  # never a delivered one: those are dropped as soon as they are the oldest
@@ -143,11 +143,11 @@ class DeliveryWindow:
         return found
 
     def ready(self) -> int:
-        """Jobs that are done and not delivered. Any thread may ask."""
+        """Jobs that are done and not delivered. Thread-safe."""
         return sum(entry.job is not None and not entry.delivered and entry.job.done for entry in list(self._entries))
 
     def deliver(self, entry: Entry) -> None:
-        """Record that ``entry`` is handed out, and move the state past it."""
+        """Record that ``entry`` is delivered, and move the state past it."""
         entry.delivered = True
         if entry.job is not None:
             self.under_way -= 1
@@ -156,7 +156,7 @@ class DeliveryWindow:
     def fail(self, entry: Entry) -> None:
         """Record that ``entry`` has raised. The state moves past it at the next `settle`; until then, a state loaded again retries the item."""
         entry.delivered = self.unsettled = True
-        entry.value = None  # last: if Ctrl-C comes before, the error is raised again. It refers to the graph, so it must not be kept
+        entry.value = None  # last: if Ctrl-C comes first, the error is raised again. The error refers to the graph, so it must not be kept
         if entry.job is not None:
             self.under_way -= 1
             entry.job.forget()

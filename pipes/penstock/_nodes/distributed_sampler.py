@@ -1,4 +1,4 @@
-"""Samplers that shard by themselves: a DistributedSampler is replaced by its order, any other one is refused, unless it shards for one rank."""
+"""Samplers that shard by themselves: a DistributedSampler is replaced by its order. Any other is refused, unless it shards for one rank."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from penstock._random.orders import SequentialOrder, TorchOrder
 @final
 @dataclass(frozen=True, slots=True)
 class DistributedSamplerSettings:
-    """What a ``DistributedSampler`` asks for, in the words of this library.
+    """The settings of a ``DistributedSampler``, as arguments of this library.
 
     Attributes:
         order: Its order over the whole dataset.
-        tail: What becomes of the last round; see `Sharder`.
-        batch_size: That of the ``BatchSampler`` around it; None if there is none.
-        drop_last: That of the ``BatchSampler``.
-        share: The rank and the number of ranks it was made for. None if the `Sharder` has to look them up: the sampler has them from the process group, which
-            may be made again; or it is made for one rank, and so has the indices of all.
+        tail: How the last round is handled; see `Sharder`.
+        batch_size: Of the ``BatchSampler`` around it; None if there is none.
+        drop_last: Of the ``BatchSampler``.
+        share: The rank and the number of ranks it was built for. None if the `Sharder` looks them up, because the sampler has them from the
+            process group, which may be recreated, or was built for one rank and so yields the indices of all.
     """
 
     order: TorchOrder | SequentialOrder
@@ -38,11 +38,11 @@ class DistributedSamplerSettings:
 def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSettings | None:
     """The same order unsharded, if ``sampler`` or ``batch_sampler`` is a ``DistributedSampler`` or a ``BatchSampler`` around one.
 
-    Else None. If it were left as it is, each rank would get a share of its share.
+    Otherwise None. Left as it is, it would give each rank a share of its share.
 
     Raises:
-        GraphError: It is a ``DistributedSampler`` with an ``__iter__`` of its own, so its order is unknown; or its ``BatchSampler`` came
-            as ``sampler``, so that each batch would count as one index.
+        GraphError: It is a ``DistributedSampler`` with a custom ``__iter__``, so its order is unknown; or its ``BatchSampler`` was passed as
+            ``sampler``, so that each batch would count as one index.
     """
     given = sampler if sampler is not None else batch_sampler
     batches = given if _walks_as(given, BatchSampler) else None
@@ -54,14 +54,14 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
         return None
     if getattr(inner, "next_yielded", None) is not None:
         raise GraphError(
-            f"{type(inner).__name__} has loaded a state of its own, which the loader does not use. Load the loader's state instead: "
+            f"{type(inner).__name__} has loaded its own state, which the loader does not use. Load the loader's state instead: "
             f"loader.load_state_dict(...), saved by loader.state_dict(). Or pass a new sampler."
         )
     if batches is not None and sampler is not None:
         raise GraphError(
-            "a DistributedSampler deals out the indices to the ranks, and the loader would deal out the batches of sampler=BatchSampler(...) again, "
-            "each as one index. For batches of samples, pass it as batch_sampler=, which takes it over. For dataset[[0, 1]], build the BatchSampler "
-            "on the sampler that it shards."
+            "a DistributedSampler shards the indices across ranks, and the loader would shard the batches of sampler=BatchSampler(...) again, "
+            "each as one index. For batches of samples, pass the BatchSampler as batch_sampler=, and the loader shards once. For dataset[[0, 1]], "
+            "build the BatchSampler on the sampler that the DistributedSampler shards."
         )
     if inner.epoch != 0:
         warnings.warn(
@@ -80,7 +80,7 @@ def taken_over(sampler: Any, batch_sampler: Any = None) -> DistributedSamplerSet
 
 
 def _walks_as(sampler: Any, kind: type) -> bool:
-    """Whether it yields what torch's own ``kind`` would. torchdata's subclasses do: they only count what they have yielded."""
+    """Whether it yields what torch's own ``kind`` would. torchdata's subclasses do, because they only count what they have yielded."""
     stateful = type(sampler).__module__ == "torchdata.stateful_dataloader.sampler"
     return isinstance(sampler, kind) and (stateful or type(sampler).__iter__ is kind.__iter__)  # type: ignore[attr-defined]
 
@@ -89,7 +89,7 @@ def refuse_sharded(sampler: Any) -> None:
     """Refuse a sampler that gives each rank its own share, even if another one wraps it.
 
     Raises:
-        GraphError: It has a ``rank``, ``num_replicas`` or ``process_index``, and was not built for one rank, whose share is everything.
+        GraphError: It has a ``rank``, ``num_replicas`` or ``process_index``, and was not built for a single rank.
     """
     for one in wrapped(sampler):
         ranks = next((name for name in ("num_replicas", "num_processes", "world_size") if hasattr(one, name)), None)
@@ -97,15 +97,15 @@ def refuse_sharded(sampler: Any) -> None:
             continue
         if any(hasattr(one, name) for name in ("rank", "num_replicas", "process_index")):
             if _walks_as(one, DistributedSampler):
-                remedy = "Pass it to from_dataset, which takes it over, or use Sampler(TorchOrder(n, seed))"
+                remedy = "Pass it to from_dataset, which shards once, or use Sampler(TorchOrder(n, seed))"
             else:
                 whole = "Pass the sampler that it shards" + f", or build it with {ranks}=1, so that it yields the indices of all ranks" * (
                     ranks is not None
                 )
                 remedy = (
-                    f"{whole}. Or say the same as order=, which is read by position. If it does not shuffle (evaluation), leave it out and pass "
+                    f"{whole}. Or pass the same order as order=, which is read by position. If it does not shuffle (evaluation), leave it out and pass "
                     f"tail='exact', which delivers every sample once"
                 )
             raise GraphError(
-                f"{type(one).__name__} deals out the indices to the ranks, and the loader would deal out each share again. {remedy}."
+                f"{type(one).__name__} shards the indices across ranks, and the loader would shard each share again. {remedy}."
             )

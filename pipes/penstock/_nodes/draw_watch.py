@@ -1,14 +1,15 @@
-"""Warns, once, of work that draws from the global generators in worker threads.
+"""Warns once about work that draws from the global generators in worker threads.
 
-Threads share these generators with each other and with the training loop, so nobody can seed them for a sample, and what is drawn depends on timing. Such a draw is
-looked for in two steps:
+Threads share these generators with each other and with the training loop, so they cannot be seeded for a sample, and the numbers drawn
+depend on timing. Such draws are found in two steps:
 
-1. *Something draws.* It did if the generators move while the consumer waits for the workers, see `Blocked`. That costs two looks for each wait.
-2. *What draws?* The mapper then has the next items made one at a time, each by one worker alone and while the consumer waits, see `Trial`. A program that draws pays for it
-   once, with a few batches that are not loaded ahead; a program that does not, never.
+1. *Does anything draw?* It does if the generators change while the consumer waits for the workers; see `Blocked`. That costs two checks per
+   wait.
+2. *What draws?* The mapper then makes the next items one at a time, each in one worker alone while the consumer waits; see `Trial`. This
+   costs a program that draws a few batches that are not loaded ahead, once. A program that does not draw pays nothing.
 
-If the trial finds nothing, the draws are rare, or one was by chance: a module that draws when it is imported, another thread. Then the next draw that is seen counts, as long as the
-program has no other threads; if it has, there is another trial, a few times.
+If the trial finds nothing, the draws are rare, or there was a single one, such as from a module that draws on import, or from another
+thread. Then the next draw that is seen counts if the program has no other threads; if it has, the trial is repeated a few times.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class DrawWatch:
     """Watches the workers of one `ParallelMapper`.
 
     Args:
-        work: What they do.
+        work: Their task function.
 
     Attributes:
-        blocked: Where the threads that wait for the workers have their places.
-        place: That of the thread that reads the mapper.
-        said: The warning, once it was given.
+        blocked: The places of the threads that wait for the workers.
+        place: The place of the thread that reads the mapper.
+        said: The warning, once issued.
     """
 
     def __init__(self, work: FetchTask | FunctionTask) -> None:
@@ -51,12 +52,12 @@ class DrawWatch:
 
     @property
     def trying(self) -> bool:
-        """Whether the mapper must have one item in progress at most."""
+        """Whether the mapper must have at most one item in progress."""
         return self.blocked.changed is not None
 
     def begin(self, workers: Collection[int]) -> None:
         """The next item is made alone."""
-        if self.blocked.off or self.blocked.changed is None:  # the loop saw another change just when the watch ended
+        if self.blocked.off or self.blocked.changed is None:  # the loop saw another change just as the watch ended
             self.blocked.changed = None
             return
         if self._trial is None:
@@ -68,7 +69,7 @@ class DrawWatch:
         self._work.trial = self._trial
 
     def judge(self) -> None:
-        """An item was made; alone if `begin` came before it."""
+        """An item was made; it was made alone if `begin` was called before."""
         trial, self._work.trial = self._work.trial, None
         if trial is None:
             return
@@ -80,12 +81,15 @@ class DrawWatch:
             self._end(off=self._failed == _TRIALS)
 
     def words_if_drawn(self, before: Look) -> str:
-        """What to say if nobody but the workers can have drawn since ``before``, a `look`; empty if nobody has. The watch itself looks only while the loop waits."""
+        """The warning, if the generators changed since ``before``, a `look`, and only workers can have drawn; otherwise empty.
+
+        The watch itself looks only while the loop waits.
+        """
         found = drawn(before, self.look())
         return _words({self._work.parts_that_may_draw: found}) if found else ""
 
     def _end(self, *, off: bool) -> None:
-        self.blocked.off = off  # first, or the loop, which stops to wait just now, sees another change
+        self.blocked.off = off  # first, because the loop may just be ending its wait, and would see another change
         self.blocked.changed = self._trial = None
 
     def _say(self, found: dict[str, set[str]]) -> None:
@@ -97,9 +101,9 @@ class DrawWatch:
 def _words(found: dict[str, set[str]]) -> str:
     parts = " and ".join(f"{part} ({', '.join(name for name in GENERATORS if name in generators)})" for part, generators in found.items())
     return (
-        f"{parts} {'draw' if len(found) > 1 else 'draws'} from the global random numbers in worker threads. The threads share them with each other and with your loop, so what "
-        f"is drawn depends on timing: another run gives other batches, and so does a resumed one. In the dataset and in transform=, draw from penstock.sample().rng or "
-        f'penstock.sample().torch_generator, which are the sample\'s own; or use method="process", where penstock seeds the global generators for each sample.'
+        f"{parts} {'draw' if len(found) > 1 else 'draws'} from the global random numbers in worker threads. The threads share them with each other and with your loop, so the "
+        f"numbers depend on timing: another run gives different batches, and so does a resumed one. In the dataset and in transform=, draw from penstock.sample().rng or "
+        f'penstock.sample().torch_generator, which belong to the sample; or use method="process", where penstock seeds the global generators for each sample.'
     )
 
 

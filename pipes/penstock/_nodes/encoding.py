@@ -42,7 +42,7 @@ def encoded(value: Any, where: str) -> Any:
     Args:
         value: None, booleans, numbers, strings, bytes, tensors and NumPy arrays, and dicts, lists, tuples and sets of them. Subclasses are
             refused, except ``OrderedDict``, because they would come back as another type.
-        where: What the value is, for the error.
+        where: A name for the value, for the error.
 
     Raises:
         StateError: Part of the value has no JSON form; the message names the place.

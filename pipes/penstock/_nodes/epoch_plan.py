@@ -28,7 +28,7 @@ class Plan:
         samples: Number of samples before it in the epoch.
         before: The checksum of those samples.
         more: Whether another block follows, which may be empty.
-        said: Its `signature`, from where it was made.
+        said: Its `signature`, computed where the plan was made.
     """
 
     values: Values

@@ -1,4 +1,4 @@
-"""Makes the plans of one sampler in any order of requests, even if the sampler can only go forward."""
+"""Makes the plans of one sampler for requests in any order, even if the sampler can only move forward."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 REPLAYED = 2**8
-"""Blocks that are read of an epoch without an end when the epochs before are replayed."""
+"""Blocks read from each endless epoch when earlier epochs are replayed."""
 
 
 @final
 class EpochPlanner:
-    """Makes the plans of one sampler: in one thread at a time, or in a worker process to which it goes before its first plan.
+    """Makes the plans of one sampler, in one thread at a time, or in a worker process to which it is sent before its first plan.
 
     Args:
-        sampler: Whatever yields indices, or batches of them.
-        seed: Together with the epoch, it seeds everything the sampler draws from.
-        batches: Whether it yields batches. None: it does not, but nobody said so, and a list is refused.
-        plan_ahead: False: only ever `place` it here.
+        sampler: Yields indices, or batches of them.
+        seed: Together with the epoch, seeds everything the sampler draws from.
+        batches: Whether it yields batches. None: it does not, but the user has not said so, and a list is refused.
+        plan_ahead: If False, `place` is always ``"here"``.
     """
 
     def __init__(self, sampler: Any, seed: int, *, batches: bool | None, plan_ahead: bool = True) -> None:
@@ -50,8 +50,8 @@ class EpochPlanner:
     def place(self) -> Place:
         """Where the next plan may be made.
 
-        A sampler that may draw from the global generators must not run beside the user's threads, which draw from them too. So it goes to
-        a process of its own; if it cannot, it runs here, unless it is then seen not to draw.
+        A sampler that may draw from the global generators must not run concurrently with the user's threads, which draw from them too. So it
+        runs in a separate process. If it cannot, it runs here, and moves to a thread once it is seen not to draw.
         """
         if self._place is None:
             self._place = "here"
@@ -66,7 +66,7 @@ class EpochPlanner:
         return self._place
 
     def __call__(self, request: PlanRequest) -> Plan:
-        """The plan of an epoch, or of the block with the position asked for; errors of the sampler name the epoch."""
+        """The plan of an epoch, or of the block with the requested position. Errors of the sampler name the epoch."""
         try:
             if self._reading is None or (self._reading.epoch, self._reading.begin) != request[:2]:
                 self._begin(request)
@@ -79,7 +79,7 @@ class EpochPlanner:
                     f"{type(self._sampler).__name__} raised StopIteration outside of its iterator, in epoch {request.epoch}."
                 ) from exc
             with suppress(Exception):  # a frozen exception takes no note
-                exc.add_note(f"while {type(self._sampler).__name__} was asked for the indices of epoch {request.epoch}")
+                exc.add_note(f"while reading the indices of epoch {request.epoch} from {type(self._sampler).__name__}")
             raise
         if not plan.more:
             self.close()
@@ -89,7 +89,7 @@ class EpochPlanner:
         return replace(plan, said=plan.signature())  # here, where the consumer does not wait for it
 
     def trial(self, request: PlanRequest) -> Plan | None:
-        """The plan that it would make here and now, by a copy of the sampler, so that nothing has happened. None: it cannot be copied."""
+        """The plan that would be made now, made with a copy of the sampler, so that nothing changes. None if it cannot be copied."""
         other = copy.copy(self)
         other._sampler = copied(self._sampler) if self._remembers else self._sampler
         other._reading = None
@@ -108,18 +108,18 @@ class EpochPlanner:
         elif plan.drew and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{type(self._sampler).__name__} draws from the global random numbers and cannot be pickled, so that it is read between two epochs "
-                f"and the workers wait for it. Give it a generator of its own, make it picklable, or say plan_ahead=False.",
+                f"{type(self._sampler).__name__} draws from the global random numbers and cannot be pickled, so it is read between two epochs "
+                f"while the workers wait. Give it its own generator, make it picklable, or pass plan_ahead=False.",
                 stacklevel=2,
             )
 
     def _begin(self, request: PlanRequest) -> None:
-        """Open the epoch, with the sampler in the state in which the earlier epochs leave it."""
+        """Open the epoch, with the sampler in the state in which earlier epochs leave it."""
         follows = request.epoch == self._next_epoch
         self.close()
         self._next_epoch = None
         if self._remembers:
-            if self._plan_ahead and not self._asked:  # else it is the user's, who may change it, so no copy may replace it
+            if self._plan_ahead and not self._asked:  # otherwise the user may change the sampler, so no copy may replace it
                 self._pristine = copied(self._sampler)
             if not follows:
                 self._catch_up(request)
@@ -127,17 +127,17 @@ class EpochPlanner:
         self._reading = self._open(self._sampler, request.epoch)
 
     def _catch_up(self, request: PlanRequest) -> None:
-        """If the sampler has a memory, read the earlier epochs: indices only, and none of them are kept.
+        """If the sampler has a memory, read the earlier epochs. Only indices are read, and none are kept.
 
-        We test for a memory on a copy: a sampler with one fails to give the plan of the state, or plans the same epoch differently twice.
-        Of an epoch without an end `REPLAYED` blocks are read, so that what follows does not depend on how far somebody went.
+        A copy is tested for a memory: a sampler with one does not reproduce the plan of the state, or plans the same epoch differently twice.
+        `REPLAYED` blocks of an endless epoch are read, so that the result does not depend on how far an earlier run went.
         """
         if self._asked and self._pristine is None:
-            # It cannot be moved back. The checksum will show whether its plan fits; at the start of an epoch nothing does.
+            # It cannot be moved back. The checksum will show whether its plan fits, except at the start of an epoch.
             if self._plan_ahead and not request.checksum and not is_told(self._sampler):
                 log.warning(
-                    "%s can be neither pickled nor copied, so epoch %d is what it yields next. If it remembers what it gave, that is another order than of a run that "
-                    "did not jump. Make it picklable, or give it a set_epoch.",
+                    "%s can be neither pickled nor copied, so epoch %d is what it yields next. If it remembers what it has yielded, the order differs from that of a run "
+                    "that did not jump. Make it picklable, or give it a set_epoch.",
                     type(self._sampler).__name__,
                     request.epoch,
                 )
@@ -145,7 +145,7 @@ class EpochPlanner:
         if self._asked:
             self._sampler = copied(self._pristine)
         trial = copied(self._sampler)
-        # After no samples at all any plan fits, and a memory may show only later.
+        # Before the first sample any plan fits, and a memory may show only later.
         if trial is not None and (request.checksum or is_told(self._sampler)):
             fits, plan = self._tried(trial, request)
             if fits and self._tried(trial, request) == (True, plan):
@@ -155,7 +155,7 @@ class EpochPlanner:
                 any(not reading.block().more for _ in range(REPLAYED))
 
     def _tried(self, sampler: Any, request: PlanRequest) -> tuple[bool, int]:
-        """Whether the plan fits, and a checksum of it; to the epoch's end, because that is where a memory may change."""
+        """Whether the plan fits, and its checksum. Reads to the epoch's end, because a memory may change there."""
         fits, checksum = False, 0
         with closing(self._open(sampler, request.epoch)) as reading:
             for _ in range(REPLAYED):
@@ -163,7 +163,7 @@ class EpochPlanner:
                     plan = reading.block()
                 except Exception:
                     if fits:
-                        break  # whoever gets there meets it
+                        break  # the reader will get the same error there
                     raise
                 fits = fits or plan.fits(request.position, request.checksum)
                 checksum = plan.signature(checksum)

@@ -1,15 +1,16 @@
-"""Executor: who makes the items of a `ParallelMapper`, how many of them at a time, and in what memory.
+"""Executor: decides which workers make the items of a `ParallelMapper`, how many at a time, and in what memory.
 
-The mapper knows where items come from and in which order they go out; the executor knows neither. For each item the mapper calls, in its own thread::
+The mapper handles where items come from and in which order they are delivered. For each item it calls, in its own thread::
 
     limit_before ─► submit, as often as there is room ─► wait, until the one that is due is done ─► result ─► limit_after ─► submit …
 
-The limits are how many items may be in progress: before the wait, and while the consumer uses the item. They are where the executor decides: with
-``num_workers="auto"`` it changes the number of workers there, it learns from the first item how many should be in progress, and it has single items made alone
-to find what draws (`DrawWatch`). Without workers the mapper calls `run_inline` instead of all that; only an item that failed goes the long way.
+The limits bound the items in progress: before the wait, and while the consumer uses the item. The executor makes its decisions there: with
+``num_workers="auto"`` it changes the number of workers, it derives from the first item how many should be in progress, and it has single
+items made alone to find code that draws (`DrawWatch`). Without workers the mapper calls `run_inline` instead, and only an item that failed
+takes the path above.
 
-The pool of workers is made at the first `start`, so that a graph can be forked and pickled until then, and lives as long as the executor, unless `refresh` was
-called. Which pool that is, is chosen in `pools.open_pool` and nowhere else.
+The pool of workers is created at the first `start`, so that a graph can be forked and pickled until then. It lives as long as the executor,
+unless `refresh` replaces it. Only `pools.open_pool` chooses the kind of pool.
 """
 
 from __future__ import annotations
@@ -47,20 +48,20 @@ if TYPE_CHECKING:
 
 @final
 class Executor:
-    """Does ``map_fn`` in worker threads, in worker processes, or in the thread that asks. One thread uses it; any may `interrupt` it.
+    """Runs ``map_fn`` in worker threads, in worker processes, or in the calling thread. One thread uses it; any thread may `interrupt` it.
 
     Args:
         map_fn: Applied to each item.
-        options: What the user said about the workers.
+        options: The user's settings for the workers.
         seed: Seed of the samples' random numbers.
         seed_global_rngs: See `ParallelMapper`.
         on_error: See `ParallelMapper`.
 
     Attributes:
         method: Where the workers are, if there are any.
-        auto: Finds the number of workers; None if the user has said it.
-        num_workers: How many there are now; 0: the thread that asks does the work.
-        depth: Items in progress, at most.
+        auto: Finds the number of workers; None if the user has chosen it.
+        num_workers: The current number; 0: the calling thread does the work.
+        depth: The most items in progress.
         tasks: Items made so far, failed ones included.
         samples: Samples in them.
 
@@ -83,8 +84,8 @@ class Executor:
         lanes = map_fn.lanes if isinstance(map_fn, Fetch) and not options.kind.in_process else None
         if self.auto is not None and lanes and isinstance(map_fn, Fetch):
             raise ValueError(
-                f"num_workers='auto' changes the number of workers as it runs, and {type(map_fn.dataset).__name__} is read in lanes, each by one worker process, "
-                f'forward. Say how many (num_workers=2), or use method="thread", where threads share what they have read.'
+                f"num_workers='auto' changes the number of workers at run time, but {type(map_fn.dataset).__name__} is read in lanes, and one worker process must read "
+                f'each lane forward. Pass a number (num_workers=2), or use method="thread", where threads share what they have read.'
             )
         self._threaded = options.kind.in_process and self.num_workers > 0
         self._inline = InlineWork(map_fn, seed, False if self._threaded else seed_global_rngs, on_error)
@@ -101,9 +102,9 @@ class Executor:
         self._lanes = lanes if self.num_workers > 1 else None
         self._per_worker = options.prefetch_factor or _FEW
         self.depth = self._depth_of(self.num_workers)
-        self._decides = options.max_concurrent is None and options.prefetch_factor is None  # on how many are in progress
+        self._decides = options.max_concurrent is None and options.prefetch_factor is None  # how many are in progress
         self._undecided = self.num_workers > 0 and (self._decides or self.auto is not None)  # until the first item shows its size
-        # These are made at the first start.
+        # Created at the first start.
         self._allocate: Allocate = afresh
         self._pool: Any = None  # a `Pool`
         self._owners: LaneOwners | None = None
@@ -112,7 +113,7 @@ class Executor:
         self._closed = self._stale = False
         self.tasks = self.samples = 0
         self._wait_ns = 0
-        self._replaced: list[list[int]] = []  # what workers had counted that were replaced after a `refresh`
+        self._replaced: list[list[int]] = []  # the counts of workers that were replaced after a `refresh`
 
     def __str__(self) -> str:
         if not self.num_workers:
@@ -123,7 +124,7 @@ class Executor:
     # Its life: `start` at each reset of the mapper, `refresh`, `interrupt`, `shutdown`.
 
     def start(self, world_size: int) -> None:
-        """See that there are workers, and that they have forgotten what was in progress. After `refresh` they are new ones.
+        """Make sure that there are workers, with nothing in progress. After `refresh`, they are new ones.
 
         Args:
             world_size: Number of ranks.
@@ -143,7 +144,7 @@ class Executor:
         self._pool.start()
 
     def refresh(self) -> None:
-        """Replace the workers at the next `start`, so that they get the dataset as it is now in this process. Starts nothing by itself."""
+        """Replace the workers at the next `start`, so that they get this process's current dataset. Starts nothing by itself."""
         self._stale = True
 
     def interrupt(self) -> None:
@@ -168,10 +169,10 @@ class Executor:
             self._owners = LaneOwners(self._lanes, world_size, workers, by_position=self._by_position)
         return pool
 
-    # An item's way.
+    # The path of an item.
 
     def run_inline(self, item: Any, began: int) -> Any:
-        """Make ``item`` in this thread; ``began`` is now. Written out, because each batch without workers passes here."""
+        """Make ``item`` in this thread; ``began`` is now. Inlined for speed, because each batch without workers passes here."""
         words = self._inline.meter.words
         words[_SINCE] = began
         try:
@@ -191,10 +192,10 @@ class Executor:
         return value
 
     def limit_before(self, under_way: int) -> int:
-        """How many items may be in progress, now that the mapper wants one more. An interrupt leaves the rest to the next call.
+        """How many items may be in progress, now that the mapper wants one more. After an interrupt, the next call does the rest.
 
         Args:
-            under_way: How many are.
+            under_way: Items in progress.
         """
         if self.auto is not None:
             self._resize(self.auto)
@@ -205,11 +206,11 @@ class Executor:
         return 1  # made alone, once what was in progress is delivered
 
     def submit(self, item: Any, *, idle: bool) -> Job | SplitJob:
-        """Have ``item`` made: its rows by the owners of their lanes if it has any, otherwise all of it by anybody.
+        """Submit ``item``: row by row to the owners of their lanes if there are lanes, otherwise as a whole to any worker.
 
         Args:
-            item: Of the source.
-            idle: Nothing is in progress. Then the item is split among all workers, so that the first batch takes the time of a few samples.
+            item: From the source.
+            idle: Nothing is in progress. The item is then split among all workers, so that the first batch takes the time of a few samples.
         """
         work = self._work
         try:
@@ -227,7 +228,7 @@ class Executor:
             return job
         except Exception as exc:
             if is_own_error(exc):
-                annotate(exc, f"while handing over {work.name(item, IDLE)}")
+                annotate(exc, f"while sending {work.name(item, IDLE)} to a worker")
             raise
 
     def wait(self, jobs: Sequence[Job]) -> None:
@@ -245,7 +246,7 @@ class Executor:
         return job.result()
 
     def limit_after(self, value: Any) -> int:
-        """How many items may be in progress while the consumer uses ``value``, which still counts as one. May warn, and so raise."""
+        """How many items may be in progress while the consumer uses ``value``, which still counts as one. May warn, and so may raise."""
         if self._undecided:
             self._undecided = False
             self._learn(nbytes(value))
@@ -262,7 +263,7 @@ class Executor:
     def _split(self, work: FetchTask, item: Indices, parts: list[Part], to: list[int | None]) -> SplitJob:
         jobs, allocate = list(map(self._pool.submit, parts, to)), self._allocate
         collate = self._inline if work.collates_itself else work.inline
-        if self._draws is not None:  # what it draws counts as drawn in a worker
+        if self._draws is not None:  # draws in it count as a worker's
             collate = partial(self._draws.place.waiting, collate)
 
         def collated(values: list[Any]) -> Any:
@@ -277,13 +278,13 @@ class Executor:
     # How many.
 
     def _depth_of(self, workers: int) -> int:
-        """Items in progress, at most, with so many workers."""
+        """The most items in progress with this many workers."""
         if not self.num_workers:
             return 1
         return workers * self._per_worker if self._options.max_concurrent is None else self._options.max_concurrent
 
     def _learn(self, size: float) -> None:
-        """The first item has so many bytes. The smaller items are, the more of their cost is waking a worker, so the more are in progress."""
+        """Choose the depth from the bytes of the first item. For small items, waking a worker is most of the cost, so more are in progress."""
         if self._decides:
             self._per_worker = self._options.kind.ahead if size <= 2**16 else _SOME if size <= 2**20 else _FEW
             self.depth = self._depth_of(self.num_workers)
@@ -291,19 +292,19 @@ class Executor:
             self.auto.ahead_bytes = int(size) * self._per_worker
 
     def _resize(self, auto: AutoWorkers) -> None:
-        """Have as many workers as ``num_workers="auto"`` finds right."""
+        """Apply the number of workers that ``num_workers="auto"`` has chosen."""
         wanted = auto.look(self._pool, self._wait_ns, self.depth)
         if wanted != self.num_workers:
             number = self._pool.resize(wanted)
             self.depth = self._depth_of(number)
             auto.resized(number, wanted, self.depth)
-            self.num_workers = number  # last: if an interrupt comes before, the next call does all of it again
+            self.num_workers = number  # last: after an interrupt, the next call does all of it again
 
-    # What others ask.
+    # Queries.
 
     @property
     def draws(self) -> DrawWatch | None:
-        """What watches worker threads for draws from the global generators; to be asked from the first `start` on."""
+        """The watch on worker threads for draws from the global generators. Use it only after the first `start`."""
         if self._draws is None and self._watches_draws:
             from penstock._nodes.draw_watch import DrawWatch
 
@@ -319,7 +320,7 @@ class Executor:
         return (not self.num_workers or (self._lanes is not None and self._work.collates_itself)) and self._inline.in_step
 
     def statistics(self, of_node: NodeStatistics) -> NodeStatistics:
-        """``of_node``, and what the workers have done."""
+        """``of_node`` with the statistics of the workers."""
         from penstock._statistics import WorkerStatistics
 
         totals, workers = self._totals(), max(1, self.num_workers)
@@ -361,13 +362,13 @@ class Executor:
         return said if isinstance(said, CopyStatistics) else None
 
     def _totals(self) -> Totals:
-        """What all workers have counted so far, and the caller's thread."""
+        """The counts of all workers and of the caller's thread so far."""
         pool = [] if self._pool is None else self._pool.counted()
         return Totals([*self._replaced, *pool, self._inline.meter.counted()])
 
 
 def samples_of(task: Any) -> int:
-    """How many samples a task has."""
+    """The number of samples in a task."""
     positions = getattr(task, "positions", 0)
     return 1 if isinstance(positions, int) else len(positions)
 

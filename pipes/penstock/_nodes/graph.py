@@ -29,13 +29,13 @@ _DEEPEST: Final = 8
 @final
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A node, or a dataset that one reads, as texts.
+    """A node, or a dataset that a node reads, as strings.
 
     Attributes:
         name: The class.
         details: Its settings.
-        items: Items that a node hands out in an epoch on this rank, with their unit; empty if unknown, or for a dataset.
-        parts: The datasets that it reads, or is made of, each with what it is called there.
+        items: Items that a node delivers per epoch on this rank, with their unit; empty if unknown, or for a dataset.
+        parts: The datasets that it reads or consists of, each with its name there.
     """
 
     name: str
@@ -46,15 +46,15 @@ class Box:
 
 @final
 class Graph:
-    """The graph of a loader at one moment: ``print(loader.graph)`` draws a tree, from the loader down to where its items come from.
+    """A snapshot of a loader's graph: ``print(loader.graph)`` draws a tree, from the loader down to the source of its items.
 
-    Each node is shown with its settings, and with the items that it hands out in an epoch on this rank. In a notebook it draws itself. Nothing is
+    Each node is shown with its settings and the number of items that it delivers per epoch on this rank. Notebooks display it. Nothing is
     loaded or started for it.
 
     Args:
         title: One line about the loader.
         root: The last node.
-        epoch: The one whose items are counted.
+        epoch: The epoch whose items are counted.
     """
 
     def __init__(self, title: str, root: Node[Any], epoch: int) -> None:
@@ -86,7 +86,7 @@ def _boxes(root: Node[Any], epoch: int) -> Iterator[Box]:
         elif isinstance(node, Grouper):
             unit = "batches" if isinstance(node.groups, Buckets) else "packs"
         items: int | None = None
-        with contextlib.suppress(Exception):  # a user's node, or a graph that does not know its rank
+        with contextlib.suppress(Exception):  # from a user's node, or a graph without a known rank
             items = items_in(node, epoch)
         shown = shown_details(node)
         parts: tuple[tuple[str, Box], ...] = ()
@@ -94,13 +94,13 @@ def _boxes(root: Node[Any], epoch: int) -> Iterator[Box]:
         if isinstance(fetch, Fetch):
             del shown["map_fn"]
             shown |= {word: value for word, value in shown_details(fetch).items() if word != "dataset"}
-            with contextlib.suppress(Exception):  # a dataset may do anything when its class is asked for
+            with contextlib.suppress(Exception):  # a dataset may override `__class__`
                 parts = (("dataset", _dataset_box(fetch.dataset, 0)),)
         yield Box(cut(type(node).__name__, 60), shown, "" if not isinstance(items, int) else f"{items:,} {unit} an epoch", parts)
 
 
 def _dataset_box(dataset: Any, depth: int) -> Box:
-    """A dataset, and those that it is made of. Looks only into classes that are known to keep them, and asks only these for a length."""
+    """A dataset and its parts. Looks only into classes that are known to have parts, and reads the length only of those."""
     name = cut(type(dataset).__name__, 60)
     if depth == _DEEPEST:
         return Box(name, {}, "")

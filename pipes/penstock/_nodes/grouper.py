@@ -1,4 +1,4 @@
-"""Grouper: an order, put into groups by lengths, as the source of an epoch's indices."""
+"""Grouper: an order, grouped by length, as the source of an epoch's indices."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _KEYS = ("epoch", "block", "taken", "position")
 class Grouper(FirstNode[Indices]):
     """Walk through ``order`` in groups: one epoch of packs or batches, then ``StopIteration``.
 
-    With `Packs` each item is one index, a `PackIndex`; with `Buckets` it is a batch of indices, which has its members' positions in the order. The order is
-    cut into blocks; the groups of a block depend on nothing else. So the state is a block, the number of its groups that were taken, and the number of
-    groups in the epoch so far, and going to a state plans one block. The groups are dealt to the ranks whole; an epoch cannot be padded.
+    With `Packs` each item is one index, a `PackIndex`; with `Buckets` it is a batch of indices, with their positions in the order. The order
+    is cut into blocks, and the groups of a block depend on that block only. So the state is a block, the number of its groups already taken,
+    and the number of groups in the epoch so far; moving to a state plans one block. Ranks get whole groups. An epoch cannot be padded.
 
     Args:
-        order: What stands at which position; see `Sampler`.
+        order: Which index is at which position; see `Sampler`.
         groups: `Packs` or `Buckets`.
 
     Raises:
-        GraphError: ``order`` is not an order, or ``groups`` is something else. On reading: the order has an index without a length.
+        GraphError: ``order`` is not an order, or ``groups`` is neither. While reading: the order has an index without a length.
     """
 
     __module__ = "penstock.nodes"
@@ -52,7 +52,7 @@ class Grouper(FirstNode[Indices]):
         self._indices = Sampler(order)
         self._blocks = -(-len(order) // groups.block)
         self._planned: _Block | None = None
-        # An epoch is counted by planning it; the next one in a thread, with an order of its own, because an order may keep what it has computed.
+        # An epoch is counted by planning it. A thread counts the next epoch with its own order, because an order may cache what it computes.
         self._counts: dict[int, int] = {}
         self._counter = _Counter(copy.deepcopy(order) if groups.count else order, groups, self._counts)
         self._counted_ahead = PlanSource(self._counter)
@@ -92,8 +92,8 @@ class Grouper(FirstNode[Indices]):
             position = end
         if self.groups.count and (position > self._counts[epoch] or (block == self._blocks and position < self._counts[epoch])):
             raise StateError(
-                f"a state says that {place['position']} groups come before group {place['taken']} of block {place['block']}, which is not so: epoch {epoch} has "
-                f"{self._counts[epoch]} groups, and ended at {position}. It is damaged."
+                f"a state claims that {place['position']} groups come before group {place['taken']} of block {place['block']}, but epoch {epoch} has "
+                f"{self._counts[epoch]} groups, and reading ended at {position}. It is damaged."
             )
         if self.groups.count and items:
             self._counted_ahead.order(PlanRequest(epoch + 1))
@@ -115,7 +115,7 @@ class Grouper(FirstNode[Indices]):
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
         if place is not None:
             block, taken = place.get("block"), place.get("taken")
-            # A block that was begun was planned as a whole.
+            # A block is always planned as a whole.
             place = {"position": (block + (taken > 0)) * self.groups.block if is_count(block) and is_count(taken) else None}
         return self._indices.settings_at(epoch, place)
 
@@ -162,7 +162,7 @@ class _Block:
         return len(self._splits) - 1
 
     def item(self, group: int, position: int) -> Indices:
-        """Group number ``group`` of the block, which is group ``position`` of the epoch."""
+        """Group ``group`` of the block, which is group ``position`` of the epoch."""
         begin, end = self._splits[group], self._splits[group + 1]
         if self._packs is None:
             indices, positions = self._batches
@@ -187,7 +187,7 @@ class _Counter:
 
 
 def _counted(order: Order, groups: Packs | Buckets, epoch: int, counts: dict[int, int], counter: _Counter | None = None) -> int:
-    """Groups in ``epoch``. Two threads may count the same one: the first to be done ends the other, too."""
+    """Groups in ``epoch``. If two threads count the same epoch, the first to finish ends the other's count, too."""
     count = 0
     for block in range(-(-len(order) // groups.block)):
         if epoch in counts:
@@ -202,7 +202,7 @@ def _counted(order: Order, groups: Packs | Buckets, epoch: int, counts: dict[int
 def _planned(groups: Packs | Buckets, indices: Int64s) -> Groups:
     if len(indices) and int(indices.max()) >= len(groups.lengths):
         raise GraphError(
-            f"the order has index {int(indices.max())}, and there are {len(groups.lengths)} lengths. Give one length for each index of the dataset."
+            f"the order has index {int(indices.max())}, but there are {len(groups.lengths)} lengths. Pass one length for each index of the dataset."
         )
     return groups.plan(indices)
 

@@ -1,13 +1,14 @@
-"""IndexNode: a node of the index level. What it delivers is a function of a place.
+"""IndexNode: a node of the index level. Its items are a function of a place.
 
-A *place* is the JSON of a position, such as a state of a `Cycler`. It is never changed once it is made. `IndexNode.read` takes one and returns the one
-behind what it read, and whoever reads keeps it: a `ParallelMapper` in its window, a `Prefetcher` with each item. So a read that fails or is interrupted
-has moved nothing, and a node upstream of the one that is read has no position at all.
+A *place* is the JSON of a position, such as a state of a `Cycler`, and is immutable. `IndexNode.read` takes a place and returns the place
+after the items that it read. The reader keeps it: a `ParallelMapper` in its window, a `Prefetcher` with each item. So a read that fails or
+is interrupted has moved nothing, and nodes upstream of the one that is read have no position at all.
 
-A node may remember things for speed: indices computed ahead, the plan of a sampler's epoch, or how far a stream was read. A place other than the one
-that it returned last costs it time, and nothing else.
+A node may cache things for speed: indices computed ahead, the plan of a sampler's epoch, or how far a stream was read. A place other than
+the last one it returned costs time, and nothing else.
 
-To write a node of the index level, override `start`, `left`, `read` and `check` of a `FirstNode`, or `read`, and perhaps `counted`, of an `IndexNode`.
+To write a node of the index level, override `start`, `left`, `read` and `check` of a `FirstNode`, or `read` (and `counted`, if needed) of
+an `IndexNode`.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ T = TypeVar("T", covariant=True)
 @final
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What never changes about a node of the index level: asked once, when the graph is built.
+    """The constant properties of a node of the index level, read once when the graph is built.
 
     Attributes:
-        settings: What must be the same when a state is loaded: names and JSON values.
-        rank_settings: What must be the same on every rank, although no state holds it: names and JSON values.
-        infinite: There is a `Cycler`, so that epochs end with a marker and never with ``StopIteration``.
-        carries_over_epochs: An epoch begins where the one before it was left, even if that was left early.
-        sharded_by: Who deals the items to the ranks: the `Sharder` (``"items"``), or the source itself (``"own"``); None if the user has not said.
-        may_run_ahead: The next epoch may be read early. Not if the training loop may change the items that the source will yield.
+        settings: Names and JSON values that must match when a state is loaded.
+        rank_settings: Names and JSON values that must match on every rank, but are not part of a state.
+        infinite: There is a `Cycler`, so epochs end with a marker and never with ``StopIteration``.
+        carries_over_epochs: An epoch begins where the previous one was left, even if it was left early.
+        sharded_by: How items are split among ranks: by the `Sharder` (``"items"``) or by the source itself (``"own"``); None if undecided.
+        may_run_ahead: The next epoch may be read early. False if the training loop may change the items that the source will yield.
     """
 
     settings: dict[str, Any]
@@ -52,13 +53,13 @@ Facts.__module__ = "penstock.nodes"  # not in the class: a dataclass looks for i
 
 
 class IndexNode(Node[T]):
-    """A node whose items are a function of a place. Each method asks the source, unless it is overridden.
+    """A node whose items are a function of a place. Each method delegates to the source unless overridden.
 
     Args:
         source: The upstream node.
-        settings: What this node adds to the settings of its source.
-        rank_settings: What it adds to those that must be the same on every rank.
-        changed: Other `Facts` in which it differs from its source.
+        settings: Added to the settings of the source.
+        rank_settings: Added to the settings that must match on every rank.
+        changed: Other `Facts` in which the node differs from its source.
     """
 
     __module__ = "penstock.nodes"
@@ -85,7 +86,7 @@ class IndexNode(Node[T]):
 
     @property
     def first(self) -> FirstNode[Any]:
-        """Where the items come from."""
+        """The first node of the graph, where items come from."""
         return self.upstream.first
 
     def start(self, epoch: int, after: State | None = None) -> State:
@@ -93,57 +94,57 @@ class IndexNode(Node[T]):
 
         Args:
             epoch: From 0.
-            after: Given only to a source that `looks_back`: the place of the first node where the run is now, in this epoch or an earlier one. None: the run
-                left no epoch early.
+            after: Passed only to a source that `looks_back`: the first node's place where the run is now, in this epoch or an earlier one.
+                None: the run has left no epoch early.
         """
         return self.upstream.start(epoch, after)
 
     def left(self, place: State) -> int | None:
-        """Items from ``place`` to the end of its epoch; None if unknown. Starts nothing; any thread may ask."""
+        """Items from ``place`` to the end of its epoch; None if unknown. Starts nothing. Thread-safe."""
         left = self.upstream.left(place)
         return None if left is None else self.counted(left)
 
     def read(self, place: State, n: int, every: int = 1, first: int = 0) -> tuple[Sequence[T], State]:
-        """Pass over ``n * every`` items from ``place`` on. Returns those at ``first``, ``first + every``, …, and the place behind them all.
+        """Advance by ``n * every`` items from ``place``. Returns those at ``first``, ``first + every``, …, and the place after them all.
 
-        Fewer than ``n`` items mean that the epoch ends there. ``n`` may be 0: a source that plans its epoch does so then. Whoever reads on begins at the
-        place that this has returned, also after an empty read.
+        Fewer than ``n`` items mean that the epoch ends there. ``n`` may be 0, which makes a source that plans its epoch do so. The next
+        read begins at the returned place, even after an empty read.
         """
         return self.upstream.read(place, n, every, first)
 
     def peek(self, place: State, positions: np.ndarray) -> Sequence[T]:
-        """The items of the epoch of ``place`` at ``positions`` (int64, shape ``(n,)``) among those that this node yields.
+        """The items at ``positions`` (int64, shape ``(n,)``) of this node's epoch that contains ``place``.
 
-        Positions past the last of them wrap around: a node that yields fewer items than its source has must map them.
+        Positions past the end wrap around; a node that yields fewer items than its source must map them.
 
         Raises:
-            GraphError: It cannot be read by position. The `Sharder`, who knows the user's word for why it asks, adds that and the remedy.
+            GraphError: The node cannot be read by position. The `Sharder` adds the argument that needs it, and the remedy.
         """
         return self.upstream.peek(place, positions)
 
     def skip(self, place: State) -> State:
-        """The place at the end of the epoch of ``place``. No rank gets the items between, of which `left` knows the number."""
+        """The place at the end of the epoch of ``place``. No rank gets the items in between, whose number `left` knows."""
         return self.upstream.skip(place)
 
     def over(self, place: State) -> tuple[EndOfEpoch, State]:
-        """The marker at ``place``, where no item is left, and the place behind the marker. ``StopIteration`` of a finite graph."""
+        """The marker at ``place``, where no item is left, and the place after it. A finite graph raises ``StopIteration``."""
         return self.upstream.over(place)
 
     def check(self, state: Any) -> None:
         self.upstream.check(state)
 
     def seek(self, place: State) -> State:
-        """A reader was moved to ``place``: what can only be read forward goes there now. Returns where the reader is to read on."""
+        """Called when a reader moves to ``place``: a forward-only source goes there now. Returns where the reader continues."""
         return self.upstream.seek(place)
 
     def restart(self, place: State | None) -> State:
-        """Where a `reset` without a state leads, of a reader at ``place``, or of one that was never reset."""
+        """Where a `reset` without a state leads a reader at ``place``; None for one that was never reset."""
         return self.upstream.restart(place)
 
-    # The torchdata contract: a reader of this node, who keeps the place.
+    # The torchdata contract: a reader of this node, which keeps the place.
 
     def reset(self, initial_state: State | None = None) -> None:
-        """Move to ``initial_state``. Without one: a finite node begins its next epoch if part of this one was read, an infinite one begins again."""
+        """Move to ``initial_state``. Without one, a finite node begins its next epoch if part of this one was read; an infinite one restarts."""
         place = self.restart(self._place) if initial_state is None else initial_state
         self.check(place)
         for node in self.chain():
@@ -154,7 +155,7 @@ class IndexNode(Node[T]):
         items, place = self.read(self._place or self.start(0), 1)
         item: T | EndOfEpoch
         item, place = (items[0], place) if len(items) else self.over(place)
-        self._place = place  # the last step, so that a read that is interrupted has moved nothing
+        self._place = place  # the last step, so that an interrupted read moves nothing
         return item
 
     def get_state(self) -> State:
@@ -165,7 +166,7 @@ class IndexNode(Node[T]):
 
 
 class FirstNode(IndexNode[T]):
-    """Where indices come from: one epoch after another."""
+    """The source of indices, one epoch after another."""
 
     __module__ = "penstock.nodes"
 
@@ -179,19 +180,19 @@ class FirstNode(IndexNode[T]):
 
     @property
     def looks_back(self) -> bool:
-        """Whether the start of an epoch depends on where the run was before it, so that `start` must know."""
+        """Whether the start of an epoch depends on the run's position before it, which `start` then needs."""
         return self.facts.carries_over_epochs
 
     def sized(self) -> bool:
-        """Whether the number of items in an epoch is known beforehand."""
+        """Whether the number of items in an epoch is known in advance."""
         return self.left(self.start(0)) is not None
 
     def claimed(self, epoch: int) -> int | None:
-        """Items in ``epoch``, as far as anybody says so: for ``len(loader)`` only."""
+        """Items in ``epoch``, if known or claimed by the source; for ``len(loader)`` only."""
         return self.left(self.start(epoch))
 
     def settings_at(self, epoch: int, place: Any) -> dict[str, Any]:
-        """Entries of the settings that depend on how far ``place`` is: those of a `ScheduledOrder`. None is the end of ``epoch``. Takes unchecked places."""
+        """Settings that depend on ``place``, as for a `ScheduledOrder`. None is the end of ``epoch``. Accepts unchecked places."""
         return {}
 
     def state_is_per_rank(self) -> bool:
@@ -217,7 +218,7 @@ class FirstNode(IndexNode[T]):
 
 @final
 class _Transformed(IndexNode[Any]):
-    """A user's node that changes items, or a `Mapper`, below a node of the index level. If ``transform`` raises, its item was not read."""
+    """A user's node that changes items, or a `Mapper`, upstream of a node of the index level. If ``transform`` raises, its item was not read."""
 
     def __init__(self, node: Node[Any]) -> None:
         super().__init__(node.source)
@@ -233,14 +234,14 @@ class _Transformed(IndexNode[Any]):
 
 @final
 class _Positioned(FirstNode[Any]):
-    """A node that keeps a position of its own, below a node of the index level: a user's, or one of ours that has items under way."""
+    """A node with its own position upstream of a node of the index level: a user's, or one of ours that has items in flight."""
 
     def __init__(self, node: Node[Any]) -> None:
         self._below = None if node._source is None else index_of(node._source)
         super().__init__(Facts({}) if self._below is None else self._below.facts)
         self._node = node
-        self._stands: State | None = None  # the place where the node is, known by its identity
-        self._marker: tuple[State, EndOfEpoch, State] | None = None  # read, and not asked for yet: the place before it, and behind it
+        self._stands: State | None = None  # the place where the node is, compared by identity
+        self._marker: tuple[State, EndOfEpoch, State] | None = None  # read but not requested yet, between the places before and after it
 
     @property
     def first(self) -> FirstNode[Any]:
@@ -279,13 +280,13 @@ class _Positioned(FirstNode[Any]):
         if self._marker is None or self._marker[0] is not place:
             items, place = self.read(place, 1)
             if items or self._marker is None:
-                raise StateError(f"{type(self._node).__name__} has another item where its epoch was to end: the state is damaged.")
+                raise StateError(f"{type(self._node).__name__} has another item where its epoch should end: the state is damaged.")
         _, marker, self._stands = self._marker
         self._marker = None
         return marker, self._stands
 
     def peek(self, place: State, positions: Any) -> Sequence[Any]:
-        raise GraphError(f"{type(self._node).__name__} keeps a position of its own, so it cannot be read by position")
+        raise GraphError(f"{type(self._node).__name__} keeps its own position, so it cannot be read by position")
 
     def check(self, state: Any) -> None:
         self._node.check(state)
@@ -301,7 +302,7 @@ class _Positioned(FirstNode[Any]):
         return self._stands
 
     def _moved(self, place: State) -> Node[Any]:
-        """The node, at ``place``. Until its new place is known, nobody knows where it is: an exception may come out of it."""
+        """The node, moved to ``place``. Its position is unknown until its new place is set, because it may raise."""
         stands, self._stands, self._marker = self._stands, None, None
         if stands is not place:
             self._node.reset(place)
@@ -309,7 +310,7 @@ class _Positioned(FirstNode[Any]):
 
 
 def index_of(node: Node[Any]) -> IndexNode[Any]:
-    """``node`` as a node of the index level downstream reads it."""
+    """``node`` in the form that a downstream node of the index level reads."""
     if isinstance(node, IndexNode):
         return node
     kind = type(node)
@@ -319,7 +320,7 @@ def index_of(node: Node[Any]) -> IndexNode[Any]:
 
 
 def left_at(root: Node[Any], state: State) -> int | None:
-    """Items that ``root`` has still to deliver in the epoch of ``state``; None if unknown."""
+    """Items that ``root`` has left to deliver in the epoch of ``state``; None if unknown."""
     above = []
     for node in root.chain():
         if isinstance(node, IndexNode):
@@ -336,7 +337,7 @@ def left_at(root: Node[Any], state: State) -> int | None:
 
 
 def items_in(root: Node[Any], epoch: int) -> int | None:
-    """Items in the whole of ``epoch`` at ``root``, as far as anybody says so."""
+    """Items in the whole of ``epoch`` at ``root``, if known or claimed by the source."""
     nodes = list(root.chain())
     first = nodes[-1]
     items = first.claimed(epoch) if isinstance(first, FirstNode) else None

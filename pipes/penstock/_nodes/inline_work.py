@@ -23,10 +23,10 @@ _logger = logging.getLogger("penstock")
 
 @final
 class InlineWork:
-    """Does tasks in the caller's thread, and leaves the global generators as they were.
+    """Runs tasks in the caller's thread, and leaves the global generators unchanged.
 
     In the consumer's thread, the generators are seeded for each sample and restored afterwards; see `GlobalSeeding`. In a reader thread, restoring
-    would undo what the consumer draws at the same time. So a reader thread watches the first batches to see whether samples draw at all:
+    would undo the consumer's concurrent draws. So a reader thread watches the first batches to see whether samples draw at all:
 
     - If they do not, nothing is seeded.
     - If they do, they are seeded, and each batch is loaded only while the consumer waits for it (`in_step`), so that no other code draws.
@@ -45,7 +45,7 @@ class InlineWork:
         self._unseeded = work_of(map_fn, seed, False, on_error)
         self.meter = self._unseeded.meter = self.seeded.meter
         self._what = type(self.seeded.dataset if isinstance(self.seeded, FetchTask) else map_fn).__name__
-        # An item may be changed by what is applied to it; a sample can be loaded again.
+        # A function may change its item; a sample can be loaded again.
         self._of_items = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None
         self._calm = CALM if seed_global_rngs is False else 0  # consecutive batches that drew nothing
         self._draws = seed_global_rngs == "always"
@@ -75,7 +75,7 @@ class InlineWork:
                 self._draws = True  # perhaps: seeding is always right
                 return self.seeded.inline(task, allocate)
         with global_rngs_kept():
-            seed_globals(0, 0, 0)  # The consumer's draws may have left a spare normal deviate in NumPy, and then `look` cannot tell.
+            seed_globals(0, 0, 0)  # the consumer's draws may have left a spare normal deviate in NumPy, which `look` cannot handle
             before = self._watch.look()
             try:
                 value = self._unseeded.inline(task, allocate)
@@ -84,8 +84,8 @@ class InlineWork:
             self._draws = before is None or self._watch.look() != before
         if self._draws:
             _logger.warning(
-                "%s draws from the global random numbers, and is loaded in a background thread. So that it does not disturb your own draws, it is loaded only "
-                "while you wait for a batch, not ahead. To load ahead, use workers (num_workers), or let it draw from penstock.sample().rng.",
+                "%s draws from the global random numbers and is loaded in a background thread. To leave your own draws undisturbed, it is loaded only "
+                "while you wait for a batch, not ahead. To load ahead, use workers (num_workers), or draw from penstock.sample().rng.",
                 self._what,
             )
             del error

@@ -1,16 +1,17 @@
 """IterableSource: a dataset that can only be read from its beginning, in place of a sampler.
 
-The difficult part is to begin epoch e without the epochs before it, for an iterable that we know nothing about. `_begin` tries, in this order:
+The difficult part is to begin epoch e without reading the epochs before it, for an unknown iterable. `_begin` tries, in this order:
 
-1. The iterable has no state between passes, or its next pass is epoch e by itself (`_follows`): just start that pass.
-2. It has a ``set_epoch``, or e is 0: load its *pristine* state, the one before anything was read, and start.
-3. The state at e's start has that of the end of epoch e - 1 (``after``): load it, and start the next pass.
-4. The pristine state is blank, so that it is certain to be the start of an epoch (`tells_its_epoch`): load it. The epoch that torchdata's nodes count in their
-   own state is moved to e first. A user's state is never changed: its ``"epoch"`` may be the number of anything.
-5. Otherwise read to the end of the epochs before, from where the run was, or from the beginning. The log says so once.
+1. If the iterable has no state between passes, or its next pass is epoch e anyway (`_follows`): start that pass.
+2. If it has a ``set_epoch``, or e is 0: load its *pristine* state, the one before anything was read, and start.
+3. If the saved state at the start of e contains the end of epoch e - 1 (``after``): load that, and start the next pass.
+4. If the pristine state is blank, so that it is certain to be the start of an epoch (`tells_its_epoch`): load it. The epoch count in the
+   state of torchdata's nodes is set to e first. A user's state is never changed, because its ``"epoch"`` may be a number of anything.
+5. Otherwise read the earlier epochs to their ends, from the current position or from the beginning. The log says so once.
 
-Another loader, or the user, may have moved the same iterable in between. So `_used` remembers for each iterable its pristine state and the state
-in which we left it. If an iterable is in another state when a new source begins to read, its owner moved it, and that state counts as pristine.
+Another loader, or the user, may have moved the same iterable in between. So `_used` records for each iterable its pristine state and the
+state in which we left it. If an iterable is in another state when a new source begins to read, its owner moved it, and that state counts as
+pristine.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ log = logging.getLogger("penstock")
 
 @dataclass
 class _Used:
-    """Facts about an iterable or node that a source in this process has begun to read, for the next source that reads it.
+    """What is known of an iterable or node that a source in this process has begun to read, for the next source that reads it.
 
     Attributes:
         pristine: The state before anything was read.
         left: The state in which we left it. If it is in another state, its owner has moved it, and it begins there.
-        reading: A source is reading it, or was interrupted while reading, so its position means nothing.
-        reader: The source that began to read it last.
-        gave: It has given an item.
+        reading: A source is reading it, or was interrupted while reading, so its position is meaningless.
+        reader: The source that last began to read it.
+        gave: It has yielded an item.
     """
 
     pristine: Any
@@ -60,7 +61,7 @@ class _Used:
 
     @classmethod
     def of(cls, iterable: Any, now: Any, *, is_node: bool) -> tuple[_Used, bool]:
-        """The facts about ``iterable``, which is in the state ``now``; and whether another source has read it since it was in its pristine state."""
+        """The record of ``iterable``, which is in the state ``now``, and whether another source has read it since its pristine state."""
         used = _used.get(id(iterable))
         if used is None:
             used = cls(now, now)
@@ -77,8 +78,8 @@ class _Used:
         """Refuse ``source`` if another one has begun to read the iterable, and so has moved it."""
         if self.reader is not None and self.reader() not in (source, None):
             raise GraphError(
-                f"another loader has begun to read this {type(source.iterable).__name__}, which has only one position: the two would take each other's items. "
-                f"Give each loader its own, or start an epoch of this loader only after the other has finished its epoch."
+                f"another loader has begun to read this {type(source.iterable).__name__}, which has only one position, so the two would take each other's items. "
+                f"Give each loader its own copy, or start an epoch of this loader only after the other has finished its epoch."
             )
 
 
@@ -89,36 +90,36 @@ _used: dict[int, _Used] = {}  # by id, while the iterable lives: two iterables t
 class IterableSource(FirstNode[Indices]):
     """Read an iterable, or a torchdata node, once per epoch, in the consumer's process. Upstream of a `Sharder`, every rank reads it.
 
-    **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch. If it has none, but a state, an epoch begins in the state in which the one
-    before ended, also after a resume. To get to an epoch in another way, the ones before are read to their ends, unless the state before anything was read is
-    blank (zeros, words, empty lists), and the log says so once.
+    **Epochs.** If the iterable has a ``set_epoch``, it is called before each epoch. If it has a state but no ``set_epoch``, an epoch begins in
+    the state in which the previous one ended, also after a resume. To jump to an epoch, the epochs before it are read to their ends, and the
+    log says so once, unless the state before anything was read is blank (zeros, words, empty lists).
 
-    **State.** If it has ``state_dict`` and ``load_state_dict`` (a torchdata node always does), they are used to resume. Otherwise resuming reads it
-    again up to the saved position, with a warning. The state may hold numbers, strings, bytes, tensors and NumPy arrays, in dicts, lists, tuples
-    and sets; anything else is refused at the first batch.
+    **State.** If it has ``state_dict`` and ``load_state_dict`` (a torchdata node always does), they are used to resume. Otherwise a resume reads
+    the items up to the saved position again, with a warning. The state may hold numbers, strings, bytes, tensors and NumPy arrays, in dicts,
+    lists, tuples and sets; anything else is refused at the first batch.
 
-    **Ranks.** Upstream of a `Sharder` with several ranks, ``split`` must say who deals. With ``"own"`` the Sharder deals nothing, so ``tail`` has no
-    effect, and epochs may differ in length between ranks. Without a ``state_dict``, the state is then the number of items read, and loads on any rank
-    at the same world size if the shares are equally long. If they are not, every rank must save its own, and a state that counts more items than this rank's share
-    has is refused. With a ``state_dict``, the state belongs to this rank, so every rank must save its own.
+    **Ranks.** Upstream of a `Sharder` with several ranks, ``split`` is required. With ``"own"`` the iterable splits itself, so ``tail`` has no
+    effect, and epochs may differ in length between ranks. Without a ``state_dict``, the state is the number of items read, and loads on any
+    rank at the same world size if all shares are equally long. If they are not, every rank must save its own state, and a state that counts
+    more items than this rank's share has is refused. With a ``state_dict``, every rank must always save its own state.
 
-    **Random numbers.** Each item is read with the global generators of ``random``, ``numpy.random`` and torch's CPU seeded from (seed, epoch, position),
-    and ``set_epoch`` and ``iter`` get a seed of their own. So the iterable's draws do not depend on the number of workers, nor on where a run was
-    resumed. Afterwards the caller's generators are restored to the bit. This costs 7 us per item and 80 us per block. None of this holds in the
-    thread of a `Prefetcher`, `PinMemory` or `ToDevice` downstream: seeding there would disturb the consumer's own draws, so the generators are left
-    alone, and the log says so if the first block draws. Nor does it reach the threads and processes of a torchdata node.
+    **Random numbers.** Each item is read with the global generators of ``random``, ``numpy.random`` and torch's CPU seeded from (seed, epoch,
+    position); ``set_epoch`` and ``iter`` get a separate seed. So the iterable's draws do not depend on the number of workers or on where a run
+    was resumed. Afterwards the caller's generators are restored exactly. This costs 7 us per item and 80 us per block. It does not apply in the
+    thread of a `Prefetcher`, `PinMemory` or `ToDevice` downstream, because seeding there would disturb the consumer's own draws; the log says so
+    if the first block draws. Nor does it apply in the threads and processes of a torchdata node.
 
     Args:
         iterable: An ``IterableDataset``, any iterable that can be read more than once, or a finite torchdata node.
-        split: ``"items"``: every rank reads all of it, and the Sharder deals each rank its share. ``"own"``: it splits itself by rank. None: not
-            decided, which is an error with several ranks.
-        seed: Seed of its random numbers.
+        split: ``"items"``: every rank reads everything and keeps its share. ``"own"``: the iterable splits itself by rank. None: undecided,
+            which is an error with several ranks.
+        seed: Seeds its random numbers.
         seed_global_rngs: False leaves the global generators alone.
 
     Raises:
         GraphError: ``iterable`` can be read only once, is one of penstock's nodes, or is known to split itself although ``split="items"``.
-        StateMismatch: On reading, after a reset to a state: it counts more items than this rank's share has.
-        StateError: On reading: its state holds a value that cannot be saved.
+        StateMismatch: While reading, after a reset to a state: the state counts more items than this rank's share has.
+        StateError: While reading: the iterable's state holds a value that cannot be saved.
     """
 
     __module__ = "penstock.nodes"
@@ -133,13 +134,13 @@ class IterableSource(FirstNode[Indices]):
     ) -> None:
         if split not in (None, "items", "own"):
             raise ValueError(
-                f"split={split!r} is neither 'items' (the Sharder deals) nor 'own' (the iterable splits itself by rank), nor None."
+                f"split={split!r} must be 'items' (every rank reads everything and keeps its share), 'own' (the iterable splits itself by rank) or None."
             )
         if isinstance(iterable, Node):
             raise GraphError(f"{type(iterable).__name__} is already a penstock node. Leave the IterableSource out.")
         if split == "items" and (how := splits_itself(iterable)) is not None:
             raise GraphError(
-                f"split='items' would give every rank a share of its share: {how}. Use split='own', or pass it unsplit, the same on every rank."
+                f"split='items' would give every rank a share of its share: {how}. Use split='own', or pass the data unsplit, the same on every rank."
             )
         self.iterable = iterable
         self.split = split
@@ -148,11 +149,11 @@ class IterableSource(FirstNode[Indices]):
         self._rng = StreamRng(type(iterable).__name__, seed, seed_global_rngs)
         self._pristine: list[Any] = []  # its state before anything was read, once known
         self._used = _Used(None, None)
-        self._follows: int | None = 0  # the epoch that its next pass is by itself; None if unknown
+        self._follows: int | None = 0  # the epoch of its next pass; None if unknown
         self._resumed = False  # this epoch was resumed from a state of the iterable
         self._said = False
         self._mislead = False  # we have warned that its __len__ is wrong
-        self._stands: State | None = None  # where the iterable is, known by its identity; None: nobody knows
+        self._stands: State | None = None  # where the iterable is, compared by identity; None if unknown
         self._inner: Any = None  # its state after the block read last
         self._epoch = self._position = 0
         self._ended = False
@@ -197,7 +198,7 @@ class IterableSource(FirstNode[Indices]):
                 self._end()
                 self._compare_length()
             used.gave = used.gave or self._position > 0
-            self._inner = self._state_of(self._reader.state())  # now, so that a state that cannot be saved fails at this block
+            self._inner = self._state_of(self._reader.state())  # now, so that a state that cannot be saved raises at this block
             used.left, used.reading = self._inner, False
         place = {"epoch": self._epoch, "position": self._position, "ended": self._ended, self._reader.KEY: self._inner}
         self._stands = place
@@ -232,7 +233,7 @@ class IterableSource(FirstNode[Indices]):
         if place["position"] or place["ended"] or place[self._reader.KEY] is not None:
             self._go(place)
         else:
-            self._stands = None  # at the first read, because going to a start may read what comes before it
+            self._stands = None  # at the first read, because moving to a start may read earlier epochs
         return place
 
     def shutdown(self) -> None:
@@ -269,7 +270,7 @@ class IterableSource(FirstNode[Indices]):
 
     def _end(self) -> None:
         self._ended = True
-        # After a resume, only those samplers in a torchdata node that are read again count this epoch. With several, their counts then differ.
+        # After a resume, only the samplers in a torchdata node that are read again count this epoch. If there are several, their counts differ.
         self._follows = None if self._resumed and self._reader.IS_NODE and counts(self._pristine[0]) > 1 else self._epoch + 1
 
     def _compare_length(self) -> None:
@@ -283,15 +284,15 @@ class IterableSource(FirstNode[Indices]):
             )
 
     def _check_given(self) -> None:
-        """Refuse an epoch without an item, where the iterable has given items before and nothing says that it should give none.
+        """Refuse an empty epoch of an iterable that has yielded items before, unless it may legitimately yield none.
 
         Raises:
-            GraphError: Nobody would see that an epoch is lost.
+            GraphError: The epoch would be lost silently.
         """
         if self._used.gave and not self._position and not self._reader.stateful and not self._reader.told:
             raise GraphError(
-                f"{type(self.iterable).__name__} gave no item in epoch {self._epoch}, though it has given some before: it can be read only once, and every epoch and every "
-                f"loader reads it from the beginning. Put what makes its items into its __iter__. If it is meant to give none, give it a set_epoch."
+                f"{type(self.iterable).__name__} yielded no item in epoch {self._epoch}, although it has yielded some before: it can be read only once, but every epoch and "
+                f"every loader reads it from the beginning. Create its iterator in __iter__. If it is meant to yield none, give it a set_epoch."
             )
 
     def _resume(self, state: State) -> bool:
@@ -299,10 +300,10 @@ class IterableSource(FirstNode[Indices]):
         return self._reader.resume(state["epoch"], decoded(state[self._reader.KEY]), state["ended"])
 
     def _begin(self, epoch: int, follows: int | None, after: State | None) -> None:
-        """Move to the start of ``epoch``, whatever was read before; see the top of this file.
+        """Move to the start of ``epoch``, regardless of what was read before; see the top of this file.
 
         Args:
-            epoch: It.
+            epoch: The epoch.
             follows: The epoch of the next pass, if known.
             after: A state in an earlier epoch, if one is known.
         """
@@ -318,7 +319,7 @@ class IterableSource(FirstNode[Indices]):
             self._replay(epoch, after)
 
     def _moved_to(self, epoch: int) -> bool:
-        """Try to move to the start of ``epoch`` by the epoch count in the state. Return whether that has certainly worked."""
+        """Try to move to the start of ``epoch`` by the epoch count in the state. Return whether that certainly worked."""
         pristine = self._pristine[0]
         if counts(pristine) > self._reader.plain:
             return False
@@ -340,8 +341,8 @@ class IterableSource(FirstNode[Indices]):
         if not self._said:
             self._said = True
             log.warning(
-                "%s has a state and no set_epoch, so to get to the start of epoch %d it is read on from epoch %d, and these items are dropped. Give it a set_epoch, or "
-                "(if it has no end) pass infinite=True.",
+                "%s has a state but no set_epoch, so reaching the start of epoch %d means reading from epoch %d on and dropping those items. Give it a set_epoch, or "
+                "(if it is endless) pass infinite=True.",
                 type(self.iterable).__name__,
                 epoch,
                 begin,
@@ -370,7 +371,7 @@ class IterableSource(FirstNode[Indices]):
             return
         warnings.warn(
             f"{type(self.iterable).__name__} has no state_dict and load_state_dict, so resuming reads its first {position} items again. "
-            f"Give it both, or index its data.",
+            f"Implement both, or index the data.",
             stacklevel=2,
         )
         while self._position < position:
@@ -378,14 +379,14 @@ class IterableSource(FirstNode[Indices]):
                 self._item(self._epoch, self._position)
             except StopIteration:
                 if self.split == "own":
-                    # By this count another rank may be in a later epoch than the one that saved it, or wait at the end of this one.
+                    # By this count, this rank might be in a later epoch than the rank that saved the state, or wait at the end of this one.
                     raise StateMismatch(
-                        f"this state was saved after {position} items of epoch {self._epoch}, but here {type(self.iterable).__name__} ends after {self._position}: the state is of a "
-                        f"rank with a longer share, or the data has changed. Without a state_dict it counts the items of the rank that saved it, so with shares of "
-                        f"unequal length load the state that this rank saved itself; or load none, and start another epoch with loader.set_epoch."
+                        f"this state was saved after {position} items of epoch {self._epoch}, but here {type(self.iterable).__name__} ends after {self._position}: the state is from a "
+                        f"rank with a longer share, or the data has changed. Without a state_dict, a state counts the items of the rank that saved it. If shares differ in "
+                        f"length, load the state that this rank saved; or load none, and start another epoch with loader.set_epoch."
                     ) from None
                 raise StateError(
-                    f"the state was saved after {position} items of epoch {self._epoch}, but {type(self.iterable).__name__} now ends after {self._position}: it has changed."
+                    f"the state was saved after {position} items of epoch {self._epoch}, but {type(self.iterable).__name__} now ends after {self._position}: the data has changed."
                 ) from None
             self._position += 1
 

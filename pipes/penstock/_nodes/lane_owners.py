@@ -1,4 +1,4 @@
-"""Which worker reads which lane, so that each lane is read by one worker only, forward. Pure. Only speed depends on it: any worker can read any lane."""
+"""Assigns each lane to one worker, which reads it forward. Pure. It affects speed only, because any worker can read any lane."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 class LaneOwners:
     """Divides the lanes of one rank among its workers. A lane never changes its owner.
 
-    Of a round robin over ``lanes``, a rank that is dealt every ``world_size``-th item gets those of ``lanes / gcd(lanes, world_size)`` lanes, in turn. In
-    the order in which they appear, they are cut into contiguous pieces that are dealt to the workers, as many to each. A piece is as long as a batch, or
-    up to twice as long, if there are enough lanes. So a small batch falls to one or two workers, the next ones to others, and a large batch to all.
+    In a round robin over ``lanes``, a rank that gets every ``world_size``-th item sees ``lanes / gcd(lanes, world_size)`` lanes, in turn. In
+    their order of appearance, they are cut into contiguous pieces that are dealt to the workers, the same number to each. A piece is as long
+    as a batch, or up to twice as long, if there are enough lanes. So one or two workers load a small batch, others load the next ones, and all
+    of them load a large batch.
 
     Args:
         lanes: Index ``i`` belongs to lane ``i mod lanes``.
-        by_position: It is the position in the epoch instead.
+        by_position: Use the position in the epoch instead of the index.
         world_size: Number of ranks.
         workers: Number of workers of this rank.
     """
@@ -37,7 +38,7 @@ class LaneOwners:
         ] = {}  # of each lane seen so far, in the order of appearance; after a jump there may be more than this rank's share
 
     def rows(self, task: Indices) -> dict[int, list[int]]:
-        """The rows of a batch by their owner, each in ascending order; one index is row 0. Empty if the values are no whole numbers."""
+        """The rows of a batch by owner, in ascending order; a single index is row 0. Empty if the values are not whole numbers."""
         values = task.plain() if task.is_batch else [task.values]
         numbers = values if not self._by_position else np.asarray(task.positions).reshape(-1).tolist()
         if not self._pieces:

@@ -1,4 +1,4 @@
-"""The number of items in each epoch of a sampler, as far as it can be known before the epoch is read."""
+"""The number of items in each epoch of a sampler, if it is known before the epoch is read."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class LengthBook:
         if said is not None and said != len(plan):
             self._believed = False
             warnings.warn(
-                f"{type(self._sampler).__name__} has a length of {said}, and epoch {epoch} has {len(plan)} items. From now on the length counts as "
-                f"unknown. Let __len__ say what __iter__ gives.",
+                f"{type(self._sampler).__name__} has a length of {said}, but epoch {epoch} has {len(plan)} items. From now on the length counts as "
+                f"unknown. Make __len__ agree with __iter__.",
                 stacklevel=2,
             )
 
     def _length(self, epoch: int) -> int | None:
         if not self._follows_epochs:
             return length(self._sampler)
-        if epoch not in self._said:  # Asking takes a copy of the sampler, because the length may change with the epoch that it is told.
+        if epoch not in self._said:  # this copies the sampler, because its length may depend on `set_epoch`
             with neutral_modes():
                 said = length_in(self._sampler, epoch)
             self._said = {**dict(list(self._said.items())[1 - _EPOCHS :]), epoch: said}

@@ -1,7 +1,7 @@
 """Mapper: turns items into data in the caller's thread.
 
-It is a class of its own, and not a `ParallelMapper` without workers, because its items can be batched and dealt: a `Batcher` or a `Sharder`
-downstream may take several at once. A `ParallelMapper` has items in flight and refuses that.
+It differs from a `ParallelMapper` without workers in that its items can be batched and sharded: a `Batcher` or a `Sharder` downstream may
+take several at once. A `ParallelMapper` has items in flight, and refuses that.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ T = TypeVar("T", covariant=True)
 
 @final
 class Mapper(Node[T]):
-    """Apply ``map_fn`` to each item of ``source`` in the caller's thread. A `Batcher` or a `Sharder` may stand downstream.
+    """Apply ``map_fn`` to each item of ``source`` in the caller's thread. A `Batcher` or a `Sharder` may be downstream.
 
-    If Ctrl-C interrupts an item, that item is lost; a `ParallelMapper` without workers does it again.
+    If Ctrl-C interrupts an item, that item is lost; a `ParallelMapper` without workers makes it again.
 
     Args:
-        source: The items.
+        source: Yields the items.
         map_fn: A `Fetch`, or any callable of one value. Never called for a marker.
-        seed: Seed of the samples' random numbers; default: the seed of the order.
+        seed: Seeds the samples' random numbers; default: the seed of the order.
         seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, and restore the caller's
             afterwards. See `ParallelMapper`.
     """
@@ -58,7 +58,7 @@ class Mapper(Node[T]):
         return {"map_fn": self.map_fn}
 
     def transform(self, item: Any) -> Any:
-        if self._memory is None:  # not before, so that a graph can be copied until it starts
+        if self._memory is None:  # created here, so that a graph can be copied until it starts
             self._memory = Recycler()
         return self._work(item, self._memory.allocate)
 

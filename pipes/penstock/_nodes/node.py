@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 T = TypeVar("T", covariant=True)
 State = dict[str, Any]
 
-if TYPE_CHECKING:  # torchdata has no types, and a class with an untyped base would pass for anything
+if TYPE_CHECKING:  # torchdata has no types, and a class with an untyped base would be compatible with anything
 
     @runtime_checkable
     class BaseNode(Protocol[T]):
-        """What nodes of torchdata's have, and ours inherit."""
+        """The interface of torchdata's nodes, which ours inherit."""
 
         def __iter__(self) -> Iterator[T]:
             raise AssertionError
@@ -53,7 +53,7 @@ else:
 @final
 @dataclass(frozen=True, slots=True)
 class EndOfEpoch:
-    """The end-of-epoch marker, which a `Cycler` puts behind the last item of ``epoch``."""
+    """The end-of-epoch marker, which a `Cycler` emits after the last item of ``epoch``."""
 
     epoch: int
 
@@ -69,12 +69,12 @@ def is_marker(item: object) -> bool:
 class Node(Shown, BaseNode[T], Generic[T]):
     """A node of the graph. To write one that changes items, override `transform`; nothing else is needed.
 
-    ``transform`` sees values only, never a marker or an address, and the state of such a node is its source's. A node with a state of
-    its own overrides `reset`, `get_state`, `start_of`, `check` and `next` together, and nests its source's state under ``"source"``. It hands on as many
-    items as it gets, or overrides `counted`.
+    ``transform`` receives values only, never a marker or an address, and the state of such a node is its source's. A node with its own state
+    overrides `reset`, `get_state`, `start_of`, `check` and `next` together, and nests its source's state under ``"source"``. A node that does
+    not deliver one item for each item it gets overrides `counted`.
 
     Args:
-        source: The upstream node: one of ours, or, upstream of the `Cycler` only, any ``torchdata.nodes.BaseNode``. None for the first
+        source: The upstream node: a penstock node or, upstream of the `Cycler` only, any ``torchdata.nodes.BaseNode``. None for the first
             node.
 
     Raises:
@@ -95,15 +95,17 @@ class Node(Shown, BaseNode[T], Generic[T]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "get_state" in vars(cls) and not {"reset", "start_of"} <= vars(cls).keys():
-            raise GraphError(f"{cls.__name__} overrides get_state, so it must also override reset and start_of: they have to agree.")
+            raise GraphError(
+                f"{cls.__name__} overrides get_state, so it must also override reset and start_of, which have to agree with it."
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Let a graph be pickled or copied only before it starts; a started graph has threads, processes and a position."""
         state: dict[str, Any] = self.__dict__
         if state.get("_BaseNode__initialized"):  # torchdata sets this at the first reset
             raise TypeError(
-                f"a {type(self).__name__} that was started cannot be pickled or copied: its workers and their tasks would stay behind. Pickle or copy the "
-                f"graph before you ask for its first item. Or build a new graph there, and load the state that this one saves."
+                f"a {type(self).__name__} that was started cannot be pickled or copied, because its workers and their tasks cannot. Pickle or copy the "
+                f"graph before you request its first item, or build a new graph and load the state of this one."
             )
         return state
 
@@ -111,7 +113,9 @@ class Node(Shown, BaseNode[T], Generic[T]):
     def source(self) -> Node[Any]:
         """The upstream node."""
         if self._source is None:
-            raise GraphError(f"{type(self).__name__} has no source, so it must override the methods that by default ask the source.")
+            raise GraphError(
+                f"{type(self).__name__} has no source, so it must override the methods that delegate to the source by default."
+            )
         return self._source
 
     def transform(self, item: Any) -> Any:
@@ -127,22 +131,22 @@ class Node(Shown, BaseNode[T], Generic[T]):
             self._source.reset(initial_state)
 
     def next(self) -> T:
-        """The next item, or an `EndOfEpoch`; ``StopIteration`` only from a finite graph."""
+        """The next item, or an `EndOfEpoch`. Only a finite graph raises ``StopIteration``."""
         item: T = self._transformed(next(self.source))
         return item
 
     def get_state(self) -> State:
-        """The position after the item delivered last, as a new dict of JSON types."""
+        """The position after the last delivered item, as a new dict of JSON types."""
         return self.source.get_state()
 
     # Our additions to the contract.
 
     def start_of(self, epoch: int, after: State | None = None) -> State:
-        """The state before the first item of ``epoch``; see `IndexNode.start`. A node with a state of its own overrides it."""
+        """The state before the first item of ``epoch``; see `IndexNode.start`. A node with its own state overrides it."""
         return self.source.start_of(epoch) if after is None else self.source.start_of(epoch, after)
 
     def check(self, state: Any) -> None:
-        """Refuse a state that `reset` cannot load. States come from files. Pure, starts nothing. A node with a state of its own overrides it.
+        """Refuse a state that `reset` cannot load, because states come from files. Pure; starts nothing. A node with its own state overrides it.
 
         Raises:
             StateError: The state is wrong; the message says what, and where.
@@ -150,7 +154,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
         self.source.check(state)
 
     def counted(self, items: int) -> int | None:
-        """How many items it makes of so many of its source. None: nobody knows. A node that hands on fewer, or more, than it gets overrides it."""
+        """The number of items that the node makes from ``items`` of its source; None if unknown. A node that changes the number overrides it."""
         return items
 
     def interrupt(self) -> None:
@@ -159,7 +163,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
             self._source.interrupt()
 
     def shutdown(self) -> None:
-        """End every thread and process of this node and of the nodes upstream."""
+        """End all threads and processes of this node and of the nodes upstream."""
         if self._source is not None:
             self._source.shutdown()
 
@@ -167,20 +171,20 @@ class Node(Shown, BaseNode[T], Generic[T]):
         """What the nodes have done, from the first to this one.
 
         Args:
-            elapsed_s: For how long the graph has been read; without it there are no rates, and nobody has waited for a consumer.
+            elapsed_s: How long the graph has been read; 0 gives no rates and no waits for a consumer.
             items: How many items of this node were read.
         """
         upstream = () if self._source is None else self._source.statistics(elapsed_s, self._items_read(items))
         return (*upstream, self._counted(elapsed_s, items))
 
     def _was_read(self, ns: int) -> None:
-        """Whoever reads the node, from another thread or into a window, says how long that took in all. What is not its own work was its source's."""
+        """Record the total time spent reading this node, from another thread or into a window. Time that is not its own work is its source's."""
         self._read_ns = ns
         if self._source is not None:
             self._source._was_read(max(0, ns - self._own_ns))
 
     def _items_read(self, items: int) -> int:
-        """How many items of the source it has read to hand on ``items``."""
+        """How many items of the source were read to deliver ``items``."""
         return items
 
     def _counted(self, elapsed_s: float, items: int) -> NodeStatistics:
@@ -198,7 +202,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
         )
 
     def _stages(self) -> dict[str, Any]:
-        """What the node knows of the `LoaderStatistics`, by the names there."""
+        """The node's contribution to the `LoaderStatistics`, by field name."""
         return {}
 
     def chain(self) -> Iterator[Node[Any]]:
@@ -218,16 +222,16 @@ class Node(Shown, BaseNode[T], Generic[T]):
 
 
 def as_node(source: Any) -> Node[Any]:
-    """``source``, which may be one of torchdata's nodes."""
+    """``source`` as a `Node`. It may be one of torchdata's."""
     if not isinstance(source, BaseNode):
         raise GraphError(
-            f"a source must be a torchdata.nodes.BaseNode, not {type(source).__name__}; wrap an iterable in penstock.nodes.IterableSource."
+            f"a source must be a torchdata.nodes.BaseNode, not {type(source).__name__}. Wrap an iterable in penstock.nodes.IterableSource."
         )
     return source if isinstance(source, Node) else Node._adapter(source)
 
 
 def origin(root: Node[Any]) -> BaseNode[Any]:
-    """The first node of a graph, which may be one of torchdata's, and even have one of ours upstream."""
+    """The first node of a graph. It may be one of torchdata's, and even have one of ours upstream."""
     *_, first = root.chain()
     found: Any = first
     upstream = getattr(first, "iterable", None)
@@ -246,7 +250,9 @@ def fields(state: Any, **kinds: type) -> dict[str, Any]:
     """
     if not isinstance(state, dict) or state.keys() != kinds.keys():
         came = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
-        raise StateError(f"expected a state with the keys {sorted(kinds)}, but got {came}: it is damaged, or belongs to another graph.")
+        raise StateError(
+            f"expected a state with the keys {sorted(kinds)}, but got {came}: the state is damaged, or belongs to another graph."
+        )
     for key, kind in kinds.items():
         value: Any = state[key]
         in_bounds = kind is not int or (not isinstance(value, bool) and isinstance(value, int) and 0 <= value < 2**63)
@@ -258,14 +264,14 @@ def fields(state: Any, **kinds: type) -> dict[str, Any]:
 
 
 def epoch_of(state: State) -> int:
-    """The epoch of a state, which the Cycler saves. Other nodes with a state nest the Cycler's under ``"source"``."""
+    """The epoch of a state, as saved by the Cycler. Other nodes with a state nest the Cycler's under ``"source"``."""
     while "epoch" not in state:
         state = state["source"]
     return cast("int", state["epoch"])
 
 
 def place_of(state: Any) -> tuple[int, Any] | None:
-    """The epoch, and the state of the graph's first node; None in place of that at the end of an epoch. Takes unchecked states, too."""
+    """The epoch, and the state of the graph's first node (None at the end of an epoch). Accepts unchecked states."""
     epoch = None
     while isinstance(state, dict):
         epoch = state.get("epoch", epoch)

@@ -1,15 +1,15 @@
 """ParallelMapper: turns items into data in parallel workers.
 
 It pulls items ahead into a `DeliveryWindow`. Each entry holds a job and the source's state right after its item was pulled. So the state after
-a delivered item is simply the state in its entry: there is nothing to snapshot, poll or reorder. Who does the jobs, and how many at a time, is
-for the `Executor` to say. Without workers an item gets an entry only if something goes wrong (`_done_at_once`).
+a delivered item is the state in its entry, and there is nothing to snapshot, poll or reorder. The `Executor` decides which workers run the
+jobs, and how many at a time. Without workers an item gets an entry only if something goes wrong (`_done_at_once`).
 
-Why `next` fills the window twice, before it waits and before it returns: jobs submitted only by the next call would leave the workers idle
+`next` fills the window twice, before it waits and before it returns. If jobs were submitted only by the next call, the workers would be idle
 while the caller trains.
 
-Ctrl-C may interrupt any line. If it comes before `DeliveryWindow.deliver`, the last step, the caller has not got the item, and the state does
-not say so. If it comes between a pull and the entry for it, the source has moved and the window has not: see `ParallelMapper._go_to`. If it comes in the
-middle of a change to the window, nobody can tell: so after an interrupt the `Loader` resets the graph.
+Ctrl-C may interrupt any line. If it comes before `DeliveryWindow.deliver`, the last step, the caller has not received the item, and the state
+does not count it. If it comes between a pull and its entry, the source has moved but the window has not: see `ParallelMapper._go_to`. If it
+comes in the middle of a change to the window, the window may be inconsistent, so the `Loader` resets the graph after an interrupt.
 """
 
 from __future__ import annotations
@@ -51,42 +51,43 @@ class ParallelMapper(Node[T]):
     """Apply ``map_fn`` to the items of ``source`` in parallel workers that live as long as the node.
 
     Args:
-        source: The items; read in the thread that calls ``next``.
+        source: Yields the items; read in the thread that calls ``next``.
         map_fn: A `Fetch`, or any callable of one value (for an index-level item: the index, or the list of indices). Worker
-            processes get it once.
-        num_workers: Number of threads or processes; 0 applies ``map_fn`` in the caller's thread. ``"auto"``: begins with one, and finds while it
-            runs how many are worth it, within the process's cores and memory; see `WorkerChoice`.
-        in_order: Deliver items in the order of ``source``. If False, deliver them as they are done, but never an item of the next epoch
-            before the end of this one. A state with ``in_order=False`` belongs to this rank and this world size.
-        method: ``"thread"``, ``"process"``, or ``"ray"``: actors of a Ray cluster, on other machines.
-        multiprocessing_context: A start method or context; default: multiprocessing's.
-        max_concurrent: Bound on the items in progress; default ``num_workers * prefetch_factor``.
-        prefetch_factor: Items in progress per worker; default 2; 4 if the first item turns out to have at most 1 MiB, 8 (Ray: 32) if 64 KiB.
+            processes receive it once.
+        num_workers: Number of threads or processes; 0 applies ``map_fn`` in the caller's thread. ``"auto"`` begins with one, and adjusts
+            the number at run time within the process's cores and memory; see `WorkerChoice`.
+        in_order: Deliver items in the order of ``source``. If False, deliver them as they finish, but never an item of the next epoch
+            before the end of this one. A state with ``in_order=False`` is valid only on its rank and at its world size.
+        method: ``"thread"``, ``"process"``, or ``"ray"`` (actors of a Ray cluster, on other machines).
+        multiprocessing_context: A start method or context; default: that of ``multiprocessing``.
+        max_concurrent: The most items in progress; default: ``num_workers * prefetch_factor``.
+        prefetch_factor: Items in progress per worker. Default: 2; 4 if the first item has at most 1 MiB; 8 (Ray: 32) if at most 64 KiB.
         timeout: Seconds that ``next`` waits for an item before ``TimeoutError``; None waits forever. It has no effect without workers.
-            The item is lost, and the next call returns the one after it. A worker process that was in the middle of it is killed and
-            replaced, which counts towards ``max_restarts``; a thread cannot be stopped, and is abandoned.
+            The item is lost, and the next call returns the one after it. A worker process that was working on it is killed and replaced,
+            which counts towards ``max_restarts``; a thread cannot be stopped, and is abandoned.
         worker_init_fn: Called with the worker's number in each worker process as it starts.
-        seed: Seed of the samples' random numbers; default: the seed of the order.
+        seed: Seeds the samples' random numbers; default: the seed of the order.
         seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
-            inline; in threads they are never touched, and a warning names what draws from them there, unless this is False. After four batches that drew nothing, seeding stops; if a later batch draws,
-            it is loaded a second time, seeded. Use ``"always"`` if samples only inspect a generator (``torch.initial_seed()``) or restore
-            it themselves (``torch.random.fork_rng``): that cannot be detected. Without workers and upstream of a `Prefetcher`, `PinMemory`
-            or `ToDevice`, samples that draw are loaded only while the consumer waits for them, so that the two never draw at the same
-            time; the log says so. There, a batch that is the first to draw after four that did not goes unnoticed.
-        pin_memory: If there is an accelerator, make batches in page-locked memory right away. No effect with worker processes.
-        prefetch_next_epoch: Work on the next epoch before the consumer asks for it.
-        max_restarts: Worker processes that may die and be replaced before `WorkerDied`, in total; default 8, or twice the number of
+            inline. In threads they are never seeded; a warning names the code that draws from them, unless this is False. After four
+            batches that drew nothing, seeding stops; if a later batch draws, it is loaded a second time, seeded. Use ``"always"`` if samples
+            only inspect a generator (``torch.initial_seed()``) or restore it themselves (``torch.random.fork_rng``), because that cannot be
+            detected. Without workers and upstream of a `Prefetcher`, `PinMemory` or `ToDevice`, samples that draw are loaded only while the
+            consumer waits for them, so that the two never draw at the same time; the log says so. In that case, a batch that is the first to
+            draw after four that did not goes unnoticed.
+        pin_memory: If there is an accelerator, create batches in page-locked memory. No effect with worker processes.
+        prefetch_next_epoch: Work on the next epoch before the consumer requests it.
+        max_restarts: Worker processes that may die and be replaced, in total, before `WorkerDied`; default: 8, or twice the number of
             workers if that is more.
         on_error: How to handle an ``Exception`` from loading a sample; all but ``"raise"`` need a `Fetch` as ``map_fn``.
             ``"raise"``: the batch is lost, and ``next`` raises the exception. ``"skip"``: the sample is left out, and its batch is
             shorter. A function ``(exception, index, epoch, position)`` is called where the sample was loaded; its result takes the
             sample's place, or leaves it out if it is `SKIP`. A batch with no samples left raises `SampleError`.
         max_errors: Samples that may fail before ``next`` raises `SampleError`: an ``int`` is a total, a ``float`` is a share of any
-            1000 consecutive samples; None: no bound.
+            1000 consecutive samples; None: unlimited.
         ray_options: With ``method="ray"``: what each worker needs, as for ``.options()`` of a Ray actor; default: ``{"num_cpus": 1}``.
 
     Raises:
-        ValueError: An argument makes no sense; or the dataset has a ``set_epoch``, which several threads would call concurrently.
+        ValueError: An argument is invalid; or the dataset has a ``set_epoch``, which several threads would call concurrently.
     """
 
     __module__ = "penstock.nodes"
@@ -115,7 +116,7 @@ class ParallelMapper(Node[T]):
     ) -> None:
         super().__init__(source)
         if not callable(map_fn):
-            raise ValueError(f"map_fn must be callable, and {map_fn!r} is not. For a dataset, pass Fetch(dataset).")
+            raise ValueError(f"map_fn must be callable, but {map_fn!r} is not. For a dataset, pass Fetch(dataset).")
         options = WorkerOptions(
             num_workers,
             method,
@@ -131,13 +132,13 @@ class ParallelMapper(Node[T]):
         check_policy(on_error, max_errors)
         if on_error != "raise" and not isinstance(map_fn, Fetch):
             raise ValueError(
-                "on_error handles single samples of a batch, and only Fetch(dataset) loads them one by one. Leave on_error out, and let your function catch its own errors."
+                "on_error handles single samples of a batch, but only Fetch(dataset) loads them one by one. Leave on_error out, and catch errors in your function."
             )
         facts = index_of(self.source).facts
         if not in_order and facts.carries_over_epochs:
             raise GraphError(
-                "in_order=False delivers some items before older ones, and this source begins an epoch at one place, where the one before was left. Use "
-                "in_order=True, or data whose shards are counted."
+                "in_order=False delivers some items before older ones, but this source begins each epoch exactly where the previous one was left. Use "
+                "in_order=True, or shards with counts."
             )
         seed = facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
         self.map_fn = map_fn
@@ -148,15 +149,15 @@ class ParallelMapper(Node[T]):
         self._at_once = not self.num_workers and self._tolerance is None
         self._warned = False
         self._window = DeliveryWindow(in_order)
-        # Where the source is, known by its identity; None while it is read, because an exception may come out of it.
+        # Where the source is, compared by identity; None while it is read, because it may raise.
         self._at: State | None = None
-        self._source_ns = 0  # spent in the source
-        self._errors = 0  # raised
-        self._ready = self._looks = 0  # items that were ready, and how often that was counted
+        self._source_ns = 0  # time spent in the source
+        self._errors = 0  # errors raised
+        self._ready = self._looks = 0  # items that were ready in total, and how often they were counted
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are now; it changes if it is to be found (``"auto"``)."""
+        """The current number of workers; ``"auto"`` changes it."""
         return self.executor.num_workers
 
     def details(self) -> dict[str, Any]:
@@ -174,7 +175,7 @@ class ParallelMapper(Node[T]):
         if not self.in_order and not self._warned and world_size > 1:
             self._warned = True
             _logger.warning(
-                "in_order=False: each rank's state is its own and loads on that rank only. Save every rank's, or use in_order=True."
+                "in_order=False: the state of a rank loads on that rank only. Save the states of all ranks, or use in_order=True."
             )
         self.executor.start(world_size)
         self.source.reset(initial_state)
@@ -186,7 +187,7 @@ class ParallelMapper(Node[T]):
         if self._at_once and window.is_clear and (now_done := self._done_at_once()) is not _HELD:
             return cast("T", now_done)
         if window.unsettled:
-            window.settle()  # The last call raised. Its item counts as delivered only now: a state saved in between retries it.
+            window.settle()  # the last call raised; its item counts as delivered only now, so that a state saved in between retries it
         self._fill(executor.limit_before(window.under_way))
         entry = self._awaited()
         job = entry.job
@@ -200,7 +201,7 @@ class ParallelMapper(Node[T]):
             window.fail(entry)
             self._errors += 1
             raise
-        if more := executor.limit_after(value):  # may warn, and so raise: then the batch is not lost
+        if more := executor.limit_after(value):  # may warn, and so may raise: then the batch is not lost
             self._fill(more)  # now, so that the workers are busy while the caller trains
         window.deliver(entry)  # the last step: see the top of this file
         return value
@@ -227,7 +228,7 @@ class ParallelMapper(Node[T]):
 
     @property
     def holds_error(self) -> bool:
-        """Whether the source has raised, and the consumer has yet to come to that."""
+        """Whether the source has raised an error that the consumer has not seen yet."""
         return self._window.holds_error
 
     @property
@@ -273,7 +274,7 @@ class ParallelMapper(Node[T]):
         )
 
     def _fill(self, most: int) -> None:
-        """Pull items and submit them until ``most`` jobs are under way."""
+        """Pull and submit items until ``most`` jobs are in flight."""
         window, source = self._window, self.source
         while window.under_way < most and window.has_room(most, self._prefetch_next_epoch):
             self._go_to(window.place)
@@ -293,29 +294,29 @@ class ParallelMapper(Node[T]):
             except StopIteration:
                 window.exhaust()
                 return
-            except Exception as exc:  # from the source, or from submitting the item; `next` raises it when its turn comes
+            except Exception as exc:  # from the source, or from submitting the item; `next` raises it in its turn
                 if not is_own_error(exc):
-                    raise  # a signal handler's: no entry, so `_go_to` has the item read again
+                    raise  # from a signal handler: there is no entry, so `_go_to` has the item read again
                 place = source.get_state()
                 entry = Entry(exc, None, place)
             self._at = place
             window.push(entry)
 
     def _go_to(self, place: State) -> None:
-        """See that the source is at ``place``. It is not if an exception (Ctrl-C) came between an earlier read and the entry for it: that is read again."""
+        """Make sure that the source is at ``place``. It is not if Ctrl-C came between an earlier read and its entry; that item is read again."""
         at, self._at = self._at, None
         if at is not place:
             self.source.reset(place)
 
     def _done_at_once(self) -> Any:
-        """The next item, made in this thread past the window, or the marker; `_HELD` if it raises, or if there is none: the window knows.
+        """The next item, made in this thread without the window, or the marker. `_HELD` if it raises or there is none; the window records that.
 
-        An interrupt leaves the window as it was, so the next call does all of it again.
+        An interrupt leaves the window unchanged, so the next call repeats everything.
         """
         window, source, executor = self._window, self.source, self.executor
         if self._at is not window.base:
             self._go_to(window.base)
-        self._at = None  # as `_go_to` does, which costs a call: unless this ends well, the source is reset at the next one
+        self._at = None  # `_go_to`, inlined: unless this succeeds, the source is reset at the next call
         try:
             asked = now()
             item = source.next()
@@ -343,7 +344,7 @@ class ParallelMapper(Node[T]):
         except BaseException as exc:
             if not is_own_error(exc):
                 raise
-            # An entry after all, with a job that is done: `next` raises its error and counts it, as it does for a worker's.
+            # This needs an entry, with a finished job: `next` raises and counts its error, as it does for a worker's.
             job = Job(item)
             job.error, job.done = exc, True
             self._at = place
@@ -378,7 +379,7 @@ class ParallelMapper(Node[T]):
         saved, now = (state["rank"], state["world_size"]), ranks_of(self)
         if saved != now:
             raise StateMismatch(
-                f"rank {saved[0]} of {saved[1]} saved this state with in_order=False, so it lists the items that rank had delivered; "
+                f"rank {saved[0]} of {saved[1]} saved this state with in_order=False, so it lists the items delivered on that rank, but "
                 f"this is rank {now[0]} of {now[1]}. Load this rank's own state at the same world size, or train with in_order=True."
             )
 
@@ -387,4 +388,4 @@ _HELD = object()
 _FARTHEST = 2**16
 """Largest distance from the oldest item that a state may list. The window keeps it smaller, but states come from files."""
 _LOOK = 16
-"""One in so many times, the items that are ready are counted."""
+"""The items that are ready are counted once in this many calls."""

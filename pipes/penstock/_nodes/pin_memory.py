@@ -29,12 +29,12 @@ class PinMemory(ReaderNode[T]):
 
     Without an accelerator that uses such memory, items pass through unchanged, with one warning and no thread.
 
-    Batches that are already in pinned memory (from a `ParallelMapper` with ``pin_memory=True``) or on a device are passed on as they are.
+    Batches that are already in pinned memory (from a `ParallelMapper` with ``pin_memory=True``) or on a device pass through unchanged.
 
     Args:
         source: Batches: tensors, containers of them, and objects with a ``pin_memory()`` method.
         prefetch_factor: Batches kept ready.
-        prefetch_next_epoch: Read into the next epoch before the consumer asks for it.
+        prefetch_next_epoch: Read into the next epoch before the consumer requests it.
     """
 
     __module__ = "penstock.nodes"

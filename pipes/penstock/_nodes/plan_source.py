@@ -1,4 +1,4 @@
-"""Make plans here, in a thread, or in a process; and one of them ahead, so that a slow sampler leaves no gap between two epochs."""
+"""Make plans here, in a thread, or in a process, one of them ahead, so that a slow sampler leaves no gap between epochs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _AT_MOST_S = 0.2
-"""Seconds to wait for a process in the middle of a plan: the plan is not needed, and unlike a thread the process can be killed."""
+"""Seconds to wait for a process that is making a plan. The plan is not needed, and a process, unlike a thread, can be killed."""
 
 P = TypeVar("P", covariant=True)
 Place = Literal["here", "thread", "process"]
@@ -41,7 +41,7 @@ class Planner(Protocol[P]):
 
     @property
     def place(self) -> Place:
-        """Where the next plan is to be made. Asked until it is not ``"here"``; from then on the thread or process has the planner."""
+        """Where to make the next plan. Read until it is not ``"here"``; from then on the thread or process owns the planner."""
         ...
 
     def __call__(self, request: PlanRequest) -> P:
@@ -51,10 +51,10 @@ class Planner(Protocol[P]):
 
 @final
 class PlanSource(Generic[P]):
-    """The plans of a planner, made where it says, in the order in which they are asked for.
+    """The plans of a planner, made where it says, in the order of the requests.
 
-    One plan is under way ahead of the consumer. If the consumer jumps and asks for another one, that goes in behind it: a sampler cannot
-    be stopped, so the older plan is finished and dropped.
+    One plan is made ahead of the consumer. If the consumer jumps and requests another one, that is queued behind it: a sampler cannot be
+    stopped, so the older plan is finished and dropped.
     """
 
     def __init__(self, planner: Planner[P]) -> None:
@@ -66,11 +66,11 @@ class PlanSource(Generic[P]):
         self._closed = False
 
     def get(self, request: PlanRequest) -> P:
-        """The plan for ``request``; waits for it, and raises whatever making it raised.
+        """The plan for ``request``. Waits for it, and raises any error from making it.
 
         Raises:
             ClosedError: After `interrupt`, until `resume`; after `shutdown`.
-            WorkerDied: The process is gone.
+            WorkerDied: The process has died.
         """
         self.order(request)
         pool, ordered = self._pool, self._ordered
@@ -78,7 +78,7 @@ class PlanSource(Generic[P]):
             with neutral_modes():
                 return self._planner(request)
         job = ordered[1]
-        # `interrupt` sets the flag and then looks for the pool; here it is the other way round, so one of the two sees the other.
+        # `interrupt` sets the flag and then reads the pool. Here the order is reversed, so at least one of the two sees the other.
         if self._interrupted:
             raise ClosedError("the wait for the next epoch's plan was interrupted.")
         pool.wait([job], None)
@@ -86,7 +86,7 @@ class PlanSource(Generic[P]):
             plan: P = job.result()
         except WorkerDied as exc:
             raise WorkerDied(
-                f"{exc} It planned epochs ahead. If the sampler cannot run in another process, use plan_ahead=False: it then runs in this one, "
+                f"{exc} It planned epochs ahead. If the sampler cannot run in another process, use plan_ahead=False, which runs it in this one, "
                 f"between two epochs."
             ) from exc
         finally:
@@ -101,7 +101,7 @@ class PlanSource(Generic[P]):
             self._ordered = request, pool.submit(request)
 
     def resume(self) -> None:
-        """Forget an `interrupt`, and a plan that was being made when it came. A finished plan is kept, because it may be requested next."""
+        """Clear an `interrupt`, and drop a plan that was being made when it came. A finished plan is kept, because it may be requested next."""
         if self._interrupted:
             self._interrupted = False
             if self._ordered is not None and not self._ordered[1].done:
@@ -110,7 +110,7 @@ class PlanSource(Generic[P]):
                 self._pool.discard()
 
     def interrupt(self) -> None:
-        """Make a `get` that waits, and every later one until `resume`, raise `ClosedError`. Thread-safe."""
+        """Make a waiting `get`, and every later one until `resume`, raise `ClosedError`. Thread-safe."""
         self._interrupted = True
         if self._pool is not None:
             self._pool.interrupt()
@@ -134,9 +134,9 @@ class PlanSource(Generic[P]):
             else:
                 from penstock._workers.process_pool import ProcessPool
 
-                # Not replaced if it dies: a new process would not know how far the old one had read the sampler.
+                # Not replaced if it dies, because a new process would not know how far the old one had read the sampler.
                 self._pool = ProcessPool(work, 1, max_restarts=0, name="penstock-plan")
-        # `shutdown` sets its flag and then looks for the pool; here it is the other way round, so no pool outlives it.
+        # `shutdown` sets its flag and then reads the pool. Here the order is reversed, so no pool outlives it.
         if not self._closed:
             self._pool.start()
         if self._closed:

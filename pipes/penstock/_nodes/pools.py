@@ -1,7 +1,7 @@
-"""Which workers a `ParallelMapper` has: what a user may say about them, and the one place that chooses their pool, `open_pool`.
+"""The workers of a `ParallelMapper`: the user's settings for them, and `open_pool`, the only place that chooses their pool.
 
-A pool is anything with the methods of `Pool`, and each kind has its file in ``_workers``. To add a kind, write that file, add its ``method`` to `METHODS`, and a
-branch to `open_pool`. Nothing else asks for the method by name: what depends on it asks for its `Kind`.
+A pool is anything with the methods of `Pool`, and each kind has its file in ``_workers``. To add a kind, write that file, add its ``method``
+to `METHODS`, and add a branch to `open_pool`. No other code compares method names; code that depends on the method reads its `Kind`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class Kind(NamedTuple):
-    """What sets the workers of a method apart.
+    """The properties of the workers of a method.
 
     Attributes:
         in_process: They share this process: its memory, its dataset and its global generators.
-        one: What one is called.
-        many: What several are called.
-        ahead: Items in progress per worker, if they are small and the user does not say otherwise.
-        most: How many ``num_workers="auto"`` may start; None: by the cores of this machine.
+        one: The name of one worker.
+        many: The name of several.
+        ahead: Default for items in progress per worker, if the items are small.
+        most: How many ``num_workers="auto"`` may start; None: from the cores of this machine.
     """
 
     in_process: bool
@@ -45,7 +45,7 @@ METHODS: Final = {
     "process": Kind(False, "worker process", "worker processes"),
     "ray": Kind(
         False, "Ray worker", "Ray workers", ahead=32, most=256
-    ),  # a call takes half of these; the cluster says how many it has room for
+    ),  # a call takes half of the items; the cluster limits the number of workers
 }
 
 
@@ -58,7 +58,7 @@ _OURS: Final = {
 @final
 @dataclass
 class WorkerOptions:
-    """What a user says about the workers of a `ParallelMapper`; its arguments of these names say what they mean. They are checked here."""
+    """The user's settings for the workers of a `ParallelMapper`, which documents them. They are checked here."""
 
     num_workers: int | Literal["auto"]
     method: Literal["thread", "process", "ray"]
@@ -79,13 +79,15 @@ class WorkerOptions:
             if (value := getattr(self, name)) is not None:
                 setattr(self, name, whole_number(name, value, least))
         if self.method not in METHODS:
-            raise ValueError(f"method={self.method!r} is none of {', '.join(map(repr, METHODS))}.")
+            raise ValueError(f"method={self.method!r} must be one of {', '.join(map(repr, METHODS))}.")
         if self.ray_options is not None and self.method != "ray":
-            raise ValueError(f"ray_options={self.ray_options!r:.80} is for method='ray', and method={self.method!r}. Leave it out.")
+            raise ValueError(
+                f"ray_options={self.ray_options!r:.80} is for method='ray', but method={self.method!r}. Leave ray_options out."
+            )
         if refused := sorted(_OURS.intersection(self.ray_options or ())):
             raise ValueError(
-                f"ray_options has {', '.join(refused)}, and the loader itself decides how its workers are called, how long they live, who replaces them, and that "
-                f"each does one thing at a time. Leave it out. (max_restarts= is an argument of the loader.)"
+                f"ray_options has {', '.join(refused)}, but the loader itself controls the names, lifetime, restarts and concurrency of its workers. "
+                f"Leave it out. (max_restarts= is an argument of the loader.)"
             )
         if self.method == "process" and self.num_workers:
             from penstock._workers.process_pool import check_processes
@@ -94,12 +96,12 @@ class WorkerOptions:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the number of workers is to be found."""
+        """Whether the number of workers is ``"auto"``."""
         return isinstance(self.num_workers, str) and self.num_workers == "auto"
 
     @property
     def kind(self) -> Kind:
-        """Of the workers, if there are any."""
+        """The kind of the workers, if there are any."""
         return METHODS[self.method]
 
 
@@ -107,12 +109,12 @@ def open_pool(options: WorkerOptions, inline: InlineWork, workers: int, most: in
     """A new pool, not yet started.
 
     Args:
-        options: What the user said; here ``options.method`` chooses.
-        inline: The work. Workers get ``inline.seeded``; without workers, the caller's thread does it by ``inline`` itself.
-        workers: How many there are at first; 0 for none.
-        most: How many there may ever be.
+        options: The user's settings; ``options.method`` decides.
+        inline: The work. Workers get ``inline.seeded``; without workers, the caller's thread calls ``inline`` itself.
+        workers: Workers at first; 0 for none.
+        most: Upper limit for the number of workers.
         allocate: Memory for the results of work in this process.
-        place: Where the thread that waits for worker threads stands meanwhile, see `DrawWatch`.
+        place: The place of the thread that waits for worker threads; see `DrawWatch`.
     """
     if not workers:
         return InlinePool(inline, allocate, inline.meter)

@@ -1,4 +1,4 @@
-"""Prefetcher: items ready before the consumer asks for them."""
+"""Prefetcher: items ready before the consumer requests them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ T = TypeVar("T", covariant=True)
 class Prefetcher(ReaderNode[T]):
     """Read ahead of the consumer in one background thread.
 
-    Downstream of a `ParallelMapper` with workers it adds little, because that mapper reads ahead by itself. Downstream of nodes that work in
-    the caller's thread, it moves their work to the background, unless they seed the global generators: see ``seed_global_rngs`` of
-    `ParallelMapper`.
+    It adds little downstream of a `ParallelMapper` with workers, which reads ahead itself. Downstream of nodes that work in the caller's
+    thread, it moves their work to the background, unless they seed the global generators: see ``seed_global_rngs`` of `ParallelMapper`.
 
     Args:
         source: After the first ``next`` only the background thread reads it.
         prefetch_factor: Items kept ready; memory is bounded by ``prefetch_factor + 1`` items.
         timeout: Seconds to wait for one item before ``TimeoutError``; None waits forever.
-        prefetch_next_epoch: Read into the next epoch before the consumer asks for it.
+        prefetch_next_epoch: Read into the next epoch before the consumer requests it.
     """
 
     __module__ = "penstock.nodes"

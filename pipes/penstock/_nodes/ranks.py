@@ -1,4 +1,4 @@
-"""Ranks: which share of a sequence is this process's. Given, or looked up until a reader begins."""
+"""Ranks: this process's share of a sequence, either given or looked up until a reader begins."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Ranks:
         mesh: One dimension of a ``DeviceMesh``.
 
     Attributes:
-        pinned: What items are dealt by until the next `pin`; None before the first one.
+        pinned: The rank and world size in use until the next `pin`; None before the first one.
 
     Raises:
-        ValueError: They make no sense.
+        ValueError: The arguments are inconsistent.
     """
 
     def __init__(self, rank: int | None, world_size: int | None, mesh: DeviceMesh | None) -> None:
@@ -47,16 +47,16 @@ class Ranks:
         self._anew = False  # the next `pin` looks them up again
 
     def pin(self) -> tuple[int, int]:
-        """From now on they may not change."""
+        """Fix rank and world size from now on."""
         self.pinned, self._anew = self.now(), False
         return self.pinned
 
     def forget(self) -> None:
-        """Have the next `pin` look them up again, because the process group may have been made again. Changes nothing by itself."""
+        """Make the next `pin` look them up again, because the process group may have been recreated. Changes nothing by itself."""
         self._anew = True
 
     def now(self) -> tuple[int, int]:
-        """Those that are pinned, or those that `pin` would find now."""
+        """The pinned rank and world size, or those that `pin` would find now."""
         if self.pinned is not None and not self._anew:
             return self.pinned
         if self._given is not None:
@@ -65,8 +65,8 @@ class Ranks:
         if self._mesh is not None:
             if self._mesh.get_coordinate() is None:
                 raise ValueError(
-                    f"mesh has the ranks {self._mesh.mesh.tolist()!s:.80}, and this is rank {group and group[0]}, which has no place in it and so no share. Iterate on "
-                    f"the ranks of the mesh only, or make the mesh of all ranks that read data."
+                    f"mesh has the ranks {self._mesh.mesh.tolist()!s:.80}, but this is rank {group and group[0]}, which is not in it and so has no share. Iterate only "
+                    f"on the ranks of the mesh, or include all ranks that read data in the mesh."
                 )
             return self._mesh.get_local_rank(), self._mesh.size()
         if group is not None:
@@ -83,13 +83,13 @@ class Ranks:
         return _checked(rank, world_size, "the environment")
 
     def check_group(self) -> None:
-        """Refuse to hand out what was dealt by other numbers than those of the process group. Asked before each delivery, by the thread that delivers.
+        """Refuse to deliver items that were dealt for a rank or world size other than those of the process group.
 
-        It is not asked when items are read: what is in flight was read before the group was made again, and a reader thread could find none in between.
-        Costs 2 us.
+        The delivering thread calls this before each delivery. It is not called when items are read, because items in flight were read before
+        the group was recreated, and a reader thread might find no group in between. Costs 2 us.
 
         Raises:
-            GraphError: The process group came up, or was made again, with other numbers than this loader, or its ``mesh``, began with.
+            GraphError: The process group was created or recreated with other numbers than this loader, or its ``mesh``, began with.
         """
         if self._given is not None:
             return
@@ -102,13 +102,13 @@ class Ranks:
             else "build another loader, with a mesh of the new group, and load the same state on every rank"
         )
         raise GraphError(
-            f"this loader began as rank {began[0]} of {began[1]}, and torch.distributed now says rank {group[0]} of {group[1]}. Call init_process_group before "
-            f"the first batch, or pass rank and world_size. If the process group was made again: {remedy}."
+            f"this loader began as rank {began[0]} of {began[1]}, but torch.distributed now says rank {group[0]} of {group[1]}. Call init_process_group before "
+            f"the first batch, or pass rank and world_size. If the process group was recreated: {remedy}."
         )
 
 
 def process_group() -> tuple[int, int] | None:
-    """The rank and the world size that ``torch.distributed`` says; None if there is no process group."""
+    """The rank and the world size according to ``torch.distributed``; None if there is no process group."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return None

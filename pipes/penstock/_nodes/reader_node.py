@@ -23,13 +23,13 @@ T = TypeVar("T", covariant=True)
 
 
 class ReaderNode(Node[T]):
-    """Deliver items that a `ReaderThread` reads from ``source``. The state is the source's, after the item delivered last.
+    """Deliver items that a `ReaderThread` reads from ``source``. The state is the source's after the last delivered item.
 
     Args:
         source: After the first ``next`` only the reader thread reads it.
         prefetch_factor: Items kept ready.
         name: The thread's name.
-        prefetch_next_epoch: Read into the next epoch before the consumer asks for it.
+        prefetch_next_epoch: Read into the next epoch before the consumer requests it.
         timeout: Seconds to wait for one item; None waits forever.
         threaded: If False, there is no thread, and `next` reads the source.
     """
@@ -83,12 +83,12 @@ class ReaderNode(Node[T]):
 
     @property
     def holds_error(self) -> bool:
-        """Whether the source has raised, and the consumer has yet to come to that."""
+        """Whether the source has raised an error that the consumer has not seen yet."""
         return self._pump is not None and self._pump.holds_error
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Inside of it no thread reads ahead, so that the consumer may use the nodes upstream. Waits for the item that is being read."""
+        """Stop the thread from reading ahead, so that the consumer may use the nodes upstream. Waits for the item that is being read."""
         pump = self._pump
         try:
             if pump is not None:
@@ -144,7 +144,7 @@ class ReaderNode(Node[T]):
         return None
 
     def _holds(self) -> Callable[[Any], bool] | None:
-        """A function that says after which items the reader waits for the consumer. It must not refer to this node, or the thread keeps it alive."""
+        """A function that says after which items the reader waits for the consumer. It must not refer to this node, or the thread would keep it alive."""
         in_step = [node for node in self.source.chain() if hasattr(node, "in_step")]
         if self._prefetch_next_epoch:
             return (lambda item: any(node.in_step for node in in_step)) if in_step else None

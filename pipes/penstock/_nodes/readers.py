@@ -1,7 +1,7 @@
-"""Read an iterable or a torchdata node pass by pass, for `IterableSource`; and look for the number of the pass in their saved states.
+"""Read an iterable or a torchdata node pass by pass, for `IterableSource`, and find the number of the pass in their saved states.
 
-A *pass* is one reading from beginning to end. Some sources count their passes and yield other items in each. So `moved` and `tells_its_epoch`
-look for such a count in the state.
+A *pass* is one reading from beginning to end. Some sources count their passes and yield different items in each. So `moved` and
+`tells_its_epoch` look for such a count in the state.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Reader(Protocol):
 
     Attributes:
         KEY: The key of its state in the saved state.
-        IS_NODE: Whether the source is a torchdata node. For a node, a `start` right after a `start` at a state builds that pass anew, with
+        IS_NODE: Whether the source is a torchdata node. For a node, a `start` right after a `start` at a state rebuilds that pass, with
             everything that depends on its epoch; and `resume` reads up to the position of the state.
         stateful: Whether the source keeps a state from one pass to the next.
-        plain: Whether the ``epoch`` in its state, if there is one, is torchdata's and grows by one with each pass. Of a user's state nothing is known.
+        plain: Whether the ``epoch`` in its state, if any, is torchdata's and grows by one per pass. Nothing is known about a user's state.
         told: Whether the source has a ``set_epoch``.
-        exclusive: Whether two readers of the source would move each other.
+        exclusive: Whether two readers of the source would move each other's position.
     """
 
     KEY: str
@@ -79,10 +79,10 @@ class IterableReader:
     plain = False
 
     def __init__(self, iterable: Iterable[Any]) -> None:
-        # An IterableDataset may be its own iterator and still begin anew in __iter__.
+        # An IterableDataset may be its own iterator and still restart in __iter__.
         if isinstance(iterable, Iterator) and not isinstance(iterable, IterableDataset):
             raise GraphError(
-                f"{type(iterable).__name__} is an iterator, which can be read only once, but every epoch reads it from the beginning. Pass the iterable that it came from."
+                f"{type(iterable).__name__} is an iterator, which can be read only once, but every epoch reads it from the beginning. Pass the iterable that it was made from."
             )
         self._iterable: Any = iterable
         self._iterator: Any = iter(())
@@ -98,7 +98,7 @@ class IterableReader:
             return None
         try:
             return self._iterable.state_dict()
-        except Exception:  # its state is made by __iter__, and made anew by each one, so it keeps none between passes
+        except Exception:  # each __iter__ creates its state, so it keeps none between passes
             self.stateful = False
             return None
 
@@ -113,13 +113,15 @@ class IterableReader:
         saved = encoded(state, "state")  # a copy, because the iterable may change the state that it loads
         if self.stateful and state is not None:
             self._iterable.load_state_dict(state)
-        if ended and (self.told or not self.stateful or state is None):  # the next pass needs no more than its own start
+        if ended and (self.told or not self.stateful or state is None):  # the next pass needs only its own start
             self._iterator = iter(())
             return True
         self._iterator = iter(self._iterable)
-        if state is not None and not self._stands_at(saved):  # its __iter__ began anew, so the state was lost: load it once more
+        if state is not None and not self._stands_at(saved):  # its __iter__ restarted and lost the state: load it once more
             (self._iterator if _is_stateful(self._iterator) else self._iterable).load_state_dict(decoded(saved))
-        if ended:  # one that begins where a loaded state says must end this pass, or the next one would be this one's empty rest
+        if (
+            ended
+        ):  # an iterable that begins where a loaded state says must end this pass, or the next pass would be the empty rest of this one
             if next(self._iterator, _END) is not _END:  # it had already started over: undo that read
                 self._iterable.load_state_dict(decoded(saved))
             self._iterator = iter(())
@@ -149,7 +151,7 @@ class IterableReader:
 
 @final
 class NodeReader:
-    """Reads a torchdata node. It never calls a node again after its end, because nodes differ in what they do then."""
+    """Reads a torchdata node. It never calls a node again after its end, because nodes behave differently there."""
 
     KEY = "node"
     IS_NODE = True

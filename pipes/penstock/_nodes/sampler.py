@@ -14,7 +14,7 @@ from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 from penstock._random.order import ContinuingOrder, Order, PlannedOrder, ScheduledOrder
 
 BLOCK = 4096
-"""Indices computed at once, at most. An order may want more at once, and says so by an attribute ``read_ahead``."""
+"""The most indices computed at once. An order may ask for more by an attribute ``read_ahead``."""
 _NOTHING = Indices(-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -22,12 +22,12 @@ _NOTHING = Indices(-1, np.empty(0, np.int64), np.empty(0, np.int64))
 class Sampler(FirstNode[Indices]):
     """Walk through ``order``: one epoch of single `Indices`, then ``StopIteration``.
 
-    The state is how far the epoch went and nothing else, so going to a state costs nothing. ``reset()`` without a state begins the next
-    epoch if part of this one has been read, and else this one. The state of a `ContinuingOrder` also says where the epoch began (``origin``) and, at its
-    end, how many of its items no rank got (``left``): the next epoch begins with those.
+    The state is only the position in the epoch, so moving to a state costs nothing. ``reset()`` without a state begins the next epoch if part
+    of this one has been read, and otherwise this one. The state of a `ContinuingOrder` also holds where the epoch began (``origin``) and, at
+    its end, how many of its items no rank got (``left``); the next epoch begins with those.
 
     Args:
-        order: What stands at which position: `SequentialOrder`, `ShuffledOrder`, `WeightedOrder`, `TorchOrder`, or your own `Order`.
+        order: Which index is at which position: `SequentialOrder`, `ShuffledOrder`, `WeightedOrder`, `TorchOrder`, or your own `Order`.
 
     Raises:
         GraphError: ``order`` is not an order.
@@ -38,7 +38,7 @@ class Sampler(FirstNode[Indices]):
     def __init__(self, order: Order) -> None:
         if not isinstance(order, Order):
             raise GraphError(
-                f"an order has __len__, indices and settings, and {type(order).__name__} has not. Wrap a torch sampler in SamplerWrapper."
+                f"an order has __len__, indices and settings, but {type(order).__name__} does not. Wrap a torch sampler in SamplerWrapper."
             )
         self.order = order
         self._n = len(order)
@@ -61,7 +61,7 @@ class Sampler(FirstNode[Indices]):
         elif epoch == after["epoch"]:
             origin = after["origin"]
         else:
-            delivered = after["position"] - after.get("left", 0) or self._n  # an epoch that is passed over unread counts as a whole one
+            delivered = after["position"] - after.get("left", 0) or self._n  # an epoch that is skipped unread counts as a whole one
             origin = after["origin"] + delivered + (epoch - after["epoch"] - 1) * self._n
         return {"epoch": epoch, "position": 0, "origin": origin}
 
@@ -72,8 +72,8 @@ class Sampler(FirstNode[Indices]):
         epoch, position, origin = place["epoch"], place["position"], place.get("origin", 0)
         start, end = position + first, min(position + n * every, self._n)
         behind = {**place, "position": end}
-        # An order computes 500 indices in the time of a few. So if reads continue with the same stride, we compute ahead, twice as far each time. It is
-        # one tuple, assigned at once: an interrupt, or another thread, finds the old one or the new one.
+        # An order computes 500 indices in the time of a few. So if reads continue with the same stride, we compute ahead, twice as far each
+        # time. The result is one tuple, assigned at once, so an interrupt or another thread sees either the old one or the new one.
         count = max(0, -(-(end - start) // every))
         of_epoch, of_origin, begin, stride, ahead = self._ahead
         at, misfit = divmod(start - begin, every)
@@ -94,7 +94,7 @@ class Sampler(FirstNode[Indices]):
 
     def peek(self, place: State, positions: np.ndarray) -> Indices:
         if self.facts.carries_over_epochs:
-            raise GraphError(f"{type(self.order).__name__} only goes on, so it cannot be read by position")
+            raise GraphError(f"{type(self.order).__name__} can only be read forward, so it cannot be read by position")
         return self._indices(place["epoch"], 0, np.asarray(positions, np.int64))
 
     def check(self, state: Any) -> None:
@@ -144,7 +144,7 @@ class Sampler(FirstNode[Indices]):
 
 @final
 class _OrderPlanner:
-    """Plans the epochs of a `PlannedOrder`, in a thread: it draws from a generator of its own."""
+    """Plans the epochs of a `PlannedOrder`, in a thread, because it draws from its own generator."""
 
     place: Place = "thread"
 

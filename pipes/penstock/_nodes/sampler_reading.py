@@ -1,4 +1,4 @@
-"""Read one epoch of a sampler: tell it the epoch, seed it, and leave the caller's random numbers as they were."""
+"""Read one epoch of a sampler: set its epoch, seed it, and leave the caller's random numbers unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 PLANNING = 2**63 - 1
-"""The position whose key seeds a sampler; the generators of what it wraps count down from it."""
+"""The position whose key seeds a sampler; generators of wrapped samplers use the positions below."""
 CHUNK = 2**16
 """Items read at once. A block of a sampler without a length has as many items, or `LARGE` samples."""
 LARGE = 2**20
@@ -33,11 +33,11 @@ BATCHES = 256
 
 @final
 class Reading:
-    """One epoch of a sampler being read: in one go if the sampler has a length, else block by block.
+    """One epoch of a sampler being read: all at once if the sampler has a length, otherwise block by block.
 
-    Whatever the sampler draws from is seeded once and belongs to this reading until the epoch ends. Generators that were lent stay lent
-    between two blocks. The global ones cannot: the caller draws from them in the meantime, so each block puts back the state in which the
-    one before left them, and takes it along again.
+    Every generator that the sampler draws from is seeded once and belongs to this reading until the epoch ends. Generators that were lent
+    stay lent between two blocks. The global ones cannot, because the caller draws from them in between. So each block restores the state in
+    which the previous block left them, and saves it again at its end.
 
     Attributes:
         epoch: The epoch.
@@ -61,7 +61,7 @@ class Reading:
             self._lent.enter_context(_seeded(one, seed, epoch, PLANNING - depth))
 
     def block(self) -> Plan:
-        """The next block, or the whole epoch; the last one, or an error, also does `close`."""
+        """The next block, or the whole epoch. The last block, or an error, also calls `close`."""
         more = False
         try:
             plan = self._drawing() if self._draws else self._read()
@@ -105,8 +105,8 @@ class Reading:
                 more = read >= CHUNK or samples >= LARGE
             elif read > 2 * self._length + CHUNK:
                 raise ValueError(
-                    f"{type(self._sampler).__name__} has a length of {self._length}, and did not end after {read} items. "
-                    f"An epoch must end: stop after its length."
+                    f"{type(self._sampler).__name__} has a length of {self._length}, but did not end after {read} items. "
+                    f"An epoch must end, so stop after that length."
                 )
         starts = np.cumsum([0, *lengths], dtype=np.int64) if self._batches else None
         return Plan(_joined(parts), starts, False, self.begin, self._samples, self._checksum, more)
@@ -117,7 +117,7 @@ class Reading:
             values = list(islice(items, CHUNK))
             if self._batches is None and any(issubclass(kind, list) for kind in set(map(type, values))):
                 raise ValueError(
-                    f"{type(self._sampler).__name__} yields lists, and nobody said whether a list is a batch of indices or one index. "
+                    f"{type(self._sampler).__name__} yields lists, and it is unclear whether a list is a batch of indices or one index. "
                     f"Write SamplerWrapper(..., batches=True) for batches, or batches=False where dataset[[0, 1]] is one sample."
                 )
             return values or None
@@ -157,7 +157,7 @@ _MISSING = object()
 
 
 def _batch(sampler: Any, item: Any) -> list[Any]:
-    """The samples of a batch, in a list of their own."""
+    """The samples of a batch, in a new list."""
     if isinstance(item, np.ndarray | torch.Tensor) and item.ndim == 1:
         values: list[Any] = item.tolist()
         return values
@@ -166,7 +166,7 @@ def _batch(sampler: Any, item: Any) -> list[Any]:
     except TypeError as exc:
         raise TypeError(
             f"{type(sampler).__name__} yields {item!r:.80}, which is not a batch: a batch sampler yields lists of indices. "
-            f"Give it as sampler=, or in a hand-built graph say batches=False."
+            f"Pass it as sampler=, or in a hand-built graph pass batches=False."
         ) from exc
     return list(samples)
 

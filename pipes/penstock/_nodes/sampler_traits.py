@@ -1,4 +1,4 @@
-"""Facts about a torch sampler that need no reading: what it wraps, which random numbers it draws, how long it is."""
+"""Facts about a torch sampler that are known without reading it: what it wraps, which generators it uses, how long it is."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def wrapped(sampler: Any) -> list[Any]:
 
 
 def owns_its_randomness(sampler: Any) -> bool:
-    """Whether ``sampler`` is known to draw from its own generator or from none, and to remember nothing between epochs.
+    """Whether ``sampler`` is known to draw from its own generator or from none, and to keep no state between epochs.
 
-    That holds for torch's own samplers over each other and over plain sequences: those without a generator are lent one.
+    That holds for torch's own samplers, nested or over plain sequences; those without a generator are lent one.
     """
     torchs = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
     plain = (list, tuple, range, np.ndarray, torch.Tensor)
@@ -38,7 +38,7 @@ def owns_its_randomness(sampler: Any) -> bool:
 
 
 def can_be_pickled(thing: Any) -> bool:
-    """Whether ``thing`` can go to another process; the bytes are thrown away as they come."""
+    """Whether ``thing`` can be sent to another process. The pickle is discarded as it is written."""
 
     class Sink:
         def write(self, data: Any) -> int:
@@ -61,7 +61,7 @@ def copied(sampler: Any) -> Any:
 
 
 def twin(sampler: Any) -> Any:
-    """A shallow copy of one of torch's samplers, over the same data and without a generator; anything else as it is."""
+    """A shallow copy of one of torch's samplers, over the same data and without a generator; any other sampler unchanged."""
     if not isinstance(sampler, Sampler):
         return sampler
     other = copy.copy(sampler)
@@ -81,7 +81,7 @@ def tell(sampler: Any, epoch: int) -> None:
 
 
 def is_told(sampler: Any) -> bool:
-    """Whether `tell` reaches anything, so that an epoch depends on its number and not on the epochs before it."""
+    """Whether `tell` reaches a ``set_epoch``, so that an epoch depends on its number and not on earlier epochs."""
     return any(callable(getattr(one, "set_epoch", None)) for one in wrapped(sampler))
 
 
@@ -93,7 +93,7 @@ def length(sampler: Any) -> int | None:
 
 
 def length_in(sampler: Any, epoch: int) -> int | None:
-    """What ``len(sampler)`` would be in ``epoch``: from a copy that is told the epoch, or from ``sampler`` if it cannot be copied."""
+    """``len(sampler)`` in ``epoch``: from a copy with its epoch set, or from ``sampler`` if it cannot be copied."""
     other = copied(sampler)
     if other is None:
         return length(sampler)

@@ -28,41 +28,41 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 _MADE = 64
-"""Plans of which a checksum is kept. The graph may run as many epochs ahead of the loader before one must be made again to be compared."""
+"""Plans whose checksums are kept. If the graph runs further ahead of the loader, a plan must be made again to be compared."""
 
 
 @final
 class SamplerWrapper(FirstNode[Any]):
     """Read a torch sampler or batch sampler, epoch by epoch: single `Indices` from a sampler, batches of them from a batch sampler.
 
-    Before each epoch ``set_epoch(epoch)`` is called on the sampler and on everything it wraps (``.batch_sampler``, ``.sampler``); a
-    user's own calls are overridden. Whatever it draws from is seeded from (seed, epoch): its ``generator``, and ``random``,
-    ``numpy.random`` and torch's CPU generator, which are then put back.
+    Before each epoch ``set_epoch(epoch)`` is called on the sampler and on everything it wraps (``.batch_sampler``, ``.sampler``), which
+    overrides a user's own calls. Everything it draws from is seeded from (seed, epoch): its ``generator``, and ``random``, ``numpy.random``
+    and torch's CPU generator, which are restored afterwards.
 
-    An epoch is read as a whole: its *plan*, of 8 bytes a sample. The next one is made while this one is used. A sampler without a
-    length may have no end: if it has not ended after 65,536 items (or, in batches, 2**20 samples), it is read on in blocks of that
-    size, one ahead of the consumer, and the number of items in the epoch stays unknown.
+    The indices of an epoch are its *plan*, with 8 bytes per sample. The next plan is made while this one is used. A sampler without a length
+    may be endless. If it has not ended after 65,536 items (or, in batches, 2**20 samples), it is read in blocks of that size, one block ahead
+    of the consumer, and the number of items in the epoch stays unknown.
 
-    A sampler of torch's own is read in a thread. Any other may draw from the global generators, beside the user's own draws, so a copy
-    of it is read in a worker process. If it cannot be pickled, it is read here, between two epochs, with one warning (or in a thread,
-    once it was seen not to draw from them).
+    One of torch's own samplers is read in a thread. Any other may draw from the global generators while the user's code does, so a copy of it
+    is read in a worker process. If it cannot be pickled, it is read here, between two epochs, with one warning (or in a thread, once it was
+    seen not to draw from them).
 
-    Resuming loads no sample: the sampler is read again from the epoch's start. The state has a checksum of the plan up to it. A sampler
-    with a memory, which gives another plan when asked for the same epoch again, is first made to yield all the epochs before.
+    Resuming loads no sample: the sampler is read again from the start of the epoch, and the state has a checksum of the plan up to its
+    position. A sampler with a memory, which yields a different plan when the same epoch is read again, first has to yield all earlier epochs.
 
     Args:
         sampler: A torch ``Sampler`` or ``BatchSampler``, or any iterable of indices, or of batches of them, that can be read again.
         seed: From 0 to 2**63 - 1.
-        plan_ahead: False reads the sampler here, between two epochs: for one that the training loop updates.
-        batches: True: each item is a batch, whatever holds its indices (a list, a tuple, a ``range``, an array, an iterator, …). False:
-            each item is one index, whatever it is; ``dataset[[0, 1]]`` where it is a list. None: True for a ``BatchSampler``, else
-            False, and a list is refused.
+        plan_ahead: False reads the sampler here, between two epochs, for a sampler that the training loop updates.
+        batches: True: each item is a batch of indices of any kind (a list, a tuple, a ``range``, an array, an iterator, …). False: each
+            item is one index of any kind; a list means ``dataset[[0, 1]]``. None: True for a ``BatchSampler``, otherwise False, and a list
+            is refused.
 
     Raises:
-        GraphError: ``sampler`` shards by itself, or cannot be read again. From `at`: the epoch is read in blocks.
-        TypeError: On reading: ``batches=True``, and an item holds no indices.
-        ValueError: On reading: nobody said what a list is; or an epoch runs far past the sampler's length.
-        StateMismatch: On reading, after a reset to a state: the sampler does not give again what it gave before the state.
+        GraphError: ``sampler`` shards by itself, or cannot be read again. From `peek`: the epoch is read in blocks.
+        TypeError: While reading: ``batches=True``, and an item holds no indices.
+        ValueError: While reading: a list came with ``batches=None``; or an epoch runs far past the sampler's length.
+        StateMismatch: While reading, after a reset to a state: the sampler did not reproduce what it yielded before the state.
     """
 
     __module__ = "penstock.nodes"
@@ -71,7 +71,7 @@ class SamplerWrapper(FirstNode[Any]):
         refuse_sharded(sampler)
         if isinstance(sampler, Iterator) or not (hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__")):
             raise GraphError(
-                f"{type(sampler).__name__} cannot be read once for each epoch, as a sampler must. Give an object with __iter__, such as a list."
+                f"{type(sampler).__name__} cannot be read once for each epoch, as a sampler must. Pass an object with __iter__, such as a list."
             )
         self.sampler = sampler
         self.seed = checked_seed(seed)
@@ -84,9 +84,9 @@ class SamplerWrapper(FirstNode[Any]):
         self._ready: tuple[PlanRequest, Plan] | None = None  # made for `upcoming`, and not used yet
         self._made: tuple[
             tuple[int, int, int, int], ...
-        ] = ()  # of the last plans: epoch, first position, the one behind the last, `Plan.said`
-        self._held: tuple[int, Plan] | None = None  # an epoch, and its plan, or the block of it in use
-        self._follows: State | None = None  # the place that was returned last: the plan at hand fits it
+        ] = ()  # of the last plans: epoch, first position, the position after the last, `Plan.said`
+        self._held: tuple[int, Plan] | None = None  # an epoch, and its plan or the block in use
+        self._follows: State | None = None  # the last returned place, which fits the current plan
         settings = {"order": f"{type(sampler).__module__}.{type(sampler).__qualname__}", "seed": seed}
         super().__init__(Facts(settings, may_run_ahead=plan_ahead))
 
@@ -133,27 +133,27 @@ class SamplerWrapper(FirstNode[Any]):
 
     def seek(self, place: State) -> State:
         self._plans.resume()
-        # The plan at hand may be from another run, or an earlier block; then request it again, and compare.
+        # The current plan may be from another run, or an earlier block; then request it again, and compare.
         held = self._plan_of(place["epoch"])
         if held is None or not held.fits(place["position"], place["checksum"]):
             self._held = None
         return place
 
     def known(self, state: State) -> int | None:
-        """`Plan.said` of the plan that will be read from ``state`` on, if it was made already. Any thread may ask."""
+        """`Plan.said` of the plan that will be read from ``state`` on, if it was made already. Thread-safe."""
         epoch, position = state["epoch"], state["position"]
         ready = self._ready
         if ready is not None and ready[0] == PlanRequest(**state):
             return ready[1].said
-        # Of a sampler that the training loop updates, an earlier plan says nothing: only the one in use does.
+        # If the training loop updates the sampler, earlier plans are meaningless; only the one in use counts.
         made = self._made if self.plan_ahead else self._made[-1:] if self._plan_of(epoch) is not None else ()
         return next((said for known, begin, end, said in reversed(made) if known == epoch and begin <= position < end), None)
 
     def upcoming(self, state: State) -> int | None:
-        """`Plan.said` of the plan that will be read from ``state`` on, which is made now. None: nobody can tell, because making it would change it.
+        """`Plan.said` of the plan that will be read from ``state`` on, which is made now. None if making the plan would change it.
 
-        Nobody may be reading; see `still`. The plan is kept for whoever reads on from ``state``; but a sampler that is read here is the user's, who may change it, or
-        load a state to which it could not go back. So a copy is asked.
+        No other thread may be reading; see `ReaderNode.still`. The plan is kept for the next read from ``state``. A sampler that is read in
+        this process is copied first, because the user may change it, or load a state to which it could not return.
         """
         self.check(state)
         request = PlanRequest(**state)
@@ -178,13 +178,13 @@ class SamplerWrapper(FirstNode[Any]):
         return held[1] if held is not None and held[0] == epoch else None
 
     def _plan_at(self, epoch: int, position: int, checksum: int, *, fits: bool) -> Plan:
-        """The plan of ``epoch``, or the block with the item at ``position``; the samples before it must have that ``checksum``. Orders the next.
+        """The plan of ``epoch``, or the block with the item at ``position``. Samples before it must have ``checksum``. Requests the next plan.
 
         Args:
             epoch: The epoch.
-            position: Where the reader is.
-            checksum: Of the samples before it.
-            fits: They are known to be those of the plan at hand.
+            position: The position of the reader.
+            checksum: Checksum of the samples before it.
+            fits: Those samples are known to be in the current plan.
         """
         plan = self._plan_of(epoch)
         if plan is not None and (position < plan.end or not plan.more) and (fits or plan.fits(position, checksum)):
@@ -196,9 +196,9 @@ class SamplerWrapper(FirstNode[Any]):
             here = position <= plan.end
             came = f"{plan.checksum(plan.begin, position, plan.before)}" if here else f"only {plan.end} items"
             raise StateMismatch(
-                f"{type(self.sampler).__name__} does not give again what it gave in epoch {epoch} up to position {position}: the state has "
+                f"{type(self.sampler).__name__} did not reproduce what it yielded in epoch {epoch} up to position {position}: the state has "
                 f"the checksum {checksum}, and now there is {came}. Use the sampler, dataset and seed of the saved run, or begin a new epoch. A sampler that "
-                f"remembers what it gave, by a generator of its own, say, and can be neither pickled nor copied, can only go forward: load the state into a new loader over a new sampler."
+                f"keeps state (such as its own generator) and can be neither pickled nor copied can only move forward: load the state into a new loader over a new sampler."
             )
         self._held = epoch, plan
         self._made = (*self._made[1 - _MADE :], (epoch, plan.begin, plan.end if plan.more else 2**63, plan.said))
@@ -206,8 +206,8 @@ class SamplerWrapper(FirstNode[Any]):
         if plan.more and not self._logged:
             self._logged = True
             log.warning(
-                f"{type(self.sampler).__name__} has no length, and has not ended after {plan.end} items: it is read in blocks while it is used. "
-                f"How many items an epoch has stays unknown, and a resume reads the indices again from the epoch's start, but no sample."
+                f"{type(self.sampler).__name__} has no length and has not ended after {plan.end} items, so it is read in blocks while it is used. "
+                f"The number of items in an epoch stays unknown, and a resume reads the indices again from the epoch's start, but no sample."
             )
         self._plans.order(plan.next_request(epoch))
         return plan

@@ -1,4 +1,4 @@
-"""Detect iterables that give each rank its own share, as far as their attributes show it. Imports none of the libraries in question."""
+"""Detect iterables that give each rank its own share, from their attributes. Imports none of the libraries in question."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INSIDE = ("dataset", "source_datapipe", "source", "source_nodes", "iterable", "
 
 
 def splits_itself(iterable: Any) -> str | None:
-    """Say in words why ``iterable``, or an object inside it, is known to split itself by rank. None if there is no sign of it."""
+    """Explain why ``iterable``, or an object inside it, is known to split itself by rank. None if there is no sign of it."""
     for one in wrapped(iterable):
         name = type(one).__name__
         if getattr(one, "_distributed", None) is not None:

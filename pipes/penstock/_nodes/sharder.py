@@ -26,8 +26,8 @@ T = TypeVar("T", covariant=True)
 log = logging.getLogger("penstock")
 
 _WHO_DEALS = (
-    "{source} can only be read from its beginning, so {world_size} ranks need to know who splits it. split='items': every rank reads all of it and "
-    "gets its share. split='own': it gives each rank its own share, and nothing else is split. Pass split to from_dataset, or to the "
+    "{source} can only be read from its beginning, so {world_size} ranks need to know who splits it. With split='items', every rank reads all of it "
+    "and keeps its share. With split='own', it gives each rank its own share, and the loader splits nothing. Pass split to from_dataset, or to the "
     "source: IterableSource(..., split=...)."
 )
 
@@ -40,25 +40,25 @@ class Sharder(IndexNode[T]):
     exception: with ``tail="exact"``, a rank without an item in the last round reports the end of the epoch before the others do. Rank 0 is never
     early.
 
-    If a source can only be read from its beginning (`IterableSource`, or a torchdata node), its ``split`` must say who deals. If it splits itself
+    If a source can only be read from its beginning (`IterableSource`, or a torchdata node), its ``split`` is required. If it splits itself
     (``"own"``), all of its items are passed on, and ``tail`` has no effect. Its states then hold the world size, and also the rank if the source
-    has its own ``state_dict``. They load only there, except at the start of an epoch.
+    has its own ``state_dict``. They load only with the same values, except at the start of an epoch.
 
     Args:
         source: The global sequence, the same on every rank: samples, or whole batches of a batch sampler.
         rank: This process's number, from 0. If None, rank and world size are looked up at the first item: in ``mesh``, else in
             ``torch.distributed``, else in the environment variables ``RANK`` and ``WORLD_SIZE``, else rank 0 of 1.
         world_size: The number of ranks that share the sequence.
-        mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``: ranks with the same place in it get the same items.
+        mesh: One dimension of a ``DeviceMesh``, such as ``mesh["dp"]``. Ranks with the same coordinate get the same items.
         split: ``"items"`` deals whole items; ``"within"`` deals the places of each batch, place j to rank j mod world_size.
         tail: How to handle a short last round of an epoch. ``"pad"`` fills it with items from the epoch's start, like
             ``DistributedSampler``; ``"drop"`` drops it; ``"exact"`` deals it as it is, so that ranks may differ by one item.
 
     Raises:
-        ValueError: On construction or at the first item, on all ranks alike: numbers that make no sense.
+        ValueError: On construction or at the first item, on all ranks alike: invalid numbers.
         GraphError: On construction: ``split="within"`` over a source that splits itself. At the first item, on all ranks alike:
             ``tail="pad"`` over a source that cannot be read by position or does not know its length; several ranks, and a source
-            that does not say who deals; ``tail="exact"`` over a source that carries over epochs.
+            with ``split=None``; ``tail="exact"`` over a source that carries over epochs.
         StateMismatch: At the first item: the source splits itself, and the state belongs to another rank or world size.
     """
 
@@ -76,13 +76,13 @@ class Sharder(IndexNode[T]):
     ) -> None:
         check_tail(tail)
         if split not in ("items", "within"):
-            raise ValueError(f"split={split!r} is neither 'items' nor 'within'.")
+            raise ValueError(f"split={split!r} must be 'items' or 'within'.")
         self._ranks = Ranks(rank, world_size, mesh)
         node = as_node(source)
         own = index_of(node).facts.sharded_by == "own"
         if split == "within" and own:
             raise GraphError(
-                "split='within' would split batches that already belong to one rank, because the source has split='own'. Leave it out."
+                "split='within' would split batches that already belong to one rank, because the source has split='own'. Leave split='within' out."
             )
         self.split = split
         self.tail = tail
@@ -109,7 +109,7 @@ class Sharder(IndexNode[T]):
         if every != 1:
             raise GraphError("two Sharders in one graph would split the items twice. Remove one of them.")
         source, tail = self.upstream, self.tail
-        rank, world_size = self._ranks.pinned or self.ranks()  # a reader thread asks, too
+        rank, world_size = self._ranks.pinned or self.ranks()  # also called by a reader thread
         if world_size == 1:
             return source.read(place, n)
         if self._split == "own":
@@ -126,13 +126,13 @@ class Sharder(IndexNode[T]):
         if left is None:  # every rank reads all items of each round
             items, behind = source.read(place, n * world_size)
             return items[rank::world_size][: share(len(items), rank, world_size, tail)], behind
-        # Every rank asks for as many rounds as rank 0, whose share is the largest. So the place moves by the same number of items on each rank,
-        # and all ranks have the same state. With ``every`` and ``first`` the source computes this rank's items only.
+        # Every rank requests as many rounds as rank 0, whose share is the largest. So the place moves by the same number of items on each rank,
+        # and all ranks have the same state. With ``every`` and ``first``, the source computes this rank's items only.
         items, behind = source.read(place, min(n, share(left, 0, world_size, tail)), world_size, rank)
         rest = source.left(behind)
         if rest and share(rest, rank, world_size, tail) == 0:
-            # This rank gets none of the rest: skip it, so that the state after this block says that the epoch is over. With "drop" that is so on
-            # every rank; with "exact" only on those that the short round does not reach.
+            # This rank gets none of the rest: skip it, so that the state after this block says that the epoch is over. With "drop" this happens
+            # on every rank, with "exact" only on those that the short round does not reach.
             behind = source.skip(behind)
         if tail == "pad" and len(items) < min(n, share(left, rank, world_size, "pad")):
             items = self._padded(place, items, left, rank, world_size)
@@ -161,16 +161,16 @@ class Sharder(IndexNode[T]):
             self._say_own(world_size)
         elif self.split == "items" and self.tail == "exact" and world_size > 1:
             log.info(
-                "tail='exact' on several ranks: the state of a rank that has no more items says that the epoch is over. Save the state of rank 0."
+                "tail='exact' on several ranks: the state of a rank that has run out of items says that the epoch is over. Save the state of rank 0."
             )
         return place
 
     def ranks(self) -> tuple[int, int]:
-        """The rank and the world size: those pinned when a reader was moved here, or those that would be found now."""
+        """The rank and the world size: those pinned when a reader was moved here, or those that a lookup would find now."""
         return self._ranks.now()
 
     def look_up_again(self) -> None:
-        """Find rank and world size anew at the next `reset`, because the process group may have been made again. Changes nothing by itself."""
+        """Look up rank and world size again at the next `reset`, because the process group may have been recreated. Changes nothing by itself."""
         self._ranks.forget()
 
     def check_group(self) -> None:
@@ -178,7 +178,7 @@ class Sharder(IndexNode[T]):
         self._ranks.check_group()
 
     def _owned(self, place: State) -> State:
-        """``place``, with whose it is, where that matters."""
+        """``place`` with its owner (world size and rank), if it has one."""
         if self._split != "own":
             return place
         rank, world_size = self.ranks()
@@ -192,10 +192,10 @@ class Sharder(IndexNode[T]):
         return place == self.upstream.start(epoch) or place == {"epoch": epoch, "source": None}
 
     def _checked_owner(self, state: State) -> State:
-        """The source's state. Where an epoch begins, one of another rank loses what that rank's source had come to.
+        """The source's state. At the start of an epoch, a state of another rank loses the progress of that rank's source.
 
         Raises:
-            StateMismatch: It counts what another rank has read of its own share, or what was read at another world size.
+            StateMismatch: The state counts items of another rank's share, or of a share at another world size.
         """
         inner = _inner(state)
         rank, world_size = self.ranks()
@@ -209,24 +209,24 @@ class Sharder(IndexNode[T]):
             return self.upstream.start(epoch)
         whose = f"by rank {saved[0]} of {saved[1]}" if "rank" in state else f"at a world size of {saved[1]}"
         raise StateMismatch(
-            f"this state was saved {whose}, and counts the items of a share that the source made itself; this is rank {rank} of {world_size}. "
-            f"Load {'the state that this rank saved' if 'rank' in state else 'it'} at the same world size, or load none, and start another epoch with loader.set_epoch."
+            f"this state was saved {whose} and counts the items of a share that the source made itself, but this is rank {rank} of {world_size}. "
+            f"Load {'the state that this rank saved' if 'rank' in state else 'it'} at the same world size, or load none and start another epoch with loader.set_epoch."
         )
 
     def _say_own(self, world_size: int) -> None:
         if world_size > 1 and self.first.state_is_per_rank() and not self._said:
             self._said = True
             log.warning(
-                "split='own', and the source has its own state_dict: each rank's state is its own, and loads only on that rank and at this world size. Save "
-                "the states of all ranks."
+                "split='own', and the source has its own state_dict: the state of a rank loads only on that rank and at this world size. Save the states of "
+                "all ranks."
             )
 
     def _open(self, place: State) -> None:
-        """Check before each epoch that its items can be dealt, so that all ranks fail here, and not a single rank at the end of the epoch."""
+        """Check before each epoch that its items can be dealt, so that all ranks fail here instead of one rank at the end of the epoch."""
         if self.tail == "exact" and self.facts.carries_over_epochs:
             raise GraphError(
-                "tail='exact' lets some ranks end an epoch before the others, and this source begins the next one where it was left: the ranks would begin at "
-                "different places. Use tail='drop': what it leaves out begins the next epoch."
+                "tail='exact' lets some ranks end an epoch before the others, but this source begins the next epoch where it was left, so the ranks would begin at "
+                "different places. Use tail='drop': the items it leaves out begin the next epoch."
             )
         self.upstream.read(place, 0)  # makes a sampler plan the epoch, so that it knows its length
         if self.tail == "pad":
@@ -260,11 +260,11 @@ class Sharder(IndexNode[T]):
     def _places(self, batch: Any, rank: int, world_size: int) -> Any:
         if isinstance(batch, Indices) and not batch.is_batch:
             raise GraphError(
-                "split='within' splits each batch, but the source yields single items. Pass a batch_sampler, or put the Batcher upstream of the Sharder."
+                "split='within' splits each batch, but the source yields single items. Pass a batch_sampler, or in a hand-built graph put the Batcher first."
             )
         if len(batch) % world_size:
             raise ValueError(
-                f"split='within' needs batches that divide evenly: {len(batch)} places do not divide among {world_size} ranks. Use split='items'."
+                f"split='within' needs batches that divide evenly, but {len(batch)} samples do not divide among {world_size} ranks. Use split='items'."
             )
         return batch[rank::world_size]
 

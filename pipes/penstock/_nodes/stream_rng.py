@@ -1,4 +1,4 @@
-"""The random numbers of an iterable that is read in the consumer's process: seeded for each item, and the caller's own left as they were."""
+"""The random numbers of an iterable that is read in the consumer's process: seeded per item, with the caller's generators unchanged."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class StreamRng:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Inside of it `seed` works, and torch's modes are those of nobody. Afterwards the caller's generators are as they were."""
+        """In this context `seed` works, and torch's modes are neutral. Afterwards the caller's generators are restored."""
         self._seeds = self._enabled and not reads_ahead()
         with neutral_modes(), global_rngs_kept() if self._seeds else contextlib.nullcontext():
             yield
 
     def seed(self, epoch: int, position: int) -> None:
-        """Seed what is drawn for the item at ``position``, or at the `START` of a pass."""
+        """Seed the draws for the item at ``position``, or at the `START` of a pass."""
         if self._seeds:
             seed_globals(self._key, epoch, position)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Log it if the first block draws from generators that cannot be seeded. The consumer waits for this block, so no other code draws."""
+        """Log a warning if the first block draws from generators that cannot be seeded. The consumer waits meanwhile, so no other code draws."""
         if self._watched or self._seeds:
             yield
             return
@@ -63,6 +63,6 @@ class StreamRng:
         if before is not None and watch.look() != before:
             log.warning(
                 "%s draws from the global random numbers and is read in a background thread, where seeding them would disturb your own draws. So its draws "
-                "depend on timing. Give it its own generator, or leave out the Prefetcher, PinMemory or ToDevice downstream.",
+                "depend on timing. Give it its own generator, or leave out pin_memory and device (in a hand-built graph: the node that reads ahead).",
                 self._name,
             )

@@ -15,7 +15,7 @@ def check_tail(tail: str) -> None:
     """Refuse a value that is not a `Tail`."""
     if tail not in get_args(Tail):
         raise ValueError(
-            f"tail={tail!r} is none of {get_args(Tail)}: pad the last round from the epoch's start, drop it, or deal it as it is."
+            f"tail={tail!r} must be one of {get_args(Tail)}: pad the last round from the epoch's start, drop it, or deal it as it is."
         )
 
 

@@ -1,4 +1,4 @@
-"""ToDevice: batches on the device before the consumer asks for them."""
+"""ToDevice: batches on the device before the consumer requests them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ToDevice(ReaderNode[T]):
 
     Each batch is pinned (unless it already is), copied without blocking, and delivered at once: the consumer's current stream waits for
     the copy, but the consumer does not. The batch's memory is not reused before that stream is done with it. A batch in transit counts
-    as not delivered. On a device without streams (MPS), copies are plain; where tensors cannot record streams, a copy waits for what the consumer has
-    queued so far; on the CPU, nothing is done at all.
+    as not delivered. On a device without streams (MPS), copies are plain. Where tensors cannot record streams, a copy waits for the work
+    that the consumer has queued so far. On the CPU, batches pass through unchanged.
 
     Args:
         source: Batches: tensors, dicts, lists, tuples and dataclasses of them, and objects whose class has a ``to(device)`` method, such
@@ -37,7 +37,7 @@ class ToDevice(ReaderNode[T]):
         device: For example ``"cuda"``, ``"cuda:1"``, ``"xpu"``, ``"mps"``, ``"cpu"``. Without an index, the current device of the thread
             that asks for the first batch.
         prefetch_factor: Batches ready on the device; its memory holds up to ``prefetch_factor + 2`` of them.
-        prefetch_next_epoch: Read into the next epoch before the consumer asks for it.
+        prefetch_next_epoch: Read into the next epoch before the consumer requests it.
 
     Raises:
         ValueError: This machine has no such device.
@@ -97,10 +97,9 @@ class _Moved(NamedTuple):
 class _Mover:
     """Starts the copy of a batch, in the reader thread. Made in the consumer's thread.
 
-    Whose memory a copy may overwrite: the allocator hands memory that the consumer has dropped to the next copy, although work on it may still be
-    queued on the consumer's stream. ``record_stream`` tells the allocator to wait for that. Where there is no such thing, the copy itself waits for all that the
-    consumer's stream has been given by the time that the memory is allocated; and a batch that nobody wants any more, after a jump, is kept until its
-    copy is over.
+    The allocator gives memory that the consumer has dropped to the next copy, although work on it may still be queued on the consumer's
+    stream. ``record_stream`` makes the allocator wait for that work. Where it is not available, the copy itself waits for everything queued on
+    the consumer's stream by the time that the memory is allocated, and a batch that is dropped after a jump is kept until its copy is over.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -141,7 +140,7 @@ class _Mover:
         there = torch.empty_like(leaf, device=self.device)
         self.streams.own.wait_event(
             self.consumer.record_event()
-        )  # after the allocation: whoever dropped this memory has queued all work on it
+        )  # after the allocation: all work on this memory was queued before it was dropped
         return there.copy_(leaf, non_blocking=True)
 
     def _there(self, batch: Any) -> list[torch.Tensor]:

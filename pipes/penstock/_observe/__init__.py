@@ -1,1 +1,1 @@
-"""What is seen of a loader that runs: how long everything takes, and what to do about it."""
+"""Observes a running loader: how long everything takes, and what to do about it."""

@@ -18,19 +18,19 @@ _logger = logging.getLogger("penstock")
 
 @final
 class LoopClock:
-    """Is told when a loop got a batch, or none (`end`), and when it had asked for it.
+    """Records when a loop requested and received each batch, or received none (`end`).
 
-    What the loop does between two epochs is neither a wait nor a step. Of most batches the moments are only written down;
-    what they say is worked out later, because that costs more than a tiny batch may. An iterator may write them down itself.
+    The loop's work between two epochs is neither a wait nor a step. For most batches, timestamps are only recorded, and aggregated later,
+    because aggregation would cost too much for a tiny batch. An iterator may record them itself.
 
     Args:
-        root: The last node of the graph that is read; None if it is no graph.
+        root: The last node of the graph that is read; None without a graph.
 
     Attributes:
-        moments: When it got a batch, asked for the next, got it, asked, got, …
-        at: The place of the last batch in there.
-        until: At that place or behind it, a batch is not only written down.
-        report_ns: After that moment a report is due.
+        moments: Timestamps: batch received, next one requested, received, requested, received, …
+        at: The index of the last batch in ``moments``.
+        until: From this index on, a batch is also aggregated.
+        report_ns: The time when the next report is due.
     """
 
     def __init__(self, root: Any = None) -> None:
@@ -40,13 +40,13 @@ class LoopClock:
         self.moments = array("q", bytes(8 * (_MOMENTS + 1)))
         self.at = 0
         self.until = _FIRST
-        self._in_step = False  # nobody saw the end of the epoch of that batch
-        self._end_ns = 0  # how long it took to find the end of the epoch before
+        self._in_step = False  # the end of the last batch's epoch was not seen
+        self._end_ns = 0  # how long it took to find the end of the previous epoch
         self._every_ns, self.report_ns = 0, _NEVER
         self._reported: Any = None  # the statistics at the last report
 
     def begin(self) -> None:
-        """The batch that was asked for is the first of an iterator."""
+        """The requested batch is the first of an iterator."""
         self._epochs += self._in_step
         self.until, self._in_step = _FIRST, False
 
@@ -67,7 +67,7 @@ class LoopClock:
             self.mark()
 
     def got(self, loader: Any, asked: int, moment: int) -> None:
-        """The loop gets the batch that it asked for, at ``moment``."""
+        """The loop receives the requested batch at ``moment``."""
         if self.at >= self.until:
             self._work_out(asked, moment)
         else:
@@ -80,12 +80,12 @@ class LoopClock:
             self._log()
 
     def report_every(self, every_s: float) -> None:
-        """Log a report every so many seconds; 0: never."""
+        """Log a report every ``every_s`` seconds; 0: never."""
         self._every_ns, self._reported = int(every_s * 1e9), self.statistics()
         self.report_ns = now() + self._every_ns if every_s else _NEVER
 
     def statistics(self) -> LoaderStatistics:
-        """What the loop and the graph have done so far. Any thread may ask, at any time."""
+        """What the loop and the graph have done so far. Thread-safe, at any time."""
         from penstock._statistics import LoaderStatistics
 
         batches, root = self._batches + self.at // 2, self._root
@@ -110,7 +110,7 @@ class LoopClock:
         )
 
     def _work_out(self, asked: int, moment: int) -> None:
-        """Count what is written down, and the batch that came at ``moment``. An interrupt in here may cost the moments of one batch."""
+        """Aggregate the recorded batches and the one received at ``moment``. An interrupt here may lose the timestamps of one batch."""
         if self._in_step:
             self._steps.add(asked - self.moments[self.at])
         wait_ns = moment - asked
@@ -138,8 +138,8 @@ class LoopClock:
 
             before, self._reported = self._reported, self.statistics()
             verdict = report(self._reported.since(before), Names.of(self._root)).partition("\n")[0]
-        except Exception:  # of a user's object; the batch that the loop waits for is there
-            _logger.warning("no report could be made", exc_info=True)
+        except Exception:  # from a user's object; it must not cost the loop its batch
+            _logger.warning("the report failed", exc_info=True)
         else:
             _logger.log(logging.INFO if _logger.isEnabledFor(logging.INFO) else logging.WARNING, "%s", verdict)
 
@@ -147,4 +147,4 @@ class LoopClock:
 _NEVER = 2**63
 _FIRST = -1
 _MOMENTS = 1024
-"""How many moments are written down before they are worked out."""
+"""How many timestamps are recorded before they are aggregated."""

@@ -1,4 +1,4 @@
-"""The picture of a loader's statistics; needs matplotlib, which is an extra."""
+"""Plots a loader's statistics; needs matplotlib, which is an extra."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _STAGES = ("load", "transform", "collate", "pack", "transfer", "to_device")
 
 
 def draw(statistics: LoaderStatistics, title: str, file: str | os.PathLike[str] | IO[bytes]) -> None:
-    """Draw where the time of the loop and of the workers went, how long the waits were, and how full the queues.
+    """Plot where the time of the loop and of the workers went, how long the waits were, and how full the queues were.
 
     Args:
         statistics: Of a loader that has delivered batches.
-        title: What stands above.
-        file: Where to write the picture; the end of its name says in which format.
+        title: The title of the figure.
+        file: Where to write the image; the file extension sets its format.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -26,7 +26,7 @@ def draw(statistics: LoaderStatistics, title: str, file: str | os.PathLike[str] 
     try:
         from matplotlib.figure import Figure
     except ImportError as exc:
-        raise ImportError("a picture needs matplotlib: pip install matplotlib.") from exc
+        raise ImportError("the plot needs matplotlib: pip install matplotlib.") from exc
     figure = Figure(figsize=(10, 7), layout="constrained")
     figure.suptitle(f"{title}\n{statistics.samples_per_s:,.0f} samples/s, stall {statistics.stall_share:.0%}", fontsize=11)
     loop, stages, waits, queues = figure.subplots(4, 1, height_ratios=[1, 1, 1.6, 1.6])
@@ -78,7 +78,7 @@ def _waits(axes: Any, kinds: dict[str, Durations]) -> None:
 
 
 def _queues(axes: Any, queues: list[tuple[str, float, int]]) -> None:
-    """How many items were ready on average, of those that a node reads ahead."""
+    """Average number of items ready, out of the number that a node reads ahead."""
     for number, (_, ready, depth) in enumerate(queues):
         axes.barh([number], [depth], color="0.9", label="room" if not number else None)
         axes.barh([number], [ready], color="C2", label="ready, on average" if not number else None)

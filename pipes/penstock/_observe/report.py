@@ -1,4 +1,4 @@
-"""Says in a few lines what holds a training loop up, and what to do about it."""
+"""Explains in a few lines what slows a training loop down, and what to do about it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
     from penstock._statistics import Durations, LoaderStatistics, NodeStatistics, WorkerChoice, WorkerStatistics
 
 _STALLED = 0.1
-"""The share of its time that a loop waits before its data is to blame."""
+"""If a loop waits for a larger share of its time, the data is the bottleneck."""
 _BUSY = 0.6
-"""Workers that are busy for a smaller share of their time have time to spare."""
+"""Workers that are busy for a smaller share of their time have spare capacity."""
 _CONTENDED = 0.4
 _BLOCKED = 0.5
-"""Of the time of loading, the share in which the worker neither computes nor waits for a core."""
+"""The share of the loading time in which the worker neither computes nor waits for a core."""
 _TINY_S = 1e-3
-"""A batch that takes less work costs about as much to hand to a worker and back."""
+"""For a batch with less work than this, sending it to a worker and back costs about as much."""
 _STRAGGLES = 5
-"""A sample that takes so many times as long as 19 of 20 others."""
+"""A sample is a straggler if it takes this many times as long as 19 of 20 others."""
 
 
 class Names(NamedTuple):
-    """What the user calls the parts of the graph."""
+    """The user's names for the parts of the graph."""
 
     load: str
     transform: str
     collate: str
     source: str
     instead: str = "__getitem__ or transform"
-    """Where work that the source does could go."""
+    """Where the source's work could move."""
 
     @classmethod
     def of(cls, root: Any) -> Names:
@@ -49,7 +49,7 @@ class Names(NamedTuple):
 
 
 def report(statistics: LoaderStatistics, names: Names) -> str:
-    """The verdict in the first line; then the figures that it is made of."""
+    """The verdict on the first line, followed by the figures behind it."""
     waits, steps = statistics.waits, statistics.steps
     lines = [
         _verdict(statistics, names),
@@ -79,13 +79,13 @@ def _size(nbytes: int) -> str:
 
 def _verdict(s: LoaderStatistics, names: Names) -> str:
     if not s.steps.count:
-        return "data: nothing to say before the loop has taken a few batches."
+        return "data: there is nothing to report before the loop has read a few batches."
     mapper = next((node for node in reversed(s.nodes) if node.workers is not None), None)
     workers = None if mapper is None else mapper.workers
     share = f"the training step waited {s.stall_share:.0%} of the time"
     if s.stall_share < _STALLED:
         spare = workers is not None and workers.method != "inline" and workers.choice is None and workers.busy_share < _BUSY / 2
-        advice = f" The workers are {workers.busy_share:.0%} busy: fewer would do." if spare and workers is not None else ""
+        advice = f" The workers are {workers.busy_share:.0%} busy: fewer are enough." if spare and workers is not None else ""
         return f"training step: the loop waited {s.stall_share:.0%} of the time for data, and a step takes {_time(s.steps.p50_s)}: make the step faster.{advice}"
     if mapper is None or workers is None:
         return f"data: {share}, reading {names.source}: put the work into a ParallelMapper."
@@ -93,14 +93,14 @@ def _verdict(s: LoaderStatistics, names: Names) -> str:
     device_s = 0.0 if device is None else device.work_s
     source_s = mapper.source_wait_s / max(1, s.batches)
     if workers.method != "inline" and source_s + _typical_s(s) < _TINY_S and device_s < workers.wait_s:
-        return f"data: {share}; a batch is only {_time(_typical_s(s))} of work, and handing it to a worker and back costs as much: num_workers=0, or larger batches."
+        return f"data: {share}; a batch is only {_time(_typical_s(s))} of work, and sending it to a worker and back costs as much: use num_workers=0, or larger batches."
     most = max(mapper.source_wait_s, workers.wait_s, device_s)
     if most == mapper.source_wait_s:
         return _slow_source(s, share, mapper, names)
     if device is not None and most == device_s:
         return (
-            f"data: {share}; {_time(s.to_device.mean_s)} a batch are in {device.name}, copying to the device: copy less (smaller types, such as uint8 instead of float32, "
-            f"converted on the device), or smaller batches."
+            f"data: {share}; {_time(s.to_device.mean_s)} per batch are spent in {device.name}, copying to the device: copy less (smaller types, such as uint8 instead of "
+            f"float32, converted on the device), or use smaller batches."
         )
     return f"data: {share}; " + _slow_work(s, mapper, workers, names)
 
@@ -111,8 +111,8 @@ def _slow_source(s: LoaderStatistics, share: str, mapper: NodeStatistics, names:
     what = names.source if slowest is None or slowest is upstream[0] else slowest.name
     each = _time(mapper.source_wait_s / max(1, s.batches))
     return (
-        f"data: {share}; {each} a batch are spent reading {what}, one item after the other, which no number of workers speeds up: make it cheaper, "
-        f"or move work from there into {names.instead}, which workers do."
+        f"data: {share}; {each} per batch are spent reading {what} one item at a time, which workers cannot speed up: make it cheaper, "
+        f"or move its work into {names.instead}, which runs in the workers."
     )
 
 
@@ -121,30 +121,30 @@ def _slow_work(s: LoaderStatistics, mapper: NodeStatistics, workers: WorkerStati
     inline = workers.method == "inline"
     if s.copies is not None and s.copies.wait_s > (s.waits.total_s + s.epoch_start_waits.total_s) / 2:
         return (
-            f"the network is the bottleneck: those who read have waited {_time(s.copies.wait_s)} for copies, of which {_size(s.copies.fetched_bytes)} were fetched: "
-            f"a larger ahead=, more room (max_cache_size=), or a store that is nearer."
+            f"the network is the bottleneck: readers have waited {_time(s.copies.wait_s)} for copies, and {_size(s.copies.fetched_bytes)} were fetched: "
+            f"use a larger ahead=, more room (max_cache_size=), or a closer store."
         )
     slow = s.load if s.load.max_s >= s.transform.max_s else s.transform
     if slow.max_s > _STRAGGLES * slow.p95_s and slow.max_s > _TINY_S and _late_share(s) > 0.5:
         name = names.load if slow is s.load else names.transform
         return (
-            f"most of that for a few slow samples: index {cut(repr(slow.slowest), 80)} took {_time(slow.max_s)} in {name}, and 19 of 20 take less than {_time(slow.p95_s)}: look at "
+            f"most of that for a few slow samples: index {cut(repr(slow.slowest), 80)} took {_time(slow.max_s)} in {name}, but 19 of 20 take less than {_time(slow.p95_s)}: check "
             f"that sample, or load further ahead (prefetch_factor)."
         )
     if inline and _typical_s(s) < _TINY_S:
         many = f", or {names.load[:-2]}s__" if names.load.endswith(".__getitem__") else ""
         return f"a batch is only {_time(_typical_s(s))} of work, which workers would not speed up: larger batches{many}."
     if not inline and s.transfer.total_s > workers.wait_s / 2:
-        return f"{_time(s.transfer.mean_s)} a batch are spent rebuilding it from the worker process: return tensors or arrays, or use method='thread'."
+        return f"{_time(s.transfer.mean_s)} per batch are spent rebuilding it from the worker process: return tensors or arrays, or use method='thread'."
     if not inline and workers.busy_share < _BUSY:
         return (
-            f"but the workers are only {workers.busy_share:.0%} busy: too little is loaded ahead for steps or samples that vary so much: a larger prefetch_factor "
+            f"but the workers are only {workers.busy_share:.0%} busy: too little is loaded ahead for steps or samples that vary this much. Use a larger prefetch_factor "
             f"(now {mapper.depth} batches ahead)."
         )
     some = {0: "workers are", 1: "one worker is"}.get(workers.workers, f"{workers.workers} workers are")
     who = "there are no workers" if inline else f"the {some} {workers.busy_share:.0%} busy"
     if workers.method != "process" and not inline and (s.lock_wait_share or 0) > _CONTENDED:
-        return f"{who}, but they wait for each other: Python's lock was taken {s.lock_wait_share:.0%} of the times that {names.load} wanted it: method='process'."
+        return f"{who}, but they wait for each other: Python's lock was taken {s.lock_wait_share:.0%} of the times that {names.load} wanted it: use method='process'."
     return f"{who}: " + _stage(s, per_batch, names, inline, workers.choice)
 
 
@@ -168,7 +168,7 @@ def _stage(s: LoaderStatistics, per_batch: float, names: Names, inline: bool, ch
 
 
 def _typical_s(s: LoaderStatistics) -> float:
-    """The work in a batch without the hiccups of a busy machine."""
+    """The typical work in a batch, without the hiccups of a busy machine."""
     return (s.load.p50_s + s.transform.p50_s) * s.samples / max(1, s.batches) + s.collate.p50_s
 
 

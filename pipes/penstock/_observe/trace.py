@@ -1,4 +1,4 @@
-"""trace: what loaders do, moment by moment, as a file for ui.perfetto.dev or chrome://tracing.
+"""trace: a timeline of what loaders do, as a file for ui.perfetto.dev or chrome://tracing.
 
 The file is a JSON object of the Trace Event Format (Google; https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU). Of it we use:
 
@@ -9,8 +9,8 @@ The file is a JSON object of the Trace Event Format (Google; https://docs.google
 - ``"ph": "M"``, metadata: ``name`` is ``process_name``, ``thread_name`` or ``thread_sort_index``, and ``args`` has ``name`` or ``sort_index``
 - ``args``, any JSON object, is shown when an event is chosen
 
-The moments are those that `statistics` is made of: while somebody traces, whoever looks at the clock also says what it saw (``traced``). The clock is
-``time.perf_counter_ns``, which all processes of a machine share on Linux and macOS. A worker process writes its events into a file of its own.
+The timestamps are those behind `statistics`: during a trace, the code that reads the clock also reports the event (``traced``). The clock is
+``time.perf_counter_ns``, which all processes of a machine share on Linux and macOS. Each worker process writes its events to its own file.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ _under_way: list[str] = []
 
 @contextlib.contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Write what all loaders of this process do inside the ``with`` to a file for ui.perfetto.dev or chrome://tracing.
+    """Record what all loaders of this process do inside the ``with`` block, in a file for ui.perfetto.dev or chrome://tracing.
 
-    There is a track for each loop over a loader, with its waits, its training steps and the ends of epochs; one for each node that workers or a thread read; and
-    one for each worker, with the indices of the samples of each batch. Worker processes are shown if they start inside the ``with``.
+    There is a track for each loop over a loader, with its waits, training steps and epoch ends; one for each node that is read by workers or a
+    thread; and one for each worker, with the sample indices of each batch. Worker processes are shown if they start inside the block.
 
-    A trace grows by a few hundred bytes a batch and node, in memory until the end; so trace some hundred batches, not a training.
+    A trace grows by a few hundred bytes per batch and node, in memory until the end, so trace a few hundred batches rather than a whole run.
 
     Args:
-        path: The file, written at the end, also after an error.
+        path: The file, written at the end, even after an error.
 
     Raises:
-        RuntimeError: Another trace is under way in this process.
-        OSError: The file cannot be written; before anything is traced if its folder says so. An error inside the ``with`` takes precedence.
+        RuntimeError: Another trace is running in this process.
+        OSError: The file cannot be written. Raised before tracing if possible. An error inside the block takes precedence.
     """
     if _under_way:
-        raise RuntimeError(f"a trace to {_under_way[0]} is under way. End it first.")
-    open(path, "w").close()  # whoever cannot write there hears of it before the training
+        raise RuntimeError(f"a trace to {_under_way[0]} is running already. End it first.")
+    open(path, "w").close()  # so that an unwritable path fails before the training
     folder = tempfile.mkdtemp(prefix="penstock-trace-")  # its end tells the worker processes that the trace has ended
     events: list[Any] = []
     _under_way.append(os.fspath(path))
@@ -83,7 +83,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         except OSError as exc:
             if failure is None:
                 raise
-            failure.add_note(f"The trace could not be written: {exc}")
+            failure.add_note(f"the trace could not be written: {exc}")
         del failure
 
 
@@ -92,10 +92,10 @@ trace.__module__ = "penstock.statistics"
 
 @final
 class _Recorder(Listener):
-    """Makes events of what happens in this process.
+    """Turns what happens in this process into trace events.
 
     Args:
-        write: Takes each of them.
+        write: Receives each event.
         folder: Where worker processes write theirs.
         start: When the trace began.
         name: Of the process.
@@ -116,12 +116,12 @@ class _Recorder(Listener):
         self._span(thread.ident, track, _name_of(task), begin, end, _args_of(task))
 
     def read(self, node: Any, begin: int, end: int) -> None:
-        """The node was read once, by workers or a thread."""
+        """Workers or a thread read the node once."""
         name = type(node).__name__
         self._span(self._nodes.setdefault(node, object()), f"reads of {name}", name, begin, end)
 
     def delivered(self, loader: Any, asked: int, moment: int) -> None:
-        """A batch came; what passed between the one before and the asking was the training step."""
+        """A batch came. The time from the previous batch to the request was the training step."""
         self._waited(loader, asked, moment, {"epoch": loader.epoch, "batch": loader.position})[1] = moment
 
     def ended(self, loader: Any, asked: int, why: str) -> None:
@@ -132,7 +132,7 @@ class _Recorder(Listener):
         self._event("i", self._tracks[loop[0]], why, s="p", ts=(moment - self._start) / 1e3)
 
     def in_worker(self, init: Callable[[int], None] | None) -> _InWorker:
-        """What a worker process does first."""
+        """The first function that a worker process calls."""
         return _InWorker(init, self._folder, self._start)
 
     def _waited(self, loader: Any, asked: int, moment: int, args: dict[str, Any]) -> list[Any]:
@@ -159,7 +159,7 @@ class _Recorder(Listener):
 
 @final
 class _InWorker:
-    """Has a worker process write its events into a file, for as long as the trace goes on; then runs the user's ``worker_init_fn``."""
+    """Makes a worker process write its events to a file while the trace runs, and calls the user's ``worker_init_fn``."""
 
     def __init__(self, init: Callable[[int], None] | None, folder: str, start: int) -> None:
         self._init, self._folder, self._start = init, folder, start

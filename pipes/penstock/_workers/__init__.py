@@ -1,1 +1,1 @@
-"""Who does tasks: threads and processes. Knows no data."""
+"""Threads and processes that run tasks; independent of the data."""

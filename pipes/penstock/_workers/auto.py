@@ -4,9 +4,9 @@
 
     growing ──► (bisecting │ trimming) ──► settled ──► growing, if the measurements have changed for long enough
 
-The number grows while the loop waits, and only as long as that makes it faster. Growth that helped less than half as much as it could is cut back to the
-least that is as fast; what did not help at all is given back. If the loop does not wait, all but one of the idle workers go. Then the number stays,
-until the loop or the data behave differently for several measurements in a row, and for twice as many each time.
+The number grows while the loop waits, as long as growing makes it faster. Growth that helps less than half as much as it could is cut back to
+the smallest number that is as fast; growth that does not help is undone. If the loop does not wait, all idle workers but one are removed. Then
+the number stays, until the loop or the data behave differently for several measurements in a row, twice as many each time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Final, final
 TARGET: Final = 0.05
 """The share of its time that a loop may wait."""
 _AS_FAST: Final = 0.95
-"""A rate of so much of another one is as good."""
+"""A rate of at least this fraction of another counts as equal."""
 _GAIN: Final = 0.1
-"""What a large step has to gain. A small one must gain half of what it could."""
+"""The gain required of a large step. A small step must gain half of what it could."""
 _CHANGED: Final = 1.5
 _PATIENCE: Final = 3
 
@@ -28,14 +28,14 @@ _PATIENCE: Final = 3
 @final
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a number of workers did for a while.
+    """The performance of a number of workers over some time.
 
     Attributes:
-        workers: How many there were.
-        rate: Batches that they delivered in a second.
+        workers: The number of workers.
+        rate: Batches delivered per second.
         stall: The share of its time that the loop waited for them, from 0 to 1.
-        busy: How many of them were at work, on average.
-        most: How many there may be.
+        busy: Workers that were busy, on average.
+        most: Upper limit for the number of workers.
         bound: What sets ``most``, in words.
     """
 
@@ -48,7 +48,7 @@ class Measurement:
 
     @property
     def need(self) -> int:
-        """As many as are busy, and one to spare."""
+        """The number of busy workers, plus one spare."""
         return max(1, math.ceil(self.busy - 0.05)) + 1
 
 
@@ -57,10 +57,10 @@ class Controller:
     """Decides on the number of workers, measurement by measurement.
 
     Attributes:
-        number: How many there should be now.
+        number: How many workers there should be now.
         why: The reason.
         changes: How often the number has changed.
-        most: How many there may be, as far as is known; 0 before the first measurement.
+        most: Upper limit, as far as known; 0 before the first measurement.
     """
 
     def __init__(self) -> None:
@@ -70,13 +70,13 @@ class Controller:
         self.most = 0
         self._phase = "growing"
         self._seen: dict[int, Measurement] = {}  # since the growing began
-        self._before = 0  # the number from which it has grown; 0: it has not
-        self._doubted = False  # it looks as if the last change was no good: measure again before it is taken back
+        self._before = 0  # the number before the last growth; 0 if there was none
+        self._doubted = False  # the last change seems to have been bad: measure again before undoing it
         self._low = self._high = 0  # too few, and enough
         self._best = 0.0  # the rate to keep up with
         self._settled_at: Measurement | None = None
-        self._bounded = False  # there would be more if there were room
-        self._odd = 0  # measurements in a row that differ from that
+        self._bounded = False  # only a limit prevents more workers
+        self._odd = 0  # measurements in a row that differ from `_settled_at`
         self._patience = _PATIENCE
 
     @property
@@ -96,7 +96,7 @@ class Controller:
         )
 
     def refused(self, number: int) -> None:
-        """The system has room for so many workers only."""
+        """The system has room for only ``number`` workers."""
         self.number = number
         self._settle(None, "the system has no room for more", bounded=True)
 
@@ -167,8 +167,8 @@ class Controller:
             return self.number
         slower = found.stall > 2 * TARGET >= base.stall
         other = base.stall > TARGET and not base.rate / _CHANGED <= found.rate <= base.rate * _CHANGED
-        # Fewer only if the loop is another one than when the number was settled. Otherwise idle workers were taken
-        # away, missed and brought back again and again, while nothing had changed.
+        # Shrink only if the loop has changed since the number was settled. Otherwise idle workers were removed, missed
+        # and brought back again and again, although nothing had changed.
         fewer = found.stall <= TARGET and found.need < self.number and (base.stall > TARGET or found.need < base.need)
         room = found.stall > 2 * TARGET and found.most > self.number and self._bounded
         self._odd = self._odd + 1 if slower or other or fewer or room else 0

@@ -1,7 +1,7 @@
-"""A bell with which one thread wakes another. No ring is lost, even if a signal handler raises in the middle.
+"""A bell by which one thread wakes another. No ring is lost, even if a signal handler raises in the middle.
 
-``threading.Condition`` is written in Python. If a handler raises an exception inside one, its lock stays held, or is released twice, or a
-notification gets lost, and some thread waits forever. A plain lock is acquired and released by single C calls, and so is a ``with`` on it.
+``threading.Condition`` is written in Python. If a handler raises inside it, its lock stays held, or is released twice, or a notification is
+lost, and some thread waits forever. A plain lock is acquired and released by single C calls, and so is a ``with`` on it.
 """
 
 from __future__ import annotations

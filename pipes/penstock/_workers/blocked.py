@@ -1,7 +1,8 @@
-"""Knows when all threads between a training loop and its workers wait, so that only the workers run.
+"""Detects when all threads between a training loop and its workers are waiting, so that only the workers run.
 
-Each of these threads has a `Place`: the one that reads the mapper, and, if that is a reader thread, the loop's own and those of other reader threads. They enter and leave
-without a lock: each entry and each leave begins another turn, before the thread goes on. So if all are in their places, and later the turn is still the same, none has left.
+Each of these threads has a `Place`: the one that reads the mapper and, if that is a reader thread, the loop's own and those of other reader
+threads. They enter and leave without a lock: each entry and each exit begins a new turn before the thread continues. So if all are in their
+places, and the turn is the same later, none has left in between.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ T = TypeVar("T")
 
 @final
 class Blocked:
-    """The places of these threads. While the training loop is in its own, something is watched.
+    """The places of these threads. While the training loop waits in its place, a value is watched.
 
     Args:
-        look: Returns what is watched.
+        look: Returns the watched value.
 
     Attributes:
-        changed: What was seen when the loop began to wait, and when it stopped, if they differed; the last such pair.
-        off: Nothing is watched any more.
-        direct: The loop itself waits for the workers: there is no reader thread in between.
+        changed: The values when the loop began and stopped waiting, if they differed; the last such pair.
+        off: The watch has ended.
+        direct: The loop itself waits for the workers, without a reader thread in between.
     """
 
     def __init__(self, look: Callable[[], Any]) -> None:
@@ -36,13 +37,13 @@ class Blocked:
         self.direct = True
         self.look = look
         self.waits: list[bool] = []
-        self.who: list[int] = []  # the thread that was in a place last
+        self.who: list[int] = []  # the thread that was last in each place
         self.turns = count(1)
         self.turn = 0
         self.loop = 0  # its place
 
     def place(self) -> Place:
-        """A place for one more thread: first the one that reads the mapper, then the loop's own, if it is another, then those between them."""
+        """A place for one more thread: first the one that reads the mapper, then the loop's, if different, then those in between."""
         number = len(self.waits)
         self.loop, self.direct = min(1, number), not number
         self.who.append(0)
@@ -50,14 +51,14 @@ class Blocked:
         return Place(self, number)
 
     def stamp(self) -> int | None:
-        """A number if all wait: if it is the same later, they have waited without a break. None if one does not."""
-        # Before the places: if a thread leaves and comes back in between, this number is an old one, which no later
-        # stamp has.
+        """A number if all wait, None otherwise. If the number is the same later, all have waited without a break."""
+        # Read before the places: if a thread leaves and comes back in between, this number is outdated, and no later
+        # stamp equals it.
         turn = self.turn
         return turn if all(self.waits) else None
 
     def alone(self, workers: Collection[int]) -> bool:
-        """Whether the program has no other threads than these and ``workers``; those of penstock that only read do not count."""
+        """Whether the program has no threads except these and ``workers``, not counting penstock's reader threads."""
         known = {*workers, *self.who, get_ident()}
         return all(
             thread.ident in known or (thread.name.startswith("penstock-") and not thread.name.startswith("penstock-map"))
@@ -74,7 +75,7 @@ class Place:
         self._number = number
 
     def waiting(self, wait: Callable[..., T], *arguments: Any) -> T:
-        """Return ``wait(*arguments)``, in which the thread waits, or does work of the workers. Written out, because every wait of a loop passes here."""
+        """Return ``wait(*arguments)``, in which the thread waits, or does the workers' work. Inlined for speed, because every wait passes here."""
         blocked, number = self._blocked, self._number
         if blocked.off:
             return wait(*arguments)
@@ -87,8 +88,8 @@ class Place:
                 before = blocked.look()
             return wait(*arguments)
         finally:
-            # While this thread still counts as waiting: what it draws itself, from the next line of the loop on, is no
-            # worker's.
+            # Look while this thread still counts as waiting, because its own draws, from the next line of the loop on,
+            # are not a worker's.
             if before is not None and (after := blocked.look()) != before and not blocked.off:
                 blocked.changed = before, after
             blocked.turn = next(blocked.turns)

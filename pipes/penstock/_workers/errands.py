@@ -1,4 +1,4 @@
-"""What can be done beforehand, in threads of its own that live only as long as there is something to do."""
+"""Runs work ahead of time, in threads that live only as long as there is work."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _JOIN_S = 2.0
 
 @final
 class Errands:
-    """Does errands, the most urgent first. Any number of threads may call it. A fork has none.
+    """Runs errands, the most urgent first. Any number of threads may call it. A fork has none.
 
     Args:
-        do: Does the errand of a number; gets a function that says whether it is no longer wanted. Its errors are dropped: whoever needs the result will see for himself.
+        do: Runs the errand with a number; also gets a function that says whether the errand is no longer wanted. Its errors are dropped,
+            because whatever needs the result later will raise them again.
         name: Of the threads.
-        most: How many are done at the same time.
+        most: How many errands run at the same time.
     """
 
     def __init__(self, do: Callable[[int, Callable[[], bool]], None], name: str, most: int) -> None:
@@ -37,15 +38,15 @@ class Errands:
         self._lock = threading.Lock()
         self._starting = threading.RLock()
         self._wanted: dict[int, float] = {}
-        self._threads: list[threading.Thread] = []  # those that run, and those that are to be started
+        self._threads: list[threading.Thread] = []  # running, or about to be started
         self._stopped = threading.Event()
 
     def want(self, errands: Mapping[int, float], done: int) -> None:
-        """Have more done.
+        """Add errands.
 
         Args:
-            errands: Their numbers, and how urgent each is: the least first.
-            done: One that need not be done any more.
+            errands: Their numbers, each with its priority; the lowest runs first.
+            done: An errand that is no longer needed.
         """
         if self._pid != os.getpid():
             self._start()
@@ -61,7 +62,7 @@ class Errands:
         start(threads, self._starting)
 
     def close(self) -> None:
-        """Do nothing more, and wait for a moment for what is being done. Idempotent; `want` begins again."""
+        """Drop all errands, and wait briefly for those in progress. Idempotent; `want` restarts."""
         if self._pid != os.getpid():
             return
         with self._lock:

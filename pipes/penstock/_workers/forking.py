@@ -1,15 +1,15 @@
 """Fork children, and make sure that they come up.
 
-A forked child inherits every lock that another thread held at that instant, and nobody will release it there. Python itself had such a
+A forked child inherits every lock that another thread held at that instant, and no thread will release it there. Python itself had such a
 lock: before 3.11.10 a child hung inside ``os.fork`` if a native thread (autograd, gloo) was just beginning to use Python
 (https://github.com/python/cpython/issues/112275; one child in 150 under Lightning's DDP). torch's and NumPy's global generators have
-such locks too. A child replaces NumPy's. torch's nobody can replace, so `fork` waits for a moment in which it is free. The child acquires it
-before it reports that it is up; a child that hangs instead is killed and forked again before it gets any work.
+such locks too. A child replaces NumPy's. torch's cannot be replaced, so `fork` waits until it is free. The child acquires it before it
+reports that it is up; a child that hangs instead is killed and forked again before it gets any work.
 
-How do we tell a hung child from a slow one? If a process has a single thread, and that thread sleeps on a futex private to the process,
-no other thread exists that could wake it. Linux shows this in ``/proc/PID/syscall``, and no load on the machine looks the same. A child
-that sleeps for another reason gets some time, because we cannot know the reason. A child that runs, or waits for a CPU or for a page,
-gets all the time it needs.
+A hung child is told from a slow one as follows. If a process has a single thread, and that thread sleeps on a futex private to the process,
+no other thread exists that could wake it. Linux shows this in ``/proc/PID/syscall``, and load on the machine never looks the same. A child
+that sleeps for another reason gets some time, because the reason is unknown. A child that runs, or waits for a CPU or for a page, gets all
+the time it needs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 ATTEMPTS = 20
-_LOOK_MS, _LONGER = 100, 1.15  # between two looks at a child; longer with each attempt, because a lock may be held for a while
-_PATIENCE = 10  # after so many looks at a child that sleeps and makes no progress, we assume that it hangs, without proof
+_LOOK_MS, _LONGER = 100, 1.15  # between two checks of a child; longer with each attempt, because a lock may be held for a while
+_PATIENCE = 10  # after this many checks of a child that sleeps without progress, we assume, without proof, that it hangs
 
 _FUTEX = {"x86_64": "202", "aarch64": "98", "riscv64": "98"}.get(platform.machine(), "")  # the number of the system call
 _PRIVATE, _COMMAND = 128, 127  # bits of the futex operation
@@ -46,18 +46,18 @@ def come_up() -> None:
     torch.default_generator.get_state()
 
 
-_TAKEN = 50  # long enough that every thread which waits for the generator's lock has woken up, and had it before us
+_TAKEN = 50  # enough for every thread that waits for the generator's lock to wake up and take it before us
 
 
 def fork(pids: list[int]) -> int:
-    """`os.fork` in a moment in which, as a rule, no other thread holds torch's generator lock. Returns the pid, or 0.
+    """`os.fork` at a moment when, as a rule, no other thread holds torch's generator lock. Returns the pid, or 0.
 
-    A thread that draws without a pause holds that lock nearly always, but it needs Python's own lock to begin the next draw, and this thread has that.
-    So once we have taken the generator's lock often enough, each of those draws has ended and none has begun. What draws in native code may still hold
-    it; then the child hangs.
+    A thread that draws without a pause holds that lock nearly always, but it needs Python's lock to begin the next draw, and this thread holds
+    that. So once we have taken the generator's lock often enough, each of those draws has ended and none has begun. Native code that draws
+    may still hold it; then the child hangs.
 
     Args:
-        pids: The pid is appended to it, in the same call in C that forks, so that no interrupt can come in between and lose it.
+        pids: The pid is appended in the same C call that forks, so that no interrupt can come in between and lose it.
     """
     for _ in range(_TAKEN):
         torch.default_generator.get_state()
@@ -87,7 +87,7 @@ def until_up(fork: Callable[[], tuple[int, int]], kill: Callable[[], None]) -> N
 
 
 def _comes_up(pid: int, said: int, look_ms: float) -> bool:
-    """Wait until the child reports, and return whether it is up. False: it hangs. A child that is dead, or invisible (not Linux), counts as up."""
+    """Wait until the child reports, and return whether it is up; False if it hangs. A dead child, or an invisible one (not Linux), counts as up."""
     poller = select.poll()
     poller.register(said, select.POLLIN)
     seen: list[str] = []
@@ -104,7 +104,7 @@ def _comes_up(pid: int, said: int, look_ms: float) -> bool:
 
 
 def _threads(pid: int) -> list[str]:
-    """Linux's ``stat`` line of each thread of a process, with its state, the CPU time it has used and the pages it has touched."""
+    """Linux's ``stat`` line of each thread of a process: its state, CPU time and page faults."""
     found = []
     try:
         for thread in os.scandir(f"/proc/{pid}/task"):
@@ -116,7 +116,7 @@ def _threads(pid: int) -> list[str]:
 
 
 def _never_woken(pid: int) -> bool:
-    """Whether the only thread of a process waits, without a timeout, for another thread to wake it. False if we cannot see that."""
+    """Whether the only thread of a process waits, without a timeout, for another thread to wake it. False if that is not visible."""
     try:
         number, *arguments = Path(f"/proc/{pid}/syscall").read_text().split()
     except OSError:

@@ -1,4 +1,4 @@
-"""A pool without workers: the thread that waits for a job does it."""
+"""A pool without workers: the thread that waits for a job runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @final
 class InlinePool:
-    """`Pool` that does ``work(task, allocate)`` in the caller's thread."""
+    """`Pool` that runs ``work(task, allocate)`` in the caller's thread."""
 
     def __init__(self, work: Callable[[Any, Allocate], Any], allocate: Allocate, meter: Meter) -> None:
         self._work = work
@@ -32,7 +32,7 @@ class InlinePool:
         return Job(task)
 
     def wait(self, jobs: Sequence[Job], timeout: float | None) -> None:
-        """Do the first of ``jobs``. Ctrl-C and ``sys.exit`` in a signal handler are not its error: they propagate, and the job stays to be done."""
+        """Run the first of ``jobs``. Ctrl-C and ``sys.exit`` in a signal handler are not its error: they propagate, and the job stays undone."""
         job, meter = jobs[0], self._meter
         since = meter.begin()
         try:
@@ -50,7 +50,7 @@ class InlinePool:
         """Nothing is in flight."""
 
     def interrupt(self) -> None:
-        """No thread waits here for another one."""
+        """Nothing to interrupt: no thread waits for another."""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Nothing to shut down."""

@@ -31,7 +31,7 @@ class OneThread:
     def __enter__(self) -> None:
         if self._inside.setdefault(None, threading.get_ident()) != threading.get_ident():
             raise RuntimeError(
-                "two threads read from this loader at once, so each would get batches that the other misses. Let one thread read and pass the batches "
+                "two threads read from this loader at once, so each would get batches that the other misses. Read in one thread and pass the batches "
                 "on (queue.Queue), or hold your own lock around next()."
             )
 
@@ -43,25 +43,25 @@ PATIENCE_S = 2.0
 """Seconds that a shutdown may take, unless `closing_within` sets another bound."""
 
 told_to_end: ContextVar[Callable[[], bool]] = ContextVar("penstock_told_to_end", default=lambda: False)
-"""In a worker thread: whether its pool has told it to end. What waits for long in it should ask now and then."""
+"""In a worker thread: whether its pool has told it to end. Code that may wait long should check it regularly."""
 
 _LOOK_S = 0.1
 
 
 @final
 class Closing:
-    """Ends the pauses of those who read: while it is set, and in the thread of a pool that is told to end. A `threading.Event` otherwise."""
+    """Interrupts readers waiting to retry: an event that is also set in the threads of a pool that is told to end."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self.set, self.clear = self._event.set, self._event.clear
 
     def is_set(self) -> bool:
-        """Whether nobody wants what this thread reads."""
+        """Whether the thread's result is no longer wanted."""
         return self._event.is_set() or told_to_end.get()()
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for that; whether it is so."""
+        """Wait up to ``timeout`` seconds. Return `is_set`."""
         deadline = time.monotonic() + timeout
         while not self.is_set() and (left := deadline - time.monotonic()) > 0:
             self._event.wait(min(left, _LOOK_S))
@@ -74,8 +74,8 @@ _deadline: ContextVar[float | None] = ContextVar("penstock_deadline", default=No
 def closing_within(timeout: float, act: Callable[[], None]) -> None:
     """Give all calls of `Pool.shutdown` in ``act`` one shared deadline, ``timeout`` seconds from now.
 
-    A call with its own ``timeout`` keeps that. The deadline is a context variable because ``shutdown`` of a node takes no arguments. C code leaves the
-    context, so that no interrupt keeps the deadline for later calls.
+    A call with its own ``timeout`` keeps that. The deadline is a context variable because ``shutdown`` of a node takes no arguments. C code
+    leaves the context, so an interrupt cannot keep the deadline for later calls.
     """
     context = copy_context()
     context.run(_deadline.set, time.monotonic() + timeout)
@@ -94,20 +94,20 @@ _logger = logging.getLogger("penstock")
 
 
 def undisturbed(act: Callable[[], None], lock: Any) -> None:
-    """Have a helper thread call ``act``, and return once it has. Signal handlers never run there, so ``act`` is always done as a whole.
+    """Call ``act`` in a helper thread, and wait for it. Signal handlers never run there, so ``act`` always completes.
 
-    A handler may raise here, in the wait, and then `undisturbed` be called again: one ``act`` begins when the one before it has ended.
+    If a handler raises here, in the wait, and `undisturbed` is called again, the next ``act`` begins when the previous one has ended.
 
     Args:
-        act: What must not be left half done.
-        lock: The helper thread holds it meanwhile.
+        act: Must not be left half done.
+        lock: Held by the helper thread meanwhile.
 
     Raises:
-        RuntimeError: The system cannot start another thread. Otherwise what ``act`` raises.
+        RuntimeError: The system cannot start another thread. Otherwise any error of ``act``.
     """
     done = Bell()
     errors: list[BaseException] = []
-    # A single call in C; `Thread.start` would wait in Python code, see `start`.
+    # A single C call. `Thread.start` would wait in Python code; see `start`.
     _thread.start_new_thread(_act, (act, lock, errors, done))
     done.wait()
     if errors:
@@ -150,16 +150,16 @@ def start(threads: Iterable[threading.Thread], lock: Any) -> None:
 
 
 _WAKING_S = 0.1
-"""Seconds that idle threads get to end, all together, however little time is left."""
+"""Seconds that idle threads always get to end, all together."""
 
 
 def join(threads: Iterable[threading.Thread], timeout: float) -> None:
-    """Wait up to ``timeout`` seconds for threads that were told to end. The log names each that is still at work; it is abandoned as a daemon."""
-    # One deadline for all of them: with a tenth of a second for each, many threads took long to close.
+    """Wait up to ``timeout`` seconds for threads that were told to end. One that is still busy is logged, and abandoned as a daemon."""
+    # One deadline for all: with a tenth of a second for each, closing many threads took long.
     deadline = time.monotonic() + max(timeout, _WAKING_S)
     for thread in threads:
         if not thread.is_alive() or thread is threading.current_thread():
             continue
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
-            _logger.warning("thread %s is still at work and cannot be stopped; it is abandoned, and its result dropped.", thread.name)
+            _logger.warning("thread %s is still busy and cannot be stopped; it is abandoned, and its result is dropped.", thread.name)

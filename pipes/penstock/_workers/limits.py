@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, by affinity and by the limits of its control groups (versions 1 and 2)."""
+"""The cores and memory that this process may use, from its affinity and the limits of its control groups (versions 1 and 2)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 _ROOT: Final = Path("/")
 _NONE: Final = 2**62
-"""A limit of so many bytes is none: version 1 writes it that way."""
+"""A limit of this many bytes or more means none, which is how version 1 writes it."""
 
 
 def cores(root: Path = _ROOT) -> float:
-    """Cores that this process may keep busy, at least 1. Of several processes that ``torchrun`` has started here, each gets its share.
+    """Cores that this process may keep busy, at least 1. Processes started here by ``torchrun`` get equal shares.
 
     Args:
         root: Where ``/proc`` and ``/sys`` are.
@@ -31,7 +31,7 @@ def cores(root: Path = _ROOT) -> float:
 
 
 def free_memory(root: Path = _ROOT) -> int | None:
-    """Bytes that this process may still take; None if nobody says. What the kernel would drop, such as cached files, counts as free."""
+    """Bytes that this process may still take; None if unknown. Memory that the kernel would drop, such as cached files, counts as free."""
     found = [1024 * kib for kib in _entries(root / "proc/meminfo", "MemAvailable:")]
     for group in _groups("memory", root):
         most = [*_numbers(group / "memory.max"), *_numbers(group / "memory.limit_in_bytes")]
@@ -43,13 +43,13 @@ def free_memory(root: Path = _ROOT) -> int | None:
 
 
 def own_memory(pid: int, root: Path = _ROOT) -> int | None:
-    """Bytes that only process ``pid`` uses; None if nobody says."""
+    """Bytes that only process ``pid`` uses; None if unknown."""
     private = sum(_entries(root / f"proc/{pid}/smaps_rollup", "Private_Clean:", "Private_Dirty:"))
     return 1024 * private or None
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """The control groups whose limits hold here: that of this process, and all above it."""
+    """The control groups whose limits apply here: this process's group and its ancestors."""
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, names, path = line.split(":", 2)
@@ -63,7 +63,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
 
 
 def _numbers(file: Path) -> list[int]:
-    """The numbers at the start of a file; none if there is no such file, or if it says ``max``."""
+    """The numbers at the start of a file; empty if there is no such file, or if it says ``max``."""
     try:
         return [int(word) for word in file.read_text().split()]
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """How long work takes, counted where it is done.
 
-A `Meter` belongs to one worker, which alone writes it; anybody may read it at any time. It keeps counts in words of 64 bits, so that it can lie in
-the memory that a worker process shares with the consumer, and so that measuring keeps neither samples nor batches, and needs no memory.
+A `Meter` belongs to one worker, its only writer; any thread may read it at any time. It keeps counts in 64-bit words, so that it fits in the
+memory that a worker process shares with the consumer, and so that measuring keeps no samples or batches alive and allocates no memory.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ now = perf_counter_ns
 
 
 class Listener:
-    """Is told of what happens, and when it began and ended, while it is in `traced`. From any thread."""
+    """Receives events with their begin and end while it is in `traced`, from any thread."""
 
     def task(self, task: Any, begin: int, end: int) -> None:
-        """A worker, or the thread that is its own worker, has done ``task``."""
+        """A worker, or a thread without workers, has run ``task``."""
 
     def read(self, node: Any, begin: int, end: int) -> None:
-        """Workers or a reader thread have got an item of ``node``."""
+        """Workers or a reader thread have received an item of ``node``."""
 
     def delivered(self, loader: Any, begin: int, end: int) -> None:
         """A loop has waited for a batch."""
 
     def ended(self, loader: Any, begin: int, why: str) -> None:
-        """A loop has waited since ``begin``, and got no batch."""
+        """A loop has waited since ``begin`` and received no batch."""
 
     def in_worker(self, init: Callable[[int], None] | None) -> Callable[[int], None] | None:
-        """What a worker process is to call with its number at its start; without listeners it is ``init``."""
+        """The function that a worker process calls with its number at its start; without listeners it is ``init``."""
         return init
 
 
 traced: list[Listener] = []
-"""Who listens: nobody, or one."""
+"""The listeners: none, or one."""
 
 _COST_NS = 100_000
-"""Measuring a sample costs less than a hundredth of this. So many nanoseconds of samples go unmeasured for each one that is."""
+"""Measuring a sample costs less than a hundredth of this. After each measured sample, samples go unmeasured for this long."""
 _MOST_PLAIN = 255
-"""Batches in a row that go unmeasured, at most."""
+"""The most batches in a row that go unmeasured."""
 _LOOK_NS = 50_000_000
-"""The least time between two looks at the processor time and at Python's lock: they cost up to 150 µs."""
+"""The least time between two checks of the processor time and of Python's lock, which cost up to 150 µs."""
 _NAP_S = 5e-5
-"""For so long a thread gives up Python's lock, so that another one that waits for it wakes up and takes it."""
+"""How long a thread gives up Python's lock, so that another thread that waits for it wakes up and takes it."""
 _CONTENDED_NS = 800_000
-"""The lock was taken if it then took so long to get it back."""
+"""The lock was contended if getting it back took this long."""
 
 
 @final
@@ -83,7 +83,7 @@ class Histogram:
         words[(octave << 2) + (ns >> octave - 3) - 18 if octave > 3 else 2] += n
 
     def copy(self) -> Histogram:
-        """Another one with the same counts."""
+        """A copy of the counts."""
         return Histogram(list(self.words))
 
     def add_many(self, ns: np.ndarray) -> None:
@@ -100,7 +100,7 @@ class Histogram:
             words[place] += int(counts[place])
 
     def durations(self, slowest: Any = None) -> Durations:
-        """What was counted so far."""
+        """The counts so far, as `Durations`."""
         from penstock._statistics import Durations
 
         words = list(self.words)
@@ -109,19 +109,19 @@ class Histogram:
 
 @final
 class Meter:
-    """What one worker has spent its time on.
+    """How one worker has spent its time.
 
     Args:
-        words: `WORDS` integers that are 0. None: memory of its own.
-        tries_lock: Now and then, see whether other threads want Python's lock as well.
+        words: `WORDS` integers that are 0. None: private memory.
+        tries_lock: Check now and then whether other threads wait for Python's lock.
 
     Attributes:
         load: `Histogram` of samples.
         transform: `Histogram` of samples.
         collate: `Histogram` of batches.
         pack: `Histogram` of batches.
-        plain: Batches to leave unmeasured; the first one is, because files are opened and modules imported in it.
-            Whoever has a batch counts it down.
+        plain: Batches to leave unmeasured, counted down by the code that makes a batch. The first batch is unmeasured, because it opens
+            files and imports modules.
     """
 
     BUSY, SINCE, FIRST, LAST, CPU, WALL, LOOKS, WAITS, SLOWEST_NS, NAME = range(10)
@@ -140,9 +140,9 @@ class Meter:
         self._current_row: Sequence[int] = (0,)  # has the row being loaded
         self._slowest_ns = 0
         self._slowest_row: int | None = None  # the row of the batch that took longer than any sample before it
-        self._seen = 0  # of the time of loading, when this batch began
-        self._looked = 0  # when
-        self._cpu = self._wall = 0  # at the last look; 0 for the wall: no look in this batch
+        self._seen = 0  # the time of loading when this batch began
+        self._looked = 0  # the time of the last check
+        self._cpu = self._wall = 0  # at the last check; a wall of 0 means no check in this batch
 
     def __reduce__(self) -> Any:
         return Meter, ()  # each worker counts for itself
@@ -190,7 +190,7 @@ class Meter:
                 self.words[self.WAITS] += self._wall - wall - (self._cpu - cpu) > _CONTENDED_NS
 
     def measured(self, rows: int, name_of: Callable[[int], int | str | None]) -> None:
-        """The batch, of ``rows`` samples, was made. If one of them was the slowest so far, its row is asked for a name."""
+        """A batch of ``rows`` samples was made. If one of them was the slowest so far, ``name_of`` its row is recorded."""
         words = self.words
         if self._wall:
             words[self.WALL] += now() - self._wall
@@ -232,18 +232,18 @@ measuring: ContextVar[Meter | None] = ContextVar("penstock_meter", default=None)
 
 
 def _active_ns() -> int:
-    """How long this thread has computed, or waited for a free core."""
+    """Nanoseconds that this thread has computed, or waited for a free core."""
     try:
         _, ready, _ = np.fromfile("/proc/thread-self/schedstat", np.int64, sep=" ")  # one call, so no interrupt leaves the file open
     except (OSError, ValueError):  # not Linux, or no file descriptor left
         return thread_time_ns()
-    except SystemError as exc:  # what NumPy makes of an interrupt that comes while it opens the file
+    except SystemError as exc:  # NumPy's translation of an interrupt while it opens the file
         raise (exc.__cause__ or exc) from None
     return thread_time_ns() + int(ready)
 
 
 class Totals:
-    """What several meters have counted, together.
+    """The sums over several meters.
 
     Attributes:
         busy_ns: Time spent on tasks.
@@ -266,7 +266,7 @@ class Totals:
 
     @property
     def stages(self) -> dict[str, Durations]:
-        """What was measured of ``load``, ``transform``, ``collate`` and ``pack``."""
+        """The measurements of ``load``, ``transform``, ``collate`` and ``pack``."""
         size, longest = Histogram.WORDS, dict.fromkeys(Meter.STAGES, 0)
         found = {}
         for place, name in enumerate(Meter.STAGES):

@@ -1,4 +1,4 @@
-"""How a node sees its workers, whether they are threads or processes.
+"""The interface between a node and its workers, whether threads or processes.
 
 One consumer thread owns a pool: it submits, waits and collects. Workers never touch the graph. Other threads may call only
 `Pool.interrupt`.
@@ -29,9 +29,9 @@ class Work(Protocol):
     """The function that workers apply to tasks. Each worker gets it once, by fork or pickled."""
 
     def __call__(self, task: Any, current_row: MutableSequence[int], allocate: Allocate) -> Any:
-        """Do ``task``. If it has rows, write the row being loaded (its place in the task) to ``current_row[0]``.
+        """Run ``task``. If it has rows, write the row being loaded (its index in the task) to ``current_row[0]``.
 
-        A result in memory from ``allocate`` need not be copied on its way to the consumer.
+        A result in memory from ``allocate`` is not copied on its way to the consumer.
         """
         ...
 
@@ -41,7 +41,7 @@ class Work(Protocol):
 
 
 def named(work: Work, task: Any, row: int) -> str:
-    """What ``work`` calls a row of a task. A name that cannot be made must not hide what happened."""
+    """The name that ``work`` gives a row of a task. If naming fails, that must not hide the original error."""
     try:
         return work.name(task, row)
     except Exception:
@@ -75,7 +75,7 @@ class Job:
         if isinstance(self.error, Exception) and not isinstance(self.error, StopIteration | StopAsyncIteration):
             raise self.error
         where = ", ".join(getattr(self.error, "__notes__", ()))
-        raise SampleError(f"{type(self.error).__name__} came out of user code {where}".rstrip()) from self.error
+        raise SampleError(f"{type(self.error).__name__} was raised by user code {where}".rstrip()) from self.error
 
     def forget(self) -> None:
         """Drop the error after `result` has raised it. Its traceback refers to every frame on its way, and those refer to this job."""
@@ -83,7 +83,7 @@ class Job:
 
 
 class SplitJob:
-    """A batch that several workers load together. To its user it looks like a `Job`."""
+    """A batch that several workers load together. It has the interface of a `Job`."""
 
     worker = IDLE
 
@@ -94,7 +94,7 @@ class SplitJob:
 
     @property
     def done(self) -> bool:
-        """Whether all of it is: an error leaves nothing behind in the workers' queues. But a part that took too long is not waited for a second time."""
+        """Whether all parts are done, so that an error leaves nothing in the workers' queues. After a part has timed out, the others are not awaited."""
         return all(job.done for job in self._jobs) or any(isinstance(job.error, TimeoutError) for job in self._jobs)
 
     @property
@@ -115,8 +115,8 @@ class SplitJob:
 class Pool(Protocol):
     """Workers that live as long as the pool. Threads and processes share this protocol.
 
-    A pool may have more, and whoever uses that asks whether it is there: ``unpacked``, how long it took to rebuild results here; ``pids``, the processes
-    of its workers. A pool whose workers share this process has ``threads``, their identifiers.
+    A pool may have more, and callers check for it: ``unpacked``, how long it took to rebuild results here; ``pids``, the processes of its
+    workers. A pool whose workers share this process has ``threads``, their identifiers.
     """
 
     def start(self) -> None:
@@ -126,8 +126,8 @@ class Pool(Protocol):
         """Queue a task. Never waits for a worker.
 
         Args:
-            task: Any worker can do it.
-            to: The number of the worker that does it best. The task waits for that worker, or, if it dies, for its replacement. None: anybody.
+            task: Any worker can run it.
+            to: The number of the preferred worker. The task waits for that worker or, if it dies, for its replacement. None: any worker.
         """
         ...
 
@@ -142,29 +142,29 @@ class Pool(Protocol):
         """
 
     def discard(self) -> None:
-        """Forget every job in flight, after a jump. The workers stay, and finish or skip the tasks they have."""
+        """Drop every job in flight, after a jump. The workers stay, and finish or skip the tasks they have."""
 
     def interrupt(self) -> None:
-        """Make `wait` raise `ClosedError` in the thread that is in it. Thread-safe."""
+        """Make `wait` raise `ClosedError` in the thread that waits. Thread-safe."""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the workers within ``timeout`` seconds (see `closing_within`) and release all that they held. Idempotent."""
 
     @property
     def size(self) -> int:
-        """Workers, without those that are to leave."""
+        """The number of workers, without those that are leaving."""
         ...
 
     @property
     def all_ready(self) -> bool:
-        """Whether each has started. A worker process may take seconds."""
+        """Whether every worker has started, which may take a process seconds."""
         ...
 
     def resize(self, num_workers: int) -> int:
-        """Have ``num_workers`` workers from now on; returns how many that are: fewer if the system has no room for more.
+        """Change the number of workers to ``num_workers``. Returns the actual number, which is lower if the system has no room for more.
 
-        Only the consumer's thread may call it. It waits for nobody: new workers take tasks as soon as they have started, and workers that are to leave
-        first finish what they have begun. No task is lost. An interrupt leaves it half done, and the next call does the rest.
+        Only the consumer's thread may call it. It does not wait: new workers take tasks as soon as they have started, and leaving workers first
+        finish what they have begun. No task is lost. After an interrupt, the next call does the rest.
         """
         ...
 
@@ -173,5 +173,5 @@ class Pool(Protocol):
         ...
 
     def counted(self) -> list[list[int]]:
-        """What the meter of each worker has counted, also of those that have ended; see `Totals`."""
+        """The counts of each worker's meter, including workers that have ended; see `Totals`."""
         ...

@@ -46,12 +46,12 @@ def check_processes(multiprocessing_context: str | BaseContext | None) -> None:
 
 @final
 class ProcessPool:
-    """`Pool` of ``num_workers`` processes that do ``work``.
+    """`Pool` of ``num_workers`` processes that run ``work``.
 
     Args:
-        work: Each worker gets it once, by fork or pickled.
+        work: Each worker receives it once, by fork or pickled.
         num_workers: At least 1.
-        most: How far `resize` may go, and how many the workers are told that there are; None: ``num_workers``.
+        most: Upper limit for `resize`, and the number of workers that each worker sees; None: ``num_workers``.
         queue_size: Tasks that a worker may hold, including the one in progress. Values above 64 act as 64.
         refill_at: A worker gets new tasks once it holds this many or fewer, and then several at once, because waking it is most of the cost
             of a small task. Default: as soon as it has room.
@@ -103,7 +103,7 @@ class ProcessPool:
             self._scheduler.start()
 
     def submit(self, task: Any, to: int | None = None) -> Job:
-        """Queue a task, for worker ``to`` or for anybody. Never waits for a worker. Errors from pickling ``task`` propagate."""
+        """Queue a task, for worker ``to`` or for any worker. Never waits for a worker. Errors from pickling ``task`` propagate."""
         self._scheduler.check_usable()
         with self._scheduler.lock:
             return self._scheduler.submit(task, to)
@@ -140,7 +140,7 @@ class ProcessPool:
             return self._scheduler.resize(num_workers)
 
     def discard(self) -> None:
-        """Forget any interrupt, and every job that is not done. A thread that still waits for such a job gets an error."""
+        """Clear any interrupt, and drop every job that is not done. A thread that still waits for such a job gets an error."""
         self._scheduler.check_usable()
         with self._scheduler.lock:
             self._scheduler.discard()

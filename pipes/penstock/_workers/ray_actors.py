@@ -1,7 +1,8 @@
-"""The actors of a `RayPool`: starts and ends them, asks them, and collects what they answer.
+"""The actors of a `RayPool`: starts and ends them, sends requests, and collects answers.
 
-What an actor was asked is written down with Ray's future of the answer, and crossed out once the answer was dealt with. An exception may come at any line (Ctrl-C),
-and lose what was just taken from `Actors.came`, or a worker that was just being started. All of that can be found again: see `Actors.restore`.
+Each request to an actor is recorded with Ray's future of its answer, and removed once the answer was handled. An exception may come at any
+line (Ctrl-C), and lose an answer just taken from `Actors.came`, or a worker that was being started. All of that can be recovered: see
+`Actors.restore`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PLACED_WITHIN_S: Final = 60.0
 
 
 def connected() -> Any:
-    """Ray, connected: to the cluster that the program uses already, or as ``ray.init()`` finds or starts one.
+    """Ray, connected to the program's current cluster, or to the one that ``ray.init()`` finds or starts.
 
     Raises:
         ImportError: It is not installed.
@@ -48,7 +49,7 @@ def connected() -> Any:
 
 @final
 class Request:
-    """What an actor was asked: where it is, to get ready, or to do ``tasks``."""
+    """A request to an actor: to say where it is, to get ready, or to run ``tasks``."""
 
     __slots__ = ("actor", "future", "kind", "ref", "tasks")
 
@@ -58,11 +59,11 @@ class Request:
 
     @property
     def failed(self) -> bool:
-        """Whether nobody will answer it."""
+        """Whether it will never be answered."""
         return self.future.done() and self.future.exception() is not None
 
     def forget(self) -> None:
-        """Let go of the answer: the future has us among its callbacks, and what is in such a circle stays in the object store until it is collected."""
+        """Drop the answer. The future's callbacks refer to this request, and an object in such a cycle stays in the store until it is collected."""
         self.future = self.ref = None
 
 
@@ -71,16 +72,16 @@ class Actor:
     """The consumer's side of one actor.
 
     Attributes:
-        worker: Its number. A replacement has that of the one before it.
-        life: A number that no other actor of the pool has.
-        handle: Ray's; Ray ends an actor of which nobody has one.
-        requests: What it was asked and has not answered, in this order, which is that in which it does it.
-        where: It in words, once it has a place.
-        ready: It has all that it needs, and waits for tasks.
+        worker: Its number, which a replacement inherits.
+        life: A number unique among the actors of the pool.
+        handle: Ray's handle; Ray ends an actor without one.
+        requests: Its unanswered requests, in the order in which it handles them.
+        where: A description of it, once it has a place.
+        ready: It is set up, and waits for tasks.
         stuck: Why we ended it.
-        death: What Ray says of its end.
-        asked: When a place was asked for, or found.
-        counted: What its meter had counted when it last said so.
+        death: Ray's error for its end.
+        asked: When a place was requested, or found.
+        counted: The counts of its meter, as last reported.
     """
 
     __slots__ = ("asked", "counted", "death", "handle", "life", "ready", "requests", "stuck", "where", "worker")
@@ -109,19 +110,19 @@ class Actor:
         return self.ready and not self.stuck and self.death is None
 
     def cross_out(self, request: Request) -> None:
-        """Its answer was dealt with."""
+        """Its answer was handled."""
         self.requests.remove(request)
         request.forget()
 
     @property
     def gave_all(self) -> bool:
-        """Whether it is dead, and all the answers that it had given have been dealt with."""
+        """Whether it is dead, and all its answers have been handled."""
         return self.death is not None and all(request.failed for request in self.requests)
 
 
 @final
 class Came:
-    """Answers that nobody has looked at, those of one actor in any order. Ray's threads add to it; it knows nothing of the pool, so an abandoned one is collected."""
+    """Unhandled answers; those of one actor are in any order. Ray's threads add to it. It does not refer to the pool, so an abandoned pool is collected."""
 
     def __init__(self) -> None:
         self.requests: deque[Request] = deque()
@@ -133,23 +134,23 @@ class Came:
         self.bell.ring()
 
     def close(self) -> None:
-        """Drop what has come and what will: it would stay in the object store."""
+        """Drop present and future answers, which would stay in the object store."""
         self.requests = deque(maxlen=0)
 
 
 @final
 class Actors:
-    """All of them.
+    """All actors of a pool.
 
     Args:
-        setup: What every worker is given.
-        options: Ray's, for each.
+        setup: Sent to every worker.
+        options: Ray's options for each worker.
 
     Attributes:
         ray: The module, connected; None before `start`.
-        came: What they have answered.
-        by_worker: The live ones; only changed in place, because a finalizer has it.
-        ended: What the meters of workers that have ended had counted.
+        came: Their answers.
+        by_worker: The live actors; only changed in place, because a finalizer refers to it.
+        ended: The counts of workers that have ended.
         placed_within_s: How long Ray may take to start one.
     """
 
@@ -172,7 +173,7 @@ class Actors:
         return iter(list(self.by_worker.values()))
 
     def connect(self) -> None:
-        """Connect to Ray, and send what every worker is given.
+        """Connect to Ray, and send the setup for every worker.
 
         Raises:
             ImportError: Ray is not installed.
@@ -180,7 +181,7 @@ class Actors:
         """
         ray = connected()
         self._connection = self._connected_to(ray)
-        self.ray = ray  # last: with a connection that is not known yet, `lost` would say that it is another one
+        self.ray = ray  # last: before `_connection` is set, `lost` would take the connection for another one
         try:
             setup = self.ray.cloudpickle.dumps(self._setup)
         except Exception as error:
@@ -199,13 +200,13 @@ class Actors:
 
     @property
     def lost(self) -> bool:
-        """Whether the program has ended its connection since. Then whatever is asked of Ray would start a cluster, and what was asked is never answered."""
+        """Whether the program has closed its connection since. A request to Ray would then start a cluster, and earlier requests are never answered."""
         return self.ray is not None and (not self.ray.is_initialized() or self._connection != self._connected_to(self.ray))
 
     def start(self, workers: int) -> None:
-        """See that there are workers of all numbers below ``workers``. Waits for none."""
+        """Make sure that there are workers of all numbers below ``workers``, without waiting for them."""
         for worker in range(workers):
-            if worker not in self.by_worker:  # if its handle is lost before it stands there, Ray ends it
+            if worker not in self.by_worker:  # if an interrupt loses its handle, Ray ends it
                 life = next(self._lives)
                 self.by_worker[worker] = Actor(worker, life, self._class.options(**self._options).remote(worker, life))
             actor = self.by_worker[worker]
@@ -216,7 +217,7 @@ class Actors:
                 self._ask(actor, "ready", actor.handle.prepare.remote(self._sent), [])
 
     def do(self, actor: Actor, tasks: list[PendingTask]) -> None:
-        """Have ``actor`` do ``tasks``. What has ended an actor before is to note what it is at."""
+        """Make ``actor`` run ``tasks``. For a task that has killed an actor before, the actor records its progress."""
         watched = bool(tasks[0].fatal_rows)
         if watched and self._notes is None:
             affinity = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
@@ -233,24 +234,24 @@ class Actors:
         request.future.add_done_callback(partial(self.came.add, request))
 
     def restore(self, workers: int) -> None:
-        """After an exception came out of the middle of anything: what was answered comes once more, and the workers that are missing are started."""
+        """After an exception in the middle of anything, deliver all answers once more, and start the missing workers."""
         self.start(workers)
         for actor in self:
             for request in actor.requests:
                 request.future.add_done_callback(partial(self.came.add, request))
 
     def at(self, actor: Actor) -> tuple[int, int] | None:
-        """The number of the task, and its row, that an actor was at when it had to note that; None if that cannot be known."""
+        """The number of the task, and its row, that an actor last recorded; None if unknown."""
         if self._notes is None:
             return None
         try:
             found: tuple[int, int] = self.ray.get(self._notes.at.remote(actor.life), timeout=NOTED_WITHIN_S)
-        except Exception:  # they have died, too
+        except Exception:  # the notes have died, too
             return None
         return found
 
     def check_places(self, *, may_raise: bool) -> float | None:
-        """See that Ray starts the actors. Returns how long to wait before the next look; None: forever.
+        """Check that Ray starts the actors. Returns how long to wait before the next check; None: forever.
 
         Raises:
             TimeoutError: It takes too long, and no actor works.
@@ -269,14 +270,14 @@ class Actors:
             return None
         said = (
             f"In the last {self.placed_within_s:g} s Ray has started none of {len(without)} of {len(actors)} workers. Each needs "
-            f"{_in_words(self._needed)}. Free now: {_in_words(self.ray.available_resources())}. (If that is enough, their processes do not start: see Ray's logs.)"
+            f"{_in_words(self._needed)}. Free now: {_in_words(self.ray.available_resources())}. (If that is enough, their processes fail to start: see Ray's logs.)"
         )
         if none_works:
             for actor in without:
                 actor.asked = time.monotonic()  # another call waits as long again
-            raise TimeoutError(f"{said} Start more nodes, or ask for less: num_workers, ray_options.")
+            raise TimeoutError(f"{said} Start more nodes, or request less: num_workers, ray_options.")
         self._warned = True
-        _logger.warning("%s The others go on.", said)
+        _logger.warning("%s The others continue.", said)
         return None
 
     def room(self) -> tuple[int, str]:
@@ -287,13 +288,13 @@ class Actors:
 
     @property
     def _needed(self) -> dict[str, float]:
-        """What an actor needs, by Ray's names of resources."""
+        """The resources that an actor needs, by Ray's names."""
         own = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
         needed = {own[key]: self._options.get(key) for key in own} | dict(self._options.get("resources") or {})
         return {name: amount for name, amount in needed.items() if amount}
 
     def remove(self, actor: Actor) -> None:
-        """End one, and forget it."""
+        """End an actor, and forget it."""
         self._note_counted(actor)
         del self.by_worker[actor.worker]
         kill(actor)
@@ -301,7 +302,7 @@ class Actors:
             request.forget()
 
     def end(self) -> None:
-        """End all, and drop all that is in the object store."""
+        """End all actors, and drop our objects in the object store."""
         for actor in self:
             self.remove(actor)
         if self._notes is not None and not self.lost:
@@ -318,7 +319,7 @@ class Actors:
 
 
 def kill(actor: Actor) -> None:
-    """End an actor by force. Ray ends those of a program that has left its cluster, and would start another one to be asked."""
+    """End an actor by force. Without a connection, Ray has already ended it, and a call would start another cluster."""
     import ray
 
     if ray.is_initialized():

@@ -1,17 +1,18 @@
 """Workers on other machines: actors of Ray, behind the same `Pool` as threads and processes.
 
-A task is a pure function of its address, so it may be done anywhere, and again after a death. Ray places the actors, carries tasks and results, and
-reports deaths; what is whose turn, what is done again, and when to give up is ours (Ray's own restarts and retries stay off).
+A task is a pure function of its address, so it may be done anywhere, and again after a death. Ray places the actors, carries tasks and
+results, and reports deaths. This pool decides which actor does which task, what is done again, and when to give up; Ray's own restarts and
+retries stay off.
 
 ::
 
     submit ──► TaskTable ──a call of several tasks──► RayWorker, in an actor ──one object──► value, in memory of the consumer's `Allocate`
 
-This file knows which task is where; who is alive, `Actors`; what an actor does, `RayWorker`.
+This file tracks where each task is, `Actors` which actors are alive, and `RayWorker` is the code inside an actor.
 
-Who touches what. The consumer thread: everything. Ray's own threads: `Came`, when an answer has come to this machine. Any thread: `interrupt` and
-`statistics`. An exception may come at any line of the consumer's (Ctrl-C). The loader then resets its graph, and `discard` forgets all tasks, and finds
-again what was lost of the actors (`Actors.restore`).
+Who touches what. The consumer thread: everything. Ray's own threads: `Came`, when an answer has reached this machine. Any thread: `interrupt`
+and `statistics`. An exception may come at any line of the consumer (Ctrl-C). The loader then resets its graph; `discard` drops all tasks, and
+restores the state of the actors (`Actors.restore`).
 """
 
 from __future__ import annotations
@@ -50,19 +51,19 @@ _logger = logging.getLogger("penstock")
 
 _NO_ROW: Final = IDLE - 1
 _LOOK_S: Final = 5.0
-"""After ``ray.shutdown`` by another thread nothing is answered any more."""
+"""How long to wait before checking again, because after ``ray.shutdown`` by another thread no answer comes."""
 _SHORT_NS: Final = 2_000_000
-"""Tasks go several to a call, for so much work: a call costs the consumer about half a millisecond."""
+"""Work per call: short tasks share a call, because a call costs the consumer about half a millisecond."""
 
 
 @final
 class RayPool:
-    """`Pool` of ``num_workers`` actors that do ``work``.
+    """`Pool` of ``num_workers`` actors that run ``work``.
 
     Args:
-        work: Each actor gets it once, pickled by Ray's cloudpickle, which takes classes of ``__main__`` and lambdas along.
+        work: Each actor receives it once, pickled by Ray's cloudpickle, which includes classes of ``__main__`` and lambdas.
         num_workers: At least 1.
-        most: How far `resize` may go, and how many the workers are told that there are; None: ``num_workers``.
+        most: Upper limit for `resize`, and the number of workers that each worker sees; None: ``num_workers``.
         queue_size: Tasks that an actor may hold, including the one in progress.
         max_restarts: Actors that may be replaced over the life of the pool, in total.
         ray_options: For ``ray.remote(…).options(…)``: what an actor needs (default: ``{"num_cpus": 1}``), ``runtime_env``, ``scheduling_strategy``, …
@@ -97,7 +98,7 @@ class RayPool:
         self._started = self._interrupted = self._closed = False
 
     def start(self) -> None:
-        """Start the workers. Waits for none. Idempotent.
+        """Start the workers, without waiting for them. Idempotent.
 
         Raises:
             ImportError: Ray is not installed.
@@ -113,14 +114,14 @@ class RayPool:
         self._actors.start(self.size)
 
     def submit(self, task: Any, to: int | None = None) -> Job:
-        """Queue a task, for worker ``to`` or for anybody. Never waits for a worker. Errors from pickling ``task`` propagate."""
+        """Queue a task, for worker ``to`` or for any worker. Never waits for a worker. Errors from pickling ``task`` propagate."""
         self._check_usable()
         job, body = Job(task), pickle.dumps(task, 5)
         if b"__main__" in body:
             body = self._actors.ray.cloudpickle.dumps(task)  # the program's own classes, which an actor cannot import
         self._tasks.add(job, body, to)
         self._take_events()
-        self._actors.check_places(may_raise=False)  # a loop that never waits is told, too, how many work for it
+        self._actors.check_places(may_raise=False)  # so that a loop that never waits is also warned about missing workers
         return job
 
     def wait(self, jobs: Iterable[Job], timeout: float | None) -> None:
@@ -142,7 +143,7 @@ class RayPool:
             patience = self._actors.check_places(may_raise=True)
             if deadline is not None:
                 if not any(actor.where for actor in self._actors):
-                    deadline = time.monotonic() + (timeout or 0.0)  # to be given a place has a deadline of its own
+                    deadline = time.monotonic() + (timeout or 0.0)  # placement has its own deadline
                 left = deadline - time.monotonic()
                 if left <= 0:
                     self._on_timeout(jobs, timeout)
@@ -151,12 +152,12 @@ class RayPool:
             self._actors.came.bell.wait(_LOOK_S if patience is None else min(patience, _LOOK_S))
 
     def discard(self) -> None:
-        """Forget any interrupt, and every job that is not done."""
+        """Clear any interrupt, and drop every job that is not done."""
         self._check_usable()
         self._interrupted = False
         self._tasks.discard(partial(ClosedError, "this was discarded after a jump."))
         if self._started:
-            # What they were given they do to the end: after `ray.cancel` of a call that waits, Ray 2.60 has the actor wait 30 s for it, and gives it up.
+            # Actors finish the tasks they have: after `ray.cancel` of a queued call, Ray 2.60 makes the actor wait 30 s for it, and then drops it.
             self._actors.restore(self.size)
 
     def interrupt(self) -> None:
@@ -165,7 +166,7 @@ class RayPool:
         self._actors.came.bell.ring()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the actors. Idempotent. Waits for none of them: Ray does that."""
+        """End the actors, without waiting for them; Ray does that. Idempotent."""
         self.interrupt()
         if self._closed or os.getpid() != self._owner:
             return
@@ -215,19 +216,19 @@ class RayPool:
 
     def _check_usable(self) -> None:
         if os.getpid() != self._owner:
-            raise ClosedError(f"these workers belong to process {self._owner}, of which this one is a fork. Build a new loader here.")
+            raise ClosedError(f"these workers belong to process {self._owner}, and this process is a fork of it. Build a new loader here.")
         if self._closed:
             raise ClosedError("these Ray workers have ended; build a new loader.")
         if self._actors.lost:
-            raise ClosedError("Ray was shut down, or connected anew, after this loader had started its workers. Build a new loader.")
+            raise ClosedError("Ray was shut down or reconnected after this loader had started its workers. Build a new loader.")
 
     # To the actors, and back.
 
     def _dispatch(self) -> None:
-        """Hand tasks to their owners, and the others to the least loaded actors, as long as both are there.
+        """Give tasks to their owners, and other tasks to the least loaded actors, while there are both.
 
-        Short tasks go several to a call, and while an actor has a call, another one is not made before it is full: a call costs the consumer about half
-        a millisecond, whatever is in it.
+        Short tasks share a call, and while an actor has a call, the next one is not made before it is full, because a call costs the consumer
+        about half a millisecond regardless of its content.
         """
         tasks = self._tasks
         several = min(max(1, _SHORT_NS // max(1, self._task_ns)), max(1, self._queue_size // 2))
@@ -243,7 +244,7 @@ class RayPool:
                 return
 
     def _taken(self, owner: int | None, most: int) -> list[PendingTask]:
-        """The tasks of the next call. What has ended an actor goes alone."""
+        """The tasks of the next call. A task that has killed an actor goes alone."""
         found: list[PendingTask] = []
         while len(found) < most and (task := self._tasks.take(owner)) is not None:
             if task.fatal_rows and found:
@@ -255,13 +256,13 @@ class RayPool:
         return found
 
     def _take_events(self) -> None:
-        """Deal with all that has come, and hand out what can be handed out now."""
+        """Handle all answers that have come, and dispatch the tasks that can be dispatched now."""
         came = self._actors.came.requests
         while came:
             request = came.popleft()
             actor, future = request.actor, request.future
             if request not in actor.requests or self._actors.by_worker.get(actor.worker) is not actor:
-                continue  # it came twice, or from one that is gone
+                continue  # it came twice, or from an actor that is gone
             error = future.exception()
             lost = isinstance(error, self._actors.ray.exceptions.RayActorError)
             if lost:
@@ -302,7 +303,7 @@ class RayPool:
                 self._tasks.finish(task, error=error)
 
     def _value(self, answer: Answer) -> Any:
-        """The value in memory of ours: what comes from the object store is read-only, and stays there for as long as anybody looks at it."""
+        """The value in our own memory, because objects in the object store are read-only, and stay there as long as they are viewed."""
         began = now()
         _, kind, body, found = answer
         if kind != BYTES and found:
@@ -321,7 +322,7 @@ class RayPool:
     # Deaths.
 
     def _failed(self, request: Request, error: BaseException) -> None:
-        """It has brought no answer, and its actor may be well."""
+        """``request`` brought no answer, although its actor may be fine."""
         errors = self._actors.ray.exceptions
         if isinstance(error, errors.ObjectLostError) and request.tasks:  # with the node that had it
             self._tasks.requeue(request.tasks)
@@ -331,7 +332,7 @@ class RayPool:
     def _replace(self, actor: Actor) -> None:
         needed, how, calls = actor.worker < self.size, _cause(actor.death), actor.calls
         self._actors.remove(actor)
-        # Of the first call the answer may have been lost with it, so it may have been at the second.
+        # The answer to the first call may have been lost with the actor, so it may have been working on the second.
         suspects = [task for call in calls[:2] for task in call.tasks if not task.job.done]
         number, row, may_accuse = NO_TASK, IDLE, False
         if any(task.fatal_rows for task in suspects) and (noted := self._actors.at(actor)) is not None:
@@ -345,7 +346,7 @@ class RayPool:
         what = f"{where} {actor.stuck}" if actor.stuck else f"{where} died{doing}: {how}"
         why = ""
         if needed and not actor.where and "import" in how:
-            why = "It would do so again: install what it lacks there, or send it by ray.init(runtime_env=…)."
+            why = "A replacement would fail, too: install the missing module there, or send it with ray.init(runtime_env=…)."
         elif needed and self._restarts >= self._max_restarts:
             why = f"Workers were replaced {self._restarts} times, and max_restarts={self._max_restarts} allows no more."
         if why:
@@ -354,7 +355,7 @@ class RayPool:
         if needed:
             self._restarts += 1
             _logger.warning(
-                "%s It is replaced, and what it had not finished is done again (%d of %d).", what, self._restarts, self._max_restarts
+                "%s It is replaced, and its unfinished work is done again (%d of %d).", what, self._restarts, self._max_restarts
             )
         unreachable = isinstance(actor.death, self._actors.ray.exceptions.ActorUnavailableError) or how.startswith("its node")
         if not actor.stuck and not unreachable:  # otherwise it was not this task
@@ -366,7 +367,7 @@ class RayPool:
         self._actors.start(self.size)
 
     def _on_timeout(self, jobs: list[Job], timeout: float | None) -> None:
-        """End the actor that one of ``jobs`` has been waiting for. The job fails if the actor was certainly at it; several of a call go alone from now on."""
+        """End the actor that one of ``jobs`` has been waiting for. The job fails if the actor had certainly begun it. Otherwise its tasks go alone from now on."""
         held = [(actor, call, task) for actor in self._actors for call in actor.calls for task in call.tasks if task.job in jobs]
         if not held:
             starting = [actor for actor in self._actors if not actor.ready]
@@ -378,7 +379,7 @@ class RayPool:
         behind = "" if begun else ", where it may not have begun" if first else ", where it has not begun"
         late = TimeoutError(f"waited {timeout} s for {self._named(task.job)}, in {actor.where}{behind}. That worker is ended and replaced.")
         for one in call.tasks if first else ():
-            one.fatal_rows.add(_NO_ROW)  # it has killed nobody, and is watched from now on
+            one.fatal_rows.add(_NO_ROW)  # it has killed no actor, but is watched from now on
         actor.stuck = f"did not answer in time (timeout={timeout}) and was ended."
         kill(actor)  # its death brings back what else it held
         if not begun:
@@ -394,7 +395,7 @@ def _held(actor: Actor) -> int:
 
 
 def _cause(error: BaseException | None) -> str:
-    """What Ray says of a death, in one line."""
+    """Ray's reason for a death, in one line."""
     said = " ".join(str(error).split())
     found = re.search(r"The actor (?:is dead|died) because (.*?)(?: Some common causes|$)", said)
     return found[1] if found else said

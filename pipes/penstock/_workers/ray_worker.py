@@ -1,4 +1,4 @@
-"""What runs in an actor of Ray: a worker, and the notes of what workers are at. The other side is `ray_pool`."""
+"""The code inside Ray actors: a worker, and a record of the workers' progress. The other side is `ray_pool`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock._workers.processes.protocol import Setup
 
 COUNTED_EVERY_NS: Final = 250_000_000
-"""An actor says so often what its meter has counted; that takes 8 KB."""
+"""How often an actor reports the counts of its meter, which take 8 KB."""
 NOTED_WITHIN_S: Final = 5.0
 NO_TASK: Final = -1
 
@@ -33,7 +33,7 @@ Answer = tuple[int, int, bytes, list[np.ndarray]]
 
 @final
 class RayWorker:
-    """What an actor is: does the tasks of one call after the other."""
+    """The class of an actor: runs the tasks of one call after another."""
 
     def __init__(self, worker: int, life: int) -> None:
         import ray
@@ -46,12 +46,12 @@ class RayWorker:
         self._allocate = Recycler(2).allocate
 
     def where(self) -> str:
-        """This worker in words. The first answer says that Ray has found a place."""
+        """A description of this worker. The first answer shows that Ray has found a place."""
         return self._where
 
     @in_neutral_modes
     def prepare(self, setup: bytes) -> Answer | None:
-        """Take what every worker is given; the error if that fails."""
+        """Unpack the setup. Returns the error if that fails."""
         try:
             loaded: Setup = pickle.loads(setup)
             self._work = loaded.work
@@ -67,7 +67,7 @@ class RayWorker:
 
         Args:
             tasks: Pickled.
-            notes: An actor that is told of each row before it is loaded, and by which number the task goes, so that what ends this process is known.
+            notes: An actor that records each row before it is loaded, with the number of the task, so that it is known which row kills this process.
         """
         measuring.set(self._meter)  # Ray may call from another context than before
         began = self._meter.begin()
@@ -109,7 +109,7 @@ class RayWorker:
 
 
 def _pickled_by_value(value: Any) -> tuple[int, bytes, list[np.ndarray]]:
-    """The pieces of a value with classes of the program's ``__main__``, which this process knows by their contents only."""
+    """The pieces of a value with classes of the program's ``__main__``, which this process cannot import."""
     import ray
 
     buffers: list[pickle.PickleBuffer] = []
@@ -118,7 +118,7 @@ def _pickled_by_value(value: Any) -> tuple[int, bytes, list[np.ndarray]]:
 
 
 class _Noted(list[int]):
-    """A ``current_row`` that another actor knows, so that it outlives this process."""
+    """A ``current_row`` that is also recorded in another actor, so that it outlives this process."""
 
     def __init__(self, life: int, notes: Any, number: int) -> None:
         super().__init__([IDLE])
@@ -130,19 +130,19 @@ class _Noted(list[int]):
         self._note(self._number, row)
 
     def done(self) -> None:
-        """The task was done, and is not what ends this process later."""
+        """The task was done, so it is not to blame for a later death."""
         self._note(NO_TASK, IDLE)
 
     def _note(self, number: int, row: int) -> None:
         import ray
 
-        with contextlib.suppress(ray.exceptions.RayError):  # it has died with its node, or does not answer: then nobody will know the row
+        with contextlib.suppress(ray.exceptions.RayError):  # it has died with its node, or does not answer: then the row stays unknown
             ray.get(self._notes.note.remote(self._life, number, row), timeout=NOTED_WITHIN_S)
 
 
 @final
 class RayNotes:
-    """An actor that knows which task, and which row of it, each actor is at that was asked to say so; by the number of its life."""
+    """An actor that records, by life number, the task and row that each watched actor is working on."""
 
     def __init__(self) -> None:
         self._at: dict[int, tuple[int, int]] = {}

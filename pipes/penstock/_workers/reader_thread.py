@@ -5,11 +5,11 @@ Who touches what: the reader thread alone reads the source. The consumer thread 
 Invariant: items ready plus the item being read are at most ``depth + 1``, so memory is bounded.
 
 An item may hold the reader: an error, ``StopIteration``, or the end of an epoch if nothing may run ahead. The reader then waits until the
-consumer has taken that item and asks for more, so it reads nothing that might never be wanted.
+consumer has taken that item and requests the next, so it reads nothing that might never be needed.
 
-Who holds what: `ReaderThread` holds the `_Shelf`; the thread holds it only while it reads, and has a weak reference otherwise. An error raised to the
-consumer refers to every frame on its way, among them frames of `ReaderThread`, and the graph may hold that error. If the thread held the graph, a
-running thread would keep all of them alive forever, and an abandoned loader would never be collected.
+Who holds what: `ReaderThread` holds the `_Shelf`; the thread holds it only while it reads, and has a weak reference otherwise. An error raised
+to the consumer refers to every frame on its way, including frames of `ReaderThread`, and the graph may hold that error. If the thread held the
+graph, a running thread would keep everything alive, and an abandoned loader would never be collected.
 
 A signal handler may raise in the consumer thread between any two steps. So the threads wake each other by a `Bell`, and after each ring the woken
 thread looks at the shared fields again.
@@ -117,11 +117,11 @@ class _Core:
         # Guarded by `lock`, except that `stopped` and `inside` may be read without it.
         self.running = False
         self.paused = False  # by `ReaderThread.pause`
-        self.held = False  # by an item: read nothing until the consumer asks for more
+        self.held = False  # by an item: read nothing until the consumer requests more
         self.inside = False  # the reader is in the source
         self.interrupted = False
         self.stopped = False
-        self.ended = False  # the thread and the source were told
+        self.ended = False  # the thread and the source were told to end
         self.items = 0
 
     def run(self) -> None:
@@ -134,8 +134,8 @@ class _Core:
             item = shelf.read()
             with self.lock:
                 self.inside = False
-                # Both as they are while the lock is held: a reset that came while the item was read has set `running`
-                # to False, and the item belongs to the old position.
+                # Read both under the lock: if a reset came while the item was read, it has set `running` to False, and
+                # the item belongs to the old position.
                 running, awaited = self.running, self.paused or not self.running
                 if running:
                     shelf.items.append(item)
@@ -211,7 +211,7 @@ class ReaderThread:
         self._started = False
 
     def reset(self, initial_state: dict[str, Any] | None) -> None:
-        """Drop the items that are ready, move the source to ``initial_state``, and read on. The first call starts the thread."""
+        """Drop the items that are ready, move the source to ``initial_state``, and continue reading. The first call starts the thread."""
         core, shelf = self._core, self._shelf
         if core.stopped:
             raise ClosedError(f"{self._name} has ended; build a new loader.")
@@ -256,13 +256,13 @@ class ReaderThread:
 
     @property
     def holds_error(self) -> bool:
-        """Whether the source has raised, and `next` has yet to come to that. While the reader is in the source, nobody knows."""
+        """Whether the source has raised an error that `next` has not raised yet. True while the reader is in the source, because it may raise."""
         core, items = self._core, self._shelf.items
         with core.lock:
             return core.inside or bool(items and items[-1].error is not None)
 
     def pause(self) -> None:
-        """Return once the reader is outside of the source, where it stays until `resume`. Drops and interrupts nothing: an item that is being read is read to its end."""
+        """Return once the reader has left the source, and keep it out until `resume`. An item that is being read is completed, and none is dropped."""
         core = self._core
         with core.lock:
             core.paused = True
@@ -276,7 +276,7 @@ class ReaderThread:
         self._core.room.ring()
 
     def interrupt(self) -> None:
-        """Make `next` raise `ClosedError` until the next `reset`, also one that waits now. Thread-safe."""
+        """Make `next`, including one that waits now, raise `ClosedError` until the next `reset`. Thread-safe."""
         with self._core.lock:
             self._core.interrupted = True
         self._core.ready.ring()
@@ -334,7 +334,7 @@ class ReaderThread:
         try:
             while True:
                 left = None if self._timeout is None else began + self._timeout - time.perf_counter()
-                # The item counts, not the ring: look once more even if the time is over, because an interrupt may have
+                # The item counts, not the ring: check once more even after the time-out, because an interrupt may have
                 # swallowed a ring.
                 in_time = self._core.ready.wait(left)
                 item = self._take()
@@ -346,7 +346,7 @@ class ReaderThread:
             self._wait_s += time.perf_counter() - began
 
     def _leave_source(self) -> None:
-        """Return once the reader has left the source for good. This interrupts a wait in the source, and waits for work there to finish."""
+        """Return once the reader has left the source until the next `reset`. Interrupts a wait in the source, and waits for work there to finish."""
         core = self._core
         with core.lock:
             core.running = False
@@ -363,7 +363,7 @@ def _end(core: _Core, thread: threading.Thread | None, timeout: float) -> None:
     if shelf is not None:
         shelf.source.interrupt()
         del shelf
-    core.ended = True  # not before: if an interrupt comes first, the next call tells the rest
+    core.ended = True  # not before: after an interrupt, the next call tells the rest
     join([] if thread is None else [thread], timeout)
 
 

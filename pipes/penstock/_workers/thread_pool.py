@@ -3,11 +3,11 @@
 Who touches what: the consumer thread submits, waits and discards. Each worker thread takes one job at a time from the inbox and writes its
 result. A lock guards results, because the consumer may give up on a job in the moment in which it finishes. Any thread may call `interrupt`.
 
-A signal handler of the user may raise in the consumer thread at any moment. So the consumer runs no code that such an exception would leave
-half done: the inbox is a ``SimpleQueue``, whose calls are single calls in C, and a `Bell` wakes the consumer.
+A user's signal handler may raise in the consumer thread at any moment. So the consumer runs no code that such an exception would leave half
+done: the inbox is a ``SimpleQueue``, whose calls are single C calls, and a `Bell` wakes the consumer.
 
-The pool may grow and shrink while it works (`ThreadPool.resize`). To shrink it, the consumer says how many threads are to leave, and any of them
-do: each looks after every job, and an idle one is woken by a None in the inbox. A None that an interrupt has lost delays a leave, no more.
+The pool may grow and shrink while it works (`ThreadPool.resize`). To shrink it, the consumer sets how many threads should leave, and any of
+them do: each checks after every job, and a None in the inbox wakes an idle one. If an interrupt loses a None, that only delays a thread.
 
 A thread cannot be stopped. If a job takes longer than ``timeout``, the pool gives up on it: the job ends with a `TimeoutError`, and if the
 thread finishes it after all, the result is dropped. The thread then takes jobs again.
@@ -54,7 +54,7 @@ class _Core:
         self.meters = [Meter(tries_lock=True) for _ in range(most)]  # each thread writes its own
         self.doing: list[Job | None] = [None] * most  # each thread writes its own
         self.threads: dict[int, threading.Thread] = {}  # by number; a thread that leaves takes itself out
-        self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # a None wakes an idle thread, to leave if it should
+        self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # a None wakes an idle thread, which leaves if it should
         self.finished = Bell()  # wakes the consumer
         # Guards results and who leaves. Re-entrant: a signal handler may close the loader while its own thread holds it.
         self.lock = threading.RLock()
@@ -67,8 +67,7 @@ class _Core:
     def stop(self) -> None:
         self.stopped = True
         self.clear()
-        # Idle threads must hear of it, and so must the consumer, if it waits in another thread than the one that
-        # closes.
+        # Wake idle threads, and the consumer, in case it waits in a thread other than the one that closes.
         self.wake(len(self.current_rows))
         self.finished.ring()
 
@@ -121,7 +120,7 @@ class _Core:
             if job is not None:
                 what = self.work.name(job.task, self.current_rows[job.worker][0])
                 job.error = TimeoutError(
-                    f"waited {timeout} s for {what}, in worker thread {job.worker}, which cannot be stopped: it is abandoned, and its result dropped."
+                    f"waited {timeout} s for {what}, in worker thread {job.worker}, which cannot be stopped: it is abandoned, and its result is dropped."
                 )
                 job.done = True
                 self.tasks += 1
@@ -155,7 +154,7 @@ def _run(core: _Core, number: int) -> None:
         since = meter.begin()
         try:
             value = core.work(job.task, core.current_rows[number], core.allocate)
-        # Also a SystemExit of user code: it would end this thread, and the job would never be done.
+        # Also a SystemExit from user code, which would end this thread and leave the job undone.
         except BaseException as exc:
             with contextlib.suppress(Exception):  # a frozen exception takes no note
                 exc.add_note(f"in worker thread {number} ({name})")
@@ -169,12 +168,12 @@ def _run(core: _Core, number: int) -> None:
 
 @final
 class ThreadPool:
-    """`Pool` of ``num_workers`` threads that do ``work``.
+    """`Pool` of ``num_workers`` threads that run ``work``.
 
     Args:
         work: Called from all worker threads concurrently.
         num_workers: At least 1.
-        most: How far `resize` may go; None: ``num_workers``.
+        most: Upper limit for `resize`; None: ``num_workers``.
         allocate: Memory for results. Called from all worker threads concurrently.
         name: Prefix of the threads' names.
         place: Of the thread that waits for them.
@@ -228,7 +227,7 @@ class ThreadPool:
         return True
 
     def resize(self, num_workers: int) -> int:
-        """See `Pool.resize`. If the system cannot start a thread, those that run stay."""
+        """See `Pool.resize`. If the system cannot start a thread, the running ones stay."""
         core = self._core
         if core.stopped:
             return core.size
@@ -241,8 +240,8 @@ class ThreadPool:
         core.wake(core.leaving)
         for number in numbers:
             self._started = False  # first: after an interrupt, the next call starts those that are listed
-            # `threads` alone says which numbers are taken. When that was noted in two places, an interrupt at the wrong
-            # line left a number that stood for a thread in one of them only.
+            # `threads` is the only record of the numbers in use. With two records, an interrupt at the wrong line left a
+            # number in only one of them.
             core.threads[number] = self._thread(number)
         try:
             self._start_threads()
@@ -253,7 +252,7 @@ class ThreadPool:
         return core.size
 
     def submit(self, task: Any, to: int | None = None) -> Job:
-        """Queue a task. ``to`` means nothing: threads share what they have read."""
+        """Queue a task. ``to`` has no effect, because threads share what they have read."""
         job = Job(task)
         self._core.inbox.put(job)
         return job
@@ -289,7 +288,7 @@ class ThreadPool:
         """See `Pool.shutdown` and `join`."""
         if not self._core.ended:
             self._core.stop()
-            self._core.ended = True  # not before: if an interrupt comes first, the next call tells the rest, which would wait forever
+            self._core.ended = True  # not before: after an interrupt, the next call tells the rest, which would otherwise wait forever
             join(list(self._core.threads.values()), patience_s(timeout))
 
     def statistics(self) -> WorkerStatistics:

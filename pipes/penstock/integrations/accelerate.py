@@ -31,7 +31,7 @@ class AccelerateLoader(Generic[T]):
     Args:
         loader: Shards itself. If it has no length and is not ``infinite``, it is read one batch ahead to find the last batch of an epoch; its
             state still describes the batch delivered last.
-        accelerator: Supplies the device, and is told of the last batch.
+        accelerator: Supplies the device, and is notified of the last batch.
         save: Save and load the loader with ``save_state`` and ``load_state``; pass False for evaluation.
         remainder: Samples of the last round, over all ranks, that ``gather_for_metrics`` keeps; -1: all of them. A function gets the last batch
             and returns their number (None: all of them); the loader is then read one batch ahead, even if it has a length.
@@ -74,8 +74,8 @@ class AccelerateLoader(Generic[T]):
 
     def _rebuilt(self) -> NoReturn:
         raise AttributeError(
-            "an AccelerateLoader shows no dataset and no batch_size, from which Accelerate would build a DataLoader without the loader's order, seed and "
-            "position. It needs no prepare, prepare_data_loader or skip_first_batches: iterate over it. Read them from its .loader."
+            "an AccelerateLoader has no dataset or batch_size attribute, because Accelerate would build a DataLoader from them without the loader's order, seed "
+            "and position. It needs no prepare, prepare_data_loader or skip_first_batches: iterate over it. To read the attributes, use its .loader."
         )
 
     dataset = property(_rebuilt)

@@ -33,7 +33,7 @@ class LightningCallback(Callback):
     - makes their states describe the last batch *trained* (`Loader.commit`), regardless of batches fetched ahead or failed;
     - restores them before the first batch is fetched, from any checkpoint;
     - passes the position on to the new loaders that ``reload_dataloaders_every_n_epochs`` creates;
-    - gives up the rest of an epoch that ``limit_train_batches`` cuts short, in the state too (`Loader.end_epoch`);
+    - skips the rest of an epoch that ``limit_train_batches`` cuts short, in the state too (`Loader.end_epoch`);
     - corrects Lightning's batch counter from the loader if a run resumes inside an epoch with another number of ranks or batch size;
     - starts the next epoch if ``max_steps`` would make Lightning continue inside a finished one;
     - lets each loader count its own epochs while training continues, whatever epoch number Lightning passes it after a resume;
@@ -109,7 +109,7 @@ class LightningCallback(Callback):
         states, self._pending = self._pending or [], None
         if len(states) != len(loaders):
             raise StateError(
-                f"the checkpoint has the states of {len(states)} penstock loaders, but there are {len(loaders)} now. Resume with the loaders it was saved with."
+                f"the checkpoint has the states of {len(states)} penstock loaders, but there are {len(loaders)} now. Resume with the same loaders as when it was saved."
             )
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)

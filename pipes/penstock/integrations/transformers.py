@@ -65,14 +65,14 @@ class HFTrainerCallback(TrainerCallback):
             return
         if not args.ignore_data_skip:
             raise ValueError(
-                "penstock resumes by itself, and the trainer would skip the same batches again. Pass ignore_data_skip=True to TrainingArguments."
+                "penstock resumes on its own, so the trainer would skip the same batches again. Pass ignore_data_skip=True to TrainingArguments."
             )
         file = Path(self.checkpoint or Path(_output(args)) / f"checkpoint-{state.global_step}") / FILE
         if not file.exists():
             raise StateError(
-                f"{file} does not exist. Resume from a checkpoint that was saved with this callback or HFTrainerMixin; if you add HFTrainerCallback "
-                f"yourself, it can be told another folder: HFTrainerCallback(checkpoint=...). A checkpoint from before the change to penstock has no such "
-                f"file: resume it with the old Trainer, or start a new run with the weights in it."
+                f"{file} does not exist. Resume from a checkpoint that was saved with this callback or HFTrainerMixin. If you add HFTrainerCallback "
+                f"yourself, you can pass another folder: HFTrainerCallback(checkpoint=...). A checkpoint from before the change to penstock has no such "
+                f"file: resume it with the old Trainer, or start a new run with its weights."
             )
         loader.load_state_dict(json.loads(file.read_text()))
         batches = _batches_per_epoch(loader, args, state)
@@ -81,9 +81,9 @@ class HFTrainerCallback(TrainerCallback):
             self._loaded = None if loader.infinite else loader.epoch
         elif (short := (loader.remaining or 0) % args.gradient_accumulation_steps) and not self._told_of_short_windows:
             log.warning(
-                f"the trainer will make no optimizer step for the last {short} batches of epoch {loader.epoch}, in which it resumes, because they do not fill "
-                f"gradient_accumulation_steps={args.gradient_accumulation_steps}: it counts from the resume. Their gradients go into the next step. Use "
-                f"HFTrainerMixin with transformers 5, a number that divides the {batches} batches of an epoch, or save at the end of an epoch."
+                f"the trainer will make no optimizer step for the last {short} batches of epoch {loader.epoch}, in which it resumes: it counts from the resume, so "
+                f"they do not fill gradient_accumulation_steps={args.gradient_accumulation_steps}. Their gradients go into the next step. Use HFTrainerMixin "
+                f"with transformers 5, a number that divides the {batches} batches of an epoch, or save at the end of an epoch."
             )
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -127,7 +127,7 @@ class HFTrainerMixin(_Trainer):
     ``ignore_data_skip`` and adds the `HFTrainerCallback`. Evaluation delivers every sample once, in dataset order, on any number of ranks.
 
     Raises:
-        TypeError: A class has it behind the trainer, whose own loaders would then be used.
+        TypeError: A class lists the mixin after the trainer, whose own loaders would then be used.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -135,7 +135,7 @@ class HFTrainerMixin(_Trainer):
         for one in cls.__mro__[: cls.__mro__.index(HFTrainerMixin)]:
             if issubclass(one, Trainer) and not issubclass(one, HFTrainerMixin):
                 raise TypeError(
-                    f"in {cls.__name__}, {one.__name__} stands before HFTrainerMixin, so its own loaders would be used and nothing resumed. "
+                    f"in {cls.__name__}, {one.__name__} comes before HFTrainerMixin, so its own loaders would be used and would not resume. "
                     f"Write class {cls.__name__}(HFTrainerMixin, {one.__name__})."
                 )
 
@@ -161,8 +161,8 @@ class HFTrainerMixin(_Trainer):
     def _run_epoch(self, *args: Any, **given: Any) -> None:
         """Tell the trainer (of transformers 5) how many batches are left in the epoch in which it resumes.
 
-        It takes a short window of gradient accumulation for the last one by its number in the epoch, and with ``ignore_data_skip`` counts from the
-        resume: the window made no step, and its gradients went into the next one.
+        It detects the last, short window of gradient accumulation by its number in the epoch, but with ``ignore_data_skip`` it counts from the
+        resume, so that window made no step, and its gradients went into the next one.
         """
         loader: Any = given.get("train_dataloader")
         window = self.args.gradient_accumulation_steps
@@ -221,7 +221,7 @@ class HFTrainerMixin(_Trainer):
     def _evaluation(self, dataset: Any, description: str) -> _Evaluation:
         given, (dataset, options) = dataset, self._loader_options(dataset, description)
         size, ranks = self.args.eval_batch_size, self.accelerator.num_processes
-        # The trainer repeats every loss for a whole batch, and `gather_for_metrics` has to cut off what a short last one has not.
+        # The trainer repeats every loss for a whole batch, and `gather_for_metrics` has to cut off the surplus of a short last one.
         remainder: int | Callable[[Any], int | None] = find_batch_size
         if isinstance(dataset, IterableDataset):
             if ranks > 1:
@@ -267,7 +267,7 @@ class HFTrainerMixin(_Trainer):
 
 @final
 class _Evaluation:
-    """The loader that the trainer evaluates from. The trainer reads its ``dataset``; the accelerator learns the last batch from it."""
+    """The loader that the trainer evaluates from. The trainer reads its ``dataset``; it marks the last batch for the accelerator."""
 
     def __init__(self, batches: AccelerateLoader[Any], dataset: Any) -> None:
         self._batches = batches

@@ -1,4 +1,4 @@
-"""How we learn that a process has died, and of what."""
+"""Detects that a process has died, and the cause."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = -1000
-"""Exit code of a process that someone else reaped. Negative, so it counts as killed, and its replacement counts as a restart."""
+"""Exit code of a process that other code reaped. Negative, so it counts as killed, and its replacement counts as a restart."""
 
 _SERVER_DIED = 255
 """What `multiprocessing` reports for a child of its fork server when the server is dead too and took the exit code with it."""
 
 _PATIENCE_S = 10.0
-"""A fork server tells an exit code at once, unless the machine is very busy."""
+"""How long to wait for an exit code, which a fork server reports at once, unless the machine is very busy."""
 
 _LIKELY = {
     "SIGKILL": "possibly out of memory (the kernel's OOM killer; see dmesg), or killed by hand",
@@ -59,7 +59,7 @@ class Watched:
             self._process.kill()
 
     def reap(self, patience_s: float = _PATIENCE_S) -> int:
-        """Wait for what is left of it once it has died; its exit code (negative: a signal), or `UNKNOWN`.
+        """Reap it once it has died. Returns its exit code (negative: a signal), or `UNKNOWN`.
 
         Args:
             patience_s: How long its fork server, which has the exit code, may take to tell it; it may be stopped, or deaf to its children's deaths.
@@ -75,12 +75,12 @@ class Watched:
         return self._code
 
     def close(self) -> None:
-        """Close all there is of it, after `reap`."""
+        """Close all of its resources, after `reap`."""
         self._process.close()
         self.disown()
 
     def disown(self) -> None:
-        """Close only what a fork of this process has a copy of."""
+        """Close only the copies that a fork of this process has."""
         if self._pidfd is not None:
             self._pidfd.close()
 

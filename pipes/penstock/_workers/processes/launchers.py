@@ -1,4 +1,4 @@
-"""How worker processes are started, and their deaths learned: by a zygote of our own, or by multiprocessing."""
+"""Starts worker processes and detects their deaths, with our own zygote or with multiprocessing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Launcher(Protocol):
     hears_ctrl_c: bool
 
     def start(self) -> None:
-        """Make what all workers need."""
+        """Create the resources that all workers need."""
 
     def greeting(self) -> tuple[int, list[int]]:
         """For the hello: bytes of the pickled setup, or 0, and the descriptors that it needs."""
@@ -66,11 +66,11 @@ class Launcher(Protocol):
         ...
 
     def join(self, timeout: float) -> bool:
-        """Wait until all have ended; whether they have."""
+        """Wait until all workers have ended. Returns whether they have."""
         ...
 
     def kill(self) -> None:
-        """End by force whatever `join` left."""
+        """End the workers left by `join` by force."""
 
     def disown(self) -> None:
         """In a forked child: close the copies of what belongs to the parent."""
@@ -127,8 +127,8 @@ class ByZygote:
         if self._zygote.is_over:
             self._zygote.reap()
             return True
-        # Our half only: the zygote takes no more orders, but reports on, until it ends after its last worker. Its end-of-file says
-        # that all have ended.
+        # Only our half: the zygote takes no more orders, but continues to report until it ends after its last worker. Its end-of-file
+        # means that all have ended.
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         poller = select.poll()
@@ -246,7 +246,7 @@ class ByContext:
             self._pickled.close()
 
     def _forget(self, fd: int) -> None:
-        """After the death of a process: close what there was of it. If an interrupt loses it in here, it closes itself."""
+        """After the death of a process, close its resources. If an interrupt loses it here, it closes itself."""
         with contextlib.suppress(KeyError):
             self._poller.unregister(fd)
         _, watched = self._watched.pop(fd)
@@ -263,7 +263,7 @@ def _spawn(process: BaseProcess) -> None:
     from multiprocessing import resource_tracker
 
     with signals_held():  # the tracker ends with this process, and needs no signals
-        resource_tracker.ensure_running()  # now, because starting it unblocks Ctrl-C, which the worker is not to hear in its start
+        resource_tracker.ensure_running()  # now, because starting it unblocks Ctrl-C, which must not reach the worker during its start
     with signals_held():
         process.start()
 
@@ -295,7 +295,7 @@ class _Passing:
         set_spawning_popen(None)
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Keep a copy of ``fd``; its place among those of the hello."""
+        """Keep a copy of ``fd``. Returns its place among the descriptors of the hello."""
         if len(self.fds) == MOST_FDS - 3:
             raise ValueError(f"more than {len(self.fds)} file descriptors in queues and values")
         self.fds.extend(map(os.dup, [fd]))  # one call in C, so that no interrupt loses the copy

@@ -1,6 +1,6 @@
-"""What a new interpreter can know of the program's main module, and what to say when that is not enough.
+"""What a new interpreter knows of the program's main module, and the errors for when that is not enough.
 
-A fork has all that its parent has. A process started by spawn or forkserver imports the main script again, under the name ``__mp_main__``.
+A fork has everything that its parent has. A process started by spawn or forkserver imports the main script again, as ``__mp_main__``.
 If the program is not a file (a notebook, ``python -c``, standard input), there is nothing to import.
 """
 
@@ -22,8 +22,8 @@ def check_not_importing() -> None:
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
-            "this worker process imports your script, and the script reads a loader with worker processes of its own while it is imported. Put what "
-            'the script does under `if __name__ == "__main__":`, because spawn and forkserver import it again in every worker. Or '
+            "this worker process imports your script, and on import the script reads a loader that has worker processes itself. Put the script's "
+            'code under `if __name__ == "__main__":`, because spawn and forkserver import it again in every worker. Or '
             f"{REMEDY}."
         )
 
@@ -46,7 +46,7 @@ def check_importable(method: str, pickled: memoryview) -> None:
     if file is not None:
         if not Path(multiprocessing.process.ORIGINAL_DIR or "", file).exists():  # type: ignore[attr-defined,unused-ignore]
             raise RuntimeError(
-                f"worker processes started by {method!r} import the main script again, and there is no file {file!r}: a script from standard input cannot "
+                f"worker processes started by {method!r} import the main script again, but there is no file {file!r}: a script from standard input cannot "
                 f"be read again. Save it as a file and run that, or {REMEDY}."
             )
         return
@@ -59,7 +59,7 @@ def check_importable(method: str, pickled: memoryview) -> None:
         ]
         raise TypeError(
             f"{', '.join(names) or 'a class or function'} is defined in __main__, which is not a file here (a notebook, python -c), so worker processes "
-            f"started by {method!r} cannot import it. Put it into a module of its own (a .py file) and import it from there, or {REMEDY}."
+            f"started by {method!r} cannot import it. Move it to a module (a .py file) and import it from there, or {REMEDY}."
         )
 
 
@@ -68,9 +68,9 @@ def explained(error: AttributeError) -> AttributeError:
     if "__main__" not in str(error) and "__mp_main__" not in str(error):
         return error
     return AttributeError(
-        f"{error}. A worker process started by spawn or forkserver imports the main script again, and finds there neither what is defined under "
-        f'`if __name__ == "__main__":` or inside a function, nor anything of a notebook or of python -c. Put it into a module of its own '
-        f"(a .py file) and import it from there, or {REMEDY}."
+        f"{error}. A worker process started by spawn or forkserver imports the main script again. It cannot find names defined under "
+        f'`if __name__ == "__main__":`, inside a function, in a notebook or in python -c. Move them to a module (a .py file) and import them '
+        f"from there, or {REMEDY}."
     )
 
 

@@ -44,7 +44,7 @@ _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 @dataclass(frozen=True)
 class Setup:
-    """What every worker is given, once."""
+    """The setup that every worker receives once."""
 
     work: Work
     num_workers: int
@@ -62,7 +62,7 @@ class Area:
         row: The first word: ``current_row`` of a `Work`.
         words: int64, each with one writer. By the worker, and read after its death: ``ROW``, the row being loaded, or `IDLE`, and ``DOING``,
             the number of the task being done, or -1. By the consumer: ``WANTED``, below which no task is still wanted.
-        meter: What the worker has spent its time on; it alone writes there.
+        meter: How the worker has spent its time; the worker is its only writer.
     """
 
     ROW, DOING, WANTED = range(3)
@@ -78,7 +78,7 @@ class Area:
 
     @classmethod
     def size(cls, places: int) -> int:
-        """Bytes of an area with so many places."""
+        """Bytes of an area with this many places."""
         return cls.HEAD + places * cls.PLACE
 
 
@@ -100,7 +100,7 @@ def send(channel: socket.socket, message: bytes, fds: Sequence[int] = ()) -> Non
     """Send one message, and file descriptors with it. A dead receiver is an error even where the program lets SIGPIPE kill it.
 
     Raises:
-        BrokenPipeError: Nobody will receive it. Or a `ConnectionResetError`, for the same reason.
+        BrokenPipeError: The receiver is gone. Or a `ConnectionResetError`, for the same reason.
     """
     # Not `socket.send_fds`, which drops its flags.
     channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else [], _NO_SIGPIPE)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RemoteError(NamedTuple):
-    """An exception in words, and pickled too if it survives that. All fields are plain, so it can always be sent."""
+    """An exception as text, and also pickled if that works. All fields are plain, so it can always be sent."""
 
     pickled: bytes | None
     kind: str
@@ -26,7 +26,7 @@ class RemoteError(NamedTuple):
     def of(
         cls, error: BaseException, inherited: BaseException | None = None, dumps: Callable[[BaseException], bytes] = pickle.dumps
     ) -> RemoteError:
-        """Describe ``error``, and pickle it if it comes back from that as it was. Leave out ``inherited``, an exception that it did not come from."""
+        """Describe ``error``, and pickle it if unpickling restores it. Leave out ``inherited``, an exception that it did not come from."""
         _drop_context(error, inherited)
         pickled = None
         with contextlib.suppress(BaseException):  # a user's __reduce__ may raise anything
@@ -68,10 +68,10 @@ class RemoteError(NamedTuple):
                 error.__cause__ = WorkerTraceback(where, self.trace)
             except BaseException as exc:
                 if not is_own_error(exc):
-                    raise  # otherwise the worker alone knows its class, or it is a frozen dataclass, which takes no cause
+                    raise  # otherwise only the worker has its class, or it is a frozen dataclass, which takes no cause
         if error is None or not isinstance(error.__cause__, WorkerTraceback):
             error = SampleError(
-                f"{self.kind}: {self.message} (raised while doing {what} in {where}; the exception cannot be pickled, so only its text is here)"
+                f"{self.kind}: {self.message} (raised during {what} in {where}; the exception cannot be pickled, so only its text is shown)"
             )
             error.__cause__ = WorkerTraceback(where, self.trace)
         if not hasattr(error, "__notes__"):

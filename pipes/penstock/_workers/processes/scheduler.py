@@ -1,14 +1,14 @@
 """Drives a pool of processes: one event loop in the consumer's thread, which waits on every channel and every death at once.
 
-A result and a death wake it alike, so it needs no helper thread, and it shares no lock with a worker. It knows how to act: which task
-is where, `TaskTable` knows; who is alive, `Supervisor`; what one worker holds, `WorkerHandle`.
+Results and deaths both wake it, so it needs no helper thread, and it shares no lock with a worker. It decides what to do; `TaskTable` records
+where each task is, `Supervisor` which workers are alive, and `WorkerHandle` what one worker holds.
 
-A task is a pure function of its address, so after a death it is simply done again. The dead worker's `Area` says which task and which
-row to blame. If the same row kills twice, the job gets a `SampleError` instead of a third worker.
+A task is a pure function of its address, so after a death it is done again. The dead worker's `Area` says which task and which row to blame.
+If the same row kills twice, the job gets a `SampleError` instead of a third worker.
 
-Who touches what. The consumer thread: everything, under `Scheduler.lock`. Any thread: `interrupt`, without the lock; `pids` and
-`statistics`, which look at copies; and `shutdown`, which interrupts first, so that whoever holds the lock lets go of it. A forked child
-of the consumer's process closes its copies of our descriptors (`Supervisor.disown`), and is refused everything else (`owner`).
+Who touches what. The consumer thread: everything, under `Scheduler.lock`. Any thread: `interrupt`, without the lock; `pids` and `statistics`,
+which read copies; and `shutdown`, which interrupts first, so that the holder of the lock releases it. A forked child of the consumer's
+process closes its copies of our descriptors (`Supervisor.disown`), and is refused everything else (`owner`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _logger = logging.getLogger("penstock")
 
 
 class Scheduler:
-    """All of a `ProcessPool` but its handle, so that a pool can be cleaned up after nobody holds it."""
+    """All of a `ProcessPool` except its handle, so that an abandoned pool can be cleaned up."""
 
     def __init__(
         self, setup: Setup, num_workers: int, queue_size: int, refill_at: int, max_restarts: int, context: str | BaseContext | None
@@ -52,7 +52,7 @@ class Scheduler:
         self.lock = threading.RLock()  # re-entrant, because a signal handler may shut down in the middle of a wait
         self.owner = os.getpid()
         self.closed = False
-        self.ended = False  # all is done that comes after `closed`
+        self.ended = False  # all steps after `closed` are done
         self.interrupted = False
         self.started = False
         self.size = num_workers  # workers of higher numbers get no task, and end once they hold none
@@ -83,7 +83,7 @@ class Scheduler:
         self.started = True
         if self.closed:  # meanwhile, by a `shutdown` that had less time than this took
             self.shutdown(PATIENCE_S)
-            raise ClosedError("the loader was closed while its worker processes were started.")
+            raise ClosedError("the loader was closed while its worker processes were starting.")
 
     def shutdown(self, timeout: float) -> None:
         """See `ProcessPool.shutdown`. `ended` is set last: an interrupt may come anywhere before that, and then the next call begins again."""
@@ -94,10 +94,10 @@ class Scheduler:
         got = self.lock.acquire(timeout=timeout)  # its holder was interrupted, and lets go unless it is stuck in user code
         try:
             self.closed = True
-            # The lock is held by a thread that is starting the workers, which takes longer than this call may. It looks
-            # at `closed` when they have started, and ends them.
+            # The lock is held by a thread that is starting the workers, which takes longer than this call may. It checks
+            # `closed` when they have started, and ends them.
             if not got and not self.started:
-                return  # whoever is starting them will see that
+                return  # the starting thread will see `closed`
             if self._ending.acquire(timeout=max(0.0, deadline - time.monotonic())):  # otherwise another thread is at it
                 try:
                     self._end(deadline)
@@ -121,7 +121,7 @@ class Scheduler:
 
     def check_usable(self) -> None:
         if self.started and os.getpid() != self.owner:
-            raise ClosedError(f"these workers belong to process {self.owner}, of which this one is a fork. Build a new loader here.")
+            raise ClosedError(f"these workers belong to process {self.owner}, and this process is a fork of it. Build a new loader here.")
         if self.closed:
             raise ClosedError("these worker processes have ended; build a new loader.")
 
@@ -145,7 +145,7 @@ class Scheduler:
             if any(job.done for job in jobs):
                 return
             if not self._tasks:
-                raise ValueError("none of these jobs is on its way in this pool, so there is nothing to wait for.")
+                raise ValueError("none of these jobs is in flight in this pool, so there is nothing to wait for.")
             patience = None if deadline is None else deadline - time.monotonic()
             if patience is not None and patience <= 0:
                 self._on_timeout(jobs, timeout)
@@ -178,7 +178,7 @@ class Scheduler:
         return self.size
 
     def _dismiss(self) -> None:
-        """Have those workers end that are too many and hold no task."""
+        """End surplus workers that hold no task."""
         for worker in list(self._supervisor.workers.values()):
             if worker.worker >= self.size and not worker.held:
                 self._remove(worker, kill=False)
@@ -188,7 +188,7 @@ class Scheduler:
         return all(worker.ready for worker in list(self._supervisor.workers.values()) if worker.worker < self.size)
 
     def interrupt(self) -> None:
-        self.interrupted = True  # first: whoever is woken looks at it
+        self.interrupted = True  # first, because the woken thread checks it
         self._supervisor.wake()
 
     def pids(self) -> tuple[int, ...]:
@@ -218,8 +218,8 @@ class Scheduler:
     # The event loop.
 
     def _run_once(self, patience: float | None) -> None:
-        """Wait up to ``patience`` seconds (None: forever) for anything to happen, and deal with all that has."""
-        self._transaction.settle(self._roll_back)  # before the wait, because half a change may have left nobody to wake us
+        """Wait up to ``patience`` seconds (None: forever) for events, and handle all of them."""
+        self._transaction.settle(self._roll_back)  # before the wait, because after half a change there may be no worker to wake us
         supervisor = self._supervisor
         death = supervisor.missed_deaths
         # An interrupt sets its flag, then sends a byte. The byte wakes the wait, but may be drained with an older one, so look at the flag first.
@@ -245,11 +245,11 @@ class Scheduler:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Hand tasks to their owners, and the others to the least loaded workers, as long as both are there.
+        """Give tasks to their owners, and other tasks to the least loaded workers, while there are both.
 
-        A worker gets its own tasks in their order, whatever the others do. So the oldest of all can always be done, and nothing waits forever.
+        A worker gets its own tasks in order, regardless of the others. So the oldest task can always be done, and nothing waits forever.
 
-        While the first workers are still starting, each gets one task: the first to be ready must not be given all there is.
+        While the first workers are still starting, each gets one task, so that the first to be ready does not get all of them.
         """
         if not self._tasks.waiting:
             return
@@ -260,15 +260,15 @@ class Scheduler:
         able = [worker for worker in workers if len(worker.held) < most and worker.ready and not worker.stuck and worker.worker < self.size]
         if not any(len(worker.held) <= refill_at for worker in able):
             return
-        # First what has an owner, for every worker with room: one whose queue is full, or that needs no refill yet,
-        # must not keep the others from theirs.
+        # First the tasks with an owner, for every worker with room: a worker whose queue is full, or that needs no
+        # refill yet, must not keep the others from theirs.
         if self._tasks.owned:
             for worker in able:
                 while len(worker.held) < most and (task := self._tasks.take(worker.worker)) is not None:
                     self._hand(worker, task)
         while able:
-            # The least loaded anew for each task. When only the worker to be refilled got tasks, it got four in a row,
-            # and whoever waited for the second waited twice as long.
+            # Choose the least loaded worker again for each task. When only the worker to be refilled got tasks, it got
+            # four in a row, and the second of them took twice as long.
             worker = min(able, key=_load) if len(able) > 1 else able[0]
             if len(worker.held) >= most or (task := self._tasks.take()) is None:
                 break
@@ -283,7 +283,7 @@ class Scheduler:
             self._tasks.finish(task, error=error)
 
     def _receive(self, worker: WorkerHandle) -> bool:
-        """Deal with what a worker has sent; False where there is nothing, or nothing more."""
+        """Handle what a worker has sent. Returns False if there is nothing (more)."""
         answers = worker.answers()
         for answer in answers:
             if answer.status == READY:
@@ -307,13 +307,13 @@ class Scheduler:
             self._tasks.fail(partial(type(error), *error.args))
 
     def _replace(self, worker: WorkerHandle, code: int) -> None:
-        # Until nothing is left: a worker may have answered more than one read takes.
-        while self._receive(worker):  # its death may be known before its last answers are read, and they are as good as ever
+        # Repeatedly, because a worker may have sent more answers than one read takes.
+        while self._receive(worker):  # its death may be known before its last answers are read, which are still valid
             pass
         self._remove(worker)
-        if self._tasks.failure is not None:  # one of them was that it cannot start
+        if self._tasks.failure is not None:  # an answer said that it cannot start
             return
-        needed = worker.worker < self.size  # otherwise it was to end anyway
+        needed = worker.worker < self.size  # otherwise it was leaving anyway
         blamed, row, how = worker.doing(), worker.row, cause_of(code)
         name = "" if blamed is None else self._named(blamed.job, row)
         doing = "while it started" if not worker.ready else f"while loading {name}" if blamed is not None else "while it was idle"
@@ -322,7 +322,7 @@ class Scheduler:
         spent = needed and self._restarts >= self._max_restarts
         again = worker.worker in self._ended_in_start or not self._supervisor.hears_ctrl_c  # otherwise it may have been Ctrl-C
         if not worker.ready and code >= 0 and (again or spent):  # it would do so again, every time
-            why = "What it wrote to stderr says more; a script that spawns workers needs `if __name__ == '__main__':`."
+            why = "See its stderr output for details; a script that spawns workers needs `if __name__ == '__main__':`."
         elif spent:
             why = f"Workers were replaced {self._restarts} times, and max_restarts={self._max_restarts} allows no more."
         if why:
@@ -333,11 +333,11 @@ class Scheduler:
         if needed:
             self._restarts += 1
             _logger.warning(
-                "%s. It is replaced, and what it had not finished is done again (%d of %d).", what, self._restarts, self._max_restarts
+                "%s. It is replaced, and its unfinished work is done again (%d of %d).", what, self._restarts, self._max_restarts
             )
         if blamed is not None and self._tasks.blame(blamed, row):
             self._tasks.finish(blamed, error=SampleError(f"{name} has killed two workers; the last of them: {how}"))
-        # After `blame`, so that a task whose row has killed twice is over by now, and is not put back.
+        # After `blame`, so that a task whose row has killed twice is finished by now, and is not put back.
         self._tasks.requeue(worker.held)
         if needed:
             self._supervisor.launch(worker.worker)
@@ -350,12 +350,11 @@ class Scheduler:
         self._ended[worker.serial] = worker.area.meter.counted(ended=True)
 
     def _roll_back(self) -> None:
-        """After an exception came out of the middle of a change (Ctrl-C at a bad moment): new workers, and everything once more."""
+        """After an exception in the middle of a change (Ctrl-C at a bad moment), start new workers, and repeat all unfinished tasks."""
         if not self._supervisor.working or self._tasks.failure is not None:
             return
-        # Nothing half made is looked at. Whoever is alive goes, whatever it holds, and the table is rebuilt from the
-        # jobs alone: slow, and right whichever line the exception came out of. First the helper thread that may still
-        # be starting a worker has to be done.
+        # No half-made state is used. Every live worker goes, and the table is rebuilt from the jobs alone. That is slow,
+        # but correct for any interrupted line. First wait for the helper thread, which may still be starting a worker.
         self._supervisor.settle()
         for worker in list(self._supervisor.workers.values()):
             self._remove(worker)

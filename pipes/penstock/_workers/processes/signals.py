@@ -1,8 +1,8 @@
 """Signals in the processes that we start: the main process decides, and they end when it does.
 
-A terminal, a job scheduler and ``kill -TERM -PGID`` send a signal to a whole process group, but only the main process should answer it: it
-may want to save a checkpoint first, and needs batches until then. So a child starts without the program's handlers, and a signal that
-asks the program for something does nothing there. The child ends with the main process, whatever ends that.
+A terminal, a job scheduler and ``kill -TERM -PGID`` send a signal to a whole process group, but only the main process should respond: it
+may save a checkpoint first, and needs batches until then. So a child starts without the program's handlers and ignores signals that are
+requests to the program. The child ends with the main process, regardless of how that ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FAULTS = _these("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
 
 
 def set_signals() -> None:
-    """Drop the main program's handlers and let signals through again; the first thing that a child does.
+    """Drop the main program's handlers and unblock signals. The first call in a child.
 
     Signals that ask for something are ignored: those in `_ASKED`, and any that the main program has a handler for. SIGTERM gets a handler
     that does nothing instead, because programs started by user code here inherit ignored signals, and could not be terminated.
@@ -53,7 +53,7 @@ def set_signals() -> None:
 
 
 def let_forks_be_terminated() -> None:
-    """Let SIGTERM end the processes that user code forks from this one, from their first moment: that is how `multiprocessing` ends them."""
+    """Let SIGTERM end the processes that user code forks from this one, from the start, because `multiprocessing` ends them that way."""
     if not hasattr(os, "register_at_fork"):
         return
     masks: list[Any] = []
@@ -82,7 +82,7 @@ def signals_held() -> Iterator[None]:
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    try:  # before any is blocked: what another thread gets, this one handles, and the handler may raise at once
+    try:  # before any is blocked, because this thread handles the signals that other threads receive, and a handler may raise at once
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
         yield
     finally:
@@ -94,7 +94,7 @@ def _pass_by(number: int, frame: Any) -> None:
 
 
 def _caught() -> set[int]:
-    """Signals with a native handler, of which Python knows nothing. ``faulthandler.register`` sets such ones, and they are useful here too."""
+    """Signals with a native handler that Python does not know, such as those of ``faulthandler.register``, which are useful here too."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:

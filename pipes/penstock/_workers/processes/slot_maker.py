@@ -1,4 +1,4 @@
-"""The slots of one worker process: where it collates, and where its answers lie."""
+"""The slots of one worker process: the memory in which it collates and puts its answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROOM = 4096  # bytes kept after the arrays of a batch for the rest of it; if th
 
 
 class WorkerSlots:
-    """The slots that this worker has made, and where the answer to the current task goes. Which slots are free, the consumer knows."""
+    """The slots that this worker has made, and where the answer to the current task goes. The consumer tracks which slots are free."""
 
     def __init__(self) -> None:
         self._mapped: dict[int, memoryview] = {}
@@ -45,7 +45,7 @@ class WorkerSlots:
         self._memory, self._used = None, 0
 
     def allocate(self, specs: Sequence[Spec]) -> list[torch.Tensor]:
-        """Memory for a batch in the place where its answer will lie; ordinary memory if there is not enough of that.
+        """Memory for a batch where its answer will be; ordinary memory if there is not enough.
 
         Raises:
             OSError: No file descriptor.
@@ -85,7 +85,7 @@ class WorkerSlots:
             return
         taken = None if self._memory is None else self._slot
         self._memory = None
-        if self._fd is not None:  # it was made for this task and is too small; the consumer does not know of it
+        if self._fd is not None:  # it was made for this task and is too small; the consumer has not received it
             os.close(self._fd)
             self._fd = None
             del self._mapped[self._slot]

@@ -1,4 +1,4 @@
-"""Who is alive in a pool of processes. Starts workers, hears of their deaths, and ends them; knows nothing of tasks."""
+"""Tracks the live workers in a pool of processes: starts them, detects their deaths, and ends them. Independent of tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _TRIES = 9
-"""To start one worker by multiprocessing's fork server, which may die meanwhile. The pauses in between double, and add up to 5 s."""
+"""Attempts to start one worker by multiprocessing's fork server, which may die meanwhile. The pauses in between double, up to 5 s in total."""
 
 _ENDED = "these worker processes have ended; build a new loader."
 
@@ -37,13 +37,13 @@ class Supervisor:
     """The workers of one pool.
 
     Args:
-        setup: What every worker is given.
+        setup: Sent to every worker.
         places: Tasks that a worker may hold.
         context: A start method or context; None: multiprocessing's own for the platform.
 
     Attributes:
         workers: By the file descriptor of its channel. Changed by the consumer's thread; others look at copies.
-        leaving: Those that were told to end, by serial, until their death is known.
+        leaving: Workers that were told to end, by serial, until their death is known.
         poller: Shows every channel, every death, and `wake`.
     """
 
@@ -63,16 +63,16 @@ class Supervisor:
         self._wake: tuple[socket.socket, socket.socket] | None = None  # read here, written by `wake`
 
     def start(self, workers: int) -> None:
-        """Start so many workers, or none."""
+        """Start this many workers, or raise and start none."""
         check_not_importing()
         if multiprocessing.current_process().daemon:
-            raise RuntimeError('a daemonic process cannot have worker processes of its own. Use method="thread" or num_workers=0 here.')
+            raise RuntimeError('a daemonic process cannot start worker processes. Use method="thread" or num_workers=0 here.')
         context: Any = (
             multiprocessing.get_context(self._context) if self._context is None or isinstance(self._context, str) else self._context
         )
         method = context.get_start_method()
         self.stop(time.monotonic() + PATIENCE_S)  # what is left of a start that was interrupted
-        # A new lock, because `stop` keeps the old one for good: a helper thread that comes too late must not find it free.
+        # A new lock, because `stop` never releases the old one: a late helper thread must not find it free.
         self._stopping, self._settled, self._launching = False, False, threading.Lock()
         try:
             self._launcher = ByZygote(self._setup, self.poller) if method == "fork" else ByContext(self._setup, context, self.poller)
@@ -97,15 +97,15 @@ class Supervisor:
         """Start one worker.
 
         Raises:
-            OSError: No process, memory or file descriptor for it.
-            RuntimeError: No thread that starts it.
+            OSError: No process, memory or file descriptor is left for it.
+            RuntimeError: No thread is left to start it.
             WorkerDied: The zygote has died.
-            ClosedError: `stop` was first.
+            ClosedError: `stop` came first.
         """
         if self._launcher is None:
             raise ClosedError(_ENDED)
         # In a helper thread, where no signal handler runs: an interrupt between the fork and the entry in `workers`
-        # would leave a process that nobody knows of.
+        # would leak a process.
         undisturbed(partial(self._launch, self._launcher, worker), self._launching)
 
     def _launch(self, launcher: Launcher, worker: int) -> None:
@@ -115,14 +115,16 @@ class Supervisor:
             except ConnectionError:  # such as from a signal to the whole group
                 if self._stopping:
                     break
-                time.sleep(0.01 * 2**number)  # for a moment the server is still there and refuses connections, so that nobody replaces it
+                time.sleep(
+                    0.01 * 2**number
+                )  # a dying server refuses connections for a moment, and multiprocessing replaces it only when it is gone
         raise WorkerDied(f"multiprocessing's fork server could not start worker process {worker}: it died, or refused, {_TRIES} times.")
 
     def _launch_once(self, launcher: Launcher, worker: int) -> None:
         self._serial += 1
         with WorkerHandle.connected(self._serial, worker, self._places, self._kept_batches, *launcher.greeting()) as (handle, theirs):
             handle.pid = launcher.launch(handle.serial, worker, theirs)
-            if self._launcher is not launcher:  # `stop` has not waited for so long; what is left of the process ends by itself
+            if self._launcher is not launcher:  # `stop` did not wait this long; the process ends by itself
                 raise ClosedError(_ENDED)
             self.workers[handle.channel.fileno()] = handle
             self.poller.register(handle.channel, select.POLLIN)
@@ -145,14 +147,14 @@ class Supervisor:
         handle.close()
 
     def _forget(self, handle: WorkerHandle) -> None:
-        """By what it is, because an interrupt at the end of `launch` closes a channel that is known already, which then has no number."""
+        """Look the worker up by identity, because an interrupt at the end of `launch` may have closed its channel, which then has no number."""
         for fd in [fd for fd, known in self.workers.items() if known is handle]:
             with contextlib.suppress(KeyError):  # `stop_reading`, or an interrupt, was first
                 self.poller.unregister(fd)
             del self.workers[fd]
 
     def stop_reading(self, handle: WorkerHandle) -> None:
-        """Have the poller show nothing more of a worker but its death."""
+        """Make the poller report only the death of a worker from now on."""
         with contextlib.suppress(KeyError, ValueError):  # it was unregistered, or closed
             self.poller.unregister(handle.channel)
 
@@ -181,12 +183,12 @@ class Supervisor:
                     yield handle, code
 
     def skip_below(self, number: int) -> None:
-        """Have the workers skip every task of a lower number that they have not begun."""
+        """Make the workers skip every task with a lower number that they have not begun."""
         for handle in self.workers.values():
             handle.skip_below(number)
 
     def wake(self) -> None:
-        """Wake whoever waits on the poller; from any thread."""
+        """Wake the thread that waits on the poller. Thread-safe."""
         if self._wake is not None:
             with contextlib.suppress(OSError):  # closed; or full, and then it wakes anyway
                 self._wake[1].send(b"!")
@@ -204,7 +206,8 @@ class Supervisor:
     def stop(self, deadline: float) -> None:
         """End all workers: ask by end-of-file, and after a quarter of the time left, kill. Idempotent.
 
-        An interrupt may come anywhere. Every step can be made again, and what belongs to it is forgotten when all are done; so the next call does the rest.
+        An interrupt may come anywhere. Every step can be repeated, and the state is cleared only when all are done, so the next call does the
+        rest.
         """
         self._stopping = True
         if not self._settled:
@@ -240,7 +243,7 @@ class Supervisor:
             end.close()
 
 
-# A fork of this process has copies of the workers' channels and lifelines. While it kept them open, the workers would outlive this process.
+# A fork of this process has copies of the workers' channels and lifelines. If it kept them open, the workers would outlive this process.
 _supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
 
 
@@ -252,7 +255,7 @@ def _disown_all() -> None:
 
 
 def _retire_all() -> None:
-    """Take what is viewed now out of use: the fork may go on viewing it, and the memory stays shared with it."""
+    """Retire the slots that are viewed now, because the fork may keep viewing them in shared memory."""
     for supervisor in list(_supervisors):
         for handle in list(supervisor.workers.values()):
             handle.slots.retire_viewed()

@@ -1,4 +1,4 @@
-"""Which task is where. Pure bookkeeping: no process, socket, thread or clock.
+"""Where each task is. Pure bookkeeping: no process, socket, thread or clock.
 
 ::
 
@@ -6,11 +6,11 @@
                ▲                     │ the worker died: requeue
                └──── at the front ───┘
 
-A task may have an *owner*, the worker that should do it. It waits for that worker, or for the one that replaces it; nobody else takes it. A task
-without an owner goes to anybody.
+A task may have an *owner*, the worker that should do it. It waits for that worker, or for its replacement; no other worker takes it. A task
+without an owner goes to any worker.
 
-`discard` and `fail` end tasks wherever they are. A worker may still hold a task that has ended; nothing that happens to it there
-matters. So "is it wanted?" has one answer everywhere: ``not task.job.done``.
+`discard` and `fail` end tasks wherever they are. A worker may still hold a task that has ended, and its result is then ignored. So "is it
+wanted?" has one answer everywhere: ``not task.job.done``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class PendingTask:
     """A task on its way.
 
     Attributes:
-        job: What whoever submitted the task waits for.
+        job: The job that the submitter waits for.
         number: Grows with every task.
         body: The task, pickled.
-        owner: The number of the worker that should do it; None: anybody.
+        owner: The number of the worker that should do it; None: any worker.
         fatal_rows: The rows that workers were loading when they died.
     """
 
@@ -49,8 +49,8 @@ class TaskTable:
 
     Attributes:
         next_number: The next task's number; all tasks so far have lower ones.
-        finished: Tasks that came to a result or an error of their own.
-        failure: Makes the error of every task to come, once nothing more can be done.
+        finished: Tasks that ended with their own result or error.
+        failure: Makes the error of every later task, once the pool has failed.
         owned: The backlog of each owner. Empty if no task has had one.
     """
 
@@ -63,7 +63,7 @@ class TaskTable:
         self.owned: dict[int, deque[PendingTask]] = {}
 
     def __len__(self) -> int:
-        """Tasks that somebody waits for."""
+        """Tasks that are still wanted."""
         return len(self._wanted)
 
     @property
@@ -74,7 +74,7 @@ class TaskTable:
         return len(self._backlog) + sum(map(len, list(self.owned.values())))  # a copy, because `statistics` asks from other threads
 
     def add(self, job: Job, body: bytes, owner: int | None = None) -> None:
-        """Put a new task at the end of the backlog, of that of its ``owner`` if it has one."""
+        """Put a new task at the end of the common backlog, or of its ``owner``'s."""
         if self.failure is not None:
             job.error, job.done = self.failure(), True
             return
@@ -84,11 +84,11 @@ class TaskTable:
         (self._backlog if owner is None else self._queue(owner)).append(task)
 
     def waiting_for(self, owner: int | None) -> int:
-        """Tasks that no worker holds and that only worker ``owner`` should do, or of those for anybody."""
+        """Tasks that no worker holds: those for worker ``owner``, or with None those for any worker."""
         return len(self._backlog) if owner is None else len(self.owned.get(owner, ()))
 
     def take(self, owner: int | None = None) -> PendingTask | None:
-        """The next of the tasks that only worker ``owner`` should do, or of those for anybody; None if there is none."""
+        """The next task for worker ``owner``, or with None the next for any worker; None if there is none."""
         queue = self._backlog if owner is None else self._queue(owner)
         return queue.popleft() if queue else None
 
@@ -100,29 +100,29 @@ class TaskTable:
         job = task.job
         if job.done:
             return
-        # `done` comes after what it promises. The task is forgotten after that: if an interrupt comes in between,
-        # `restart` sees that the job is done; the other way round nobody would ever end it.
+        # `done` is set after the result. The task is removed last: if an interrupt comes in between, `restart` sees that
+        # the job is done. In the other order the job might never end.
         job.value, job.error = value, error
         job.done = True
         self._wanted.pop(task.number, None)
         self.finished += 1
 
     def blame(self, task: PendingTask, row: int) -> bool:
-        """Note that a worker died while loading ``row`` of ``task``; whether one had died there before."""
+        """Record that a worker died while loading ``row`` of ``task``. Returns whether one had died there before."""
         again = row in task.fatal_rows
         task.fatal_rows.add(row)
         return again
 
     def requeue(self, tasks: Iterable[PendingTask]) -> None:
-        """Put what a dead worker held, oldest first, back at the front of the backlog: it has waited longest."""
-        # From the youngest to the oldest, each to the very front: in the end the oldest is first.
+        """Put the tasks of a dead worker, oldest first, back at the front of the backlog, because they have waited longest."""
+        # From the youngest to the oldest, each to the front, so that the oldest ends up first.
         for task in reversed([task for task in tasks if not task.job.done]):
             self._queue(task.owner).appendleft(task)
 
     def restart(self) -> None:
-        """Put every task back into the backlog, as if no worker had been given any.
+        """Put every task back into the backlog, as if no worker had received any.
 
-        Rebuilt from the jobs alone, because an exception may have come out of the middle of any other method.
+        Rebuilt from the jobs alone, because an exception may have interrupted any other method.
         """
         self._wanted = {number: task for number, task in self._wanted.items() if not task.job.done}
         self._backlog, self.owned = deque(), {}
@@ -130,7 +130,7 @@ class TaskTable:
             self._queue(task.owner).append(task)
 
     def discard(self, why: Callable[[], BaseException]) -> None:
-        """End every task with an error, each with one of its own."""
+        """End every task with its own error."""
         for task in self._wanted.values():
             if not task.job.done:
                 # A new error for each job: a single one would collect the traceback of every place that raises it.
@@ -140,6 +140,6 @@ class TaskTable:
         self.owned.clear()
 
     def fail(self, why: Callable[[], BaseException]) -> None:
-        """End every task with an error, and from now on each that is added."""
+        """End every task with an error, and also every task that is added later."""
         self.failure = why
         self.discard(why)

@@ -1,4 +1,4 @@
-"""No change builds on one that an exception left half made."""
+"""Makes sure that no change builds on one that an exception left half done."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 @final
 class Transaction:
-    """Goes around every change to things that must agree with each other: ``with transaction.begin(rollback): ...``.
+    """Wraps every change to objects that must agree with each other: ``with transaction.begin(rollback): ...``.
 
-    Ctrl-C, or a signal handler that raises, may come between any two lines, and the user's loop may catch it and go on. What it left half made is
-    rolled back before the next change begins, or before anyone looks (`settle`). An interrupted rollback is done again.
+    Ctrl-C, or a signal handler that raises, may come between any two lines, and the user's loop may catch it and continue. An interrupted change
+    is rolled back before the next change begins, or before the state is read (`settle`). An interrupted rollback is repeated.
 
-    ``rollback`` is passed in each time, not kept: it belongs to the object that keeps this one, and that circle would keep the user's dataset
-    alive until the next garbage collection.
+    ``rollback`` is passed in each time and not stored: it belongs to the object that holds this one, and that reference cycle would keep the
+    user's dataset alive until the next garbage collection.
     """
 
     __slots__ = ("_inconsistent",)

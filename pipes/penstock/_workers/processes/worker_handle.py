@@ -1,4 +1,4 @@
-"""One worker process as its pool sees it: its channel, what it holds, and the memory that it shares with the consumer."""
+"""The pool's side of one worker process: its channel, the tasks it holds, and the memory that it shares with the consumer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_DROPS = (NO_SLOT,) * DROPS
 
 
 class Answer(NamedTuple):
-    """A worker's message; ``trouble`` is what kept its slot from being mapped here."""
+    """A worker's message; ``trouble`` is the error from mapping its slot here."""
 
     number: int
     status: int
@@ -50,8 +50,8 @@ class WorkerHandle:
     """One worker process.
 
     Attributes:
-        serial: Tells it from the worker that it replaces; ``worker`` is the number that they share.
-        held: The tasks that it was given and has not answered, oldest first; it does them in this order.
+        serial: Distinguishes it from the worker that it replaces; both have the same number, ``worker``.
+        held: Its unanswered tasks, oldest first; it does them in this order.
         ready: Whether it has started.
         stuck: Why it was killed, if it was.
     """
@@ -75,7 +75,7 @@ class WorkerHandle:
     def connected(
         cls, serial: int, worker: int, places: int, kept_batches: KeptBatches, setup_bytes: int, setup_fds: list[int]
     ) -> Iterator[tuple[WorkerHandle, socket.socket]]:
-        """A handle whose channel has the hello in it, and the worker's end of the channel. The body starts the worker and gives it that end."""
+        """A handle with the hello sent to its channel, and the worker's end of that channel, which the body passes to the worker it starts."""
         nbytes = Area.size(places)
         with contextlib.ExitStack() as passing, contextlib.ExitStack() as undo:
             ours, theirs = socket.socketpair()
@@ -91,17 +91,16 @@ class WorkerHandle:
             handle = cls(serial, worker, ours, area, SlotTable(kept_batches), lifeline, list(range(places)))
             send(ours, HELLO.pack(nbytes, setup_bytes), [memory, end, *setup_fds])
             yield handle, theirs
-            # Not before: after an error or an interrupt in the body our ends close, and whatever was started of the
-            # worker ends by that.
+            # Not before: after an error or an interrupt in the body, our ends close, and a worker that was started ends.
             undo.pop_all()
 
     @property
     def where(self) -> str:
-        """The worker in words."""
+        """A description of the worker."""
         return f"worker process {self.worker} (pid {self.pid})"
 
     def doing(self) -> PendingTask | None:
-        """The task that the worker is in the middle of; of a dead worker, the one that it died in."""
+        """The task that the worker is doing; for a dead worker, the task in which it died."""
         number = self.area.words[Area.DOING]
         return next((task for task in self.held if task.number == number), None)
 
@@ -111,11 +110,11 @@ class WorkerHandle:
         return self.area.words[Area.ROW]
 
     def skip_below(self, number: int) -> None:
-        """Have the worker skip tasks of lower numbers; the one that it is in the middle of it finishes."""
+        """Make the worker skip tasks with lower numbers, except one that it has begun."""
         self.area.words[Area.WANTED] = number
 
     def hand(self, task: PendingTask) -> None:
-        """Give the worker a task; it learns of it by `flush`.
+        """Queue a task for the worker; `flush` sends it.
 
         Raises:
             OSError: A large task, and no memory or file descriptor for it. The worker does not hold it.
@@ -142,17 +141,17 @@ class WorkerHandle:
             os.close(fd)
 
     def flush(self, fds: list[int] | None = None) -> None:
-        """Send what was not sent, all at once; never blocks."""
+        """Send all unsent messages at once; never blocks."""
         if not self._unsent:
             return
-        # Forgotten before it is sent: sent twice, a task would be done twice and answered twice. If Ctrl-C comes in
-        # between, it is not sent at all, and the rollback replaces the worker.
+        # Cleared before sending, because a task sent twice would be done and answered twice. If Ctrl-C comes in between,
+        # it is not sent at all, and the rollback replaces the worker.
         message, self._unsent = self._unsent, b""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead, and its death brings the tasks back
             send(self.channel, message, fds or ())
 
     def answers(self) -> list[Answer]:
-        """Some of what the worker has sent; none where there is nothing more."""
+        """Some of the worker's messages; empty if there are none left."""
         try:
             message, fds = receive(self.channel, ANSWER.size * AT_ONCE, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -183,7 +182,7 @@ class WorkerHandle:
             if not fds:
                 raise OSError(
                     errno.EMFILE,
-                    "too many open files in this process, so no result can come in. Close some, or raise the limit (ulimit -n)",
+                    "too many open files in this process, so no result can be received. Close some, or raise the limit (ulimit -n)",
                 )
             memory = attach(fds[0], size)
         finally:
@@ -194,14 +193,14 @@ class WorkerHandle:
 
         Args:
             answer: Of the oldest task in `held`.
-            named: A job in words, for errors.
+            named: Describes a job, for errors.
         """
         task, (place, lent) = self.held.popleft(), self._lent.popleft()
         assert task.number == answer.number, "a worker answers in the order in which it was asked"
         self._places.append(place)
-        # It used another slot than the one that it was lent, because that was too small, or none, because it needed
-        # none. Then the lent one is free again, and only in the second case worth keeping: when every returned slot was
-        # kept, memory filled with slots that nothing fitted.
+        # It used a different slot, because the lent one was too small, or none, because it needed none. The lent slot is
+        # then free again, and worth keeping only in the second case: when every returned slot was kept, memory filled up
+        # with slots too small for any result.
         if answer.slot != lent:
             self.slots.give_back(lent, useful=answer.slot == NO_SLOT)
         if answer.trouble is not None:
@@ -228,7 +227,7 @@ class WorkerHandle:
         return partial(RemoteError(*self.value(0, answer)).rebuilt, self.where, "starting the worker")
 
     def value(self, place: int, answer: Answer) -> Any:
-        """What the answer holds: over its slot, or over a copy of the place, because the next task overwrites that."""
+        """The content of the answer, as a view of its slot, or of a copy of its place, which the next task overwrites."""
         with neutral_modes():
             if answer.slot != NO_SLOT:
                 return unpack(self.slots.view(answer.slot), answer.start)
@@ -239,5 +238,5 @@ class WorkerHandle:
         self.channel.close()
 
     def kill(self) -> None:
-        """SIGKILL from the kernel, which cannot hit another process that was given the same pid since."""
+        """SIGKILL from the kernel, which cannot hit another process that has since received the same pid."""
         self._lifeline.close()

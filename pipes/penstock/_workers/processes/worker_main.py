@@ -3,10 +3,10 @@
 A worker talks to the consumer over a socket pair of its own, and shares an `Area` with it, which has the tasks, the small answers and the
 row being loaded. Large answers are in slots (`slot_maker`). Nothing is shared that a killed process could hold: no lock, no queue.
 
-Who ends whom. End-of-file on its socket tells an idle worker to leave. A worker in the middle of a task is ended by its *lifeline*, a
+How a worker ends. End-of-file on its socket tells an idle worker to leave. A worker in the middle of a task is ended by its *lifeline*, a
 pipe on which nothing is ever sent, and whose other end only the consumer's process holds. When that end closes, because of `shutdown` or
-because the process was killed, the kernel sends SIGKILL. (``PR_SET_PDEATHSIG`` would not do: it fires when the thread that forked ends,
-and knows no grandchildren.)
+because the process was killed, the kernel sends SIGKILL. (``PR_SET_PDEATHSIG`` would not work: it fires when the thread that forked ends,
+and does not reach grandchildren.)
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _load(fd: int, nbytes: int) -> Setup:
 
 
 def prepare(setup: Setup, worker: int) -> None:
-    """In a new worker: set up what `DataLoader` does in a new worker: one thread, seeds of its own, the worker info, the user's function."""
+    """Set up a new worker as `DataLoader` does: one thread, its own seeds, the worker info, the user's function."""
     torch.set_num_threads(1)
     traced.clear()  # a fork has the consumer's
     seed = (setup.seed + worker) % 2**63
@@ -116,7 +116,7 @@ def prepare(setup: Setup, worker: int) -> None:
 
 
 def parcel_of(value: Any, where: str) -> Parcel:
-    """What a worker found, ready to be sent.
+    """A worker's result, ready to be sent.
 
     Raises:
         SampleError: It cannot be pickled.
@@ -158,7 +158,7 @@ class _Server:
                 if number < words[Area.WANTED]:
                     self._channel.sendall(ANSWER.pack(number, SKIPPED, NO_SLOT, 0, 0, 0))
                     continue
-                # Before the work: if the task kills this process, the consumer finds here which one it was.
+                # Before the work: if the task kills this process, the consumer reads here which task it was.
                 words[Area.DOING] = number
                 if nbytes > Area.PLACE and not fds:
                     raise OSError(errno.EMFILE, "no room for the task's file descriptor")
@@ -187,7 +187,7 @@ class _Server:
             value = work(task, self._area.row, self._slots.allocate)
         except BaseException as error:  # from user code, SystemExit and the like are errors too
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
-                os._exit(NO_DESCRIPTORS)  # which closes what user code never did; a new worker does the task again
+                os._exit(NO_DESCRIPTORS)  # this closes the files that user code left open; a new worker does the task again
             with contextlib.suppress(Exception):  # a frozen exception takes no note
                 error.add_note(f"in {self._where}")
             return ERROR, self._failure(error)
@@ -224,12 +224,12 @@ class _Server:
 
 
 def _end_with(lifeline: int) -> None:
-    """Have the kernel kill this process once nobody holds the other end of ``lifeline``."""
+    """Make the kernel kill this process once no process holds the other end of ``lifeline``."""
     try:
         import fcntl
 
-        # A pipe becomes readable when its other end closes. With O_ASYNC the kernel tells the owner by a signal, and
-        # F_SETSIG makes that one which nothing in this process can hold up, whatever code it is in.
+        # A pipe becomes readable when its other end closes. With O_ASYNC the kernel notifies the owner by a signal, and
+        # F_SETSIG selects a signal that nothing in this process can block.
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)  # type: ignore[attr-defined,unused-ignore]
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)

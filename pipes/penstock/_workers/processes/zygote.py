@@ -105,8 +105,8 @@ class Zygote:
 
     def _fork(self) -> tuple[int, int]:
         # Signals are held from before the fork until this process knows the pid, and in the child until it has dropped
-        # the program's handlers. Otherwise a handler that raises here leaves a process that nobody knows of, a zombie
-        # later; and one that raises in the child ends that.
+        # the program's handlers. Otherwise a handler that raises here leaks a process, later a zombie, and a handler that
+        # raises in the child ends the child.
         self.control, theirs = socket.socketpair()
         with theirs, signals_held():
             self.pid = fork(self._pids)
@@ -124,13 +124,13 @@ class Zygote:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no such process, or no more."""
+        """Whether the process does not exist, or no longer does."""
         return not self._pids
 
     def kill(self) -> None:
         """End it by force. Idempotent."""
         for pid in self._pids:
-            with contextlib.suppress(ProcessLookupError):  # someone else's waitpid(-1) was faster
+            with contextlib.suppress(ProcessLookupError):  # another waitpid(-1) was faster
                 os.kill(pid, signal.SIGKILL)
         self.reap()
 
@@ -141,7 +141,7 @@ class Zygote:
             self.control.close()
 
     def exit_code(self) -> int:
-        """Wait for the end of the process; its exit code (negative: a signal), or `UNKNOWN`."""
+        """Wait for the end of the process. Returns its exit code (negative: a signal), or `UNKNOWN`."""
         for pid in self._pids:
             try:
                 self._code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
