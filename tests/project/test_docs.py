@@ -38,7 +38,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = ["penstock", "penstock.formats", "penstock.nodes", "penstock.orders", "penstock.statistics", "penstock.testing"]
 INTEGRATIONS = {"accelerate": "AccelerateLoader", "lightning": "LightningCallback", "transformers": "HFTrainerCallback HFTrainerMixin"}
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<label>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|<img[^>]* src=\"(?P<image>[^\"]+)\"")
+LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|(?:<img[^>]* src|<source[^>]* srcset)=\"(?P<image>[^\"]+)\"")
 TORCHRUN = ["-m", "torch.distributed.run", "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
 
 Page = tuple[str, Path, str]
