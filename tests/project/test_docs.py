@@ -38,7 +38,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = ["penstock", "penstock.formats", "penstock.nodes", "penstock.orders", "penstock.statistics", "penstock.testing"]
 INTEGRATIONS = {"accelerate": "AccelerateLoader", "lightning": "LightningCallback", "transformers": "HFTrainerCallback HFTrainerMixin"}
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,})(?P<label>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|<img[^>]* src=\"(?P<image>[^\"]+)\"")
+LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)|(?:<img[^>]* src|<source[^>]* srcset)=\"(?P<image>[^\"]+)\"")
 TORCHRUN = ["-m", "torch.distributed.run", "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
 
 Page = tuple[str, Path, str]
@@ -361,6 +361,15 @@ def test_every_page_is_in_the_contents() -> None:
         ahead += [page.parent / f"{line}.md" for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
     assert set(DOCS.rglob("*.md")) - reached == set(), "in no toctree: docs/index.md has most of them"
     assert reached <= set(DOCS.rglob("*.md"))
+
+
+def test_readme_states_the_facts_of_the_package_and_stays_short() -> None:
+    """Seen to fail: another version."""
+    torch_version = next(one.specifier for line in PYPROJECT["dependencies"] if (one := Requirement(line)).name == "torch")
+    readme = (ROOT / "README.md").read_text()
+    python, torch = (str(bound).removeprefix(">=") for bound in (PYPROJECT["requires-python"], torch_version))
+    assert f"\nVersion {penstock.__version__} · Python {python}+ · torch {torch}+ · Linux · {PYPROJECT['license']} · " in readme
+    assert readme.count("\n") <= 110
 
 
 def test_readme_needs_no_other_command_than_make_and_pip() -> None:

@@ -1,4 +1,4 @@
-"""Run the mmengine recipe of docs/trainers/others.md against the real package: mmengine_recipe.py PAGE FOLDER."""
+"""Run the mmengine recipe of docs/trainers/index.md against the real package: mmengine_recipe.py PAGE FOLDER."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the recipes of docs/trainers/others.md that need another package against that package, if it is installed."""
+"""Runs the recipes of docs/trainers/index.md that need another package against that package, if it is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.testing import Tagged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "trainers" / "others.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "trainers" / "index.md"
 
 
 @pytest.mark.slow
