@@ -1,5 +1,6 @@
 # Every target sets up what it needs in .venv, once, and again when the sources have changed:
 #     make demo     shows what penstock does; installs only what that takes
+#     make picture  the picture of README, measured here
 #     make test     the tests, against the built wheel, in as many processes as there are cores (JOBS=1: in one)
 #     make soak     the tests that are not worth their time on every change, for at most an hour
 #     make lint     ruff and mypy
@@ -41,10 +42,14 @@ SOURCES := $(shell find pipes -not -path '*__pycache__*') README.md LICENSE
 # What the tests marked gpu import besides torch and NumPy, and what that needs: penstock itself is taken from pipes/.
 GPU_PACKAGES := iniconfig packaging pluggy psutil pygments pytest pytest-timeout torchdata
 
-.PHONY: demo test soak lint check mutants site dist release versions wheels gpu clean
+.PHONY: demo picture test soak lint check mutants site dist release versions wheels gpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
+
+# The picture of README and of the site's front page, measured on this machine.
+picture: $(VENV)/.demo
+	$(BIN)/python examples/demo.py --picture docs/_static
 
 # The tests run against the installed wheel: `pipes/` is not on the import path.
 test: $(VENV)/.installed

@@ -132,9 +132,10 @@ class _Object(BaseHTTPRequestHandler):
 
     def _begin(self, status: int, nbytes: int, headers: dict[str, str]) -> None:
         self.send_response(status)
-        # Closed after each answer, because the S3 client of MosaicML Streaming 0.13 is made before its workers are forked, and they would share a connection that is kept
-        # open. Without TLS each then gets the other's answers, and writes one shard's bytes under another's name.
-        for name, value in {"Content-Length": str(nbytes), "Connection": "close", **headers}.items():
+        # Closed after each answer to Boto3: MosaicML Streaming 0.13 makes its client before it forks the workers, and they would share a connection that is kept open. Without
+        # TLS each then gets the other's answers, and writes one shard's bytes under another's name.
+        closed = {"Connection": "close"} if "Boto3" in self.headers.get("User-Agent", "") else {}
+        for name, value in {"Content-Length": str(nbytes), **closed, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
 

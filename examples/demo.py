@@ -1,6 +1,7 @@
 """Train a small network, kill it in mid-epoch, resume it exactly, and look at what an epoch boundary costs.
 
     python demo.py        # needs: pip install torch-penstock matplotlib scikit-learn tqdm
+    python demo.py --picture FOLDER     # only the picture, as waits-light.svg and waits-dark.svg
 
 Three runs train on handwritten digits, each in its own process: one without interruption, one that kills itself with SIGKILL,
 and one that continues from the last checkpoint of the killed run. Then the demo measures how long training waits for each batch, with
@@ -160,27 +161,36 @@ def typical(epochs: list[list[float]]) -> tuple[float, float]:
     return 1000 * first, 1000 * other
 
 
-def draw(measured: dict[str, list[list[float]]], file: Path) -> None:
+def draw(measured: dict[str, list[list[float]]], file: Path, ink: str = "#24292f", figsize: tuple[float, float] = (10, 7.5)) -> None:
     """Draw every wait as a dot, in one row per loader, with the first batch of each epoch highlighted."""
-    figure, rows = plt.subplots(len(measured), sharex=True, sharey=True, figsize=(10, 7.5), layout="constrained")
+    mpl.rcParams.update(dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink))
+    mpl.rcParams["svg.hashsalt"] = "waits"  # equal waits make equal files
+    figure, rows = plt.subplots(len(measured), sharex=True, sharey=True, figsize=figsize, layout="constrained")
     figure.suptitle("How long training waits for each batch", x=0.01, ha="left", fontsize=16, weight="bold")
     for axes, (name, epochs) in zip(rows, measured.items(), strict=True):
         length = len(epochs[0])
         first, other = typical(epochs)
         for boundary in range(length, length * len(epochs), length):
-            axes.axvline(boundary, color="#c8c8c8", linewidth=1, zorder=0)
+            axes.axvline(boundary, color="#8a97a6", alpha=0.4, linewidth=1, zorder=0)
         axes.plot([1000 * wait for epoch in epochs for wait in epoch], ".", color="#8a97a6", markersize=4, label="any other batch")
         firsts = [1000 * epoch[0] for epoch in epochs]
         axes.plot(range(0, length * len(epochs), length), firsts, "o", color="#d1495b", markersize=8, label="first batch of an epoch")
         axes.annotate("workers start", (0, firsts[0]), (9, 0), textcoords="offset points", va="center", color="#d1495b")
         axes.set_title(name, loc="left", fontsize=12, weight="bold")
-        axes.set_title(f"median: first batch {first:.2f} ms, others {other:.2f} ms", loc="right", fontsize=11, color="#444444")
+        axes.set_title(f"median: first batch {first:.2f} ms, others {other:.2f} ms", loc="right", fontsize=11)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} ms")
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*rows[0].get_legend_handles_labels(), loc="upper right", ncols=2, frameon=False, fontsize=11)
     rows[-1].set_xlabel("training step (grey lines: a new epoch begins)")
-    figure.savefig(file, dpi=120)
+    figure.savefig(file, dpi=120, transparent=file.suffix == ".svg", metadata={"Date": None} if file.suffix == ".svg" else None)
+
+
+def picture(folder: Path) -> None:
+    """The picture of README, on a light and on a dark page."""
+    measured = measure()
+    for name, ink in (("light", "#24292f"), ("dark", "#d0d7de")):
+        draw(measured, folder / f"waits-{name}.svg", ink, (9, 5.4))
 
 
 def main() -> str | None:
@@ -214,7 +224,9 @@ def main() -> str | None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:2] == ["--picture"]:
+        picture(Path(sys.argv[2]))
+    elif len(sys.argv) > 1:
         train(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if sys.argv[3] else None)
     else:
         sys.exit(main())
