@@ -239,7 +239,7 @@ class TestSamplerWrapperResumes:
         if isinstance(changed, OfEpoch):
             assert next(node).values == 3, "what is the same up to there is taken for the same"
         else:
-            with pytest.raises(StateMismatch, match=rf"the checksum {states[2]['checksum']}, and now there is \d+"):
+            with pytest.raises(StateMismatch, match=rf"the checksum {states[2]['checksum']}, and now it is \d+"):
                 next(node)
         node.reset(node.start_of(1))
         assert next(node).epoch == 1, "one can go on"

@@ -71,7 +71,9 @@ def as_loader(given: Any, batch_size: int) -> Any:
         return given
     if is_dataset(given):
         return with_workers(given, 0, "thread", batch_size)
-    raise TargetError(f"the factory returned an object of type {type(given).__name__}, which is not iterable.")
+    raise TargetError(
+        f"the factory returned an object of type {type(given).__name__}, which is not iterable. It must return a loader, or a dataset with __len__ and __getitem__."
+    )
 
 
 def is_dataset(one: Any) -> bool:

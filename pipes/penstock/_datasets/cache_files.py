@@ -48,7 +48,7 @@ _FORMAT = f"1, {sys.byteorder}-endian"
 _HEAD, _INDEX, _DATA = "penstock.json", "penstock.index", "penstock.data"
 _ENTRY = struct.Struct("=Q")
 _CREATION = 2**62  # the byte of the data to lock while the files are created; no sample has this number
-_AT_MOST = 0x7FFFF000  # the most bytes that one `write` on Linux accepts
+AT_MOST = 0x7FFFF000  # the most bytes that one `write` on Linux accepts
 _OPEN = "/proc/self/fd"  # opening a name in here opens the file again, even a file without any other name
 ABSENT = object()
 
@@ -119,8 +119,8 @@ class Claim:
 
     def write(self, place: int, record: bytes) -> None:
         """Append ``record`` to the data, then make the index point to it."""
-        if len(record) > _AT_MOST:
-            raise OSError(errno.EFBIG, f"a cached sample may have at most {_AT_MOST} bytes")
+        if len(record) > AT_MOST:
+            raise OSError(errno.EFBIG, f"a cached sample may have at most {AT_MOST} bytes")
         if (written := os.write(self._data, record)) < len(record):
             os.write(self._data, record[written:])  # to get the error that explains the short write
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -86,7 +86,10 @@ def _structure(value: Any, arrays: list[Any], where: str) -> Any:
     ):
         inside = [_structure(one, arrays, f"{where}[{place}]") for place, one in enumerate(value)]
         return [kind.__name__, inside] if kind in (list, tuple) else ["named", module_of(kind), kind.__qualname__, kind._fields, inside]
-    raise NotCacheable(f"{where} is of type {kind.__module__}.{kind.__qualname__}")
+    raise NotCacheable(
+        f"{where} is of type {kind.__module__}.{kind.__qualname__}, but a cache stores only NumPy arrays, tensors, numbers, strings, bytes, None, and "
+        f"dicts, lists and (named) tuples of these, and no other subclasses"
+    )
 
 
 def _bytes_of(tensor: torch.Tensor, where: str) -> Any:

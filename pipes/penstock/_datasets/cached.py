@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import numpy as np
 
 from penstock._arguments import Shown
-from penstock._datasets.cache_files import ABSENT, Claim, Files, for_child, identity_of, in_folder, in_memory
+from penstock._datasets.cache_files import ABSENT, AT_MOST, Claim, Files, for_child, identity_of, in_folder, in_memory
 from penstock._datasets.cache_record import NotCacheable, record_of, value_at
 from penstock._datasets.one_pass import check_read_once, one_pass
 from penstock._datasets.randomness_check import RandomnessCheck
@@ -92,7 +92,8 @@ class Cached(Shown):
         order = dataset_order(self.dataset, shuffle=shuffle, seed=seed)
         if isinstance(order, ContinuingOrder):
             raise TypeError(
-                f"{type(self.dataset).__name__} is an endless stream, but this cache holds {len(self)} samples. Pass the stream itself to Loader.from_dataset, or count its shards."
+                f"{type(self.dataset).__name__} with epoch_size= is an endless stream, but this cache holds {len(self)} samples. Pass the stream itself to "
+                f"Loader.from_dataset, or cache shards of known lengths: no epoch_size=, but an index (python -m penstock index) or counts=."
             )
         return order
 
@@ -216,6 +217,12 @@ class Cached(Shown):
         try:
             claim.write(place, record)
         except OSError as error:
+            if len(record) > AT_MOST:
+                raise OSError(
+                    error.errno,
+                    f"sample {place} of {self._identity['dataset']} takes {len(record)} bytes, but a cached sample may have at most {AT_MOST}. Cache the data "
+                    f"before the transform that makes it so large, and apply that transform to what the cache returns",
+                ) from error
             free = shutil.disk_usage(self._path).free if self._path else os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
             raise OSError(
                 error.errno,

@@ -121,8 +121,8 @@ def _identity(dataset: Any, predicate: Any, name: str) -> dict[str, Any]:
         holds = f"{zlib.crc32(pickle.dumps(predicate, 5)):08x}"
     except Exception as exc:
         raise ValueError(
-            f"cache= needs a predicate that can be identified, but {name} cannot be pickled ({exc}). Use a module-level function, a "
-            f"functools.partial of one, or an object; or drop cache=."
+            f"with cache=, the predicate is pickled to compare it with the one that the file was made with, but {name} cannot be pickled ({exc}). "
+            f"Use a module-level function, a functools.partial of one, or an object; or drop cache=."
         ) from exc
     method = getattr(dataset, "settings", None)
     settings = None
@@ -168,7 +168,7 @@ def _opened(path: str, identity: dict[str, Any]) -> Int64s:
         raise ValueError(f"{path} has {os.path.getsize(path)} bytes instead of {len(line) + 8 * count}: it is damaged. Delete it.")
     numbers = np.memmap(path, "<i8", "r", len(line), (count,)) if count else np.empty(0, np.int64)
     if zlib.crc32(numbers.data) != crc:
-        raise ValueError(f"{path} is damaged: its checksum is wrong. Delete it.")
+        raise ValueError(f"{path} is damaged: its checksum is wrong. Delete it; the next call of filtered writes it again.")
     return numbers
 
 

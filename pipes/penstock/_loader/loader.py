@@ -263,7 +263,7 @@ class Loader(FromDataset, Generic[T]):
             return {KEY: json.dumps({"format": FORMAT, "settings": self._settings_at(state), "state": state}, allow_nan=False)}
         except (TypeError, ValueError) as exc:
             raise StateError(
-                f"the state of this graph is not JSON ({exc}): one of its nodes returns a state with types other than dict, list, str, int and None."
+                f"the state of this graph is not JSON ({exc}). In get_state of your own nodes, return only dict, list, str, int, float, bool and None."
             ) from exc
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:

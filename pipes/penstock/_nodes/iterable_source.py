@@ -386,7 +386,8 @@ class IterableSource(FirstNode[Indices]):
                         f"length, load the state that this rank saved; or load none, and start another epoch with loader.set_epoch."
                     ) from None
                 raise StateError(
-                    f"the state was saved after {position} items of epoch {self._epoch}, but {type(self.iterable).__name__} now ends after {self._position}: the data has changed."
+                    f"the state was saved after {position} items of epoch {self._epoch}, but {type(self.iterable).__name__} now ends after {self._position}: the data has changed. "
+                    f"Load the state with the data of the saved run; or load none, and start another epoch with loader.set_epoch."
                 ) from None
             self._position += 1
 

@@ -34,9 +34,11 @@ class Ranks:
     def __init__(self, rank: int | None, world_size: int | None, mesh: DeviceMesh | None) -> None:
         if (rank is None) != (world_size is None):
             raise ValueError(f"rank={rank!r} and world_size={world_size!r} go together: pass both, or neither to have them looked up.")
-        if mesh is not None and (rank is not None or mesh.ndim != 1):
+        if mesh is not None and rank is not None:
+            raise ValueError(f"mesh and rank={rank!r} exclude each other, because the mesh gives the rank. Drop one of them.")
+        if mesh is not None and mesh.ndim != 1:
             raise ValueError(
-                f"mesh must be one dimension, such as mesh['dp'], and cannot be combined with rank: it has {mesh.ndim} dimensions, rank={rank!r}."
+                f"mesh has {mesh.ndim} dimensions, but the ranks share data along only one. Pass that one, such as mesh['dp']."
             )
         if rank is not None and world_size is not None:
             rank, world_size = _checked(rank, world_size, "the arguments")

@@ -105,10 +105,13 @@ class Sampler(FirstNode[Indices]):
             most = -(-self._n // self.order.round) * self.order.round  # older states began an epoch at a multiple of the lanes
             if state["origin"] > state["epoch"] * most:
                 raise StateError(
-                    f"a state with the origin {state['origin']} is damaged: the {state['epoch']} epochs before have at most {most} items each."
+                    f"a state of epoch {state['epoch']} says that this epoch starts at item {state['origin']} of the stream, but an epoch has at most {most} items: "
+                    f"the state is damaged. Load an older one."
                 )
             if "left" in state and not 0 < state["left"] <= position == self._n:
-                raise StateError(f"a state with {state['left']} items left at position {position} of {self._n} is damaged.")
+                raise StateError(
+                    f"a state with {state['left']} items left at position {position} of {self._n} is damaged. Load an older one."
+                )
         if position > self._n:
             raise StateError(
                 f"a state at position {position} is out of bounds: an epoch has {self._n} items. Was it saved with another dataset?"

@@ -129,7 +129,9 @@ class SamplerWrapper(FirstNode[Any]):
         position = fields(state, epoch=int, position=int, checksum=int)["position"]
         plan = self._plan_of(state["epoch"])
         if plan is not None and not plan.more and position > plan.end:
-            raise StateError(f"a state at position {position} is out of bounds: epoch {state['epoch']} has {plan.end} items.")
+            raise StateError(
+                f"a state at position {position} is out of bounds: epoch {state['epoch']} has {plan.end} items. Was it saved with another sampler or dataset?"
+            )
 
     def seek(self, place: State) -> State:
         self._plans.resume()
@@ -194,10 +196,10 @@ class SamplerWrapper(FirstNode[Any]):
         plan = ready[1] if ready is not None and ready[0] == request else self._plans.get(request)
         if not plan.fits(position, checksum):
             here = position <= plan.end
-            came = f"{plan.checksum(plan.begin, position, plan.before)}" if here else f"only {plan.end} items"
+            came = f"it is {plan.checksum(plan.begin, position, plan.before)}" if here else f"there are only {plan.end} items"
             raise StateMismatch(
                 f"{type(self.sampler).__name__} did not reproduce what it yielded in epoch {epoch} up to position {position}: the state has "
-                f"the checksum {checksum}, and now there is {came}. Use the sampler, dataset and seed of the saved run, or begin a new epoch. A sampler that "
+                f"the checksum {checksum}, and now {came}. Use the sampler, dataset and seed of the saved run, or begin a new epoch. A sampler that "
                 f"keeps state (such as its own generator) and can be neither pickled nor copied can only move forward: load the state into a new loader over a new sampler."
             )
         self._held = epoch, plan

@@ -113,7 +113,9 @@ class Reach(NamedTuple):
 
         folder = os.path.expanduser(os.fspath(self.cache_dir))
         if not folder or "://" in folder:
-            raise ValueError(f"cache_dir={folder!r} is not a folder on a local disk, such as '/local/disk/cache'.")
+            raise ValueError(
+                f"cache_dir={folder!r} is not a folder on a local disk, where the copies must be. Pass one, such as '/local/disk/cache'."
+            )
         inside = os.path.join(os.path.abspath(folder), "")
         if (wrong := next((file for file in files if not is_remote(file) and os.path.abspath(file).startswith(inside)), None)) is not None:
             raise ValueError(

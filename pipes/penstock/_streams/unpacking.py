@@ -45,7 +45,7 @@ class Unpacked(io.RawIOBase):
                 if not data and frame is None:
                     raise EOFError(NO_BYTES.format(self._path))
                 if not data and not frame.eof:
-                    raise EOFError(f"{self._path} ends in the middle of its compressed data, so it was cut short.")
+                    raise EOFError(f"{self._path} ends in the middle of its compressed data, so it was cut short. Copy it again.")
                 if not data:
                     return 0
                 if frame is None or frame.eof:
