@@ -322,7 +322,7 @@ def test_whoever_asks_by_index_is_refused():
     for make in several.values():
         with pytest.raises(TypeError, match="are read by Loader.from_dataset"):
             next(iter(make()))
-    with pytest.raises(TypeError, match="is an endless stream, but this cache holds 40 samples"):
+    with pytest.raises(TypeError, match="an endless stream, but this cache holds 40 samples"):
         Loader.from_dataset(penstock.Cached(data()))
     for groups in (penstock.Buckets([3] * 40, 12), penstock.Packs([3] * 40, 12)):
         with pytest.raises(ValueError, match=r"groups needs the length of each sample.* penstock\.Pack"):
