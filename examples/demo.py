@@ -1,4 +1,4 @@
-"""Train a small network, kill it in mid-epoch, resume it exactly, and look at what an epoch boundary costs.
+"""For a first look: train a small network, kill it in mid-epoch, resume it exactly, and see what an epoch boundary costs.
 
     python demo.py        # needs: pip install torch-penstock matplotlib scikit-learn tqdm
     python demo.py --picture FOLDER     # only the picture, as waits-light.svg and waits-dark.svg
