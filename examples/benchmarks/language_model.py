@@ -36,7 +36,7 @@ import penstock
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from port_nanochat import Tokenize  # noqa: E402
+from port_nanochat import Tokenize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,7 @@
     python loaders.py --summary FILE FILE ...   whether runs at different hours agree
     python loaders.py --from FILE --docs PAGE   the tables of an earlier run
 
-The workloads and the loaders' settings are in peers.py, the statistics and the tables in tables.py.
+The workloads and the loaders' settings are in loader_peers.py, the statistics and the tables in tables.py.
 
 In each round every loader starts afresh, in a process of its own. Then they take turns: one runs, the others are stopped with all of their
 workers (SIGSTOP), so every loader sees the same minutes of a machine whose clock and neighbours wander. Loaders are compared turn by turn.
@@ -38,10 +38,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
-
 import tables as tables
-from peers import LOAD_ONLY, LOADERS, NO_LOADER, NOTHING, WORKLOADS, Opened, Task, Workload, build, copier, names_of
+import torch
+from loader_peers import LOAD_ONLY, LOADERS, NO_LOADER, NOTHING, WORKLOADS, Opened, Task, Workload, build, copier, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -53,9 +53,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
-import torch
-
 import stream_peers as peers
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

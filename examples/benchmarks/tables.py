@@ -10,7 +10,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from peers import INDEX_LEVEL, LOAD_ONLY, NO_LOADER, NOTHING, OURS, REFERENCE, WORKLOADS
+from loader_peers import INDEX_LEVEL, LOAD_ONLY, NO_LOADER, NOTHING, OURS, REFERENCE, WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
