@@ -15,7 +15,7 @@
 #     make versions PYTHON=python3.11 TORCH=2.6.0 NUMPY=1.26.4   # without the object store, whose packages want newer ones
 #
 # A machine with an accelerator and no network, with the torch and the NumPy that its Python has. The first line, where there is a
-# network, fills the folder that the second needs; build/gpu.json gets the figures of examples/benchmark_device.py:
+# network, fills the folder that the second needs; build/gpu.json gets the figures of examples/benchmarks/device.py:
 #     make wheels WHEELS=folder PYTHON_VERSION=3.12
 #     make gpu WHEELS=folder PYTHON=python3
 
@@ -97,7 +97,7 @@ gpu:
 	"$(PYTHON)" -m pip --disable-pip-version-check install -q --no-index --no-deps --no-compile --target build/gpu "$(WHEELS)"/*.whl
 	rm -f "$(FIGURES)"
 	"$(PYTHON)" -m pytest -m gpu -rs $(PYTEST_ARGS) $$(grep -rl --include='test_*.py' 'mark\.gpu\b' tests); failed=$$?; \
-	    "$(PYTHON)" examples/benchmark_device.py --repeats 3 --budget-s 180 --json "$(FIGURES)" && exit $$failed
+	    "$(PYTHON)" examples/benchmarks/device.py --repeats 3 --budget-s 180 --json "$(FIGURES)" && exit $$failed
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

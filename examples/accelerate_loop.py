@@ -1,4 +1,4 @@
-"""Accelerate: AccelerateLoader moves the batches, is saved by save_state, and synchronizes the last window of an epoch.
+"""For Accelerate: AccelerateLoader moves the batches, is saved by save_state, and synchronizes the last window of an epoch.
 
 python accelerate_loop.py        # needs: pip install 'torch-penstock[accelerate]'
 """

@@ -1,4 +1,4 @@
-"""Train on 2 ranks, get killed, continue on 3, then on 1: no sample is lost, repeated, or out of order.
+"""For jobs whose number of GPUs changes: train on 2 ranks, get killed, continue on 3, then on 1, with every sample once and in order.
 
 python ddp_elastic.py                                                # the whole story; it starts torchrun itself
 torchrun --nproc-per-node=4 ddp_elastic.py FOLDER LAST-STEP          # one run: starts or continues in FOLDER

@@ -1,4 +1,4 @@
-"""Train a small network, kill it in mid-epoch, resume it exactly, and look at what an epoch boundary costs.
+"""For a first look: train a small network, kill it in mid-epoch, resume it exactly, and see what an epoch boundary costs.
 
     python demo.py        # needs: pip install torch-penstock matplotlib scikit-learn tqdm
     python demo.py --picture FOLDER     # only the picture, as waits-light.svg and waits-dark.svg
@@ -166,7 +166,7 @@ def draw(measured: dict[str, list[list[float]]], file: Path, ink: str = "#24292f
     mpl.rcParams.update(dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink))
     mpl.rcParams["svg.hashsalt"] = "waits"  # equal waits make equal files
     figure, rows = plt.subplots(len(measured), sharex=True, sharey=True, figsize=figsize, layout="constrained")
-    figure.suptitle("How long training waits for each batch", x=0.01, ha="left", fontsize=16, weight="bold")
+    figure.suptitle("How long training waits for each batch", x=0.01, ha="left", fontsize=15, weight="bold")
     for axes, (name, epochs) in zip(rows, measured.items(), strict=True):
         length = len(epochs[0])
         first, other = typical(epochs)
@@ -190,7 +190,7 @@ def picture(folder: Path) -> None:
     """The picture of README, on a light and on a dark page."""
     measured = measure()
     for name, ink in (("light", "#24292f"), ("dark", "#d0d7de")):
-        draw(measured, folder / f"waits-{name}.svg", ink, (9, 5.4))
+        draw(measured, folder / f"waits-{name}.svg", ink, (10, 5.6))
 
 
 def main() -> str | None:

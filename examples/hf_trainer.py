@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer: one mixin, and every checkpoint of the Trainer resumes at the exact batch.
+"""For the Hugging Face Trainer: one mixin, and every checkpoint of the Trainer resumes at the exact batch.
 
 python hf_trainer.py        # needs: pip install 'torch-penstock[transformers]'
 """

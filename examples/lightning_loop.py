@@ -1,4 +1,4 @@
-"""Lightning: one callback, and every checkpoint of the Trainer resumes at the exact batch.
+"""For Lightning: one callback, and every checkpoint of the Trainer resumes at the exact batch.
 
 python lightning_loop.py        # needs: pip install 'torch-penstock[lightning]'
 """

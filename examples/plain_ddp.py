@@ -1,4 +1,4 @@
-"""Plain DDP, without a trainer: the loader asks torch.distributed which rank it is, and each rank saves the same state.
+"""For plain DDP without a trainer: the loader asks torch.distributed for its rank, and all ranks save the same state.
 
 python plain_ddp.py                             # one rank
 torchrun --nproc-per-node 2 plain_ddp.py        # two ranks; either can continue from the other's checkpoint

@@ -1,4 +1,4 @@
-"""A plain training loop over scikit-learn's digits: only the loader is not from PyTorch.
+"""For a plain training loop: only the loader is not from PyTorch.
 
 python plain_loop.py        # needs: pip install torch-penstock scikit-learn
 """

@@ -1,4 +1,4 @@
-"""A training script in the shape of PyTorch's ImageNet example, ported from DataLoader; killed at any point, it resumes bit for bit.
+"""For users of PyTorch's ImageNet example: a script in its shape, ported from DataLoader; killed at any point, it resumes bit for bit.
 
 python port_imagenet.py                                         # one rank
 torchrun --nproc-per-node=2 port_imagenet.py --resume           # two ranks, from the last checkpoint, if there is one

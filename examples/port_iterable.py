@@ -1,4 +1,4 @@
-"""IterableDatasets on several ranks, ported from DataLoader; killed at any point, the run resumes bit for bit.
+"""For IterableDatasets on several ranks: a script ported from DataLoader; killed at any point, the run resumes bit for bit.
 
 python port_iterable.py                                                          # one rank needs no split
 torchrun --nproc-per-node=2 port_iterable.py --split items --resume              # every rank reads all rows and is dealt its share

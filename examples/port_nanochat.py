@@ -1,4 +1,4 @@
-"""nanochat's data: texts in Parquet, tokenised and packed into full rows for several ranks, ported; killed at any point, the run resumes bit for bit.
+"""For language models: nanochat's data, texts in Parquet, tokenised and packed into full rows for several ranks; killed at any point, the run resumes bit for bit.
 
 python port_nanochat.py                                        # needs: pip install 'torch-penstock[formats]' tokenizers
 torchrun --nproc-per-node=2 port_nanochat.py --resume          # continues from the last checkpoint, if there is one

@@ -1,4 +1,4 @@
-"""For who trains with Ray Train: two workers train, stop in mid-epoch, and three go on from the checkpoint: each sample once.
+"""For Ray Train: two workers train and stop in mid-epoch, and three resume from the checkpoint; each sample is seen once.
 
 pip install "torch-penstock[ray]" "ray[train]"
 python examples/ray_train.py

@@ -1,4 +1,4 @@
-"""For who needs more CPUs than the training host has: the workers of a loader on the nodes of a Ray cluster, and the same batches as without them.
+"""For training hosts with too few CPUs: the workers of a loader run on the nodes of a Ray cluster, and deliver the same batches as without them.
 
 pip install "torch-penstock[ray]"
 python examples/ray_workers.py            # starts Ray on this machine, or joins the cluster that RAY_ADDRESS names

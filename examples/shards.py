@@ -1,4 +1,4 @@
-"""Images in parquet and in tar files: exact epochs, a state that is a position, and any number of ranks.
+"""For images in Parquet and tar files: exact epochs, a state that is a position, and any number of ranks.
 
 python shards.py
 """

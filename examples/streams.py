@@ -1,4 +1,4 @@
-"""Filter tars while reading, and tokenise and pack a Hugging Face stream: nothing is counted before, and both resume exactly, on other numbers of ranks too.
+"""For streams that nobody has counted: filter tars while reading, tokenise and pack a Hugging Face stream, and resume both exactly on any number of ranks.
 
 python streams.py
 """

@@ -1,4 +1,4 @@
-"""Custom batch samplers on any number of ranks: two streams of samples in each batch, and P classes with K samples each.
+"""For custom batch samplers: two streams of samples in each batch, or P classes with K samples each, on any number of ranks.
 
 python two_stream.py                                                 # one rank
 torchrun --nproc-per-node=2 two_stream.py                            # two ranks: whole batches are dealt to them

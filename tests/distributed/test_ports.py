@@ -16,7 +16,8 @@ from torchrun import torchrun
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parent.parent / "examples"
 
 pytestmark = [pytest.mark.slow]
 
@@ -47,7 +48,7 @@ def check_lives(folder: Path, ranks: int, resumed: list[str]) -> None:
         assert start + len(life) == len(whole)
 
 
-def lives(run_program: Callable[..., str], script: str, *arguments: str, ranks: int = 0, places: list[str] = PLACES) -> None:
+def lives(run_program: Callable[..., str], script: str | Path, *arguments: str, ranks: int = 0, places: list[str] = PLACES) -> None:
     """A whole run, and one that is killed at each of ``places``."""
     run_program(EXAMPLES / script, *arguments, "--folder", "whole", ranks=ranks)
     killed = [EXAMPLES / script, *arguments, "--folder", "killed", "--resume"]
@@ -88,21 +89,23 @@ def test_nanochats_packed_texts_on_two_ranks_are_killed_and_go_on(tmp_path: Path
 
 def test_the_hugging_face_trainer_is_killed_and_goes_on(tmp_path: Path, run_program: Callable[..., str]) -> None:
     """It evaluates before it saves, so a kill after the evaluation costs four steps, and a kill after the checkpoint costs none."""
-    lives(run_program, "port_hf.py", places=["step-14", "epoch-1", "step-16"])
+    lives(run_program, HERE / "killed_hf.py", places=["step-14", "epoch-1", "step-16"])
     check_lives(tmp_path, 1, ["step-12", "step-12", "epoch-1"])
 
 
 def test_lightning_is_killed_and_goes_on(tmp_path: Path, run_program: Callable[..., str]) -> None:
     """The next test covers the place between the last batch's checkpoint and the end of the epoch."""
-    lives(run_program, "port_lightning.py", places=["step-14", "epoch-1", "step-18"])
+    lives(run_program, HERE / "killed_lightning.py", places=["step-14", "epoch-1", "step-18"])
     check_lives(tmp_path, 1, ["step-12", "epoch-1", "epoch-1"])
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments"), [("port_lightning.py", []), ("port_hf.py", ["--evaluate", "epoch"])], ids=["Lightning", "Hugging Face"]
+    ("script", "arguments"),
+    [(HERE / "killed_lightning.py", []), (HERE / "killed_hf.py", ["--evaluate", "epoch"])],
+    ids=["Lightning", "Hugging Face"],
 )
 def test_a_trainer_leaves_out_the_validation_behind_a_checkpoint_of_the_last_batch(
-    script: str, arguments: list[str], tmp_path: Path, run_program: Callable[..., str]
+    script: Path, arguments: list[str], tmp_path: Path, run_program: Callable[..., str]
 ) -> None:
     """So it is with a DataLoader, too: they begin the next epoch. Nothing else is lost."""
     lives(run_program, script, *arguments, places=["step-16"])

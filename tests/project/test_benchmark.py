@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-sys.path.append(str(EXAMPLES))
+sys.path.append(str(EXAMPLES / "benchmarks"))
 
-import benchmark_tables as tables  # noqa: E402
+import tables  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,7 @@ def test_the_benchmark_of_loaders_runs(run_script: Callable[..., str], tmp_path:
     who = ["penstock", "no loader", "DataLoader", "load only", "index level", "SPDL"]
     file = tmp_path / "rows.json"
     printed = run_script(
-        EXAMPLES / "benchmark_loaders.py",
+        EXAMPLES / "benchmarks" / "loaders.py",
         "--quick",
         "--loaders",
         *who,

@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-LONG = ["ddp_elastic", "demo", "lightning_ddp_two_streams", "ray_train", "ray_workers"]  # they start interpreters themselves
+LONG = ["ddp_elastic", "demo", "ray_train", "ray_workers"]  # they start interpreters themselves
 SCRIPTS = sorted(
     file
     for file in EXAMPLES.glob("*.py")
-    if not file.name.startswith(("benchmark_", "port_")) and file.stem not in LONG  # test_ports.py runs the ports
+    if not file.name.startswith("port_") and file.stem not in LONG  # test_ports.py runs the ports
 )
+
+
+def test_there_are_few_and_each_says_for_whom_it_is() -> None:
+    heads = [file.read_text().partition("\n")[0] for file in EXAMPLES.glob("*.py")]
+    assert len(heads) <= 15
+    assert [head for head in heads if not head.startswith('"""For ')] == []
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
@@ -38,7 +44,7 @@ def test_a_long_example_runs(stem: str, tmp_path: Path, run_script: Callable[...
 
 
 def test_the_benchmarks_say_how_to_run_them(run_program: Callable[..., str]) -> None:
-    programs = [file for file in EXAMPLES.glob("benchmark_*.py") if "ArgumentParser" in file.read_text()]
+    programs = [file for file in (EXAMPLES / "benchmarks").glob("*.py") if "ArgumentParser" in file.read_text()]
     assert len(programs) >= 8
     assert [file.stem for file in programs if not run_program(file, "--help").startswith("usage: ")] == []
 
@@ -46,7 +52,7 @@ def test_the_benchmarks_say_how_to_run_them(run_program: Callable[..., str]) -> 
 @pytest.mark.soak
 def test_the_benchmark_of_streams_runs(run_script: Callable[..., str]) -> None:
     """Every workload, with small data and whoever is installed; the others are named."""
-    printed = run_script(EXAMPLES / "benchmark_streams.py", "--quick", "--peers", "penstock", "no loader", "torchdata", "lhotse")
+    printed = run_script(EXAMPLES / "benchmarks" / "streams.py", "--quick", "--peers", "penstock", "no loader", "torchdata", "lhotse")
     tables = printed[printed.index("\n## X1") :]
     for workload in ("X1", "X2", "X3", "X4", "X5", "X6", "X7", "X8", "X9", "X10", "X11"):
         assert f"## {workload}\n" in tables
@@ -59,7 +65,7 @@ def test_the_benchmark_of_the_number_of_workers_runs(run_script: Callable[..., s
     """What it concludes depends on the machine; here only that it comes to its end."""
     pytest.importorskip("PIL")
     options = ("--rounds", "1", "--seconds", "0.05", "--patience", "0.5", "--workloads", "jpeg", "python")
-    printed = run_script(EXAMPLES / "benchmark_auto.py", *options)
+    printed = run_script(EXAMPLES / "benchmarks" / "auto.py", *options)
     assert re.findall(r"^(\w+): \d\.\d\d of the best fixed number \(\d\); \d (\w+) workers, \d are enough", printed, re.MULTILINE) == [
         ("jpeg", "thread"),
         ("python", "process"),

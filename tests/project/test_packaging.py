@@ -168,7 +168,7 @@ def test_make_wheels_takes_all_that_make_gpu_imports() -> None:
         file for file in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.gpu\b", file.read_text()) and file != Path(__file__)
     ]
     assert marked
-    needed = set().union(*map(imported, [ROOT / "tests" / "conftest.py", ROOT / "examples" / "benchmark_device.py", *marked]))
+    needed = set().union(*map(imported, [ROOT / "tests" / "conftest.py", ROOT / "examples" / "benchmarks" / "device.py", *marked]))
     assert needed <= {"penstock", "torch", "numpy", *line.replace("-", "_").split()}
 
 

@@ -29,7 +29,7 @@ class LoopClock:
     Attributes:
         moments: Timestamps: batch received, next one requested, received, requested, received, …
         at: The index of the last batch in ``moments``.
-        until: From this index on, a batch is also aggregated.
+        until: From this index on, a batch is not only recorded: it is the first of an epoch, or ``moments`` is full.
         report_ns: The time when the next report is due.
     """
 
@@ -40,6 +40,9 @@ class LoopClock:
         self.moments = array("q", bytes(8 * (_MOMENTS + 1)))
         self.at = 0
         self.until = _FIRST
+        self._starts: dict[
+            int, tuple[int, bool]
+        ] = {}  # of the first batch of each epoch in `moments`: `at` before it, `_end_ns`, `_in_step`
         self._in_step = False  # the end of the last batch's epoch was not seen
         self._end_ns = 0  # how long it took to find the end of the previous epoch
         self._every_ns, self.report_ns = 0, _NEVER
@@ -68,11 +71,16 @@ class LoopClock:
 
     def got(self, loader: Any, asked: int, moment: int) -> None:
         """The loop receives the requested batch at ``moment``."""
-        if self.at >= self.until:
-            self._work_out(asked, moment)
-        else:
+        if self.at >= _MOMENTS:
+            self._aggregate()
+        if self.until != _FIRST or self._batches:
+            if self.until == _FIRST:
+                self._starts[self.at] = self._end_ns, self._in_step
             self.moments[self.at + 1], self.moments[self.at + 2] = asked, moment
             self.at += 2
+        else:
+            self._first_ns, self.moments[0], self._batches = moment - asked, moment, 1
+        self.until, self._in_step, self._end_ns = _MOMENTS, True, 0
         for one in traced:
             one.delivered(loader, asked, moment)
         if moment > self.report_ns:
@@ -89,8 +97,8 @@ class LoopClock:
         from penstock._statistics import LoaderStatistics
 
         batches, root = self._batches + self.at // 2, self._root
-        waits, steps = self._written(self._waits.copy(), self._steps.copy())
-        read_ns = self._first_ns + waits.words[0] + self._epoch_start_waits.words[0]
+        waits, starts, steps = self._added_to(self._waits.copy(), self._epoch_start_waits.copy(), self._steps.copy())
+        read_ns = self._first_ns + waits.words[0] + starts.words[0]
         elapsed_s = (read_ns + steps.words[0]) / 1e9
         of_graph: dict[str, Any] = {}
         if root is not None:
@@ -104,32 +112,27 @@ class LoopClock:
             elapsed_s=elapsed_s,
             first_wait_s=self._first_ns / 1e9,
             waits=waits.durations(),
-            epoch_start_waits=self._epoch_start_waits.durations(),
+            epoch_start_waits=starts.durations(),
             steps=steps.durations(),
             **{"samples": batches, **of_graph},
         )
 
-    def _work_out(self, asked: int, moment: int) -> None:
-        """Aggregate the recorded batches and the one received at ``moment``. An interrupt here may lose the timestamps of one batch."""
-        if self._in_step:
-            self._steps.add(asked - self.moments[self.at])
-        wait_ns = moment - asked
-        if self.until != _FIRST:
-            self._waits.add(wait_ns)
-        elif self._batches:
-            self._epoch_start_waits.add(wait_ns + self._end_ns)
-        else:
-            self._first_ns = wait_ns
-        self._written(self._waits, self._steps)
-        self._batches += self.at // 2 + 1
-        self.at, self.moments[0] = 0, moment
-        self.until, self._in_step, self._end_ns = _MOMENTS, True, 0
+    def _aggregate(self) -> None:
+        """Make room for more timestamps. An interrupt here may lose those that are there."""
+        self._added_to(self._waits, self._epoch_start_waits, self._steps)
+        self._batches += self.at // 2
+        self.moments[0], self.at, self._starts = self.moments[self.at], 0, {}
 
-    def _written(self, waits: Histogram, steps: Histogram) -> tuple[Histogram, Histogram]:
-        ns = np.diff(np.array(self.moments[: self.at + 1]))
-        steps.add_many(ns[0::2])
-        waits.add_many(ns[1::2])
-        return waits, steps
+    def _added_to(self, waits: Histogram, starts: Histogram, steps: Histogram) -> tuple[Histogram, Histogram, Histogram]:
+        """The histograms, to which the recorded batches were added."""
+        at = self.at
+        ns = np.diff(np.array(self.moments[: at + 1]))
+        begun = {place // 2: facts for place, facts in self._starts.copy().items() if place < at}
+        for row, (end_ns, _) in begun.items():
+            starts.add(int(ns[2 * row + 1]) + end_ns)
+        steps.add_many(np.delete(ns[0::2], [row for row, (_, in_step) in begun.items() if not in_step]))
+        waits.add_many(np.delete(ns[1::2], list(begun)))
+        return waits, starts, steps
 
     def _log(self) -> None:
         """Log what held the loop up since the last report."""

@@ -1,6 +1,6 @@
 """Whether ``num_workers="auto"`` finds a good number: it against every fixed number, on work that waits, decodes JPEGs, or computes in Python.
 
-    python benchmark_auto.py [--rounds 9] [--seconds 1] [--workloads waiting jpeg python]
+    python auto.py [--rounds 9] [--seconds 1] [--workloads waiting jpeg python]
 
 Needs Pillow. First the automatic loader is read until it has settled; then all loaders are read in turns. Of each round the program takes the ratio of the
 automatic loader's throughput to that of the fixed number that is best in the median, so what else the machine does falls on both; printed is the median

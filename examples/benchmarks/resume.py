@@ -1,11 +1,11 @@
 """How long a resumed run waits for its first batch, at 1, 50 and 99 % of a shuffled epoch, for growing datasets.
 
-    python benchmark_resume.py [--largest 1000000000000] [--peers-to 10000000] [--repeats 5]
+    python resume.py [--largest 1000000000000] [--peers-to 10000000] [--repeats 5]
 
 Every loader has running workers and has delivered a batch before it gets a state; the clock runs from ``load_state_dict`` to the
 first batch. The dataset is virtual: item i is i. The other loaders are set up as their documentation recommends: StatefulDataLoader with
 shuffle=True (a RandomSampler), torchdata.nodes with a SamplerWrapper over a RandomSampler and a ParallelMapper. Rounds are
-interleaved, and medians are printed. Writes ``benchmark_resume.png`` into the current folder.
+interleaved, and medians are printed. Writes ``resume.png`` into the current folder.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def main() -> None:
             f"\nstate_dict(): {1000 * (time.perf_counter() - start):.0f} us; state: {len(json.dumps(state))} bytes at n = {options.largest:.0e}"
         )
     print(f"peak memory of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB, other loaders included")
-    draw(results, Path("benchmark_resume.png"))
+    draw(results, Path("resume.png"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Packs and buckets: how full, at what cost, and how long ranks wait for each other.
 
-    python examples/benchmark_groups.py [DOCUMENTS]
+    python examples/benchmarks/groups.py [DOCUMENTS]
 
 Documents have lognormal lengths with a mean of 645 tokens and are packed to 4096. Utterances last 8.5 s on average and are put into batches of at most
 200 s and 64 utterances. In the last table 8 ranks take turns at the batches, and a step takes as long as its most expensive batch: padded length, plus a

@@ -1,4 +1,4 @@
-"""The loaders that benchmark_streams.py compares: how each reads tars and lines, writes and mixes token files, stops and resumes.
+"""The loaders that streams.py compares: how each reads tars and lines, writes and mixes token files, stops and resumes.
 
 Everybody is set up as its own documentation says. A loader is a function of the folder with the data; it returns batches without end (X1 to X4, X11), one
 pass after another (X10), an order of sources (X8), or batches of durations for each rank (X9). What is not installed is left out, and said.

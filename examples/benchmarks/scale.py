@@ -1,6 +1,6 @@
 """How far one loader scales: batches per second against the number of workers, and the price of an index against the number of ranks.
 
-    python benchmark_scale.py [--workers 1 2 4 8 16 32 64] [--sleep-ms 10] [--seconds 1] [--repeats 3] [--json FILE]
+    python scale.py [--workers 1 2 4 8 16 32 64] [--sleep-ms 10] [--seconds 1] [--repeats 3] [--json FILE]
 
 Workers: a batch takes its worker ``--sleep-ms``, asleep, so that neither the work nor the number of cores is the limit. What is left is the thread
 that reads the loader: it hands out tasks and takes in batches (8 samples of 256 float32). It does nothing with them. ``share`` is the share of

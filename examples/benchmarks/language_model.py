@@ -1,6 +1,6 @@
 """nanochat's loader beside penstock, on the same texts with the same tokenizer: texts in Parquet, tokenised and packed into full rows.
 
-    python benchmark_nanochat.py [--nanochat FOLDER] [--rounds 5] [--seconds 6] [--resume]     # needs: pip install 'torch-penstock[formats]' tokenizers
+    python language_model.py [--nanochat FOLDER] [--rounds 5] [--seconds 6] [--resume]     # needs: pip install 'torch-penstock[formats]' tokenizers
 
 ``--nanochat`` is a checkout of https://github.com/karpathy/nanochat; without it, that row is left out. The texts are the sources of Python's standard library, cut to lengths that are
 lognormal, with a median of 2 KB; the tokenizer is trained on them. Each loader runs in a process of its own, in turns, and the consumer does nothing. Everybody may use two
@@ -33,6 +33,9 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 import penstock
+
+sys.path.append(str(Path(__file__).parents[1]))
+
 from port_nanochat import Tokenize
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """Metric learning in Lightning, ported from DataLoader: a LightningDataModule with P classes x K samples per batch; killed at any point, it resumes bit for bit.
 
-python port_lightning.py                  # needs: pip install 'torch-penstock[lightning]'
-python port_lightning.py --resume         # continues from the last checkpoint, if there is one
+python killed_lightning.py --resume         # continues from the last checkpoint, if there is one
 
 If a run is killed between a checkpoint on an epoch's last batch and the end of that epoch, Lightning skips the validation of that epoch, also with a
 DataLoader. Nothing else is lost.
@@ -152,7 +151,7 @@ class Embedder(LightningModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, default=Path("port_lightning_run"), help="for the checkpoint and the records")
+    parser.add_argument("--folder", type=Path, default=Path("killed_lightning_run"), help="for the checkpoint and the records")
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if there is one")
     parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: die after it")
     arguments = parser.parse_args()

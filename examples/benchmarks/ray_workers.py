@@ -1,6 +1,6 @@
 """What workers on a Ray cluster cost, beside the bare actor calls that nobody can do without, in turns, on this machine.
 
-    python examples/benchmark_ray.py [--repeats 5] [--json FILE]
+    python examples/benchmarks/ray_workers.py [--repeats 5] [--json FILE]
 
 Two actors, two results on their way for each. *Bare* is a call of an actor that returns the batch as an array, `ray.get`, and one copy of it out of
 Ray's store; *penstock* is the loop over a loader with ``method="ray"``, *processes* the same with worker processes. The samples cost nothing.

@@ -1,6 +1,6 @@
 """For a machine with an accelerator: is the copy hidden, does the device ever wait, and how fast is resident data?
 
-    python benchmark_device.py [--repeats 5] [--steps 200] [--workers 8] [--budget-s 600] [--json figures.json]
+    python device.py [--repeats 5] [--steps 200] [--workers 8] [--budget-s 600] [--json figures.json]
 
 There are four measurements, each interleaved with ``DataLoader`` in the same run:
 

@@ -1,4 +1,4 @@
-"""What benchmark_loaders.py concludes from its rows, as Markdown: who is ahead, by how much, and where the time of a batch goes.
+"""What loaders.py concludes from its rows, as Markdown: who is ahead, by how much, and where the time of a batch goes.
 
 A row is one turn of one loader. Two loaders are compared turn by turn: the median of the ratios, and the interval of their order statistics
 that holds the true median in 95 % of all cases, whatever the distribution (in fewer than 6 turns no interval does: then the whole range is printed, and nothing is concluded).
@@ -10,7 +10,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from benchmark_peers import INDEX_LEVEL, LOAD_ONLY, NO_LOADER, NOTHING, OURS, REFERENCE, WORKLOADS
+from loader_peers import INDEX_LEVEL, LOAD_ONLY, NO_LOADER, NOTHING, OURS, REFERENCE, WORKLOADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 METHODS = ("inline", "threads", "processes")
 AHEAD = 1.02  # a lead by less is called a tie
 LEAST = 6  # turns, for an interval of 95 %
-BEGIN, END = "<!-- written by benchmark_loaders.py -->", "<!-- end of what benchmark_loaders.py wrote -->"
+BEGIN, END = "<!-- written by loaders.py -->", "<!-- end of what loaders.py wrote -->"
 
 
 def interval(values: list[float]) -> tuple[float, float]:

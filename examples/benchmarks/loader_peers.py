@@ -1,4 +1,4 @@
-"""The workloads of benchmark_loaders.py, and how each loader is set up for them.
+"""The workloads of loaders.py, and how each loader is set up for them.
 
 Other loaders are set up as their own documentation recommends, with about two batches in progress per worker:
 

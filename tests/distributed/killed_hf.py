@@ -1,7 +1,6 @@
 """A Hugging Face Trainer over ragged token lists, ported from DataLoader; killed at any point, it resumes bit for bit.
 
-python port_hf.py                     # needs: pip install 'torch-penstock[transformers]'
-python port_hf.py --resume            # continues from the last checkpoint, if there is one
+python killed_hf.py --resume            # continues from the last checkpoint, if there is one
 
 The lines marked ``new:`` are not in the script with DataLoaders. The Trainer itself saves the random state, the optimizer and the scheduler.
 """
@@ -133,7 +132,7 @@ def epoch_of(state: TrainerState, kwargs: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, default=Path("port_hf_run"), help="for the checkpoints and the records")
+    parser.add_argument("--folder", type=Path, default=Path("killed_hf_run"), help="for the checkpoints and the records")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint, if there is one")
     parser.add_argument(
         "--evaluate",

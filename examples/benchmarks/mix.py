@@ -1,6 +1,6 @@
 """What the orders of mixes and shards cost: computing them, jumping into them, and saving where they stand.
 
-python benchmark_mix.py [--repeats 5]
+python mix.py [--repeats 5]
 """
 
 from __future__ import annotations

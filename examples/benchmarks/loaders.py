@@ -1,12 +1,12 @@
 """Data loaders side by side: samples per second, CPU time, and the first batch, each against the work without a loader.
 
-    python benchmark_loaders.py [--workloads NAME ...] [--loaders NAME ...] [--rounds 3] [--turns 3] [--seconds 0.2] [--quick]
+    python loaders.py [--workloads NAME ...] [--loaders NAME ...] [--rounds 3] [--turns 3] [--seconds 0.2] [--quick]
                                 [--json FILE] [--docs PAGE]
-    python benchmark_loaders.py --check                   one epoch of everything: shapes, types, and each sample once
-    python benchmark_loaders.py --summary FILE FILE ...   whether runs at different hours agree
-    python benchmark_loaders.py --from FILE --docs PAGE   the tables of an earlier run
+    python loaders.py --check                   one epoch of everything: shapes, types, and each sample once
+    python loaders.py --summary FILE FILE ...   whether runs at different hours agree
+    python loaders.py --from FILE --docs PAGE   the tables of an earlier run
 
-The workloads and the loaders' settings are in benchmark_peers.py, the statistics and the tables in benchmark_tables.py.
+The workloads and the loaders' settings are in loader_peers.py, the statistics and the tables in tables.py.
 
 In each round every loader starts afresh, in a process of its own. Then they take turns: one runs, the others are stopped with all of their
 workers (SIGSTOP), so every loader sees the same minutes of a machine whose clock and neighbours wander. Loaders are compared turn by turn.
@@ -38,10 +38,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import tables as tables
 import torch
-
-import benchmark_tables as tables
-from benchmark_peers import LOAD_ONLY, LOADERS, NO_LOADER, NOTHING, WORKLOADS, Opened, Task, Workload, build, copier, names_of
+from loader_peers import LOAD_ONLY, LOADERS, NO_LOADER, NOTHING, WORKLOADS, Opened, Task, Workload, build, copier, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

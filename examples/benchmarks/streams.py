@@ -1,9 +1,9 @@
 """Streams side by side: tars, lines, token files, resuming, states, mixes, buckets, memory.
 
-    python benchmark_streams.py [--workloads X1 X2 …] [--peers NAME ...] [--repeats 5] [--seconds 1] [--quick] [--json FILE]
+    python streams.py [--workloads X1 X2 …] [--peers NAME ...] [--repeats 5] [--seconds 1] [--quick] [--json FILE]
                                 [--python MODULE=INTERPRETER ...] [--folder FOLDER]
 
-The loaders and their settings are in benchmark_stream_peers.py. Every measurement has its own process; the loaders take turns, and the figures are medians
+The loaders and their settings are in stream_peers.py. Every measurement has its own process; the loaders take turns, and the figures are medians
 over the rounds. A ratio is the median of the ratios within a round. What is not installed says so; ``--python streaming=/path/to/python`` runs what needs
 the module ``streaming`` in another environment, which needs torch, NumPy and psutil, too.
 
@@ -53,9 +53,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
+import stream_peers as peers
 import torch
-
-import benchmark_stream_peers as peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,6 +1,6 @@
 """What an epoch boundary costs: the wait for the first batch of an epoch, compared with the wait for any other batch.
 
-    python benchmark_epoch_gap.py [--epochs 20] [--repeats 3] [--step-ms 1]
+    python epoch_gap.py [--epochs 20] [--repeats 3] [--step-ms 1]
 
 Tiny samples (32 float32), batches of 64, 50 batches per epoch, 2 workers. The consumer computes for ``--step-ms`` per batch without holding
 Python's lock, like a training step. The time varies a little, because two workers in lockstep finish in pairs, and 50 is even. Loaders are

@@ -1,6 +1,6 @@
 """For who reads shards from an object store: what copies on the local disk are worth, beside those of MosaicML Streaming and LitData.
 
-    python benchmark_cache.py [--loaders NAME ...] [--bounds 1 2 10 50 100] [--rounds 1] [--shards 48] [--shard-mb 2] [--docs PAGE]
+    python cache.py [--loaders NAME ...] [--bounds 1 2 10 50 100] [--rounds 1] [--shards 48] [--shard-mb 2] [--docs PAGE]
 
 A server on this machine speaks as much of S3 as these loaders ask for, answers each request after --latency-ms, and sends all answers together at --mb-per-s. A loop
 with a step for each batch wants the data at that speed divided by 1.2. Every loader reads --epochs epochs in a process of its own, with two worker processes. The bound
