@@ -231,3 +231,13 @@ def test_a_bad_environment_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with Loader.from_dataset(Tagged(4)) as loader, pytest.raises(ValueError, match="rank=5 and world_size=2 from the environment"):
         next(iter(loader))
+
+
+def test_a_graph_that_nothing_divides_is_said(monkeypatch):
+    """Every rank would train on the same batches. Seen to fail: silence."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match=r"this graph has no Sharder, so each of the 2 ranks reads all items"):
+        assert list(Loader(Cycler(Sampler(SequentialOrder(3))))) == [0, 1, 2]
+    given = Sharder(Cycler(Sampler(SequentialOrder(3))), 0, 1)
+    assert list(Loader(given)) == [0, 1, 2]

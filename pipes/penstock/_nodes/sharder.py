@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, final
 
 import numpy as np
@@ -279,3 +280,16 @@ def ranks_of(root: Node[Any]) -> tuple[int, int]:
     """The rank and the world size of a graph; (0, 1) without a `Sharder`."""
     sharder = next((node for node in root.chain() if isinstance(node, Sharder)), None)
     return (0, 1) if sharder is None else sharder.ranks()
+
+
+def warn_if_all_read_everything(root: Node[Any]) -> None:
+    """Warn about a graph of a job with several ranks in which nothing divides the items among them."""
+    if any(isinstance(node, Sharder) or getattr(getattr(node, "facts", None), "sharded_by", None) == "own" for node in root.chain()):
+        return
+    _, world_size = Ranks(None, None, None).now()
+    if world_size > 1:
+        warnings.warn(
+            f"this graph has no Sharder, so each of the {world_size} ranks reads all items, and all train on the same batches. Put a Sharder behind the Cycler, which divides "
+            f"the items: Sharder(Cycler(source)). If every rank should read everything: Sharder(Cycler(source), rank=0, world_size=1).",
+            stacklevel=6,
+        )
