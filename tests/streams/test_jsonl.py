@@ -208,3 +208,10 @@ class TestAnIndex:
         dataset = jsonl(path)  # the counts are in its first line
         with pytest.raises(ValueError, match="x.jsonl.index is damaged"):
             dataset[0]
+
+
+@pytest.mark.parametrize("words", [{}, {"epoch_size": 4}], ids=["counted", "stream"])
+def test_a_folder_is_refused_when_it_is_named(tmp_path, words):
+    """Seen to fail: it was one shard, which could not be opened once it was read."""
+    with pytest.raises(ValueError, match=r"is a folder\. Pass the files in it: '.*/\*\.jsonl'"):
+        jsonl(tmp_path, **words)

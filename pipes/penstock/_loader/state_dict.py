@@ -79,7 +79,8 @@ def parsed(state_dict: Any) -> dict[str, Any]:
     if not isinstance(state_dict, dict) or not isinstance(state_dict.get(KEY), str):
         came = f"a dict with the keys {list(state_dict)!r:.200}" if isinstance(state_dict, dict) else type(state_dict).__name__
         raise StateError(
-            f"a penstock state is a dict with the single key {KEY!r} and a JSON string as its value, but {came} came. Save what loader.state_dict() returns."
+            f"a penstock state is a dict with the single key {KEY!r} and a JSON string as its value, but {came} came. Save what loader.state_dict() returns. "
+            f"(A state of another loader, such as torchdata's, cannot be loaded: switch at the end of an epoch, with loader.set_epoch.)"
         )
     text = state_dict[KEY]
     try:

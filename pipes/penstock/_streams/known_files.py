@@ -57,6 +57,9 @@ def known_files(
         FileNotFoundError: A file does not exist, or has no index while others have one.
     """
     files = reach.of(expanded(paths, reach.storage_options))
+    for path in files:
+        if not is_remote(path) and os.path.isdir(path):
+            raise ValueError(f"{path} is a folder. Pass the files in it: {os.path.join(path, f'*.{format.kind}')!r}.")
     indices = None
     if options.get("epoch_size") is not None:
         if index is not None:
