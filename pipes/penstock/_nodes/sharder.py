@@ -291,5 +291,5 @@ def warn_if_all_read_everything(root: Node[Any]) -> None:
         warnings.warn(
             f"this graph has no Sharder, so each of the {world_size} ranks reads all items, and all train on the same batches. Put a Sharder behind the Cycler, which divides "
             f"the items: Sharder(Cycler(source)). If every rank should read everything: Sharder(Cycler(source), rank=0, world_size=1).",
-            stacklevel=6,
+            stacklevel=5,
         )
