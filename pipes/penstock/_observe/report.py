@@ -18,6 +18,8 @@ _BUSY = 0.6
 _CONTENDED = 0.4
 _BLOCKED = 0.5
 """The share of the loading time in which the worker neither computes nor waits for a core."""
+_BURSTS = 4
+"""Work comes in bursts if its mean is so many times its median."""
 _TINY_S = 1e-3
 """For a batch with less work than this, sending it to a worker and back costs about as much."""
 _STRAGGLES = 5
@@ -169,7 +171,23 @@ def _stage(s: LoaderStatistics, per_batch: float, names: Names, inline: bool, ch
 
 def _typical_s(s: LoaderStatistics) -> float:
     """The typical work in a batch, without the hiccups of a busy machine."""
-    return (s.load.p50_s + s.transform.p50_s) * s.samples / max(1, s.batches) + s.collate.p50_s
+    return (_usual_s(s.load) + _usual_s(s.transform)) * s.samples / max(1, s.batches) + _usual_s(s.collate)
+
+
+def _usual_s(durations: Durations) -> float:
+    """The median; or where the work comes in bursts, as behind a `Pack`, the mean without the longest hundredth, which are hiccups."""
+    left = kept = durations.count - durations.count // 100 - 1
+    total = 0.0
+    for place, n in enumerate(durations.counts):
+        total += min(n, left) * _bin_s(place)
+        left -= min(n, left)
+    mean = total / kept if kept > 0 else 0.0
+    return mean if mean > _BURSTS * durations.p50_s else durations.p50_s
+
+
+def _bin_s(place: int) -> float:
+    """The middle of a bin of ``Durations.counts``."""
+    return float((4.5 + place % 4) * 2.0 ** (place // 4 + 1) / 1e9)
 
 
 def _late_share(s: LoaderStatistics) -> float:
@@ -178,7 +196,7 @@ def _late_share(s: LoaderStatistics) -> float:
     bound = max(s.load.max_s / 4, s.transform.max_s / 4, 4 * s.waits.p50_s)
     for durations in (s.waits, s.epoch_start_waits):
         for place, n in enumerate(durations.counts):
-            seconds = n * (4.5 + place % 4) * 2.0 ** (place // 4 + 1) / 1e9
+            seconds = n * _bin_s(place)
             whole += seconds
             late += seconds if n and seconds / n >= bound else 0.0
     return late / whole if whole else 0.0
