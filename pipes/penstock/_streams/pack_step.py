@@ -128,9 +128,9 @@ class Pack(Shown):
             "capacity": self.capacity,
             "length": named(self.length),
             "pad": [[name, repr(float(value))] for name, value in pad],  # NaN is not valid JSON
-            "crop": self.crop,
             "oversize": self.oversize,
             "window": self.window,
+            **({"crop": True} if self.crop else {}),  # states from before there was a choice have none
         }
 
     def _length(self, record: Any) -> int:
