@@ -169,7 +169,7 @@ VALUES = {"Video, and LeRobot datasets": "assert [round(data[i]['image'].float()
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_resumes_everywhere_and_gives_the_same_in_workers(recipe: str, tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """From an empty folder. Seen to fail: HDF5 with the rows in ascending order; ArrayRecord in forked workers. (HDF5 read by a fork what its parent had opened, and gave the same.) Video whose float32 timestamps gave the frame before."""
+    """From an empty folder. Seen to fail: HDF5 with the rows in ascending order; ArrayRecord in forked workers. Video by its float32 timestamps (the frame before), or with one decoder for two threads. (HDF5 and video read by a fork what its parent had opened, and gave the same.)"""
     for package in sorted({found.partition(".")[0] for found in re.findall(r"^(?:from|import) ([\w.]+)", RECIPES[recipe], re.MULTILINE)}):
         try:
             importlib.import_module(package)
