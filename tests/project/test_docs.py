@@ -162,13 +162,14 @@ def of(n):
 assert of(4) == of(1)  # a batch is its samples, in their order
 """
 THREADS, PROCESSES = {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "multiprocessing_context": "fork"}
-ONLY = {"ArrayRecord": [THREADS], "Video, and LeRobot datasets": [PROCESSES]}
+ONLY = {"ArrayRecord": [THREADS]}
+VALUES = {"Video, and LeRobot datasets": "assert [round(data[i]['image'].float().mean().item() / 4) for i in range(60)] == list(range(60))"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_resumes_everywhere_and_gives_the_same_in_workers(recipe: str, tmp_path: Path, run_program: Callable[..., str]) -> None:
-    """From an empty folder. Seen to fail: HDF5 with the rows in ascending order; ArrayRecord in forked workers. (HDF5 read by a fork what its parent had opened, and gave the same.)"""
+    """From an empty folder. Seen to fail: HDF5 with the rows in ascending order; ArrayRecord in forked workers. Video by its float32 timestamps (the frame before), or with one decoder for two threads. (HDF5 and video read by a fork what its parent had opened, and gave the same.)"""
     for package in sorted({found.partition(".")[0] for found in re.findall(r"^(?:from|import) ([\w.]+)", RECIPES[recipe], re.MULTILINE)}):
         try:
             importlib.import_module(package)
@@ -176,7 +177,7 @@ def test_a_recipe_resumes_everywhere_and_gives_the_same_in_workers(recipe: str, 
             pytest.skip(f"{package}: {exc}")
     ways = ONLY.get(recipe, [THREADS, PROCESSES])
     use = USE.replace("num_workers=2", 'num_workers=2, method="thread"') if PROCESSES not in ways else USE
-    (tmp_path / "program.py").write_text("\n".join([SHARED, RECIPES[recipe], use, f"WAYS = {ways}", CHECK]))
+    (tmp_path / "program.py").write_text("\n".join([SHARED, RECIPES[recipe], VALUES.get(recipe, ""), use, f"WAYS = {ways}", CHECK]))
     run_program(tmp_path / "program.py")
 
 
