@@ -125,7 +125,10 @@ INLINE, THREADS, PROCESSES = (
         ),
         (of(THREADS, load=took(9, times=200), load_cpu_share=0.2), "in Mine.__getitem__, which waits 80% of that for a disk or a network"),
         (of(PROCESSES, load=took(9, times=200), load_cpu_share=0.9), "9 ms of 9.03 ms a sample are in Mine.__getitem__: more workers"),
-        (of(PROCESSES, load=took(0.01, *[100] * 20, times=180)), "10 ms of 10 ms a sample are in Mine.__getitem__: more workers"),  # in bursts
+        (
+            of(PROCESSES, load=took(0.01, *[100] * 20, times=180)),
+            "10 ms of 10 ms a sample are in Mine.__getitem__: more workers",
+        ),  # in bursts
         (of(PROCESSES, load=took(0.01, times=200)), "as much: use num_workers=0, or larger batches."),
         (
             of(PROCESSES, load=took(2, 50, times=200, slowest=37), waits=took(0.1, 50)),
