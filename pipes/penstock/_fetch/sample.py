@@ -28,7 +28,8 @@ class Sample(Shown):
         epoch: Counted from 0.
         position: The sample's position in the epoch's global sequence, before sharding.
         index: Its index in the dataset.
-        source: The name of its source in a `Mix` (``"outer/inner"`` in a mix of mixes), or None.
+        source: In a `Mix`, while a source that is read by index loads the sample: its name (``"outer/inner"`` in a mix of mixes). None elsewhere, also in
+            the ``transform`` of the loader; use ``Mix(tag=…)`` there.
     """
 
     __module__ = "penstock"
