@@ -37,12 +37,12 @@ class Share(NamedTuple):
 
 @final
 class Mix(Shown, ConcatDataset[Any]):
-    """Several map-style datasets, mixed by weight. Pass it to `Loader.from_dataset` like any dataset.
+    """Several datasets, mixed by weight. Pass it to `Loader.from_dataset` like any dataset.
 
     As a dataset it is the concatenation of its sources, sorted by name. It has its own order, a `MixOrder`: an endless sequence with exact shares, cut
     into epochs. Each epoch continues every source where the previous epoch left it. With ``shuffle=True`` each pass over a source is reshuffled with a seed
-    derived from the loader's seed and the source's name; a source with its own order keeps it. While a sample loads,
-    ``penstock.sample().source`` is the name of its source.
+    derived from the loader's seed and the source's name; a source with its own order keeps it. In the ``__getitem__`` of a
+    map-style source ``penstock.sample().source`` is its name; elsewhere, such as in the loader's ``transform``, use ``tag``.
 
     A source may be a stream, that is, `Shards` without counts. Then each lane of the mix mixes independently (see `InterleavedMixOrder`), ``epoch_size`` is required, and an
     epoch continues where the previous one stopped. The number of lanes of each stream must divide the largest number of lanes among the streams.
@@ -61,7 +61,7 @@ class Mix(Shown, ConcatDataset[Any]):
 
     Raises:
         ValueError: A weight is negative, not finite, or names no source; all weights are 0; or a source is empty or has no weight.
-        TypeError: A source cannot be read by index.
+        TypeError: A source can neither be read by index nor is a stream of `Shards`.
     """
 
     __module__ = "penstock"

@@ -118,7 +118,7 @@ class LoopClock:
         )
 
     def _aggregate(self) -> None:
-        """Make room for more timestamps. An interrupt here may lose those that are there."""
+        """Make room for more timestamps. An interrupt here may count those that are there twice."""
         self._added_to(self._waits, self._epoch_start_waits, self._steps)
         self._batches += self.at // 2
         self.moments[0], self.at, self._starts = self.moments[self.at], 0, {}
