@@ -150,7 +150,7 @@ class GraphReader(Generic[T]):
                 raise ValueError(
                     f"epoch {item.epoch} has no batch on this rank, so an infinite loader would loop without yielding one. Use a larger dataset, or tail='pad'."
                 )
-            if not cursor.over_marker and cursor.state == self.positions.start_of(epoch, cursor.state):
+            if cursor.fresh and not cursor.over_marker and cursor.state == self.positions.start_of(epoch, cursor.state):
                 log.warning(_EMPTY, epoch)
             if cursor.marker_read(root.get_state()):
                 raise StopIteration

@@ -390,16 +390,14 @@ class Loader(FromDataset, Generic[T]):
     def _start(self) -> int:
         """Move to where a new iterator starts. Returns the number of its run."""
         self._reader.check_open()
-        worker, (rank, world_size) = get_worker_info(), ranks_of(self.root)
-        if (
-            worker is not None
-            and isinstance(worker.dataset, IterableDataset)
-            and (world_size % worker.num_workers or rank % worker.num_workers != worker.id)
-        ):
-            raise GraphError(
-                f"this loader is read inside a DataLoader, whose {worker.num_workers} workers would each deliver every batch. A Loader replaces the DataLoader: "
-                f"iterate over it directly, and pass num_workers to it."
-            )
+        worker = get_worker_info()
+        if worker is not None and isinstance(worker.dataset, IterableDataset):
+            rank, world_size = ranks_of(self.root)
+            if world_size % worker.num_workers or rank % worker.num_workers != worker.id:
+                raise GraphError(
+                    f"this loader is read inside a DataLoader, whose {worker.num_workers} workers would each deliver every batch. A Loader replaces the DataLoader: "
+                    f"iterate over it directly, and pass num_workers to it."
+                )
         self._check_length()
         if not self._runs.number and not self._reader.cursor.pending:
             warn_if_in_step(self)

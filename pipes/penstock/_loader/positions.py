@@ -30,6 +30,8 @@ class Positions:
         index = next(node for node in self._nodes if isinstance(node, IndexNode))  # an infinite graph has one: the Cycler
         self.facts = index.facts
         self.first = index.first
+        self._holders: list[Any] = [node for node in self._nodes if hasattr(type(node), "holds_error")]
+        self._cyclers = [node for node in self._nodes if isinstance(node, Cycler)]
 
     def remaining(self, state: State) -> int | None:
         """Items left in the epoch of ``state``; None if unknown."""
@@ -69,6 +71,6 @@ class Positions:
 
     def failure(self) -> BaseException | None:
         """The error after which the source must be reset, once the consumer has seen it; None if there is none."""
-        if any(getattr(node, "holds_error", False) for node in self._nodes):
+        if any(node.holds_error for node in self._holders):
             return None
-        return next((node.failure for node in self._nodes if isinstance(node, Cycler)), None)
+        return next((node.failure for node in self._cyclers), None)

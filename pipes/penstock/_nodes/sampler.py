@@ -12,9 +12,12 @@ from penstock._nodes.index_node import Facts, FirstNode
 from penstock._nodes.node import State, fields, is_count
 from penstock._nodes.plan_source import Place, PlanRequest, PlanSource
 from penstock._random.order import ContinuingOrder, Order, PlannedOrder, ScheduledOrder
+from penstock._random.orders import PlainOrder
 
 BLOCK = 4096
 """The most indices computed at once. An order may ask for more by an attribute ``read_ahead``."""
+Block = tuple[int, int, int, int, Indices]
+"""Indices computed ahead: epoch, origin, first position, stride, and the indices."""
 _NOTHING = Indices(-1, np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -43,7 +46,10 @@ class Sampler(FirstNode[Indices]):
         self.order = order
         self._n = len(order)
         self._block: int = getattr(order, "read_ahead", BLOCK)
-        self._ahead: tuple[int, int, int, int, Indices] = (-1, 0, 0, 1, _NOTHING)  # epoch, origin, first position, stride, indices computed
+        self._ahead: Block = (-1, 0, 0, 1, _NOTHING)
+        self._next: Block = self._ahead  # the first block of the epoch after that of `_ahead`
+        # Not for a user's order, which may change between epochs, nor for one that begins where the epoch was left, or is planned as a whole.
+        self._looks_ahead = isinstance(order, PlainOrder) and not isinstance(order, ScheduledOrder | ContinuingOrder | PlannedOrder)
         self._planned = order if isinstance(order, PlannedOrder) else None
         self._plans = PlanSource[Any](_OrderPlanner(order))
         settings = order.settings()
@@ -73,16 +79,21 @@ class Sampler(FirstNode[Indices]):
         start, end = position + first, min(position + n * every, self._n)
         behind = {**place, "position": end}
         # An order computes 500 indices in the time of a few. So if reads continue with the same stride, we compute ahead, twice as far each
-        # time. The result is one tuple, assigned at once, so an interrupt or another thread sees either the old one or the new one.
+        # time. A block is one tuple, assigned at once, so an interrupt or another thread sees either the old one or the new one.
         count = max(0, -(-(end - start) // every))
         of_epoch, of_origin, begin, stride, ahead = self._ahead
         at, misfit = divmod(start - begin, every)
         there = len(ahead.positions)
         if misfit or every != stride or not 0 <= at <= there - count or of_epoch != epoch or of_origin != origin:
             more = max(count, min(self._block, 2 * there) if at == there and every == stride else 0)
-            ahead = self._indices(epoch, origin, np.arange(start, min(start + more * every, self._n), every))
-            self._ahead = epoch, origin, start, every, ahead
-            at, there = 0, len(ahead.positions)
+            self._ahead = self._next
+            if self._next[:4] != (epoch, origin, start, every) or len(self._next[4].positions) < count:
+                self._ahead = self._computed(epoch, origin, start, more, every)
+            at, ahead = 0, self._ahead[4]
+            there = len(ahead.positions)
+        if self._looks_ahead and at <= there // 2 < at + count and start + (there - at) * every >= self._n:
+            # The middle of the epoch's last block. The next epoch would otherwise begin with a batch that takes several times as long.
+            self._next = self._computed(epoch + 1, origin, first, there, every)
         if count == there:
             return ahead, behind
         return Indices(epoch, ahead.positions[at : at + count], ahead.values[at : at + count]), behind
@@ -133,6 +144,9 @@ class Sampler(FirstNode[Indices]):
 
     def shutdown(self) -> None:
         self._plans.shutdown()
+
+    def _computed(self, epoch: int, origin: int, start: int, count: int, every: int) -> Block:
+        return epoch, origin, start, every, self._indices(epoch, origin, np.arange(start, min(start + count * every, self._n), every))
 
     def _indices(self, epoch: int, origin: int, positions: np.ndarray) -> Indices:
         planned = self._planned

@@ -98,14 +98,16 @@ class ShuffledOrder(PlainOrder):
         self._n = checked_length(n)
         self._seed = checked_seed(seed)
         self._said = {"order": "shuffled", "length": self._n, "seed": self._seed}
-        self._keyed = self._under(0)
+        self._keyed: tuple[SortedPermutation | FeistelPermutation, ...] = (self._under(0),)  # of this epoch and the one that is read ahead
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `Order.indices`."""
         check_positions(positions, self._n)
-        keyed = self._keyed  # read once, so that threads on different epochs at most recompute the key
+        kept = self._keyed  # read once, so that threads on different epochs at most compute a key again
+        keyed = kept[0] if kept[0].epoch == epoch else kept[-1]
         if keyed.epoch != epoch:
-            keyed = self._keyed = self._under(epoch)
+            keyed = self._under(epoch)
+            self._keyed = keyed, kept[0]
         return keyed(positions)
 
     def details(self) -> dict[str, Any]:
