@@ -149,6 +149,27 @@ class Augmented(Photos):
         return pixels
 
 
+class DecodedTogether(Dataset):
+    """The JPEGs of `Photos`, 375 x 300, decoded and resized to (batch, 224, 224, 3) by SPDL's native decoder, a batch at a time. It needs FFmpeg."""
+
+    def __init__(self, length: int) -> None:
+        import spdl.io
+
+        self.length = length
+        self.files = Photos(375).files
+        self.decode = functools.partial(spdl.io.load_image_batch, width=224, height=224)
+        self.array = spdl.io.to_numpy
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitems__(self, indices: list[int]) -> torch.Tensor:
+        return torch.from_numpy(self.array(self.decode([self.files[index % len(self.files)] for index in indices])))
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.__getitems__([index])[0]
+
+
 def looped(index: int) -> np.ndarray:
     """A loop in Python, which holds its lock; about 1 ms. The first value is the sample's number."""
     total = 0
@@ -179,6 +200,11 @@ def pad(rows: list[np.ndarray]) -> dict[str, torch.Tensor]:
     lengths = torch.tensor([len(row) for row in rows])
     mask = torch.arange(ids.shape[1]) < lengths[:, None]
     return {"input_ids": ids, "attention_mask": mask.long(), "labels": ids.masked_fill(~mask, -100)}
+
+
+def together(rows: Any) -> torch.Tensor:
+    """A collate_fn for rows that are a batch already."""
+    return rows if isinstance(rows, torch.Tensor) else torch.stack(rows)
 
 
 def first(rows: list[int]) -> int:
@@ -219,6 +245,7 @@ class Workload:
 
 
 NOTHING = "nothing"
+NATIVE = "native"
 WORKLOADS = {
     "rows": Workload("tiny rows, 32 float32", Rows, 96_000),
     "epochs": Workload("the same, in epochs of 50 batches", Rows, 3200, turn=1.5, ends=True),
@@ -227,6 +254,7 @@ WORKLOADS = {
     "text": Workload("32 to 512 tokens, padded by collate_fn, batches of 32", lambda length: Made(length, Tokens()), 64_000, 32, pad),
     "decode": Workload("JPEG, decoded to 3 x 224 x 224 uint8", lambda length: Made(length, Photos(224)), turn=1.5),
     "augment": Workload("JPEG, decoded, cropped, flipped, as float32", lambda length: Made(length, Augmented(256)), turn=1.5),
+    NATIVE: Workload("JPEG, decoded and resized by a native decoder of batches", DecodedTogether, collate=together, turn=1.5),
     "python": Workload("1 ms of pure Python, batches of 16", lambda length: Made(length, looped), 64_000, 16, turn=1.5),
     "large": Workload(
         "batches of 38 MB, copied once by the consumer", lambda length: Made(length, Planes()), 12_800, turn=1.5, copies=True
@@ -301,7 +329,8 @@ class Collated:
         self.collate = collate
 
     def __call__(self, indices: list[int]) -> Any:
-        return self.collate([self.dataset[index] for index in indices])
+        many = getattr(self.dataset, "__getitems__", None)
+        return self.collate(many(indices) if many is not None else [self.dataset[index] for index in indices])
 
 
 class Repeated:
@@ -448,8 +477,7 @@ def load_only(task: Task, method: str) -> Opened:
 
     def load() -> Iterator[None]:
         for indices in Repeated(index_batches(task)):
-            samples = [task.dataset[index] for index in indices]
-            del samples
+            task.dataset.__getitems__(indices) if hasattr(task.dataset, "__getitems__") else [task.dataset[index] for index in indices]
             yield None
 
     return Opened(load)

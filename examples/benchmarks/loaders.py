@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import tables as tables
 import torch
-from loader_peers import LOAD_ONLY, LOADERS, NO_LOADER, NOTHING, WORKLOADS, Opened, Task, Workload, build, copier, names_of
+from loader_peers import LOAD_ONLY, LOADERS, NATIVE, NO_LOADER, NOTHING, WORKLOADS, Opened, Task, Workload, build, copier, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -392,7 +392,7 @@ def check_all(options: argparse.Namespace) -> bool:
 def parsed() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS), metavar="NAME")
+    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=[name for name in WORKLOADS if name != NATIVE], metavar="NAME")
     parser.add_argument("--loaders", nargs="+", metavar="NAME", help=f"full names, or the part before a comma, of: {', '.join(LOADERS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3, help="turns of each loader in a round")
