@@ -97,6 +97,14 @@ class TestWhatComes:
         assert abs(counts[1] - 500) < 30
 
 
+def _with_source(value):
+    return int(value), penstock.sample().source
+
+
+def _hundred(first):
+    return range(first, first + 100)
+
+
 class TestWhoKnowsTheSource:
     def test_the_sample(self):
         """Named asserts it; a mix of mixes gives a path, and a sample that was asked for before the source is known learns of it."""
@@ -122,7 +130,7 @@ class TestWhoKnowsTheSource:
 
         outer = Mix({"in": Mix({"x": Asking()}, {"x": 1})}, {"in": 1})
         with Loader.from_dataset(Around(outer), batch_size=None) as loader:
-            assert list(loader) == [[None, [k, "in/x"], None, True] for k in range(4)]
+            assert list(loader) == [["in/x", [k, "in/x"], "in/x", True] for k in range(4)]
         with pytest.raises(RuntimeError, match="only while a sample is being loaded"):
             outer[0]
 
@@ -155,8 +163,7 @@ class TestWhoKnowsTheSource:
             next(iter(loader))
         assert "in the source 'worse' of a mix, at its index 0" in caught.value.__notes__
 
-    def test_nobody_after_an_error(self):
-        """A sample that is put in the place of a failed one is of no source."""
+    def test_what_replaces_a_failed_sample(self):
         seen = []
 
         class Broken(Named):
@@ -169,7 +176,24 @@ class TestWhoKnowsTheSource:
 
         with Loader.from_dataset(Mix({"a": Broken("a", 3)}, {"a": 1}), batch_size=3, on_error=instead) as loader:
             assert next(iter(loader)).tolist() == [7, 7, 7]
-        assert seen == [None] * 3
+        assert seen == ["a"] * 3
+
+    @pytest.mark.parametrize("words", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}, {"batch_size": None}], ids=str)
+    @pytest.mark.parametrize("kind", ["by index", "streams", "a mix in a mix, and a source without one"])
+    def test_the_transform_of_the_loader(self, words, kind, tmp_path):
+        """By value: 10,000 for each source. Seen to fail: the name of the row before, and that of the outer mix alone."""
+        if kind == "streams":
+            sources = {name: penstock.Shards([10_000 * k], open=_hundred, epoch_size=100) for k, name in enumerate("abc")}
+        else:
+            sources = {name: [10_000 * k + i for i in range(100)] for k, name in enumerate("abc")}
+        dataset = Mix(sources, WEIGHTS, epoch_size=200)
+        if kind.startswith("a mix"):
+            dataset = ConcatDataset([Mix({"in": dataset}, {"in": 1}, epoch_size=300), [40_000 + i for i in range(50)]])
+        with Loader.from_dataset(dataset, transform=_with_source, collate_fn=list, shuffle=True, seed=1, **{"batch_size": 16, **words}) as loader:
+            seen = [pair for batch in loader for pair in ([batch] if words == {"batch_size": None} else batch)]
+        names = ["a", "b", "c"] if not kind.startswith("a mix") else ["in/a", "in/b", "in/c", None, None]
+        assert [name for _, name in seen] == [names[value // 10_000] for value, _ in seen]
+        assert {name for _, name in seen} == set(names)
 
 
 class TestAsADataset:

@@ -178,7 +178,7 @@ def test_which_samples_a_subset_has_is_compared(caplog):
         assert {name for name in whats[0] if whats[0][name] != whats[2][name]} == {"subset_indices"}
     state = build(1).state_dict()
     build(1).load_state_dict(state)
-    with pytest.raises(StateMismatch, match=r"subset_indices was '\w+' and is '\w+'\. Load"):
+    with pytest.raises(StateMismatch, match=r"subset_indices was '\w+' and is '\w+' \(checksums of the indices of the Subset\)\. Load"):
         build(2).load_state_dict(state)
     older = json.loads(state["penstock"])
     del older["settings"]["subset_indices"]

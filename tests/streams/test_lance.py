@@ -132,12 +132,12 @@ def test_a_state_is_refused_over_another_version_and_says_which_it_wants(uri: Pa
     state = saved(build())
     expected = loaded(build(version=2), state)
     pylance.dataset(uri).update({"id": "id + 100"}, where="id = 7")
-    with pytest.raises(StateMismatch, match=r"shard_names was 'version=2 \w+' and is 'version=3 \w+'\. Load it"):
+    with pytest.raises(StateMismatch, match=r"shard_names was 'version=2 \w+' and is 'version=3 \w+' \("):
         loaded(build(), state)
     assert loaded(build(version=2), state) == expected
     shutil.rmtree(uri)
     write(uri, range(40)).delete("id % 10 = 3")
-    with pytest.raises(StateMismatch, match=r"shard_names was 'version=2 (\w+)' and is 'version=2 (?!\1)\w+'\."):
+    with pytest.raises(StateMismatch, match=r"shard_names was 'version=2 (\w+)' and is 'version=2 (?!\1)\w+' \("):
         loaded(build(), state)
 
 
@@ -147,14 +147,14 @@ def test_a_state_is_refused_over_a_copy_of_which_other_rows_were_deleted(uri: Pa
     for number, place in enumerate((uri, tmp_path / "copy.lance")):
         pylance.dataset(place).delete(f"id = {38 + number}")
     state = saved(formats.lance(uri, ["id"]))
-    with pytest.raises(StateMismatch, match=r"shard_names was 'version=3 (\w+)' and is 'version=3 (?!\1)\w+'\."):
+    with pytest.raises(StateMismatch, match=r"shard_names was 'version=3 (\w+)' and is 'version=3 (?!\1)\w+' \("):
         loaded(formats.lance(tmp_path / "copy.lance", ["id"]), state)
 
 
 def test_a_state_is_refused_with_another_filter_of_as_many_rows(uri: Path) -> None:
     state = saved(formats.lance(uri, ["id"], filter="id < 20"))
     assert loaded(formats.lance(uri, ["id"], filter="NOT id >= 20"), state)
-    with pytest.raises(StateMismatch, match=r"shard_names was 'version=2 (\w+)' and is 'version=2 (?!\1)\w+'\."):
+    with pytest.raises(StateMismatch, match=r"shard_names was 'version=2 (\w+)' and is 'version=2 (?!\1)\w+' \("):
         loaded(formats.lance(uri, ["id"], filter="id >= 20"), state)
 
 

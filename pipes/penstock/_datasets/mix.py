@@ -41,8 +41,8 @@ class Mix(Shown, ConcatDataset[Any]):
 
     As a dataset it is the concatenation of its sources, sorted by name. It has its own order, a `MixOrder`: an endless sequence with exact shares, cut
     into epochs. Each epoch continues every source where the previous epoch left it. With ``shuffle=True`` each pass over a source is reshuffled with a seed
-    derived from the loader's seed and the source's name; a source with its own order keeps it. In the ``__getitem__`` of a
-    map-style source ``penstock.sample().source`` is its name; elsewhere, such as in the loader's ``transform``, use ``tag``.
+    derived from the loader's seed and the source's name; a source with its own order keeps it. Where a sample is loaded and in the loader's
+    ``transform``, ``penstock.sample().source`` is the name of its source.
 
     A source may be a stream, that is, `Shards` without counts. Then each lane of the mix mixes independently (see `InterleavedMixOrder`), ``epoch_size`` is required, and an
     epoch continues where the previous one stopped. The number of lanes of each stream must divide the largest number of lanes among the streams.
@@ -170,7 +170,7 @@ class Mix(Shown, ConcatDataset[Any]):
         what = "already has it" if isinstance(sample, dict) else f"is of type {type(sample).__name__}"
         raise TypeError(
             f"tag={self.tag!r} needs samples that are dicts without that key, but one of the source {name!r} {what}. Instead, read penstock.sample().source in its "
-            f"__getitem__."
+            f"__getitem__, or in the loader's transform=."
         )
 
 

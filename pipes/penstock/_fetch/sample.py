@@ -28,8 +28,8 @@ class Sample(Shown):
         epoch: Counted from 0.
         position: The sample's position in the epoch's global sequence, before sharding.
         index: Its index in the dataset.
-        source: In a `Mix`, while a source that is read by index loads the sample: its name (``"outer/inner"`` in a mix of mixes). None elsewhere, also in
-            the ``transform`` of the loader; use ``Mix(tag=…)`` there.
+        source: In a `Mix`, the name of the source of the sample (``"outer/inner"`` in a mix of mixes), also in the ``transform`` of the loader. None elsewhere,
+            and in the ``steps`` of a stream, which run before the mix draws the record.
     """
 
     __module__ = "penstock"
@@ -92,14 +92,14 @@ class Cursor:
     def enter_source(self, name: str) -> str | None:
         """Record that the sample is now being loaded from the source ``name``. Returns the argument for `leave_source`."""
         outer = self._source
-        self.leave_source(name if outer is None else f"{outer}/{name}")
+        self._source = name if outer is None else f"{outer}/{name}"
+        if (sample := self.made()) is not None:
+            sample.source = self._source
         return outer
 
     def leave_source(self, outer: str | None) -> None:
-        """Record that the sample has left the source that it entered."""
+        """The source has returned the sample, or failed. The rest of the code that makes the sample, such as a transform, still sees it."""
         self._source = outer
-        if (sample := self.made()) is not None:
-            sample.source = outer
 
 
 @final
@@ -114,13 +114,14 @@ class SampleCursor(Cursor):
         current_row: Holds the row being loaded; `IDLE` counts as the first row.
     """
 
-    __slots__ = ("_current_row", "_indices", "_made", "_made_for", "_positions", "reseed", "seed")
+    __slots__ = ("_current_row", "_indices", "_left", "_made", "_made_for", "_positions", "reseed", "seed")
 
     def __init__(
         self, seed: int, epoch: int, positions: Sequence[int] | np.ndarray, indices: Sequence[Any], current_row: Sequence[int] | RowIn
     ) -> None:
         self.epoch = epoch
         self._source = None
+        self._left = -1, ""  # the row whose source has returned, and its name
         self.seed = seed
         self._positions = positions
         self._indices = indices
@@ -132,11 +133,18 @@ class SampleCursor(Cursor):
     def sample(self) -> Sample:
         row = max(0, self._current_row[0])
         if self._made is None or self._made_for != row:
-            self._made, self._made_for = Sample(self.seed, self.epoch, int(self._positions[row]), self._indices[row], self._source), row
+            source = self._left[1] if self._source is None and self._left[0] == row else self._source
+            self._made, self._made_for = Sample(self.seed, self.epoch, int(self._positions[row]), self._indices[row], source), row
         return self._made
 
     def made(self) -> Sample | None:
-        return self._made
+        return self._made if self._made_for == max(0, self._current_row[0]) else None
+
+    def leave_source(self, outer: str | None) -> None:
+        row, inner = max(0, self._current_row[0]), self._source
+        if inner is not None and not (self._left[0] == row and self._left[1].startswith(f"{inner}/")):  # otherwise a mix inside this source has said more
+            self._left = row, inner
+        super().leave_source(outer)
 
     def enter_member(self, position: int, index: Any) -> None:
         """Until `restart`, the sample being loaded is ``index``, at its own ``position``: one of the parts of the row."""

@@ -120,7 +120,19 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
     if isinstance(saved, list) and isinstance(now, list):
         pairs = enumerate(zip_longest(saved, now, fillvalue=_NOT_THERE))
         return [one for place, (was, is_) in pairs for one in differences(was, is_, f"{name}[{place}]")]
-    return [f"{name} was {saved!r:.80} and is {now!r:.80}"]
+    meaning = _CHECKSUMS.get(name.rpartition(".")[2])
+    return [f"{name} was {saved!r:.80} and is {now!r:.80}{f' (checksums of {meaning})' if meaning else ''}"]
+
+
+_CHECKSUMS: Final = {
+    "orders": "the orders of the mix's sources",
+    "sources": "the names, lengths and orders of the mix's sources",
+    "stages": "the mix's weights up to here; to change them from here on, add a stage",
+    "weights": "all weights",
+    SHARD_NAMES: "the names of the shards, in their order",
+    SUBSET_INDICES: "the indices of the Subset",
+}
+"""What the settings that are checksums stand for."""
 
 
 _LATER: Final = {

@@ -78,6 +78,8 @@ class Sampler(FirstNode[Indices]):
         epoch, position, origin = place["epoch"], place["position"], place.get("origin", 0)
         start, end = position + first, min(position + n * every, self._n)
         behind = {**place, "position": end}
+        if not n and self._planned is None:
+            return Indices(epoch, _NOTHING.positions, _NOTHING.values), behind
         # An order computes 500 indices in the time of a few. So if reads continue with the same stride, we compute ahead, twice as far each
         # time. A block is one tuple, assigned at once, so an interrupt or another thread sees either the old one or the new one.
         count = max(0, -(-(end - start) // every))
@@ -86,14 +88,14 @@ class Sampler(FirstNode[Indices]):
         there = len(ahead.positions)
         if misfit or every != stride or not 0 <= at <= there - count or of_epoch != epoch or of_origin != origin:
             more = max(count, min(self._block, 2 * there) if at == there and every == stride else 0)
-            self._ahead = self._next
-            if self._next[:4] != (epoch, origin, start, every) or len(self._next[4].positions) < count:
-                self._ahead = self._computed(epoch, origin, start, more, every)
-            at, ahead = 0, self._ahead[4]
+            block = self._next
+            if block[:4] != (epoch, origin, start, every) or len(block[4].positions) < count:
+                block = self._computed(epoch, origin, start, more, every)
+            self._ahead, at, ahead = block, 0, block[4]
             there = len(ahead.positions)
         if self._looks_ahead and at <= there // 2 < at + count and start + (there - at) * every >= self._n:
             # The middle of the epoch's last block. The next epoch would otherwise begin with a batch that takes several times as long.
-            self._next = self._computed(epoch + 1, origin, first, there, every)
+            self._next = self._computed(epoch + 1, origin, first, self._block, every)
         if count == there:
             return ahead, behind
         return Indices(epoch, ahead.positions[at : at + count], ahead.values[at : at + count]), behind
