@@ -22,7 +22,7 @@ import datasets
 from penstock import Filter, Loader, Shards, StateMismatch, formats
 from penstock.__main__ import main
 from penstock._command.indexing import index_files
-from penstock._streams import shard_keys
+from penstock._streams import lanes, shard_keys
 
 FILES, RECORDS = 6, 11
 
@@ -308,6 +308,20 @@ def test_arguments_of_both_kinds_are_refused(folder):
     with pytest.raises(ValueError, match="epoch_size="):
         formats.hf(datasets.load_dataset("json", data_files=str(folder / "0.jsonl"), split="train", streaming=True).filter(bool))
     assert np.array_equal(formats.jsonl(folder / "*.jsonl").counts, [RECORDS] * FILES)
+
+
+def test_only_the_lanes_that_a_process_reads_need_open_files(monkeypatch):
+    """Seen to fail: the lanes of all ranks counted, so that the streams of a thousand ranks were refused."""
+    monkeypatch.setattr(lanes, "most_files", lambda: 4)
+
+    def read(rank, world_size):
+        data = Shards(range(8), open=lambda shard: iter(range(100 * shard, 100 * shard + 50)), epoch_size=16, lanes=8)
+        with Loader.from_dataset(data, batch_size=None, rank=rank, world_size=world_size) as loader:
+            return list(loader)
+
+    assert [read(rank, 2) for rank in range(2)] == [[100 * k + i for i in range(2) for k in range(rank, 8, 2)] for rank in range(2)]
+    with pytest.raises(ValueError, match="reads more than 4 of the 8 lanes, and each keeps a file open, but it may open only 8 in total"):
+        read(0, 1)
 
 
 def test_a_jump_learns_what_another_process_has_cut_short(tmp_path):

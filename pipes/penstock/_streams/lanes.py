@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from penstock._errors import GraphError
 from penstock._fetch.error_policy import annotate
+from penstock._streams.open_shards import most_files
 from penstock._streams.progress import LINE_S, Progress
 from penstock._workers.lifetime import Closing
 
@@ -81,9 +82,17 @@ class Lanes:
             # Another thread may have been reading at the moment of the fork, so neither its locks nor its readers can be used.
             self._start()
         number, place = divmod(item, self.deal.lanes)
-        lane = self._lanes.get(place) or self._lanes.setdefault(place, _Lane(place, self))
+        lane = self._lanes.get(place) or self._lanes.setdefault(place, self._new(place))
         with lane.lock:
             return lane.item(number)
+
+    def _new(self, place: int) -> _Lane:
+        if len(self._lanes) >= (most := most_files()):
+            raise ValueError(
+                f"this process reads more than {most} of the {self.deal.lanes} lanes, and each keeps a file open, but it may open only {2 * most} in total. Use fewer lanes, "
+                f"more ranks or worker processes, or raise the limit (ulimit -n)."
+            )
+        return _Lane(place, self)
 
     def may_speak(self) -> bool:
         """Whether no lane has logged a slow search recently: lanes search one after another, and one line is enough."""

@@ -12,7 +12,7 @@ from penstock._random.lane_order import Deal, InterleavedOrder
 from penstock._streams.bookmarks import KnownOutputs, default_folder
 from penstock._streams.forward_reader import Unreadable
 from penstock._streams.lanes import Lanes
-from penstock._streams.open_shards import has_start, most_files
+from penstock._streams.open_shards import has_start
 from penstock._streams.retrying import iter_with_retries
 from penstock._streams.schedule import schedule_of
 from penstock._streams.shard_keys import ShardKeys
@@ -77,11 +77,6 @@ class RecordStream:
         )
         self._read_by: dict[str, Lanes] = {}  # one entry, or none before the first item is read
         self._schedule: Schedule | None = None
-        if self.lanes > most_files():
-            raise ValueError(
-                f"lanes={self.lanes} keeps that many files open, but this process may open only {2 * most_files()} in total. Use fewer lanes, or raise the limit "
-                f"(ulimit -n)."
-            )
 
     @property
     def lanes(self) -> int:
