@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import islice
 
 import numpy as np
@@ -13,23 +14,26 @@ from penstock.nodes import Batcher, Cycler, EndOfEpoch, IterableSource, Node, Sa
 from penstock.orders import SequentialOrder, ShuffledOrder
 
 
-def test_a_place_that_is_read_again_gives_the_same_items():
-    """What a read returns depends on nothing but its place: so one that was interrupted is done again. Seen to fail: indices computed ahead of which the epoch, or the position, was not compared."""
-    node = Batcher(Cycler(Sampler(ShuffledOrder(11, 0))), 4)
-
-    def step(place):
-        items, place = node.read(place, 1)
-        return (items[0], place) if items else node.over(place)
-
-    places = [node.start(0)]
-    for _ in range(6):
-        places.append(step(places[-1])[1])
-    given = [step(place)[0] for place in places]
-    for k in (3, 0, 4, 0, 5, 5, 1, 5, 2, 6, 1, 4):
-        item, behind = step(places[k])
-        assert (item, behind) == (given[k], places[k + 1] if k < 6 else behind)
-    assert [item.positions.tolist() for item in given[:3]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
-    assert given[3] == EndOfEpoch(0)
+@pytest.mark.parametrize("block", [3, 4096])
+def test_a_read_depends_on_nothing_but_its_place_and_stride(monkeypatch, block):
+    """Whatever was computed ahead. Seen to fail: computed indices of which the epoch, the position, the stride or the number was not compared."""
+    monkeypatch.setattr("penstock._nodes.sampler.BLOCK", block)
+    rng, right = random.Random(0), ShuffledOrder(11, 0)
+    node = Sampler(ShuffledOrder(11, 0))
+    epoch, every, first, n, place = 0, 1, 0, 2, node.start(0)
+    for _ in range(3000):
+        if place["position"] == 11 and rng.random() < 0.8:
+            epoch += 1
+            place = node.start(epoch)
+        elif rng.random() < 0.15:  # a jump, an interrupt, another number of ranks
+            epoch, every, n = rng.randrange(3), rng.choice([1, 1, 2, 3]), rng.choice([0, 1, 2, 2, 5])
+            first, place = rng.randrange(every), {"epoch": epoch, "position": rng.randrange(12)}
+        before = place
+        items, place = node.read(before, n, every, first)
+        positions = np.arange(before["position"] + first, min(before["position"] + n * every, 11), every)
+        assert (items.epoch, items.positions.tolist()) == (epoch, positions.tolist())
+        assert items.values.tolist() == right.indices(epoch, positions).tolist()
+        assert place == {"epoch": epoch, "position": min(before["position"] + n * every, 11)}
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 3)])
