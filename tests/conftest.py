@@ -9,6 +9,7 @@ import platform
 import signal
 import subprocess
 import sys
+import sysconfig
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 TIMEOUTS_S = {"soak": 900, "slow": 240}
 """Of a test with this mark; pyproject.toml has that of any other. They end what hangs, with the stacks of all its processes: no test fails by being slow."""
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 FAILED = pytest.StashKey[bool]()
 PROGRAMS = Programs()
 
@@ -64,6 +66,7 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         if request.node.stash.get(FAILED, False):
             stack.pop_all()  # the traceback keeps what the test held alive, and one failure is enough
+    assert not (FREE_THREADED and sys._is_gil_enabled()), "a module that was imported has switched Python's lock on; PYTHON_GIL=0 keeps it off"
 
 
 @cache
@@ -75,7 +78,7 @@ def wake_the_accelerator() -> None:
 
 
 def pytest_report_header() -> str:
-    return f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}"
+    return f"python {platform.python_version()}{' without its lock' if FREE_THREADED else ''}, torch {torch.__version__}, numpy {np.__version__}"
 
 
 def pytest_configure() -> None:

@@ -7,9 +7,13 @@ A *pass* is one reading from beginning to end. Some sources count their passes a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol, final
+from weakref import WeakKeyDictionary
 
-from torch.utils.data import IterableDataset
+import torch
+from torch.utils.data import IterableDataset, Sampler
 
 from penstock._errors import GraphError
 from penstock._nodes.encoding import TAG, decoded, encoded
@@ -151,7 +155,11 @@ class IterableReader:
 
 @final
 class NodeReader:
-    """Reads a torchdata node. It never calls a node again after its end, because nodes behave differently there."""
+    """Reads a torchdata node. It never calls a node again after its end, because nodes behave differently there.
+
+    A sampler inside with a generator of its own draws from it in each pass, and a node that reads ahead begins a pass at each reset. So every pass gets a
+    generator for its epoch (`_Generators`). Otherwise the order after a resume would depend on how many passes were begun before.
+    """
 
     KEY = "node"
     IS_NODE = True
@@ -165,36 +173,48 @@ class NodeReader:
             _check_downstream(node, upstream)
         self._node: Any = node
         self._at_start = False  # just reset: a node that reads ahead would count a second reset as another pass
+        self._begun = True  # the pass that was last reset has yielded an item, so its sampler has its generator
         self.stateful = True
         self.told = False
         inside = list(wrapped(node))
         updaters = [one.epoch_updater for one in inside if hasattr(one, "epoch_updater")]
         users = [one for one in inside if _is_stateful(one) and not type(one).__module__.startswith("torchdata.")]
+        self._generators = _Generators(node)
         self.plain = not users and all(getattr(updater, "__name__", "") == "_default_epoch_updater" for updater in updaters)
 
     def pristine(self) -> Any:
-        self._node.reset(None)
+        self._reset(0, None)
         self._at_start = True
         return self._node.state_dict()
 
     def start(self, epoch: int, state: Any = None) -> None:
         if state is not None or not self._at_start:
-            self._node.reset(state)
+            self._reset(epoch, state)
         self._at_start = False
 
     def resume(self, epoch: int, state: Any, ended: bool) -> bool:
         self._at_start = False
-        self._node.reset(state)
+        self._reset(epoch, state)
         if ended:
             try:
                 next(self._node)  # a node that counts its passes must see the end of this one again
             except StopIteration:
                 return True
-            self._node.reset(state)  # its own source had already started over, so there was an item: undo that read
+            self._reset(epoch, state)  # its own source had already started over, so there was an item: undo that read
         return True
+
+    def _reset(self, epoch: int, state: Any) -> None:
+        if self._generators.owners:
+            if not self._begun:
+                with suppress(StopIteration):
+                    next(self._node)  # a thread of the last pass may not have begun it yet, and would draw from the generator of this one
+            self._generators.replace(epoch)
+            self._begun = False
+        self._node.reset(state)
 
     def next(self) -> Any:
         item = next(self._node)
+        self._begun = True
         if isinstance(item, EndOfEpoch):
             raise GraphError(
                 f"{type(self._node).__name__} passed on {item}, because it is downstream of a Cycler. Put it upstream, or write a penstock.nodes.Node."
@@ -208,6 +228,43 @@ class NodeReader:
         shutdown = getattr(self._node, "shutdown", None)
         if callable(shutdown):
             shutdown()
+
+
+@final
+class _Generators:
+    """The own generators of samplers: that of epoch 0 is in the state in which the user passed it, those of later epochs are seeded by it and the epoch.
+
+    Attributes:
+        owners: The samplers.
+    """
+
+    def __init__(self, node: BaseNode[Any]) -> None:
+        inside, waiting = dict[int, Any](), [node]
+        while waiting:
+            one = waiting.pop()
+            if id(one) not in inside:
+                inside[id(one)] = one
+                for value in getattr(one, "__dict__", {}).values():  # of any name, because a node of the user's has its own
+                    each = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+                    waiting += [part for part in each if isinstance(part, BaseNode | Sampler)]
+        self.owners = [one for one in inside.values() if isinstance(getattr(one, "generator", None), torch.Generator)]
+        for one in self.owners:
+            _as_passed.setdefault(one, one.generator.get_state())
+
+    def replace(self, epoch: int) -> None:
+        """Give each sampler a new generator for ``epoch``. A pass that was begun keeps its own."""
+        for one in self.owners:
+            first, generator = _as_passed[one], torch.Generator(device="cpu")
+            if epoch == 0:
+                generator.set_state(first)
+            else:
+                word = blake2b(first.numpy().tobytes() + epoch.to_bytes(8, "little"), digest_size=8)
+                generator.manual_seed(int.from_bytes(word.digest(), "little") >> 1)
+            one.generator = generator
+
+
+_as_passed: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()
+"""The state of the generator that the user passed to a sampler, which outlives the loader that reads it."""
 
 
 def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:
