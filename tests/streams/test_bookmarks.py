@@ -134,6 +134,14 @@ def test_a_shard_that_was_changed_since_is_said_once(tmp_path: Path, caplog: pyt
     assert "shard 0 was 'a of 5 bytes' when its bookmarks were written, and is 'a of 7 bytes' now" in record.getMessage()
 
 
+def test_sources_of_a_mix_may_share_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Seen to fail: a warning that the shard of one source was changed into that of the other."""
+    one, other = Bookmarks(tmp_path, {}, ["web/0"]), Bookmarks(tmp_path, {}, ["code/0"])
+    one.add(0, 0, 5, every_pass=True)
+    assert [other.outputs(0, 0), one.outputs(0, 0)] == [None, 5]
+    assert caplog.records == []
+
+
 def test_a_file_in_the_folder_of_another_binding_is_ignored(tmp_path: Path, one_file: Path) -> None:
     """Seen to fail: a checksum that does not start from the binding."""
     other = marks(tmp_path, {"steps": []})

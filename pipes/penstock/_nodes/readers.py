@@ -239,7 +239,8 @@ class _Generators:
     """
 
     def __init__(self, node: BaseNode[Any]) -> None:
-        inside, waiting = dict[int, Any](), [node]
+        inside: dict[int, Any] = {}
+        waiting: list[Any] = [node]
         while waiting:
             one = waiting.pop()
             if id(one) not in inside:

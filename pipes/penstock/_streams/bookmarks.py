@@ -11,6 +11,7 @@ time. A false one would silently mislead a seek; therefore
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
@@ -22,16 +23,16 @@ import re
 import secrets
 import stat
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakSet
 
 from penstock._errors import StateMismatch
 from penstock._streams.facts import Contradiction, Fact, FactLines, Facts
 from penstock._streams.own_files import open_own, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock._streams.shard_keys import ShardKeys
 
 _logger = logging.getLogger("penstock")
@@ -55,6 +56,15 @@ def default_folder() -> Path:
     if not os.path.isabs(cache):
         cache = os.devnull  # there is no home directory: nothing can be written below this, and nothing ends up in the current folder
     return Path(cache) / "penstock" / "bookmarks"
+
+
+def _name(keys: ShardKeys | Sequence[str], shard: int) -> str:
+    """The key of a shard, without its version."""
+    return keys[shard] if isinstance(keys, Sequence) else keys.name(shard)
+
+
+_at_folder: dict[str, WeakSet[Bookmarks]] = {}
+"""All bookmarks of this process, by the folder of their files."""
 
 
 @final
@@ -92,6 +102,7 @@ class Bookmarks:
         self._warned: set[str] = set()
         if self._is_named:
             self._check_folder()
+        _at_folder.setdefault(self._folder or "", WeakSet()).add(self)
         self._start()
 
     def _start(self) -> None:
@@ -165,13 +176,21 @@ class Bookmarks:
             # By `map`: Ctrl-C at a loop's jump in here could leave the lock held (python/cpython#130279).
             found = list(map(self._facts.add, (fact for about, fact in read if about == key)))
             self._settled.add(shard)
-        if read and not found:
+        if read and not found and not self._are_anothers(shard, {about for about, _ in read}):
             self._warn_once(
                 "another content",
                 f"shard {shard} was {read[-1][0]!r} when its bookmarks were written, and is {key!r} now: it was changed, moved, copied without its modification time, or the bookmarks are from an "
                 f"older penstock. This matters only to a run that resumes from a saved state: if the data differ, it does not get the items that it would have got.",
             )
         self._report(*(one for one in found if isinstance(one, Contradiction)))
+
+    def _are_anothers(self, shard: int, keys: set[str]) -> bool:
+        """Whether ``keys`` are those of other files that this process reads with the same folder and steps, such as another source of a mix."""
+        for other in list(_at_folder[self._folder or ""]):
+            with contextlib.suppress(IndexError, OSError):
+                if _name(other._keys, shard) != _name(self._keys, shard):
+                    keys.discard(other._keys[shard])
+        return not keys
 
     # Files, in the format described above.
 

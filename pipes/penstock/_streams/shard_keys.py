@@ -57,13 +57,13 @@ class ShardKeys:
 
     def __getitem__(self, number: int) -> str:
         if self._path(number) is None:
-            return self._name(number)
+            return self.name(number)
         # No other process can tell whether it has read the version that this process could not see.
-        return f"{self._name(number)} {self.stamp(number) or self._unknown}"
+        return f"{self.name(number)} {self.stamp(number) or self._unknown}"
 
     def names(self) -> list[str]:
         """The name of each shard, independent of its version."""
-        return list(map(self._name, range(len(self._shards))))
+        return list(map(self.name, range(len(self._shards))))
 
     def stamp(self, number: int) -> Stamp | None:
         """The version of a file as it was first seen; None if it is not a file, or cannot be seen now."""
@@ -95,7 +95,7 @@ class ShardKeys:
         path = os.fspath(shard) if isinstance(shard, str | os.PathLike) else None
         return None if path is None or (is_remote(path) and not self.by_fsspec) else path
 
-    def _name(self, number: int) -> str:
+    def name(self, number: int) -> str:
         shard, path = self._shards[number], self._path(number)
         if path is None:
             return shard if isinstance(shard, str) else repr(shard)
