@@ -130,6 +130,9 @@ class GlobalRngSnapshot:
         self._marks: tuple[Any, ...] = ()
         self._states: States | None = None  # at these marks
 
+    def __reduce__(self) -> Any:
+        return GlobalRngSnapshot, ()  # the addresses are those of this process
+
     def look(self) -> States | None:
         """Their states, the same object if nothing was drawn since the last look; None if they cannot be determined."""
         generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
