@@ -379,7 +379,8 @@ def test_pieces_of_an_indexed_file(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(f"{k}\n" for k in range(50)))
     assert index_files([str(tmp_path / "a.jsonl")], None, 1, io.StringIO(), io.StringIO()) == 0
     pieces = Shards.of(formats.jsonl(tmp_path / "a.jsonl"), 10, epoch_size=50, lanes=1, bookmarks=False)
-    assert list(Loader.from_dataset(pieces, None)) == list(range(50))
+    with Loader.from_dataset(pieces, None) as loader:
+        assert list(loader) == list(range(50))
 
 
 class Replacing:
