@@ -174,7 +174,10 @@ class TestNames:
         if same:
             loader.load_state_dict(state)
         else:
-            with pytest.raises(StateMismatch, match=r"under other settings: shard_names was '\w+' and is '\w+' \(checksums of the names of the shards, in their order\)\. Load"):
+            with pytest.raises(
+                StateMismatch,
+                match=r"under other settings: shard_names was '\w+' and is '\w+' \(checksums of the names of the shards, in their order\)\. Load",
+            ):
                 loader.load_state_dict(state)
 
     def test_are_told_apart_by_their_folders_where_they_are_the_same(self):
