@@ -444,6 +444,3 @@ def test_processes_that_append_at_once_lose_nothing_also_if_one_is_killed(tmp_pa
     one = marks(folder, keys=["key"] * 3000)
     assert [one.outputs(shard, 0) for shard in range(3000)] == [7 * shard for shard in range(3000)]
     assert len(files(folder)) == 4
-
-
-# Of `Shards`.

@@ -19,7 +19,7 @@ from penstock._streams import copies as module
 from penstock._streams.copies import CacheFolder, file_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SIZE = 1000
 
@@ -188,47 +188,47 @@ def test_a_copy_that_is_removed_before_its_lock_is_held_is_made_again(tmp_path: 
         assert Path(copy.name).read_bytes() == content(1)
 
 
+@contextlib.contextmanager
+def living_on() -> Iterator[Callable[[], None]]:
+    """What forks a process that lives until the end."""
+    children: list[int] = []
+    ended, end = os.pipe()
+
+    def fork() -> None:
+        if not (child := os.fork()):
+            os.close(end)
+            os.read(ended, 1)
+            os._exit(0)
+        children.append(child)
+
+    yield fork
+    os.close(ended)
+    os.close(end)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
+
+
 def test_a_process_that_is_forked_does_not_keep_what_is_closed_here(tmp_path: Path) -> None:
     """Its room is free. Seen to fail: a copy that is closed without giving its lock back."""
     cache = CacheFolder(str(tmp_path), SIZE)
-    with cache.opened("s3://data/1.tar", SIZE, "1", writes(1)):  # type: ignore[union-attr]
-        ended = os.pipe()
-        child = os.fork()
-        if not child:
-            os.close(ended[1])
-            os.read(ended[0], 1)
-            os._exit(0)
-    assert read(cache, 2) == content(2)
-    for fd in ended:
-        os.close(fd)
-    assert os.waitpid(child, 0)[1] == 0
+    with living_on() as fork:
+        with cache.opened("s3://data/1.tar", SIZE, "1", writes(1)):  # type: ignore[union-attr]
+            fork()
+        assert read(cache, 2) == content(2)
 
 
 def test_a_process_that_is_forked_while_a_lock_is_held_does_not_keep_it(tmp_path: Path) -> None:
     """It lives on, and nobody waits for it. Seen to fail: by closing the file only."""
     cache = CacheFolder(str(tmp_path), SIZE)
-    ended, child = os.pipe(), 0
+    with living_on() as fork:
 
-    def copy(path: str) -> None:
-        nonlocal child
-        child = os.fork()
-        if not child:
-            os.close(ended[1])
-            os.read(ended[0], 1)
-            os._exit(0)
-        writes(1)(path)
+        def copy(path: str) -> None:
+            fork()
+            writes(1)(path)
 
-    assert read(cache, 1, copy=copy) == content(1)
-    with cache._alone():
-        other = os.fork()
-        if not other:
-            os.close(ended[1])
-            os.read(ended[0], 1)
-            os._exit(0)
-    assert read(cache, 2) == content(2)
-    for fd in ended:
-        os.close(fd)
-    assert {os.waitpid(child, 0)[1], os.waitpid(other, 0)[1]} == {0}
+        assert read(cache, 1, copy=copy) == content(1)
+        with cache._alone():
+            fork()
+        assert read(cache, 2) == content(2)
 
 
 def test_a_worker_on_another_machine_makes_the_folder_there(tmp_path: Path) -> None:
@@ -370,12 +370,9 @@ def dies_at(number: int) -> None:
     fcntl.flock = watched(fcntl.flock)
 
 
-@pytest.mark.parametrize(("said", "bytes_"), [(5, 5), ("5B", 5), ("1.5kB", 1500), ("200GB", 200 * 10**9), ("64 MiB", 2**26)])
-def test_sizes(said: Any, bytes_: int) -> None:
-    assert nbytes_of("max_cache_size", said) == bytes_
-
-
-@pytest.mark.parametrize("said", [0, -1, "5", "many", "5 gb", 1.5, None])
-def test_what_is_no_size(said: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match="max_cache_size"):
-        nbytes_of("max_cache_size", said)
+def test_sizes() -> None:
+    for said, nbytes in ((5, 5), ("5B", 5), ("1.5kB", 1500), ("200GB", 200 * 10**9), ("64 MiB", 2**26)):
+        assert nbytes_of("max_cache_size", said) == nbytes
+    for said in (0, -1, "5", "many", "5 gb", 1.5, None):
+        with pytest.raises((ValueError, TypeError), match="max_cache_size"):
+            nbytes_of("max_cache_size", said)  # type: ignore[arg-type]

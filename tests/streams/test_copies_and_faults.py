@@ -14,26 +14,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from mds_files import INT, described, index_of
 from megatron_files import index
-from small_files import RECORDS, jsonl, mds, numbers, parquet, tar
+from small_files import RECORDS, arrow, jsonl, mds, numbers, parquet, tar
 
 import penstock
 from penstock import Loader, formats
 
 fsspec = pytest.importorskip("fsspec")
 memory = pytest.importorskip("fsspec.implementations.memory")
-pyarrow = pytest.importorskip("pyarrow")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FILES = 4
-
-
-def arrow(file: int) -> bytes:
-    out = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_file(out, pyarrow.schema([("i", pyarrow.int64())])) as writer:
-        writer.write_table(pyarrow.table({"i": [100 * file + n for n in range(RECORDS)]}))
-    return out.getvalue().to_pybytes()
 
 
 def tokens(file: int) -> bytes:
