@@ -30,7 +30,7 @@ names = map("bench_target_{}".format, itertools.count())
 SOURCE = """
 import time
 import numpy as np
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 import penstock
 
 class Slow:
@@ -39,10 +39,6 @@ class Slow:
     def __getitem__(self, index):
         time.sleep(0.002)
         return {"x": np.full(4, index, np.float32)}
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from range(10)
 
 def ours():
     return penstock.Loader.from_dataset(Slow(), 8, True)
@@ -61,9 +57,6 @@ def generator():
 
 def nothing():
     return []
-
-def stream():
-    return DataLoader(Stream(), 2)
 
 def fails():
     raise RuntimeError("no disk")

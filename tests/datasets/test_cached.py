@@ -16,7 +16,7 @@ import signal
 import struct
 import sys
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -167,14 +167,16 @@ SAMPLES = {
     "containers": {"a": [], "b": (), "c": {}, 1: ((1,), [2]), None: {"": None}, 2.5: [[]], False: 0},
     "named": [Point(1, [torch.ones(2)]), Pair(Point(None, 2), b"x")],
     "tensors": [
-        torch.tensor([[float("nan"), -0.0], [float("inf"), 1]], dtype=dtype)
-        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+        *(
+            torch.tensor([[float("nan"), -0.0], [float("inf"), 1]], dtype=getattr(torch, name))
+            for name in ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+        ),
+        *(
+            torch.tensor([0, 1, 100], dtype=getattr(torch, name))
+            for name in ["bool", "uint8", "int8", "uint16", "int16", "int32", "uint64", "int64"]
+        ),
+        torch.tensor([0.5, -1, 448]).to(torch.float8_e4m3fn),
     ],
-    "integers": [
-        torch.tensor([0, 1, 100], dtype=getattr(torch, name))
-        for name in ["bool", "uint8", "int8", "uint16", "int16", "int32", "uint64", "int64"]
-    ],
-    "small floats": torch.tensor([0.5, -1, 448]).to(torch.float8_e4m3fn),
     "shapes": [torch.tensor(7), torch.tensor(True), torch.empty(0), torch.empty(2, 0, 3, dtype=torch.bfloat16), torch.ones(1, 1, 1)],
     "strides": [
         torch.arange(24).reshape(2, 3, 4).permute(2, 0, 1)[::2],
@@ -196,8 +198,8 @@ SAMPLES = {
         np.datetime64("2020-01-01"),
         np.uint64(2**63),
     ],
-    "long": list(range(1000)),
     "scalar texts": [np.str_("a\0"), np.str_(""), np.bytes_(b"a\0"), np.bytes_(b"")],
+    "long": list(range(1000)),
 }
 
 
@@ -252,7 +254,6 @@ def endless() -> Any:
         (np.array([{}, None]), "has the dtype object"),
         (np.zeros(2, [("x", "f4"), ("y", "i4")]), "has the dtype"),
         (np.ma.masked_array([1]), "numpy.ma.*MaskedArray"),
-        (np.zeros((2, 2)).view(np.matrix) if hasattr(np, "matrix") else np.ma.masked_array([1]), "numpy.*matrix"),
         (local_named, "is of type tests.datasets.test_cached.Local"),
         ({1, 2}, "is of type builtins.set"),
         (endless, "cannot be described in JSON"),
@@ -364,14 +365,6 @@ def test_a_folder_can_be_pickled(tmp_path: Path, counted: Counted) -> None:
         pickle.loads(pickle.dumps(cached))[1]
 
 
-def in_threads(work: Callable[[int], None], count: int) -> None:
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 @linux
 @pytest.mark.parametrize("kind", [Counted, Gathered])
 def test_no_sample_is_loaded_twice_however_many_ask(kind: type[Counted], place: Path | None, tmp_path: Path) -> None:
@@ -393,7 +386,8 @@ def test_no_sample_is_loaded_twice_however_many_ask(kind: type[Counted], place: 
     def process() -> None:
         os.close(start)
         os.read(begin, 1)
-        in_threads(read_all, 2)
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(read_all, range(2)))
 
     children = [forked(process) for _ in range(3)]
     os.close(start)  # end-of-file: all begin at once
@@ -584,25 +578,17 @@ def test_a_sample_that_draws_for_this_epoch_is_refused(kind: str, tmp_path: Path
     assert cached.filled == 0
 
 
-class Range:
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-
 @pytest.mark.parametrize(("draw", "place"), [(random.random, None), (np.random.random, "cache"), (lambda: torch.rand(1), "cache")])
 def test_global_random_numbers_that_a_cache_freezes_are_told_of_once(draw: Any, place: Any, tmp_path: Path, caplog: Any) -> None:
     """Inline. Samples that draw nothing, and reads of cached samples, cause no warning. Seen to fail: without the second snapshot."""
 
-    class Sometimes(Range):
-        def __getitem__(self, index: int) -> int:
+    class Sometimes(list[int]):
+        def __getitem__(self, index: Any) -> Any:
             if index >= 8:
                 draw()
             return index
 
-    cached = Cached(Sometimes(20), place and tmp_path / place)
+    cached = Cached(Sometimes(range(20)), place and tmp_path / place)
     with Loader.from_dataset(cached, batch_size=4) as loader:
         batches = iter(loader)
         assert next(batches).tolist() == [0, 1, 2, 3]

@@ -119,11 +119,7 @@ class TestWhatIsRefused:
             (lambda ds: ds.filter(bool), "FilteredExamplesIterable"),
             (lambda ds: ds.filter(bool).select_columns("id"), "FilteredExamplesIterable"),
             (lambda ds: ds.map(upper, batched=True), "MappedExamplesIterable"),
-            (lambda ds: ds.take(3), "TakeExamplesIterable"),
-            (lambda ds: ds.skip(3), "SkipExamplesIterable"),
-            (lambda ds: ds.repeat(2), "RepeatExamplesIterable"),
             (lambda ds: datasets.concatenate_datasets([ds, ds]), "VerticallyConcatenatedMultiSourcesExamplesIterable"),
-            (lambda ds: datasets.interleave_datasets([ds, ds]), "CyclingMultiSourcesExamplesIterable"),
         ],
     )
     def test_steps_that_may_change_the_count(self, change, step):

@@ -53,14 +53,6 @@ def test_without_an_index_it_says_what_to_do(tmp_path, have, words, error, messa
         jsonl(**{"paths": paths, **words})
 
 
-def test_counts_serve_without_an_index(tmp_path):
-    path = write(tmp_path / "x.jsonl", [b'{"k": 0}\n', b"\n", b'{"k": 1}\n'])
-    assert read(jsonl(path, counts=[2])) == [{"k": 0}, {"k": 1}]
-    for counts, message in (([3], "jsonl file .*x.jsonl should have 3 records, but it ended after 2"), ([1], "it has more")):
-        with pytest.raises(ValueError, match=message):
-            read(jsonl(path, counts=counts))
-
-
 LINES = st.lists(st.sampled_from([b"{}", b"", b"  ", b'{"a":1}', b"\t", b"\f\v", b"12", b' [3, "x"] ', b"\r"]), max_size=30)
 
 

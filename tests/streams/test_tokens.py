@@ -20,7 +20,6 @@ from ways import WAYS
 from penstock import Loader, Mix
 from penstock.formats import _tokens as module
 from penstock.formats import tokens
-from penstock.testing import assert_resumes_everywhere
 
 
 def write(folder, sizes, dtype="uint16", suffix=".bin", seed=0, below=1000):
@@ -152,37 +151,6 @@ def test_documents_that_make_no_sense(tmp_path, documents, message):
     paths, _ = write(tmp_path, [100])
     with pytest.raises(ValueError, match=message):
         tokens(paths, 10, documents=documents)
-
-
-# The laws.
-
-
-def mixed(folder, **words):
-    parts = {name: tokens(f"{folder}/{seed}-*.bin", 5, overlap=1, end_of_document=7) for seed, name in enumerate("abc")}
-    mix = Mix(parts, {"a": 0.6, "b": 0.3, "c": 0.1}, epoch_size=24)
-    return Loader.from_dataset(mix, shuffle=True, seed=5, **{"batch_size": 6, **words})
-
-
-@pytest.fixture
-def folder(tmp_path):
-    for seed in range(3):
-        write(tmp_path, [31, 20, 55], seed=seed, below=20)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("options", "steps"),
-    [
-        ({}, 10),
-        ({"num_workers": 2, "method": "thread"}, 10),
-        pytest.param({"num_workers": 2, "method": "process"}, 10, marks=pytest.mark.slow),
-        ({"batch_size": 2, "rank": 0, "world_size": 3}, 12),
-        ({"batch_size": 2, "rank": 2, "world_size": 3}, 12),
-    ],
-)
-def test_a_mix_of_them_resumes_everywhere(folder, options, steps):
-    """Seen to fail: `Tokens.read` adding up the rows it has read and starting from there."""
-    assert_resumes_everywhere(lambda: mixed(folder, **options), steps=steps)
 
 
 # Files: opened when needed, few at a time, closed with the dataset.

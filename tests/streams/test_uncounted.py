@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import os
@@ -15,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import webdataset
 
 import datasets
 from penstock import Filter, Loader, Shards, StateMismatch, formats
@@ -74,25 +72,6 @@ def test_one_pass_is_what_the_counted_shards_are(folder, name):
     assert uncounted.counts is None
     counted.close()
     uncounted.close()
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves tars open
-def test_a_tar_is_what_webdataset_yields(folder):
-    """Byte for byte, filtered by the same function."""
-    tars = [str(folder / f"{k}.tar") for k in range(FILES)]
-
-    def good(sample):
-        return json.loads(sample["json"])["value"] % 3
-
-    theirs = [
-        {key: value for key, value in sample.items() if key in ("__key__", "json", "bin")}
-        for sample in webdataset.WebDataset(tars, shardshuffle=False, nodesplitter=None, empty_check=False).select(good)
-    ]
-    gc.collect()
-    data = formats.tar(tars, lanes=1, epoch_size=len(theirs), steps=[Filter(good)], bookmarks=False)
-    data.order(shuffle=False, seed=0)
-    assert [data[k] for k in range(len(theirs))] == theirs
-    data.close()
 
 
 def test_with_bookmarks_a_resume_reads_less_than_a_shard_a_lane(tmp_path):
