@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
+from resumable import Resumable
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from penstock import Cached, Loader, Mix, Shards, filtered
 from penstock.orders import SlidingOrder
@@ -180,10 +181,6 @@ class TestTheFile:
 
 
 def test_what_makes_no_sense_is_refused():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter([])
-
     class EpochAware(Squares):
         def set_epoch(self, epoch):
             pass
@@ -194,10 +191,10 @@ def test_what_makes_no_sense_is_refused():
         (range(9), lambda sample: sample % 2, TypeError, "<lambda> must return True or False, but returned 0"),
         (range(9), 5, TypeError, "predicate must be a function of one sample, but 5 is not callable"),
         (
-            Stream(),
+            Resumable(3),
             ends_in_one,
             TypeError,
-            "filtered needs a dataset that can be read by index and has a length, and Stream does not qualify",
+            "filtered needs a dataset that can be read by index and has a length, and Resumable does not qualify",
         ),
         (Mix({"a": Squares()}, {"a": 1}), ends_in_one, ValueError, "filtering a Mix would lose its weights"),
         (ConcatDataset([EpochAware()]), ends_in_one, ValueError, "EpochAware has set_epoch"),

@@ -6,7 +6,8 @@ import json
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DistributedSampler, IterableDataset, TensorDataset
+from resumable import Resumable
+from torch.utils.data import ConcatDataset, DistributedSampler, TensorDataset
 
 import penstock
 from penstock import Loader, Mix
@@ -78,8 +79,8 @@ class TestWhoKnowsTheSource:
         class Around(list):
             def __getitem__(self, index):
                 before = penstock.sample()
-                source, value = before.source, outer[index]
-                return source, value, penstock.sample().source, before is penstock.sample()
+                value = outer[index]
+                return before.source, value, penstock.sample().source, before is penstock.sample()
 
         outer = Mix({"in": Mix({"x": Named("x", 4)}, {"x": 1})}, {"in": 1})
         with Loader.from_dataset(Around(range(4)), batch_size=None) as loader:
@@ -256,18 +257,13 @@ class TestState:
         assert facts == same_facts != other_facts
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from range(3)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "why"),
     [
         (lambda: Mix({}, {}), TypeError, "a mix takes a dict of datasets by name"),
         (lambda: Mix([[1], [2]], {0: 1}), TypeError, r"a mix takes a dict of datasets by name, .* not \[\[1\], \[2\]\]"),
         (lambda: Mix({1: [1]}, {1: 1}), TypeError, "a mix takes a dict of datasets by name"),
-        (lambda: Mix({"a": Stream()}, {"a": 1}), TypeError, "the source 'a' is a Stream, which cannot be read by index"),
+        (lambda: Mix({"a": Resumable(3)}, {"a": 1}), TypeError, "the source 'a' is a Resumable, which cannot be read by index"),
         (lambda: Mix({"a": iter([])}, {"a": 1}), TypeError, "the source 'a' is a list_iterator"),
         (lambda: mix(weights={**WEIGHTS, "d": 1}), ValueError, "there are weights for 'd'"),
         (lambda: mix(stop="never"), ValueError, "stop='never' must be 'first' or 'all'"),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fault_proxy import Fault, FaultProxy
-from format_laws import open_files
+from format_laws import WAYS, open_files
 
 from penstock import Filter, Loader, Shards, StateMismatch, formats
 from penstock.__main__ import main
@@ -28,12 +28,6 @@ from penstock._streams.retrying import iter_with_retries, may_pass
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
-
-WAYS = [
-    pytest.param({}, id="inline"),
-    pytest.param({"num_workers": 2, "method": "thread"}, id="threads"),
-    pytest.param({"num_workers": 2, "method": "process", "multiprocessing_context": "fork"}, id="processes", marks=pytest.mark.slow),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -46,16 +40,12 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 class Disk:
     """The ``open`` of a disk that breaks off again and again, and sometimes answers late. Record k of shard i is 10,000 * i + k.
 
-    Args:
-        lengths: How many records each shard has.
-        log: A file to which each opening adds how many shards its process has open.
-        faults: Whether it breaks off at all.
+    To the file ``log`` each opening adds how many shards its process has open.
     """
 
-    def __init__(self, lengths: list[int], log: Path | None = None, *, faults: bool = True) -> None:
+    def __init__(self, lengths: list[int], log: Path) -> None:
         self.lengths = lengths
         self.log = log
-        self.faults = faults
         self.lock = threading.Lock()
         self.openings: Counter[int] = Counter()
         self.broke = self.open = 0
@@ -69,18 +59,17 @@ class Disk:
             self.openings[shard] += 1
         chance = random.Random(f"{shard} {number}")
         # Each third opening lasts to the end.
-        breaks_at = chance.choice([-1, chance.randrange(self.lengths[shard] + 1)]) if self.faults and number % 3 < 2 else None
+        breaks_at = chance.choice([-1, chance.randrange(self.lengths[shard] + 1)]) if number % 3 < 2 else None
         if breaks_at == -1:
             self.broke += 1
             raise TimeoutError("no answer")
-        return self.records(shard, breaks_at, late_at=chance.randrange(1, 400) if self.faults else -1)
+        return self.records(shard, breaks_at, late_at=chance.randrange(1, 400))
 
     def records(self, shard: int, breaks_at: int | None, late_at: int) -> Iterator[int]:
         with self.lock:
             self.open += 1
-            if self.log is not None:
-                with self.log.open("a") as log:
-                    log.write(f"{self.open}\n")
+            with self.log.open("a") as log:
+                log.write(f"{self.open}\n")
         try:
             for number in range(self.lengths[shard] + 1):
                 if number == breaks_at:
@@ -216,10 +205,7 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it_and_not_its_end(tmp_
 def test_a_shard_that_has_become_shorter_since_its_bookmark_was_made(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, relied_on: bool
 ) -> None:
-    """What cannot be seen in one reading: the name says nothing of the content, and the records end without an error.
-
-    An error, if a search for a place has passed over the shard by its bookmark: it went wrong. Otherwise a warning. Seen to fail: always an error.
-    """
+    """An error, if a search for a place has passed over the shard by its bookmark: it went wrong. Otherwise a warning. Seen to fail: always an error."""
     lengths = [6, 4, 5]
 
     def build() -> Loader[Any]:

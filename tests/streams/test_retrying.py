@@ -20,12 +20,7 @@ DOWN = "the disk is gone"
 
 
 class Flaky:
-    """An ``open`` that raises when and what it is told to.
-
-    Args:
-        faults: For each time that it is opened: how many records come before it raises; None: all, without an error; -1: it does not even open.
-        error: What it raises.
-    """
+    """An ``open`` that raises: each time after the next of ``faults`` records; never, if that is None; if it is -1, it does not even open."""
 
     def __init__(self, *faults: int | None, error: type[Exception] = ConnectionResetError) -> None:
         self.faults = iter(faults)

@@ -69,7 +69,7 @@ FORMS = {"pax": tarfile.PAX_FORMAT, "gnu": tarfile.GNU_FORMAT}
 
 def below_zero(header):
     """The same, with a size of -512 bytes."""
-    header = header[:124] + b"-0000001000\0" + b" " * 8 + header[156:]
+    header = header[:124] + b"-0000001000\0" + header[136:148] + b" " * 8 + header[156:]
     return header[:148] + b"%06o\0 " % sum(header) + header[156:]
 
 
