@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from forks import ended, forked
 from resumable import Resumable
 from torch.utils.data import ConcatDataset, Subset
 
@@ -118,37 +119,6 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return repr(one) == repr(other)
-
-
-def forked(work: Callable[[], object]) -> int:
-    """The pid of a process that does ``work`` and nothing else."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        with contextlib.suppress(BaseException):
-            work()
-            code = 0
-        os._exit(code)
-    return pid
-
-
-def ended(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def in_the_end(children: list[int]) -> list[int]:
-    """The exit codes; waits for all children, even if the test is stopped."""
-    left = list(children)
-    try:
-        codes = []
-        while left:
-            codes.append(ended(left[0]))
-            del left[0]
-        return codes
-    finally:
-        for child in left:
-            os.kill(child, signal.SIGKILL)
-            ended(child)
 
 
 @pytest.fixture(params=[pytest.param("memory", marks=linux), "folder"])
@@ -393,7 +363,7 @@ def test_no_sample_is_loaded_twice_however_many_ask(kind: type[Counted], place: 
     children = [forked(process) for _ in range(3)]
     os.close(start)  # end-of-file: all begin at once
     os.close(begin)
-    assert in_the_end(children) == [0, 0, 0]
+    assert ended(*children) == [0, 0, 0]
     assert cached.filled == 150
     assert sorted(dataset.calls()) == list(range(150))
 
@@ -478,7 +448,7 @@ def test_a_process_forked_meanwhile_holds_nobody_up(place: Path | None) -> None:
     assert cached[0] == 7
     os.close(release)
     os.close(hold)
-    assert ended(children[0]) == 0
+    assert ended(*children) == [0]
 
 
 # Which dataset a folder belongs to.
@@ -705,7 +675,7 @@ def test_killed_while_a_sample_is_written(when: str, place: Path | None, tmp_pat
             cache_files._release = kill_self  # type: ignore[assignment]
         cached[1]
 
-    assert ended(forked(work)) == -signal.SIGKILL
+    assert ended(forked(work)) == [-signal.SIGKILL]
     assert cached.filled == 1 + (when == "after")
     for _ in range(2):
         assert all(same(cached[index], dataset.right(index)) for index in range(3))
@@ -723,7 +693,7 @@ def test_killed_while_the_folder_is_made(where: str, tmp_path: Path, counted: Co
         setattr(os, name, (lambda *args: (real(*args), kill_self())) if where in ("open", "replaced") else kill_self)
         Cached(counted, tmp_path / "cache")
 
-    assert ended(forked(work)) == -signal.SIGKILL
+    assert ended(forked(work)) == [-signal.SIGKILL]
     cached = Cached(counted, tmp_path / "cache")
     fill(cached)
     assert same(cached[1], counted.right(1))
@@ -741,7 +711,7 @@ def test_memory_leaves_nothing_behind_a_kill(tmp_path: Path, counted: Counted, m
         fill(cached)
         kill_self()
 
-    assert ended(forked(work)) == -signal.SIGKILL
+    assert ended(forked(work)) == [-signal.SIGKILL]
     assert os.listdir(tmp_path / "tmp") == []  # nor in /dev/shm, which a fixture checks after every test
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import multiprocessing
 import os
 import pickle
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import ended, forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -381,16 +381,11 @@ def test_a_fork_goes_on_with_what_its_parent_knew_and_writes_a_file_of_its_own(t
         one.add(1, 0, 11, every_pass=True)
         assert (one.outputs(0, 0), one.outputs(1, 0)) == (10, 11)
 
-    child = multiprocessing.get_context("fork").Process(target=in_the_child)
-    child.start()
-    child.join(100)
-    code = child.exitcode
-    child.kill()
-    child.join()
-    child.close()
-    done.set()
-    holder.join()
-    assert code == 0
+    try:
+        assert ended(forked(in_the_child)) == [0]
+    finally:
+        done.set()
+        holder.join()
     assert len(files(tmp_path)) == 2
     one.refresh()
     assert one.outputs(1, 0) == 11

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forks import ended, forked
 
 from penstock._arguments import nbytes_of
 from penstock._streams import copies as module
@@ -192,19 +193,16 @@ def test_a_copy_that_is_removed_before_its_lock_is_held_is_made_again(tmp_path: 
 def living_on() -> Iterator[Callable[[], None]]:
     """What forks a process that lives until the end."""
     children: list[int] = []
-    ended, end = os.pipe()
+    held, end = os.pipe()
 
-    def fork() -> None:
-        if not (child := os.fork()):
-            os.close(end)
-            os.read(ended, 1)
-            os._exit(0)
-        children.append(child)
+    def wait() -> None:
+        os.close(end)
+        os.read(held, 1)
 
-    yield fork
-    os.close(ended)
+    yield lambda: children.append(forked(wait))
+    os.close(held)
     os.close(end)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
+    assert ended(*children) == [0] * len(children)
 
 
 def test_a_process_that_is_forked_does_not_keep_what_is_closed_here(tmp_path: Path) -> None:
@@ -323,28 +321,25 @@ def test_many_processes_fetch_each_file_once(tmp_path: Path) -> None:
 
         return copied
 
-    children = []
-    for _ in range(4):
-        if not (child := os.fork()):
-            right = all(read(cache, number, copy=copy(number)) == content(number) for number in range(24))
-            os._exit(0 if right else 1)
-        children.append(child)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    def read_all() -> None:
+        assert all(read(cache, number, copy=copy(number)) == content(number) for number in range(24))
+
+    assert ended(*[forked(read_all) for _ in range(4)]) == [0] * 4
     assert sorted(map(int, log.read_text().split())) == list(range(24))
     assert len(names(cache)) == 24
 
 
 def test_a_process_that_is_killed_at_any_point_leaves_nothing_that_is_read_as_data(tmp_path: Path) -> None:
     """At each call into the system that the fetch makes. Seen to fail: writing to the copy's own name; a part without an owner that counts forever."""
+
+    def work() -> None:
+        dies_at(at)
+        read(cache, 1)
+
     at, died = 0, True
     while died:
         cache = CacheFolder(str(tmp_path / str(at)), 2 * SIZE)
-        if not (child := os.fork()):
-            with contextlib.suppress(BaseException):
-                dies_at(at)
-                read(cache, 1)
-            os._exit(0)
-        died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        died = ended(forked(work)) == [-signal.SIGKILL]
         for number in (1, 2):  # the bound has room for two
             assert read(cache, number) == content(number), at
         assert len(names(cache)) == 2, (at, names(cache))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forks import ended, forked
 from mds_files import INT, described, index_of
 from megatron_files import index
 from small_files import RECORDS, arrow, jsonl, mds, numbers, parquet, tar
@@ -194,11 +195,7 @@ def test_a_process_that_is_killed_while_it_fetches_leaves_nothing_to_the_next(st
         os.kill(os.getpid(), signal.SIGKILL)
 
     store.fault = killed
-    child = os.fork()
-    if not child:
-        store.read()
-        os._exit(0)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert ended(forked(store.read)) == [-signal.SIGKILL]
     store.fault = None
     assert store.read() == store.right()
     assert not [path for path in store.folder.iterdir() if path.name.endswith(".part")]

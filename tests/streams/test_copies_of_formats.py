@@ -228,6 +228,16 @@ def test_a_copy_stays_until_what_reads_it_is_closed(open: Any, tmp_path: Path) -
     assert taken()
 
 
+def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, fetches: list[str]) -> None:
+    """In the next run, though it has as many bytes."""
+    found = []
+    for at in (1, 2):
+        fsspec.filesystem("memory").pipe("data/0.jsonl", f'{{"i": {at}}}\n'.encode())
+        with closing(formats.jsonl("memory://data/0.jsonl", counts=[1], cache_dir=tmp_path, max_cache_size="1MB")) as data:
+            found.append(data[0])
+    assert found == [{"i": 1}, {"i": 2}]
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
