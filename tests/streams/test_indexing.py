@@ -73,7 +73,7 @@ class TestTheFile:
         "line",
         [
             *(b"garbage", b"[]", b"[" * 900, b"{}", b'{"penstock index": 1}', b"\xff\xfe", b"null"),
-            *(json.dumps({**HEADER, **wrong}).encode() for wrong in ({"records": -1}, {"records": 1e9}, {"kind": "?"}, {"checksum": 2})),
+            *(json.dumps({**HEADER, **wrong}).encode() for wrong in ({"records": -1}, {"records": 1e9}, {"kind": 5}, {"checksum": 2})),
         ],
     )
     def test_that_is_garbage_is_refused(self, line):
