@@ -295,6 +295,13 @@ class TestErrors:
         dataset.close()  # the error holds it, so that otherwise the collector may come to its files first
         assert files[2] in str(caught.value) + "".join(caught.value.__notes__)
 
+    def test_an_error_in_a_record_names_it(self, files):
+        with open(files[2], "a") as file:
+            file.write("no number\n")
+        with pytest.raises(ValueError, match="no number") as caught:
+            read(shards(files, counts=[7, 0, 41, 3, 1, 25, 12]))
+        assert f"in record 40 of shard {files[2]}" in caught.value.__notes__
+
     def test_what_lies_behind_damage_is_not_looked_for_again_and_again(self):
         """Seen red without a dead end: each record behind it reads the shard up to there, 90,000 records in all."""
 
