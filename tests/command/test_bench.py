@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from resumable import Resumable
+from torch.utils.data import DataLoader
 
 import penstock
 from penstock.__main__ import main
@@ -297,12 +298,8 @@ def test_the_same_data_gets_other_workers() -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    class Stream(IterableDataset):
-        def __iter__(self):
-            yield 1
-
     for given, message in [
-        (DataLoader(Stream()), "Stream is an IterableDataset"),
+        (DataLoader(Resumable(3)), "Resumable is an IterableDataset"),
         (penstock.Loader(penstock.nodes.Sampler(penstock.orders.SequentialOrder(3))), "no ParallelMapper"),
         (5, "object of type int"),
     ]:

@@ -134,25 +134,6 @@ def test_documents_by_their_starts(tmp_path):
         assert row["tokens"].tolist() == expected[11 * index : 11 * index + 13].tolist()
 
 
-@pytest.mark.parametrize(
-    ("documents", "message"),
-    [
-        (
-            [0, 30, 20],
-            r"documents must ascend from 0 to 100, .* but they begin with \[0, 30, 20\] and end with \[0, 30, 20\]. Pass the document starts",
-        ),
-        ([0, 50, 101], "documents must ascend from 0 to 100"),
-        ([-1, 50], "documents must ascend from 0 to 100"),
-        ([0.5, 1.5], "documents must be a 1-D array of integers, not an array of float64 of shape"),
-        ([[0, 1], [2, 3]], r"not an array of int64 of shape \(2, 2\)"),
-    ],
-)
-def test_documents_that_make_no_sense(tmp_path, documents, message):
-    paths, _ = write(tmp_path, [100])
-    with pytest.raises(ValueError, match=message):
-        tokens(paths, 10, documents=documents)
-
-
 # Files: opened when needed, few at a time, closed with the dataset.
 
 
@@ -299,6 +280,10 @@ def test_a_file_that_grows_while_it_is_open(tmp_path):
     assert data[1]["tokens"].tolist() == expected[10:20].tolist()
 
 
+def hundred(path):
+    np.arange(100, dtype="uint16").tofile(path)
+
+
 BAD = {
     "not whole": (lambda path: path.write_bytes(b"123"), {}, "has 3 bytes of tokens, which is not a multiple of the size of uint16 .*Check dtype"),
     "empty": (lambda path: path.write_bytes(b""), {}, r"holds 0 tokens of uint16, but one sequence takes 10 \(sequence_length=10, overlap=0\). Reduce sequence_length"),
@@ -314,6 +299,11 @@ BAD = {
     "length": (lambda path: path.write_bytes(b"12"), {"sequence_length": 0}, "sequence_length=0 must be a whole number of at least 1"),
     "overlap": (lambda path: path.write_bytes(b"12"), {"overlap": -1}, "overlap=-1 must be a whole number of at least 0"),
     "token": (lambda path: path.write_bytes(b"12"), {"end_of_document": 70_000}, "end_of_document=70000 must be a whole number below 65536. The files hold uint16"),
+    "descending": (hundred, {"documents": [0, 30, 20]}, r"documents must ascend from 0 to 100, .* begin with \[0, 30, 20\] and end with \[0, 30, 20\]. Pass the document starts"),
+    "behind the end": (hundred, {"documents": [0, 50, 101]}, "documents must ascend from 0 to 100"),
+    "before the start": (hundred, {"documents": [-1, 50]}, "documents must ascend from 0 to 100"),
+    "no integers": (hundred, {"documents": [0.5, 1.5]}, "documents must be a 1-D array of integers, not an array of float64 of shape"),
+    "no row": (hundred, {"documents": [[0, 1], [2, 3]]}, r"not an array of int64 of shape \(2, 2\)"),
     "both": (lambda path: path.write_bytes(b"12"), {"end_of_document": 1, "documents": [0]}, "end_of_document and documents exclude each other"),
 }  # fmt: skip
 

@@ -6,14 +6,12 @@ import io
 import json
 import os
 import signal
-import tarfile
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from small_files import RECORDS, arrow, jsonl, parquet, tar
 
 import datasets
 from penstock import Filter, Loader, Shards, StateMismatch, formats
@@ -21,29 +19,15 @@ from penstock.__main__ import main
 from penstock._command.indexing import index_files
 from penstock._streams import shard_keys
 
-FILES, RECORDS = 6, 11
-
-
-def write_tar(path, records):
-    with tarfile.open(path, "w") as archive:
-        for record in records:
-            for suffix, data in (("json", json.dumps(record).encode()), ("bin", bytes(record["value"]))):
-                member = tarfile.TarInfo(f"{record['value']:03d}.{suffix}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
+FILES = 6
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("uncounted")
-    for k in range(FILES):
-        records = [{"value": 100 * k + i} for i in range(RECORDS)]
-        (folder / f"{k}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        write_tar(folder / f"{k}.tar", records)
-        table = pa.Table.from_pylist(records)
-        pq.write_table(table, folder / f"{k}.parquet", row_group_size=4)
-        with pa.ipc.new_file(folder / f"{k}.arrow", table.schema) as writer:
-            writer.write_table(table, max_chunksize=4)
+    for make in (jsonl, tar, parquet, arrow):
+        for k in range(FILES):
+            (folder / f"{k}.{make.__name__}").write_bytes(make(k))
     assert main(["index", f"{folder}/*.jsonl", f"{folder}/*.tar"]) == 0
     return folder
 
