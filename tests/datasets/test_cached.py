@@ -569,10 +569,7 @@ def filled_folder(folder: Path, dataset: Counted) -> None:
     ("name", "damage", "words"),
     [
         ("penstock.json", lambda data: data[:-5], "penstock.json cannot be read"),
-        ("penstock.json", lambda data: b"", "penstock.json cannot be read"),
-        ("penstock.json", lambda data: b"[1]", "penstock.json cannot be read"),
-        ("penstock.json", lambda data: b"{}", "penstock.json cannot be read"),
-        ("penstock.json", lambda data: b"\xff\xfe", "penstock.json cannot be read"),
+        *(("penstock.json", lambda data, text=text: text, "penstock.json cannot be read") for text in (b"", b"[1]", b"{}", b"\xff\xfe")),
         ("penstock.json", lambda data: data.replace(b'"1, ', b'"2, '), r'format "2, '),
         ("penstock.json", None, "penstock.json is missing"),
         ("penstock.index", lambda data: data[:-1], "penstock.index has 95 bytes instead of 96"),
