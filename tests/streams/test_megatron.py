@@ -151,14 +151,12 @@ def sparse(prefix, documents):
         file.write(b"\7\0\7\0")
 
 
-@pytest.mark.parametrize("documents", [1, 10**6])
-def test_a_state_does_not_grow_with_the_data(tmp_path, documents):
-    """Nor what is read of them. Seen to fail: a document read from the start of its file."""
-    sparse(tmp_path / "large", documents)
-    sequences, whole = megatron(tmp_path / "large", 4000), megatron_documents(tmp_path / "large")
-    assert (len(sequences), len(whole)) == (250_000, documents)
-    assert sequences[249_999]["segment_ids"][-1] == max(1, 4000 * documents // 10**9)
-    data = sequences if documents == 1 else whole
+def test_a_state_does_not_grow_with_the_data(tmp_path):
+    """Nor what is read of a million documents. Seen to fail: a document read from the start of its file."""
+    sparse(tmp_path / "large", 10**6)
+    sequences, data = megatron(tmp_path / "large", 4000), megatron_documents(tmp_path / "large")
+    assert (len(sequences), len(data)) == (250_000, 10**6)
+    assert sequences[249_999]["segment_ids"][-1] == 4
     assert data[len(data) - 1]["tokens"][-3:].tolist() == [0, 7, 7]
     with Loader.from_dataset(data, batch_size=2, shuffle=True, seed=1) as loader:
         batches = [batch["tokens"] for batch, _ in zip(loader, range(5), strict=False)]
