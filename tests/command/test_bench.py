@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from resumable import Resumable
+from torch.utils.data import DataLoader
 
 import penstock
 from penstock.__main__ import main
@@ -30,7 +31,7 @@ names = map("bench_target_{}".format, itertools.count())
 SOURCE = """
 import time
 import numpy as np
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 import penstock
 
 class Slow:
@@ -39,10 +40,6 @@ class Slow:
     def __getitem__(self, index):
         time.sleep(0.002)
         return {"x": np.full(4, index, np.float32)}
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from range(10)
 
 def ours():
     return penstock.Loader.from_dataset(Slow(), 8, True)
@@ -61,9 +58,6 @@ def generator():
 
 def nothing():
     return []
-
-def stream():
-    return DataLoader(Stream(), 2)
 
 def fails():
     raise RuntimeError("no disk")
@@ -304,12 +298,8 @@ def test_the_same_data_gets_other_workers() -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    class Stream(IterableDataset):
-        def __iter__(self):
-            yield 1
-
     for given, message in [
-        (DataLoader(Stream()), "Stream is an IterableDataset"),
+        (DataLoader(Resumable(3)), "Resumable is an IterableDataset"),
         (penstock.Loader(penstock.nodes.Sampler(penstock.orders.SequentialOrder(3))), "no ParallelMapper"),
         (5, "object of type int"),
     ]:

@@ -154,12 +154,18 @@ def test_files_that_hold_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "is a folder" in capsys.readouterr().err
 
 
-def test_a_damaged_state_is_named_and_the_others_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+HUGE = json.dumps({"format": 1, "settings": {}, "state": {"epoch": 7, "source": None}}).replace("7", "9" * 4300)
+
+
+@pytest.mark.parametrize("damaged", ["{", HUGE], ids=["text", "epoch"])
+def test_a_damaged_state_is_named_and_the_others_are_explained(damaged: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen to fail: an epoch of 4300 digits, because one more than it has one more, which Python does not print."""
     file = tmp_path / "two.json"
-    file.write_text(json.dumps({"a": {"penstock": "{"}, "b": state_after(3)}))
-    code, out, _ = explained(file, capsys)
-    assert code == 1
-    assert "  damaged   the text of this state is not JSON" in out
+    file.write_text(json.dumps({"a": {"penstock": damaged}, "b": state_after(3)}))
+    code, out, err = explained(file, capsys)
+    assert (code, err) == (1, "")
+    assert "  damaged   " in out
+    assert damaged != "{" or "the text of this state is not JSON" in out
     assert "after 24 of 100 samples" in out
 
 
@@ -198,28 +204,12 @@ def test_a_checkpoint_that_contains_itself_ends(tmp_path: Path, capsys: pytest.C
 
 
 def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also without a command. Seen to fail: "the following arguments are required: COMMAND", which names none."""
     for words, expected in [([], "bench"), (["bench"], "--step-ms"), (["state"], "unpickled"), (["index"], "--workers")]:
         with pytest.raises(SystemExit) as ended:
             main([*words, "--help"])
         assert ended.value.code == 0
         assert expected in capsys.readouterr().out
-
-
-def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Seen to fail: "the following arguments are required: COMMAND", which names none."""
     assert main([]) == 2
     shown = capsys.readouterr().err
-    assert [command for command in ("bench", "state", "index") if f"\n    {command} " in shown] == ["bench", "state", "index"]
-
-
-def test_an_epoch_that_python_does_not_print_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Seen to fail: one more than it has one digit more, which ended in a traceback."""
-    file = tmp_path / "state.json"
-    file.write_text(
-        '{"penstock": '
-        + json.dumps(json.dumps({"format": 1, "settings": {}, "state": {"epoch": 7, "source": None}}).replace("7", "9" * 4300))
-        + "}"
-    )
-    code, out, err = explained(file, capsys)
-    assert (code, err) == (1, "")
-    assert "damaged" in out
+    assert all(f"\n    {command} " in shown for command in ("bench", "state", "index"))

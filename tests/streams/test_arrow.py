@@ -118,17 +118,9 @@ class TestResources:
 
 class TestWhatIsRefused:
     def test_a_missing_column(self, files):
-        with pytest.raises(ValueError, match=r"0\.arrow has no column 'lable', only 'text', 'id', "):
-            arrow(files, ["lable"])
-        with pytest.raises(ValueError, match=r"has no column 'image\.bytes', only"):
-            arrow(files, ["image.bytes"])
-
-    def test_another_schema_in_one_file(self, files, tmp_path):
-        write(tmp_path / "2.arrow", pa.table({"id": ["1"]}))
-        with pytest.raises(ValueError, match=r"'text' is string in .*0\.arrow, but missing in .*2\.arrow"):
-            arrow(files)
-        with pytest.raises(ValueError, match=r"'id' is int64 in .*0\.arrow, but string in .*2\.arrow"):
-            arrow(files, ["id"])
+        for column in ("lable", "image.bytes"):
+            with pytest.raises(ValueError, match=rf"0\.arrow has no column '{column}', only 'text', 'id', "):
+                arrow(files, [column])
 
     @pytest.mark.parametrize("name", ["0", "1"])
     @pytest.mark.parametrize("content", [b"", b"hello" * 100, 300, -200, -8], ids=["empty", "text", "header", "cut short", "end mark"])

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forks import ended, forked
 
 from penstock._arguments import nbytes_of
 from penstock._streams import copies as module
 from penstock._streams.copies import CacheFolder, file_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SIZE = 1000
 
@@ -188,47 +189,44 @@ def test_a_copy_that_is_removed_before_its_lock_is_held_is_made_again(tmp_path: 
         assert Path(copy.name).read_bytes() == content(1)
 
 
+@contextlib.contextmanager
+def living_on() -> Iterator[Callable[[], None]]:
+    """What forks a process that lives until the end."""
+    children: list[int] = []
+    held, end = os.pipe()
+
+    def wait() -> None:
+        os.close(end)
+        os.read(held, 1)
+
+    yield lambda: children.append(forked(wait))
+    os.close(held)
+    os.close(end)
+    assert ended(*children) == [0] * len(children)
+
+
 def test_a_process_that_is_forked_does_not_keep_what_is_closed_here(tmp_path: Path) -> None:
     """Its room is free. Seen to fail: a copy that is closed without giving its lock back."""
     cache = CacheFolder(str(tmp_path), SIZE)
-    with cache.opened("s3://data/1.tar", SIZE, "1", writes(1)):  # type: ignore[union-attr]
-        ended = os.pipe()
-        child = os.fork()
-        if not child:
-            os.close(ended[1])
-            os.read(ended[0], 1)
-            os._exit(0)
-    assert read(cache, 2) == content(2)
-    for fd in ended:
-        os.close(fd)
-    assert os.waitpid(child, 0)[1] == 0
+    with living_on() as fork:
+        with cache.opened("s3://data/1.tar", SIZE, "1", writes(1)):  # type: ignore[union-attr]
+            fork()
+        assert read(cache, 2) == content(2)
 
 
 def test_a_process_that_is_forked_while_a_lock_is_held_does_not_keep_it(tmp_path: Path) -> None:
     """It lives on, and nobody waits for it. Seen to fail: by closing the file only."""
     cache = CacheFolder(str(tmp_path), SIZE)
-    ended, child = os.pipe(), 0
+    with living_on() as fork:
 
-    def copy(path: str) -> None:
-        nonlocal child
-        child = os.fork()
-        if not child:
-            os.close(ended[1])
-            os.read(ended[0], 1)
-            os._exit(0)
-        writes(1)(path)
+        def copy(path: str) -> None:
+            fork()
+            writes(1)(path)
 
-    assert read(cache, 1, copy=copy) == content(1)
-    with cache._alone():
-        other = os.fork()
-        if not other:
-            os.close(ended[1])
-            os.read(ended[0], 1)
-            os._exit(0)
-    assert read(cache, 2) == content(2)
-    for fd in ended:
-        os.close(fd)
-    assert {os.waitpid(child, 0)[1], os.waitpid(other, 0)[1]} == {0}
+        assert read(cache, 1, copy=copy) == content(1)
+        with cache._alone():
+            fork()
+        assert read(cache, 2) == content(2)
 
 
 def test_a_worker_on_another_machine_makes_the_folder_there(tmp_path: Path) -> None:
@@ -323,28 +321,25 @@ def test_many_processes_fetch_each_file_once(tmp_path: Path) -> None:
 
         return copied
 
-    children = []
-    for _ in range(4):
-        if not (child := os.fork()):
-            right = all(read(cache, number, copy=copy(number)) == content(number) for number in range(24))
-            os._exit(0 if right else 1)
-        children.append(child)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    def read_all() -> None:
+        assert all(read(cache, number, copy=copy(number)) == content(number) for number in range(24))
+
+    assert ended(*[forked(read_all) for _ in range(4)]) == [0] * 4
     assert sorted(map(int, log.read_text().split())) == list(range(24))
     assert len(names(cache)) == 24
 
 
 def test_a_process_that_is_killed_at_any_point_leaves_nothing_that_is_read_as_data(tmp_path: Path) -> None:
     """At each call into the system that the fetch makes. Seen to fail: writing to the copy's own name; a part without an owner that counts forever."""
+
+    def work() -> None:
+        dies_at(at)
+        read(cache, 1)
+
     at, died = 0, True
     while died:
         cache = CacheFolder(str(tmp_path / str(at)), 2 * SIZE)
-        if not (child := os.fork()):
-            with contextlib.suppress(BaseException):
-                dies_at(at)
-                read(cache, 1)
-            os._exit(0)
-        died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        died = ended(forked(work)) == [-signal.SIGKILL]
         for number in (1, 2):  # the bound has room for two
             assert read(cache, number) == content(number), at
         assert len(names(cache)) == 2, (at, names(cache))
@@ -370,12 +365,9 @@ def dies_at(number: int) -> None:
     fcntl.flock = watched(fcntl.flock)
 
 
-@pytest.mark.parametrize(("said", "bytes_"), [(5, 5), ("5B", 5), ("1.5kB", 1500), ("200GB", 200 * 10**9), ("64 MiB", 2**26)])
-def test_sizes(said: Any, bytes_: int) -> None:
-    assert nbytes_of("max_cache_size", said) == bytes_
-
-
-@pytest.mark.parametrize("said", [0, -1, "5", "many", "5 gb", 1.5, None])
-def test_what_is_no_size(said: Any) -> None:
-    with pytest.raises((ValueError, TypeError), match="max_cache_size"):
-        nbytes_of("max_cache_size", said)
+def test_sizes() -> None:
+    for said, nbytes in ((5, 5), ("5B", 5), ("1.5kB", 1500), ("200GB", 200 * 10**9), ("64 MiB", 2**26)):
+        assert nbytes_of("max_cache_size", said) == nbytes
+    for said in (0, -1, "5", "many", "5 gb", 1.5, None):
+        with pytest.raises((ValueError, TypeError), match="max_cache_size"):
+            nbytes_of("max_cache_size", said)  # type: ignore[arg-type]

@@ -12,28 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from forks import ended, forked
 from mds_files import INT, described, index_of
 from megatron_files import index
-from small_files import RECORDS, jsonl, mds, numbers, parquet, tar
+from small_files import RECORDS, arrow, jsonl, mds, numbers, parquet, tar
 
 import penstock
 from penstock import Loader, formats
 
 fsspec = pytest.importorskip("fsspec")
 memory = pytest.importorskip("fsspec.implementations.memory")
-pyarrow = pytest.importorskip("pyarrow")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FILES = 4
-
-
-def arrow(file: int) -> bytes:
-    out = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_file(out, pyarrow.schema([("i", pyarrow.int64())])) as writer:
-        writer.write_table(pyarrow.table({"i": [100 * file + n for n in range(RECORDS)]}))
-    return out.getvalue().to_pybytes()
 
 
 def tokens(file: int) -> bytes:
@@ -202,11 +195,7 @@ def test_a_process_that_is_killed_while_it_fetches_leaves_nothing_to_the_next(st
         os.kill(os.getpid(), signal.SIGKILL)
 
     store.fault = killed
-    child = os.fork()
-    if not child:
-        store.read()
-        os._exit(0)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert ended(forked(store.read)) == [-signal.SIGKILL]
     store.fault = None
     assert store.read() == store.right()
     assert not [path for path in store.folder.iterdir() if path.name.endswith(".part")]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mds_files import INT, described, index_of
 from megatron_files import index
-from small_files import RECORDS, jsonl, mds, numbers, parquet, tar
+from small_files import RECORDS, arrow, jsonl, mds, numbers, parquet, tar
 
 import penstock
 from penstock import Loader, formats
@@ -138,14 +138,9 @@ def npy(array: np.ndarray) -> bytes:
 
 def test_arrow_files_need_room_for_all(tmp_path: Path, fetches: list[str]) -> None:
     """Each is fetched once, though it is opened for each of its record batches. Seen to fail: without the comparison."""
-    pyarrow = pytest.importorskip("pyarrow")
     store = fsspec.filesystem("memory")
     for file in range(FILES):
-        out = io.BytesIO()
-        with pyarrow.ipc.new_file(out, pyarrow.schema([("i", pyarrow.int64())])) as writer:
-            for part in range(2):
-                writer.write_table(pyarrow.table({"i": [100 * file + 10 * part + n for n in range(10)]}))
-        store.pipe(f"data/{file}.arrow", out.getvalue())
+        store.pipe(f"data/{file}.arrow", arrow(file))
     size = sum(store.info(f"data/{file}.arrow")["size"] for file in range(FILES))
     with pytest.raises(ValueError, match=f"max_cache_size={size - 1:,} bytes, but the 6 Arrow files take {size:,}, and all of them"):
         formats.arrow("memory://data/*.arrow", cache_dir=tmp_path / "small", max_cache_size=size - 1)
@@ -153,7 +148,7 @@ def test_arrow_files_need_room_for_all(tmp_path: Path, fetches: list[str]) -> No
         data = formats.arrow("memory://data/*.arrow", cache_dir=tmp_path / "cache", max_cache_size=size)
         with closing(data), Loader.from_dataset(data, batch_size=8, shuffle=True, seed=3) as loader:
             found = [value for batch in loader for value in batch["i"].tolist()]
-        assert sorted(found) == [100 * file + n for file in range(FILES) for n in range(20)]
+        assert sorted(found) == [100 * file + n for file in range(FILES) for n in range(RECORDS)]
     assert sorted(fetches) == [f"{file}.arrow" for file in range(FILES)]
 
 
@@ -233,11 +228,6 @@ def test_a_copy_stays_until_what_reads_it_is_closed(open: Any, tmp_path: Path) -
     assert taken()
 
 
-def test_only_files_have_copies(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"keeps copies of files, so shards must be a list of paths, not 3"):
-        penstock.Shards(3, numbers, counts=[1] * 3, cache_dir=tmp_path, max_cache_size=1)
-
-
 def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, fetches: list[str]) -> None:
     """In the next run, though it has as many bytes."""
     found = []
@@ -248,20 +238,21 @@ def test_a_file_that_has_changed_is_fetched_anew(tmp_path: Path, fetches: list[s
     assert found == [{"i": 1}, {"i": 2}]
 
 
-def test_what_is_no_folder_for_copies(tmp_path: Path) -> None:
-    (tmp_path / "0.jsonl").write_bytes(jsonl(0))
-    for folder, why in (
-        (tmp_path, "is inside cache_dir="),
-        ("s3://b/c", "is not a folder on a local disk"),
-        ("", "is not a folder on a local disk"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            formats.jsonl(str(tmp_path / "0.jsonl"), counts=[RECORDS], cache_dir=folder, max_cache_size=1)
-
-
-def test_a_cache_needs_a_folder_and_a_bound(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cache_dir and max_cache_size go together"):
-        formats.jsonl("x.jsonl", counts=[1], cache_dir=tmp_path)
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"cache_dir": "."}, "is inside cache_dir="),
+        ({"cache_dir": "s3://b/c"}, "is not a folder on a local disk"),
+        ({"cache_dir": ""}, "is not a folder on a local disk"),
+        ({"max_cache_size": None}, "cache_dir and max_cache_size go together"),
+        ({"shards": 3}, "keeps copies of files, so shards must be a list of paths, not 3"),
+    ],
+)
+def test_what_can_have_no_copies(words: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("0.jsonl").write_bytes(jsonl(0))
+    with pytest.raises((ValueError, TypeError), match=why):
+        penstock.Shards(**{"shards": ["0.jsonl"], "open": numbers, "counts": [RECORDS], "cache_dir": "cache", "max_cache_size": 1, **words})
 
 
 def test_each_file_is_fetched_once_for_all_processes_of_a_host(tmp_path: Path) -> None:

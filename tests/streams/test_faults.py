@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fault_proxy import Fault, FaultProxy
-from format_laws import open_files
+from format_laws import WAYS, open_files
 
 from penstock import Filter, Loader, Shards, StateMismatch, formats
 from penstock.__main__ import main
@@ -26,14 +26,8 @@ from penstock._random.lane_order import Deal
 from penstock._streams.retrying import iter_with_retries, may_pass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
-
-WAYS = [
-    pytest.param({}, id="inline"),
-    pytest.param({"num_workers": 2, "method": "thread"}, id="threads"),
-    pytest.param({"num_workers": 2, "method": "process", "multiprocessing_context": "fork"}, id="processes", marks=pytest.mark.slow),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -46,16 +40,12 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 class Disk:
     """The ``open`` of a disk that breaks off again and again, and sometimes answers late. Record k of shard i is 10,000 * i + k.
 
-    Args:
-        lengths: How many records each shard has.
-        log: A file to which each opening adds how many shards its process has open.
-        faults: Whether it breaks off at all.
+    To the file ``log`` each opening adds how many shards its process has open.
     """
 
-    def __init__(self, lengths: list[int], log: Path | None = None, *, faults: bool = True) -> None:
+    def __init__(self, lengths: list[int], log: Path) -> None:
         self.lengths = lengths
         self.log = log
-        self.faults = faults
         self.lock = threading.Lock()
         self.openings: Counter[int] = Counter()
         self.broke = self.open = 0
@@ -69,18 +59,17 @@ class Disk:
             self.openings[shard] += 1
         chance = random.Random(f"{shard} {number}")
         # Each third opening lasts to the end.
-        breaks_at = chance.choice([-1, chance.randrange(self.lengths[shard] + 1)]) if self.faults and number % 3 < 2 else None
+        breaks_at = chance.choice([-1, chance.randrange(self.lengths[shard] + 1)]) if number % 3 < 2 else None
         if breaks_at == -1:
             self.broke += 1
             raise TimeoutError("no answer")
-        return self.records(shard, breaks_at, late_at=chance.randrange(1, 400) if self.faults else -1)
+        return self.records(shard, breaks_at, late_at=chance.randrange(1, 400))
 
     def records(self, shard: int, breaks_at: int | None, late_at: int) -> Iterator[int]:
         with self.lock:
             self.open += 1
-            if self.log is not None:
-                with self.log.open("a") as log:
-                    log.write(f"{self.open}\n")
+            with self.log.open("a") as log:
+                log.write(f"{self.open}\n")
         try:
             for number in range(self.lengths[shard] + 1):
                 if number == breaks_at:
@@ -102,15 +91,15 @@ def not_of_five(record: int) -> bool:
 LENGTHS = [40, 0, 90, 7, 60, 33, 1]
 
 
-def expected_of_a_disk() -> list[list[int]]:
-    """By the rule, without a reader: the first 60 batches of what `streamed` reads."""
-    deal = Deal(len(LENGTHS), 3, shuffle=True, seed=3)
-    dealt = [deal[number][1] for number in range(60)]
-    lanes = [
-        [item for shard in dealt[lane::3] for item in range(10_000 * shard, 10_000 * shard + LENGTHS[shard]) if not_of_five(item)]
-        for lane in range(3)
-    ]
-    return [[lanes[item % 3][item // 3] for item in range(begin, begin + 8)] for begin in range(0, 480, 8)]
+def by_the_rule(shards: int, seed: int, records: Callable[[int], Iterable[Any]], size: int, batches: int) -> list[list[Any]]:
+    """The batches of a stream of three lanes, without a reader; ``records`` are those of a shard."""
+    deal = Deal(shards, 3, shuffle=True, seed=seed)
+    lanes = [[item for number in range(lane, 60, 3) for item in records(deal[number][1])] for lane in range(3)]
+    return [[lanes[item % 3][item // 3] for item in range(size * batch, size * (batch + 1))] for batch in range(batches)]
+
+
+def of_a_disk(shard: int) -> Iterable[int]:
+    return filter(not_of_five, range(10_000 * shard, 10_000 * shard + LENGTHS[shard]))
 
 
 def streamed(disk: Disk, batches: int, **words: Any) -> list[list[int]]:
@@ -128,7 +117,7 @@ def streamed(disk: Disk, batches: int, **words: Any) -> list[list[int]]:
 def test_a_disk_that_breaks_off_again_and_again_changes_nothing(tmp_path: Path, way: dict[str, Any]) -> None:
     """Every record once, in the same order, and no more shards open than lanes. Seen to fail: without retries; reading on one record later."""
     disk = Disk(LENGTHS, tmp_path / "log")
-    assert streamed(disk, 60, **way) == expected_of_a_disk()
+    assert streamed(disk, 60, **way) == by_the_rule(len(LENGTHS), 3, of_a_disk, 8, 60)
     assert max(map(int, (tmp_path / "log").read_text().split())) <= 3
     if "multiprocessing_context" not in way:
         assert disk.broke > 20
@@ -216,10 +205,7 @@ def test_a_file_that_is_cut_short_is_an_error_that_names_it_and_not_its_end(tmp_
 def test_a_shard_that_has_become_shorter_since_its_bookmark_was_made(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, relied_on: bool
 ) -> None:
-    """What cannot be seen in one reading: the name says nothing of the content, and the records end without an error.
-
-    An error, if a search for a place has passed over the shard by its bookmark: it went wrong. Otherwise a warning. Seen to fail: always an error.
-    """
+    """An error, if a search for a place has passed over the shard by its bookmark: it went wrong. Otherwise a warning. Seen to fail: always an error."""
     lengths = [6, 4, 5]
 
     def build() -> Loader[Any]:
@@ -350,13 +336,6 @@ def numbers(batch: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return [(record["shard"], record["record"]) for record in batch]
 
 
-def expected_of_s3() -> list[list[tuple[int, int]]]:
-    """By the rule, without a reader: 720 items in batches of 24."""
-    deal = Deal(SHARDS, 3, shuffle=True, seed=1)
-    lanes = [[(deal[number][1], record) for number in range(lane, 24, 3) for record in range(0, RECORDS, 2)] for lane in range(3)]
-    return [[lanes[item % 3][item // 3] for item in range(begin, begin + 24)] for begin in range(0, 720, 24)]
-
-
 def now_and_then(*faults: Fault, share: float = 1 / 3) -> Callable[[int], Fault | None]:
     """One of ``faults`` on a ``share`` of the requests."""
 
@@ -398,7 +377,7 @@ def test_an_object_store_that_answers_slowly_breaks_off_and_refuses(
         while len(found) < 30:
             found += [numbers(batch) for batch in islice(loader, 30 - len(found))]
     data.close()
-    assert found == expected_of_s3()
+    assert found == by_the_rule(SHARDS, 1, lambda shard: [(shard, record) for record in range(0, RECORDS, 2)], 24, 30)
     assert proxy.most_connections <= 10 * (1 + way.get("num_workers", 0))
     assert sum(proxy.given.values()) > 0 or faults == "none"
 
@@ -418,9 +397,6 @@ class Handler(BaseHTTPRequestHandler):
         if kind.isdigit():
             return self.answer(int(kind), b"")
         data = Path(name).read_bytes()
-        if self.command == "GET":
-            with open("asked", "a") as asked:
-                asked.write(name + "\\n")
         etag, begin, end = f'"{hashlib.md5(data).hexdigest()}"', 0, len(data)
         if kind == "strict" and self.headers.get("If-Match", etag) != etag:
             return self.answer(412, b"")
@@ -482,28 +458,6 @@ def web(http: tuple[str, Path]) -> Iterator[tuple[str, Path]]:
     executor, get_loop()._default_executor = get_loop()._default_executor, None
     if executor is not None:
         executor.shutdown()
-
-
-@pytest.mark.slow
-def test_each_shard_is_fetched_once_for_all_ranks_and_workers_of_a_host(web: tuple[str, Path], tmp_path: Path) -> None:
-    """Counted at the server: 4 ranks with 2 workers each, 24 shards, two epochs, 24 requests. Seen to fail: without the lock of a copy."""
-    address, folder = web
-    for shard in range(24):
-        (folder / f"{shard}.jsonl").write_bytes(lines(shard, RECORDS))
-    (folder / "asked").unlink(missing_ok=True)
-    paths = [f"{address}/strict/{shard}.jsonl" for shard in range(24)]
-    words: dict[str, Any] = {"counts": [RECORDS] * 24, "lanes": 8, "cache_dir": tmp_path, "max_cache_size": "10MB"}
-    ranks = [formats.jsonl(paths, **words) for _ in range(4)]
-    with contextlib.ExitStack() as stack:
-        loaders = [
-            stack.enter_context(
-                Loader.from_dataset(data, batch_size=RECORDS, shuffle=True, seed=1, collate_fn=list, rank=rank, world_size=4, num_workers=2)
-            )
-            for rank, data in enumerate(ranks)
-        ]
-        found = [sample for _ in range(2) for batches in zip(*loaders, strict=True) for batch in batches for sample in numbers(batch)]
-    assert sorted(found) == sorted(2 * [(shard, record) for shard in range(24) for record in range(RECORDS)])
-    assert sorted((folder / "asked").read_text().split()) == sorted(f"{shard}.jsonl" for shard in range(24))
 
 
 @pytest.fixture(scope="module")

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import json
-import lzma
 import os
 import tracemalloc
 
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import Loader
 from penstock.__main__ import main
 from penstock.formats import _jsonl as module
-from penstock.formats import jsonl
+from penstock.formats import jsonl, tar
 
-PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
+PACK = {"": bytes, ".gz": gzip.compress}
 
 
 def index(*paths):
@@ -38,31 +35,22 @@ def read(dataset, **words):
     return records
 
 
-@pytest.mark.parametrize("suffix", PACK)
-@pytest.mark.parametrize("words", [{}, {"shuffle": True}], ids=str)
-def test_every_line_is_a_record(tmp_path, suffix, words):
-    rows = [{"k": k, "text": "ü" * (k % 7)} for k in range(50)]
-    for part in range(2):
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[part::2])
-        (tmp_path / f"{part}.jsonl{suffix}").write_bytes(PACK[suffix](text.encode()))
-    index(tmp_path / "*")
-    dataset = jsonl(tmp_path / f"{{0,1}}.jsonl{suffix}", lanes=2)
-    assert len(dataset) == 50
-    records = read(dataset, **words)
-    if words:
-        records.sort(key=lambda row: row["k"])
-        assert records == rows
-    else:
-        assert len(records) == 50
-
-
-def test_counts_serve_without_an_index(tmp_path):
-    path = write(tmp_path / "x.jsonl", [b'{"k": 0}\n', b"\n", b'{"k": 1}\n'])
-    assert read(jsonl(path, counts=[2])) == [{"k": 0}, {"k": 1}]
-    with pytest.raises(ValueError, match="jsonl file .*x.jsonl should have 3 records, but it ended after 2"):
-        read(jsonl(path, counts=[3]))
-    with pytest.raises(ValueError, match="it has more"):
-        read(jsonl(path, counts=[1]))
+@pytest.mark.parametrize(
+    ("have", "words", "error", "message"),
+    [
+        ("", {}, ValueError, r"the number of records in .*0.jsonl is unknown. .*python -m penstock index .*0.jsonl …. Or pass counts="),
+        ("", {"index": "folder"}, ValueError, "--index folder"),
+        ("0", {}, FileNotFoundError, "1 of 2 files have no index, for example .*1.jsonl, .*python -m penstock index .*1.jsonl"),
+        ("", {"paths": "gone.jsonl"}, FileNotFoundError, "No such file .*gone.jsonl'"),
+        ("", {"index": "folder", "counts": [1, 1]}, ValueError, "index= and counts= exclude each other"),
+    ],
+)
+def test_without_an_index_it_says_what_to_do(tmp_path, have, words, error, message):
+    paths = [write(tmp_path / f"{k}.jsonl", [b"{}\n"]) for k in range(2)]
+    for k in have:
+        index(paths[int(k)])
+    with pytest.raises(error, match=message):
+        jsonl(**{"paths": paths, **words})
 
 
 LINES = st.lists(st.sampled_from([b"{}", b"", b"  ", b'{"a":1}', b"\t", b"\f\v", b"12", b' [3, "x"] ', b"\r"]), max_size=30)
@@ -90,13 +78,22 @@ def test_blank_lines_and_a_last_line_without_an_end_are_no_matter(tmp_path_facto
     forward.close()
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"{oops}", r"Expecting property name.*\): b'{oops}'"),
+        (b"[" * 100_000, ""),  # what Python cannot read
+        (b'"\xff"', ""),
+    ],
+    ids=["oops", "nested", "no text"],
+)
 @pytest.mark.parametrize("words", [{}, {"counts": [3]}], ids=str)
-def test_a_line_that_is_not_json_is_named(tmp_path, words):
-    path = write(tmp_path / "x.jsonl", [b"{}\n", b"\n", b"{oops}\n", b"{}\n"])
+def test_a_line_that_is_not_json_is_named(tmp_path, words, line, why):
+    path = write(tmp_path / "x.jsonl", [b"{}\n", b"\n", line + b"\n", b"{}\n"])
     index(path)
     dataset = jsonl(path, **words)
     assert dataset[0] == {}
-    with pytest.raises(ValueError, match=r"line 3 of .*x.jsonl is not JSON \(Expecting property name.*\): b'{oops}'") as caught:
+    with pytest.raises(ValueError, match=rf"line 3 of .*x.jsonl is not JSON \({why}") as caught:
         dataset[1]
     assert caught.value.__notes__ == [f"in record 1 of jsonl file {path}"]
     dataset.close()
@@ -111,43 +108,6 @@ def test_a_line_that_is_not_json_may_be_skipped(tmp_path, words):
     with Loader.from_dataset(dataset, batch_size=6, on_error="skip") as loader:
         assert [value for batch in loader for value in batch.tolist()] == [k for k in range(40) if k not in (7, 30)]
     dataset.close()
-
-
-@pytest.mark.parametrize("line", [b"[" * 100_000, b'"\xff"', b"{"])
-def test_lines_that_python_cannot_read_are_named(tmp_path, line):
-    path = write(tmp_path / "x.jsonl", [line])
-    index(path)
-    dataset = jsonl(path)
-    with pytest.raises(ValueError, match="line 1 of .*x.jsonl is not JSON"):
-        dataset[0]
-    dataset.close()
-
-
-class TestWithoutAnIndex:
-    def test_says_what_to_do(self, tmp_path):
-        path = write(tmp_path / "x.jsonl", [b"{}\n"])
-        with pytest.raises(
-            ValueError, match=f"the number of records in {path} is unknown. .*python -m penstock index {path}. Or pass counts="
-        ):
-            jsonl(path)
-        with pytest.raises(ValueError, match="--index .*folder"):
-            jsonl(path, index=tmp_path / "folder")
-
-    def test_of_some_files_says_which(self, tmp_path):
-        paths = [write(tmp_path / f"{k}.jsonl", [b"{}\n"]) for k in range(3)]
-        index(paths[0])
-        with pytest.raises(
-            FileNotFoundError, match="2 of 3 files have no index, .*for example .*1.jsonl, .*python -m penstock index .*1.jsonl …"
-        ):
-            jsonl(paths)
-
-    def test_of_a_file_that_is_not_there_says_that(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match="No such file .*gone.jsonl'"):
-            jsonl(tmp_path / "gone.jsonl")
-
-    def test_both_words_are_one_too_many(self, tmp_path):
-        with pytest.raises(ValueError, match="index= and counts= exclude each other"):
-            jsonl([], index=tmp_path, counts=[])
 
 
 def test_a_long_line_is_scanned_once(tmp_path, monkeypatch):
@@ -194,8 +154,6 @@ class TestAnIndex:
         path = write(tmp_path / "x.jsonl", [b"1\n"])
         index(path)
         os.rename(f"{path}.index", tmp_path / "x.tar.index")
-        from penstock.formats import tar
-
         with pytest.raises(ValueError, match="x.tar.index is the index of a jsonl file, but .*x.tar is being read as tar"):
             tar(tmp_path / "x.tar")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from format_laws import WAYS, read
+from format_laws import read
 
 from penstock import Loader, Mix, StateMismatch, formats
 
@@ -82,12 +82,6 @@ def test_a_filter_keeps_the_order_of_the_rows(uri: Path) -> None:
     data = formats.lance(uri, ["text", "id"], filter="id >= 6 AND id < 100")
     assert ids(data) == ids(pickle.loads(pickle.dumps(data))) == [*LEFT[5:], 90, 7, 6]
     assert list(data[-1]) == ["text", "id"]
-
-
-@pytest.mark.parametrize("way", [way for way in WAYS if way.id != "fork"])
-def test_every_way_gives_the_same(uri: Path, way: dict[str, Any]) -> None:
-    data = formats.lance(uri, ["id"], filter="id > 6")
-    assert read(data, 2, shuffle=True, seed=4, **way) == read(data, 2, shuffle=True, seed=4)
 
 
 # Versions.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import mds_files
 import numpy as np
 import pytest
-from format_laws import every_way, read
+from format_laws import read
 from mds_files import INT, integers
 
 from penstock import Filter, Loader
@@ -97,12 +97,11 @@ def test_images_are_those_of_pillow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", mds_files.PACK)
-@every_way
-def test_reads_all_in_order(tmp_path: Path, packed: str, way: dict[str, Any]) -> None:
+def test_reads_all_in_order(tmp_path: Path, packed: str) -> None:
     data = mds(written(tmp_path, packed))
     assert data.counts is not None
     assert data.counts.tolist() == [7, 2, 11]
-    assert read(data, 2, **way) == [ALL, ALL]
+    assert read(data, 2) == [ALL, ALL]
 
 
 def test_several_folders_and_folders_inside(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import pickle
 import warnings
 from contextlib import closing
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -96,6 +96,8 @@ def test_a_prefix_is_a_path_of_either_file_or_a_pattern(folder, prefix):
 
 # The laws.
 
+WHAT = ["sequences", "documents", "packs", "mix"]
+
 
 @every_way
 def test_packs_and_buckets_have_every_token_once(folder, way):
@@ -110,16 +112,13 @@ def test_packs_and_buckets_have_every_token_once(folder, way):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("what", "options"),
     [
-        {},
-        {"num_workers": 2, "method": "thread"},
-        {"rank": 2, "world_size": 3},
-        pytest.param({"num_workers": 2, "method": "process"}, marks=pytest.mark.slow),
+        *product(WHAT, [{}, {"num_workers": 2, "method": "thread"}, {"rank": 2, "world_size": 3}]),
+        pytest.param("mix", {"num_workers": 2, "method": "process"}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("what", ["sequences", "documents", "packs", "mix"])
 def test_each_resumes_everywhere(folder, what, options):
     """Seen to fail: `Documents` that reads on where the last one ended."""
 
@@ -152,14 +151,12 @@ def sparse(prefix, documents):
         file.write(b"\7\0\7\0")
 
 
-@pytest.mark.parametrize("documents", [1, 10**6])
-def test_a_state_does_not_grow_with_the_data(tmp_path, documents):
-    """Nor what is read of them. Seen to fail: a document read from the start of its file."""
-    sparse(tmp_path / "large", documents)
-    sequences, whole = megatron(tmp_path / "large", 4000), megatron_documents(tmp_path / "large")
-    assert (len(sequences), len(whole)) == (250_000, documents)
-    assert sequences[249_999]["segment_ids"][-1] == max(1, 4000 * documents // 10**9)
-    data = sequences if documents == 1 else whole
+def test_a_state_does_not_grow_with_the_data(tmp_path):
+    """Nor what is read of a million documents. Seen to fail: a document read from the start of its file."""
+    sparse(tmp_path / "large", 10**6)
+    sequences, data = megatron(tmp_path / "large", 4000), megatron_documents(tmp_path / "large")
+    assert (len(sequences), len(data)) == (250_000, 10**6)
+    assert sequences[249_999]["segment_ids"][-1] == 4
     assert data[len(data) - 1]["tokens"][-3:].tolist() == [0, 7, 7]
     with Loader.from_dataset(data, batch_size=2, shuffle=True, seed=1) as loader:
         batches = [batch["tokens"] for batch, _ in zip(loader, range(5), strict=False)]
@@ -196,10 +193,8 @@ BAD = {
     "other": (bad(magic=b"something"), r"one.idx is not an index of an IndexedDataset, because it begins with b'something'"),
     "version": (bad(version=2), "one.idx has version 2, but only version 1 is supported"),
     "float64": (bad(dtype="float64"), "one.idx holds float64, but tokens must be integers"),
-    "float32": (bad(dtype="float32"), "one.idx holds float32, but tokens must be integers"),
     "type": (bad(code=9), "one.idx has the unknown token type 9"),
     "empty": ((b"", b""), "one.idx is damaged .* it has 0 bytes, but its header alone takes 34"),
-    "in the header": ((bad()[0][:20], bad()[1]), "it has 20 bytes, but its header alone takes 34"),
     "in the magic": ((b"MMID", b""), "it has 4 bytes, but its header alone takes 34"),
     "cut": (bad(cut=1), "one.idx is damaged .* 2 sequences and 3 document boundaries take 82 bytes, but it has 81"),
     "too long": (bad(add=b"123"), "take 82 bytes, but it has 85"),
@@ -208,7 +203,6 @@ BAD = {
     "negative": (bad([3, -1, 5], [0, 3], data=bytes(14)), "one.idx is damaged .* sequence 1 has -1 tokens"),
     "gap": (bad(pointers=[0, 8]), "sequence 1 begins at byte 8, but those before it take 6 bytes without a gap"),
     "overlap": (bad(pointers=[0, 4]), "sequence 1 begins at byte 4, but those before it take 6"),
-    "32 bits": (bad(pointers=[-(2**31), 6]), "sequence 0 begins at byte -2147483648"),
     "first border": (bad(documents=[1, 1, 2]), r"should ascend from 0 to 2, .* but they begin with \[1, 1, 2\]"),
     "last border": (bad(documents=[0, 1]), r"end with \[0, 1\]; did its writer call end_document\?"),
     "past the end": (bad(documents=[0, 2, 3]), r"end with \[0, 2, 3\]"),
@@ -220,14 +214,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("way", [megatron_documents, lambda prefix: megatron(prefix, 1)], ids=["documents", "sequences"])
-def test_what_cannot_be_right_is_refused_when_it_is_built(tmp_path, name, way):
+def test_what_cannot_be_right_is_refused_when_it_is_built(tmp_path, name):
     """Seen to fail: each check left out."""
     (said, data), message = BAD[name]
     (tmp_path / "one.idx").write_bytes(said)
     (tmp_path / "one.bin").write_bytes(data)
-    with pytest.raises(ValueError, match=message):
-        way(tmp_path / "one")
+    for way in (megatron_documents, lambda prefix: megatron(prefix, 1)):
+        with pytest.raises(ValueError, match=message):
+            way(tmp_path / "one")
 
 
 def test_arguments_that_make_no_sense(folder):
@@ -255,26 +249,24 @@ def test_arguments_that_make_no_sense(folder):
             megatron_documents(prefix)
 
 
-@pytest.mark.parametrize("how", ["shorter", "longer", "gone", "written anew"])
-@pytest.mark.parametrize("what", ["sequences", "documents"])
-def test_a_file_that_has_changed_since_is_an_error_that_names_it(folder, what, how):
+@pytest.mark.parametrize(
+    ("how", "error", "why"),
+    [
+        (lambda path: os.truncate(path, path.stat().st_size - 2), ValueError, " is shorter now"),
+        (lambda path: os.truncate(path, path.stat().st_size + 2), ValueError, " is longer now"),
+        (os.unlink, FileNotFoundError, ""),
+        (lambda path: os.utime(path, ns=(0, path.stat().st_mtime_ns + 1)), ValueError, ".* it was written to"),
+    ],
+    ids=["shorter", "longer", "gone", "written anew"],
+)
+@pytest.mark.parametrize("way", [lambda paths: megatron(paths, 5), megatron_documents], ids=["sequences", "documents"])
+def test_a_file_that_has_changed_since_is_an_error_that_names_it(folder, way, how, error, why):
     """Also to one of equal size, because the documents are those of the index that was read. Seen to fail: only sizes compared."""
-    data, path = megatron(folder / "part_*", 5) if what == "sequences" else megatron_documents(folder / "part_*"), folder / "part_2.bin"
-    size, status = path.stat().st_size, path.stat()
-    if how == "gone":
-        path.unlink()
-    elif how == "written anew":
-        path.write_bytes(bytes(size))
-        os.utime(path, ns=(0, status.st_mtime_ns + 1))
-    else:
-        os.truncate(path, size + {"shorter": -2, "longer": 2}[how])
-    data[0]
-    with pytest.raises(
-        FileNotFoundError if how == "gone" else ValueError, match=r"part_2.bin( is (shorter|longer) now|.* it was written to)?"
-    ):
-        for number in range(len(data)):
-            data[number]
-    data.close()
+    with closing(way(folder / "part_*")) as data:
+        how(folder / "part_2.bin")
+        data[0]
+        with pytest.raises(error, match=f"part_2.bin{why}"):
+            [data[number] for number in range(len(data))]
 
 
 def test_a_file_that_becomes_shorter_while_it_is_open(folder):

@@ -55,7 +55,7 @@ class TestRows:
         assert data.__getitems__([29, 0, 0, 14]) == [rows(files)[index] for index in (29, 0, 0, 14)]
         assert repr(read(data)) == repr([rows(files)]), "the types are the same, too"
 
-    @pytest.mark.parametrize("columns", [["id"], ["text", "id"], ["image.bytes", "tokens"]], ids=str)
+    @pytest.mark.parametrize("columns", [["text", "id"], ["image.bytes", "tokens"]], ids=str)
     def test_have_only_the_columns_asked_for(self, files, columns):
         """Seen to fail: the columns not passed on."""
         assert read(parquet(files, columns)) == [rows(files, columns)]
@@ -144,38 +144,35 @@ class TestResources:
 
 
 class TestWhatIsRefused:
-    def test_a_missing_column(self, files):
-        with pytest.raises(ValueError, match=r"0\.parquet has no column 'lable', only 'id', 'text', "):
-            parquet(files, ["id", "lable"])
-        with pytest.raises(ValueError, match=r"has no column 'image\.byte', only"):
-            parquet(files, ["image.byte"])
-
-    @pytest.mark.parametrize("columns", ["text", []], ids=str)
-    def test_columns_that_are_no_list_of_names(self, files, columns):
-        with pytest.raises(ValueError, match=r"columns=.* must be a list of names, such as \['text', 'label'\]"):
+    @pytest.mark.parametrize(
+        ("columns", "why"),
+        [
+            (["id", "lable"], r"0\.parquet has no column 'lable', only 'id', 'text', "),
+            (["image.byte"], r"has no column 'image\.byte', only"),
+            ("text", r"columns='text' must be a list of names, such as \['text', 'label'\]"),
+            ([], r"columns=\[\] must be a list of names"),
+        ],
+        ids=str,
+    )
+    def test_columns_that_are_not_there(self, files, columns, why):
+        with pytest.raises(ValueError, match=why):
             parquet(files, columns)
 
-    @pytest.mark.parametrize(
-        ("other", "what"),
-        [
+    def test_another_schema_in_one_file(self, tmp_path):
+        """Seen to fail: only the names compared; only the columns of the first file compared."""
+        paths = [tmp_path / f"{number}.parquet" for number in range(2)]
+        pq.write_table(pa.table({"id": [1], "text": ["a"]}), paths[0])
+        for other, what in (
             ({"id": ["1"], "text": ["a"]}, "'id' is int64 in .*0.parquet, but string in .*1.parquet"),
             ({"id": [1]}, "'text' is string in .*, but missing in"),
-        ],
-    )
-    def test_another_schema_in_one_file(self, tmp_path, other, what):
-        """Seen to fail: only the names compared; only the columns of the first file compared."""
-        pq.write_table(pa.table({"id": [1], "text": ["a"]}), tmp_path / "0.parquet")
-        pq.write_table(pa.table(other), tmp_path / "1.parquet")
-        for names in (["0", "1"], ["1", "0"]):
+        ):
+            pq.write_table(pa.table(other), paths[1])
+            with pytest.raises(ValueError, match=f"the files have different columns: {what}"):
+                parquet(paths)
             with pytest.raises(ValueError, match="the files have different columns"):
-                parquet([str(tmp_path / f"{name}.parquet") for name in names])
-        with pytest.raises(ValueError, match=what):
-            parquet(str(tmp_path / "*.parquet"))
-
-    def test_columns_in_another_order_are_fine(self, tmp_path):
-        pq.write_table(pa.table({"id": [1], "text": ["a"]}), tmp_path / "0.parquet")
-        pq.write_table(pa.table({"text": ["b"], "id": [2]}), tmp_path / "1.parquet")
-        assert read(parquet(str(tmp_path / "*.parquet"))) == [[{"id": 1, "text": "a"}, {"id": 2, "text": "b"}]]
+                parquet(paths[::-1])
+        pq.write_table(pa.table({"text": ["b"], "id": [2]}), paths[1])  # in another order
+        assert read(parquet(paths)) == [[{"id": 1, "text": "a"}, {"id": 2, "text": "b"}]]
 
     @pytest.mark.parametrize("content", [b"", b"PAR1", b"hello" * 100, None], ids=["empty", "only magic", "text", "cut short"])
     def test_what_is_not_parquet(self, files, tmp_path, content):

@@ -73,6 +73,10 @@ def stray(record):
     return next(iter(()))
 
 
+def nothing(records):
+    return None
+
+
 # What comes out
 
 
@@ -85,11 +89,6 @@ def test_steps_follow_one_another_and_are_flushed_at_the_end() -> None:
 
     assert list(run(range(6), Filter(is_odd), summed)) == [9]
     assert list(run([], twice, summed)) == [0]
-
-
-def test_a_step_may_be_any_callable_from_an_iterator_to_an_iterable() -> None:
-    assert list(run(range(6), lambda records: map(str, records), lambda records: itertools.islice(records, 2))) == ["0", "1"]
-    assert list(run(range(6), sorted)) == [0, 1, 2, 3, 4, 5]
 
 
 # Order
@@ -115,15 +114,17 @@ def test_a_filter_does_not_change_the_order_of_the_rest(n, window, kept) -> None
     assert list(run(range(n), twice, Filter(lambda x: x in kept), Shuffle(window))) == [record for record in doubled if record in kept]
 
 
-def test_shuffles_differ_by_seed_pass_shard_and_place_among_the_steps() -> None:
-    """Seen to fail: two shuffles under the keys of the first."""
+@pytest.mark.parametrize("step", [Shuffle(50), drawn], ids=["order", "draws"])
+def test_orders_and_draws_differ_by_seed_pass_and_shard(step) -> None:
+    """And two shuffles. Seen to fail: both under the keys of the first."""
 
-    def order(*more, **words):
-        return tuple(run(range(50), Shuffle(50), *more, **words))
+    def outputs(*more, **words):
+        return tuple(run(range(50), step, *more, **words))
 
-    assert len({order(), order(seed=2), order(pass_=1), order(shard=4), order(Shuffle(50))}) == 5
-    assert list(order(Shuffle(50))) != [order()[place] for place in order()]
-    assert order() == order()
+    assert len({outputs(), outputs(seed=2), outputs(pass_=1), outputs(shard=4), outputs(Shuffle(50))}) == 5
+    assert outputs() == outputs()
+    once, twice_shuffled = (list(run(range(50), *[Shuffle(50)] * times)) for times in (1, 2))
+    assert twice_shuffled != [once[place] for place in once]
 
 
 # Packing
@@ -240,7 +241,6 @@ def test_records_that_are_no_sequences_stay_whole() -> None:
     rows = list(run(images, Pack(10, length=lambda image: image[1])))
     assert sorted(image for row in rows for image in row) == sorted(images)
     assert all(sum(image[1] for image in row) <= 10 for row in rows)
-    assert rows[0] == [("image", 3), ("image", 5), ("image", 2)] or len(rows) == 3
 
 
 def test_behind_a_pack_the_record_is_its_first_one() -> None:
@@ -256,16 +256,9 @@ def test_behind_a_pack_the_record_is_its_first_one() -> None:
     [
         ([[1], "text"], Pack(4), "the field 'tokens' of a sequence to pack must be an array, .*not 'text'.* at record 1 of"),
         ([3], Pack(4), "not 3.*need length="),
-        ([np.array(3)], Pack(4), "must be an array"),
         ([[1], {"a": [1]}], Pack(4), r"fields \['a'\], but those before it in the shard have \['tokens'\]"),
         ([{"a": [1, 2], "b": [1]}], Pack(4), "must have the same length, but they have: 'a' 2, 'b' 1"),
-        ([{}], Pack(4), "no fields"),
-        ([[1], [1.5]], Pack(4), r"is ndarray of float64, shape \(…, \) here, but ndarray of int64"),
         ([np.zeros((2, 3)), np.zeros((2, 4))], Pack(4), r"shape \(…, 4\) here, .*shape \(…, 3\)"),
-        ([[1], torch.tensor([1])], Pack(4), "is Tensor of torch.int64.*ndarray of int64"),
-        ([{"position_ids": [1]}], Pack(4), "which packing adds itself"),
-        ([[1]], Pack(4, pad={"a": 1}), r"pad has a value for 'a', but the sequences have the fields \['tokens'\]"),
-        ([np.zeros(1, np.uint8)], Pack(4, pad=-1), "-1"),
         ([[1] * 5], Pack(4, oversize="error"), "has length 5, but the capacity is 4.* use oversize='split'"),
         ([5], Pack(4, length=int), "has length 5, but the capacity is 4.*Filter"),
         ([0], Pack(4, length=int), r"length\(record\)=0"),
@@ -273,28 +266,12 @@ def test_behind_a_pack_the_record_is_its_first_one() -> None:
     ],
 )
 def test_what_cannot_be_packed_is_refused_by_name(records, step, message) -> None:
+    """What sequences may be is said, as here, by the tests of packs."""
     with pytest.raises(ValueError, match=r".") as caught:
         list(run(records, step))
     (note,) = caught.value.__notes__
     assert note == f"at record {len(records) - 1} of shard 3"
     assert re.search(message, f"{caught.value} {note}")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"capacity": 0}, "capacity=0"),
-        ({"capacity": 4, "window": 0}, "window=0"),
-        ({"capacity": 4, "pad": "x"}, "pad='x'"),
-        ({"capacity": 4, "oversize": "cut"}, "oversize='cut' must be"),
-        ({"capacity": 4, "length": int, "oversize": "split"}, "with length= records stay whole"),
-        ({"capacity": 4, "length": int, "crop": True}, "crop=True cuts sequences, but with length= records stay whole"),
-        ({"capacity": 4, "length": 3}, "length must be a function"),
-    ],
-)
-def test_arguments_of_pack_are_checked(arguments, message) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        Pack(**arguments)
 
 
 # Random numbers
@@ -335,14 +312,6 @@ def test_a_step_that_is_resumed_is_at_its_own_record() -> None:
             yield record, penstock.sample().index
 
     assert all(record == index for record, index in run(range(50), halves, Shuffle(20)))
-
-
-def test_draws_differ_by_seed_pass_and_shard() -> None:
-    def draws(**words):
-        return tuple(draw for _, _, draw in run(range(5), drawn, **words))
-
-    assert len({draws(), draws(seed=2), draws(pass_=1), draws(shard=4)}) == 4
-    assert draws() == draws()
 
 
 @pytest.mark.parametrize(
@@ -471,12 +440,6 @@ class Itself:
         return next(self.records)
 
 
-def test_a_step_that_is_its_own_iterator_is_refused() -> None:
-    """Seen to fail: the records of one shard came in another's place, without a word."""
-    with pytest.raises(TypeError, match=r"steps\[0\], Itself, returned itself as the iterator"):
-        list(run(range(5), Itself()))
-
-
 def test_a_function_of_one_record_as_a_step_is_told_what_to_use() -> None:
     """Seen to fail: only "'generator' object is not subscriptable", at record 0."""
     with pytest.raises(TypeError, match="not subscriptable") as caught:
@@ -491,17 +454,29 @@ def test_a_function_of_one_record_as_a_step_is_told_what_to_use() -> None:
     assert not any("penstock.Filter" in note for note in caught.value.__notes__)
 
 
-def test_what_is_no_step_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"steps\[1\] is 5"):
-        step_settings([twice, 5])
-    with pytest.raises(TypeError, match=r"steps\[0\], .*lambda.*, returned None, but must return an iterator"):
-        list(run(range(5), lambda records: None))
-    with pytest.raises(TypeError, match="predicate must be a function"):
-        Filter(3)
-    with pytest.raises(ValueError, match="window=-1"):
-        Shuffle(-1)
-    with pytest.raises(RuntimeError, match=r"Pass it in steps="):
-        list(Shuffle(8)(iter(range(5))))
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: step_settings([twice, 5]), TypeError, r"steps\[1\] is 5"),
+        (lambda: step_settings([Filter(is_odd, version={1, 2})]), TypeError, r"version of steps\[0\], Filter, must be JSON"),
+        (lambda: list(run(range(5), nothing)), TypeError, r"steps\[0\], nothing, returned None, but must return an iterator"),
+        (lambda: list(run(range(5), Itself())), TypeError, r"steps\[0\], Itself, returned itself as the iterator"),
+        (lambda: list(Shuffle(8)(iter(range(5)))), RuntimeError, "Pass it in steps="),
+        (lambda: Filter(3), TypeError, "predicate must be a function"),
+        (lambda: Shuffle(-1), ValueError, "window=-1"),
+        (lambda: Pack(0), ValueError, "capacity=0"),
+        (lambda: Pack(4, window=0), ValueError, "window=0"),
+        (lambda: Pack(4, pad="x"), ValueError, "pad='x'"),
+        (lambda: Pack(4, oversize="cut"), ValueError, "oversize='cut' must be"),
+        (lambda: Pack(4, length=int, oversize="split"), ValueError, "with length= records stay whole"),
+        (lambda: Pack(4, length=int, crop=True), ValueError, "crop=True cuts sequences, but with length= records stay whole"),
+        (lambda: Pack(4, length=3), TypeError, "length must be a function"),
+    ],
+)
+def test_what_is_no_step_is_refused(make, error, message) -> None:
+    """Seen to fail: of a step that is its own iterator, the records of one shard came in another's place, without a word."""
+    with pytest.raises(error, match=message):
+        make()
 
 
 def test_everything_is_closed_at_the_end_after_an_error_and_by_close() -> None:
@@ -636,15 +611,6 @@ def test_a_value_that_is_not_plain_is_left_out_and_named_once(caplog) -> None:
         in record.message
     )
     assert "settings()" in record.message
-
-
-def test_settings_that_are_no_json_are_refused() -> None:
-    def step(records):
-        return records
-
-    step.version = {1, 2}
-    with pytest.raises(TypeError, match=r"version of steps\[0\], test_settings.*step, must be JSON"):
-        step_settings([step])
 
 
 SOURCE = """

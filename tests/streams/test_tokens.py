@@ -15,11 +15,11 @@ import torch
 from format_laws import open_files
 from pairwise import pairwise
 from torch.utils.data import ConcatDataset, DataLoader, Subset
+from ways import WAYS
 
 from penstock import Loader, Mix
 from penstock.formats import _tokens as module
 from penstock.formats import tokens
-from penstock.testing import assert_resumes_everywhere
 
 
 def write(folder, sizes, dtype="uint16", suffix=".bin", seed=0, below=1000):
@@ -76,16 +76,14 @@ def test_each_sequence_is_its_slice_of_the_files(tmp_path, sizes, overlap, form)
             data[outside]
 
 
-@pytest.mark.parametrize(
-    "workers", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}], ids=["inline", "threads", "processes"]
-)
-def test_batches_are_dataloaders(tmp_path, workers):
+@pytest.mark.parametrize("way", WAYS)
+def test_batches_are_dataloaders(tmp_path, way):
     """In a mix of a subset and a concatenation, too; no sample is made."""
     parts = [tokens(write(tmp_path, [50, 20, 90], seed=seed)[0], 6, overlap=1, end_of_document=3) for seed in range(3)]
     data = ConcatDataset([Subset(parts[0], range(20, 3, -2)), ConcatDataset(parts[1:])])
     order = np.random.default_rng(1).permutation(len(data)).tolist()
     theirs = list(DataLoader(data, batch_size=7, sampler=order))
-    with Loader.from_dataset(data, batch_size=7, sampler=order, **workers) as loader:
+    with Loader.from_dataset(data, batch_size=7, sampler=order, **way) as loader:
         ours = list(loader)
     assert [list(batch) for batch in ours] == [["tokens", "position_ids", "segment_ids"]] * len(theirs)
     assert all(one[name].equal(two[name]) for one, two in zip(ours, theirs, strict=True) for name in two)
@@ -134,56 +132,6 @@ def test_documents_by_their_starts(tmp_path):
         assert row["position_ids"].tolist() == positions
         assert row["segment_ids"].tolist() == segments
         assert row["tokens"].tolist() == expected[11 * index : 11 * index + 13].tolist()
-
-
-@pytest.mark.parametrize(
-    ("documents", "message"),
-    [
-        (
-            [0, 30, 20],
-            r"documents must ascend from 0 to 100, .* but they begin with \[0, 30, 20\] and end with \[0, 30, 20\]. Pass the document starts",
-        ),
-        ([0, 50, 101], "documents must ascend from 0 to 100"),
-        ([-1, 50], "documents must ascend from 0 to 100"),
-        ([0.5, 1.5], "documents must be a 1-D array of integers, not an array of float64 of shape"),
-        ([[0, 1], [2, 3]], r"not an array of int64 of shape \(2, 2\)"),
-    ],
-)
-def test_documents_that_make_no_sense(tmp_path, documents, message):
-    paths, _ = write(tmp_path, [100])
-    with pytest.raises(ValueError, match=message):
-        tokens(paths, 10, documents=documents)
-
-
-# The laws.
-
-
-def mixed(folder, **words):
-    parts = {name: tokens(f"{folder}/{seed}-*.bin", 5, overlap=1, end_of_document=7) for seed, name in enumerate("abc")}
-    mix = Mix(parts, {"a": 0.6, "b": 0.3, "c": 0.1}, epoch_size=24)
-    return Loader.from_dataset(mix, shuffle=True, seed=5, **{"batch_size": 6, **words})
-
-
-@pytest.fixture
-def folder(tmp_path):
-    for seed in range(3):
-        write(tmp_path, [31, 20, 55], seed=seed, below=20)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("options", "steps"),
-    [
-        ({}, 10),
-        ({"num_workers": 2, "method": "thread"}, 10),
-        pytest.param({"num_workers": 2, "method": "process"}, 10, marks=pytest.mark.slow),
-        ({"batch_size": 2, "rank": 0, "world_size": 3}, 12),
-        ({"batch_size": 2, "rank": 2, "world_size": 3}, 12),
-    ],
-)
-def test_a_mix_of_them_resumes_everywhere(folder, options, steps):
-    """Seen to fail: `Tokens.read` adding up the rows it has read and starting from there."""
-    assert_resumes_everywhere(lambda: mixed(folder, **options), steps=steps)
 
 
 # Files: opened when needed, few at a time, closed with the dataset.
@@ -278,27 +226,25 @@ def test_a_program_that_ends_with_files_open_says_nothing(tmp_path):
 # What is wrong is said.
 
 
-def test_a_pattern_is_sorted(tmp_path):
-    paths, expected = write(tmp_path, [10, 20, 30])
-    assert tokens(f"{tmp_path}/*.bin", 60)[0]["tokens"].tolist() == expected.tolist()
-    assert tokens(paths[::-1], 60)[0]["tokens"].tolist() == [*expected[30:], *expected[10:30], *expected[:10]]
-
-
-@pytest.mark.parametrize("how", ["shorter", "longer", "gone"])
-def test_a_file_that_has_changed_since(tmp_path, how):
+@pytest.mark.parametrize(
+    ("how", "error", "why"),
+    [
+        (
+            lambda path: os.truncate(path, 190),
+            ValueError,
+            " is shorter now than the 200 bytes it had when the dataset was built. Build the dataset",
+        ),
+        (lambda path: os.truncate(path, 210), ValueError, " is longer now than the 200 bytes"),
+        (os.unlink, FileNotFoundError, ""),
+    ],
+    ids=["shorter", "longer", "gone"],
+)
+def test_a_file_that_has_changed_since(tmp_path, how, error, why):
     paths, _ = write(tmp_path, [100, 100])
     data = tokens(paths, 10)
-    if how == "gone":
-        paths[1].unlink()
-    else:
-        os.truncate(paths[1], 190 if how == "shorter" else 210)
+    how(paths[1])
     data[9]
-    with pytest.raises(
-        FileNotFoundError if how == "gone" else ValueError,
-        match="001.bin"
-        if how == "gone"
-        else rf"001.bin is {how} now than the 200 bytes it had when the dataset was built. Build the dataset",
-    ):
+    with pytest.raises(error, match=f"001.bin{why}"):
         data[10]
     assert len(open_files(tmp_path)) == 1
 
@@ -334,6 +280,10 @@ def test_a_file_that_grows_while_it_is_open(tmp_path):
     assert data[1]["tokens"].tolist() == expected[10:20].tolist()
 
 
+def hundred(path):
+    np.arange(100, dtype="uint16").tofile(path)
+
+
 BAD = {
     "not whole": (lambda path: path.write_bytes(b"123"), {}, "has 3 bytes of tokens, which is not a multiple of the size of uint16 .*Check dtype"),
     "empty": (lambda path: path.write_bytes(b""), {}, r"holds 0 tokens of uint16, but one sequence takes 10 \(sequence_length=10, overlap=0\). Reduce sequence_length"),
@@ -349,6 +299,11 @@ BAD = {
     "length": (lambda path: path.write_bytes(b"12"), {"sequence_length": 0}, "sequence_length=0 must be a whole number of at least 1"),
     "overlap": (lambda path: path.write_bytes(b"12"), {"overlap": -1}, "overlap=-1 must be a whole number of at least 0"),
     "token": (lambda path: path.write_bytes(b"12"), {"end_of_document": 70_000}, "end_of_document=70000 must be a whole number below 65536. The files hold uint16"),
+    "descending": (hundred, {"documents": [0, 30, 20]}, r"documents must ascend from 0 to 100, .* begin with \[0, 30, 20\] and end with \[0, 30, 20\]. Pass the document starts"),
+    "behind the end": (hundred, {"documents": [0, 50, 101]}, "documents must ascend from 0 to 100"),
+    "before the start": (hundred, {"documents": [-1, 50]}, "documents must ascend from 0 to 100"),
+    "no integers": (hundred, {"documents": [0.5, 1.5]}, "documents must be a 1-D array of integers, not an array of float64 of shape"),
+    "no row": (hundred, {"documents": [[0, 1], [2, 3]]}, r"not an array of int64 of shape \(2, 2\)"),
     "both": (lambda path: path.write_bytes(b"12"), {"end_of_document": 1, "documents": [0]}, "end_of_document and documents exclude each other"),
 }  # fmt: skip
 
@@ -373,26 +328,24 @@ def test_what_cannot_be_read_is_refused_when_it_is_built(tmp_path, name):
         tokens(path, **{"sequence_length": 10, **words})
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere.bin"):
-        tokens(tmp_path / "nowhere.bin", 10)
-    with pytest.raises(FileNotFoundError, match=r"\*.bin"):
-        tokens(f"{tmp_path}/*.bin", 10)
-    with pytest.raises(FileNotFoundError, match=r"paths=\[\] matches no file"):
-        tokens([], 10)
-
-
 @pytest.mark.parametrize(
-    ("path", "why"),
+    ("paths", "error", "why"),
     [
-        ("s3://bucket/one.bin", "remote. Download it, or pass cache_dir= and max_cache_size=."),
-        ("one.bin.gz", "compressed. Decompress it."),
-        ("one.npy.zst", "compressed. Decompress it."),
+        ("nowhere.bin", FileNotFoundError, "nowhere.bin"),
+        ("nowhere*.bin", FileNotFoundError, r"nowhere\*.bin"),
+        ([], FileNotFoundError, r"paths=\[\] matches no file"),
+        (
+            "s3://b/one.bin",
+            ValueError,
+            "one.bin cannot be read in place, because it is remote. Download it, or pass cache_dir= and max_cache_size=.",
+        ),
+        ("one.bin.gz", ValueError, "one.bin.gz cannot be read in place, because it is compressed. Decompress it."),
+        ("one.npy.zst", ValueError, "one.npy.zst cannot be read in place, because it is compressed. Decompress it."),
     ],
 )
-def test_what_cannot_be_read_in_place(path, why):
-    with pytest.raises(ValueError, match=f"{path} cannot be read in place, because it is {why}"):
-        tokens(path, 10)
+def test_a_file_that_is_not_there_or_cannot_be_read_in_place(paths, error, why):
+    with pytest.raises(error, match=why):
+        tokens(paths, 10)
 
 
 def test_raw_numbers_under_the_name_of_an_array(tmp_path):

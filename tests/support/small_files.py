@@ -38,6 +38,16 @@ def parquet(file: int) -> bytes:
     return out.getvalue()
 
 
+def arrow(file: int) -> bytes:
+    """In two record batches."""
+    pyarrow = pytest.importorskip("pyarrow")
+    out = io.BytesIO()
+    table = pyarrow.table({"i": [100 * file + n for n in range(RECORDS)]})
+    with pyarrow.ipc.new_file(out, table.schema) as writer:
+        writer.write_table(table, RECORDS // 2)
+    return out.getvalue()
+
+
 def mds(file: int) -> bytes:
     return shard_of(INT, integers(range(100 * file, 100 * file + RECORDS)))
 
