@@ -7,8 +7,6 @@ deviations; a sound order stays within 5, which chance alone exceeds once in a m
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -74,11 +72,6 @@ class TestShuffledOrderIsAPermutation:
 
 
 class TestShuffledOrderIsRandom:
-    def test_all_orders_of_three_come_about_equally_often(self):
-        seen = Counter(tuple(whole(ShuffledOrder(3, seed), epoch).tolist()) for seed in range(60) for epoch in range(60))
-        assert set(seen) == set(permutations(range(3)))
-        assert surprise(np.array(list(seen.values()))) < SOUND
-
     @pytest.mark.parametrize(("n", "seeds", "n_epochs", "cells"), [(101, 40, 50, 101), (1009, 15, 30, 101), (4099, 10, 16, 101)])
     def test_like_torch_randperm(self, n, seeds, n_epochs, cells):
         """Places, neighbours, steps, consecutive epochs, adjacent seeds. Seen to fail: the epoch left out of the key; round keys of 0."""
@@ -95,13 +88,6 @@ class TestShuffledOrderIsRandom:
         peer = steps(torches[:, :-1], torches[:, 1:], n)
         assert max(found.values()) < SOUND, found
         assert peer < SOUND
-
-    @pytest.mark.parametrize("n", [10**6, 10**9, 10**12, 2**48])
-    def test_huge_ones_at_their_start(self, n):
-        read = ShuffledOrder(n, 8).indices(1, np.arange(50_000))
-        assert pairs(read[:-1], read[1:], n, 64) < SOUND
-        assert surprise(np.bincount(((read[1:] - read[:-1]) % n) * 256 // n, minlength=256)) < SOUND
-        assert surprise(np.bincount(read % 256, minlength=256)) < SOUND
 
 
 class TestTorchOrder:
@@ -142,12 +128,6 @@ class TestWeightedOrder:
         for weights in ([0, 0.1, 0.2, 0], [0, 1e-300, 0], [0, 0, 1e308, 1e308, 0]):
             drawn = WeightedOrder(weights, 3).indices(0, np.arange(3))
             assert (np.array(weights)[drawn] > 0).all()
-
-    def test_epochs_seeds_and_neighbours_are_independent(self):
-        a, b = WeightedOrder(np.ones(64), 40_000, 1), WeightedOrder(np.ones(64), 40_000, 2)
-        assert pairs(whole(a, 0), whole(a, 1), 64, 64) < SOUND
-        assert pairs(whole(a, 0), whole(b, 0), 64, 64) < SOUND
-        assert pairs(whole(a, 0)[:-1], whole(a, 0)[1:], 64, 64) < SOUND
 
     def test_its_settings_tell_weights_apart(self):
         assert WeightedOrder([1, 2], 5).settings() != WeightedOrder([1, 2.5], 5).settings()

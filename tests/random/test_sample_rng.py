@@ -11,7 +11,7 @@ import torch
 from global_draws import generators
 
 from penstock._random.global_rng import global_rngs_kept, seed_globals
-from penstock._random.sample_rng import numpy_generator, sample_word, torch_generator
+from penstock._random.sample_rng import numpy_generator, torch_generator
 
 SOUND = 5.0
 """Standard deviations; chance alone exceeds it once in a million."""
@@ -48,15 +48,6 @@ class TestStreams:
             assert abs((centred[:-lag] * centred[lag:]).mean(0)).max() < SOUND / np.sqrt(n - lag)
         between = centred.T @ centred / n
         assert abs(between[~np.eye(5, dtype=bool)]).max() < SOUND / np.sqrt(n), "the generators of one key are independent of each other"
-
-    def test_of_seed_epoch_and_position_do_not_stand_for_each_other(self):
-        keys = [(a, b, c) for a in range(4) for b in range(4) for c in range(4)]
-        assert len({sample_word(*key) for key in keys}) == len(keys)
-        assert len({numpy_generator(*key).random() for key in keys}) == len(keys)
-
-    def test_numpy_and_torch_do_not_get_the_same_twister(self):
-        seed_globals(1, 2, 3)
-        assert np.random.get_state()[1][0] != torch.default_generator.initial_seed()
 
 
 FROZEN = [
