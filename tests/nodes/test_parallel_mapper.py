@@ -125,17 +125,18 @@ def test_marks_take_no_room_in_the_window():
 @pytest.mark.parametrize(
     "roof",
     [
-        lambda note, **words: ParallelMapper(source(3), note, 2, prefetch_factor=5, **words),
-        lambda note, **words: Prefetcher(Mapper(source(3), note), 8, **words),
+        lambda note, **words: ParallelMapper(source(12), note, 2, **words),
+        lambda note, **words: Prefetcher(Mapper(source(12), note), 8, **words),
     ],
     ids=["ParallelMapper", "Prefetcher"],
 )
 def test_run_ahead_false_idles_at_the_mark(roof):
-    """Seen to fail without the hold: epoch 1 was begun before the consumer asked for it."""
-    loaded = []
-    node = roof(lambda value: loaded.append(value) or value, prefetch_next_epoch=False)
-    assert [next(node) for _ in range(4)] == [0, 1, 2, EndOfEpoch(0)]
-    assert sorted(loaded) == [0, 1, 2]
+    """Seen to fail without the hold of either: epoch 1 was begun before the consumer asked for it. More items than a reader needs to be let go."""
+    begun = threading.Semaphore(0)
+    node = roof(lambda value: begun.release() or value, prefetch_next_epoch=False)
+    assert [next(node) for _ in range(13)] == [*range(12), EndOfEpoch(0)]
+    assert all(begun.acquire(timeout=100) for _ in range(12))
+    assert not begun.acquire(timeout=0.05)
     assert next(node) == 0
     node.shutdown()
 

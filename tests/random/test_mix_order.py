@@ -182,6 +182,10 @@ class TestStages:
             assert (one.settings_at(epoch, position) == other.settings_at(epoch, position)) is same
         assert {**one.settings(), **one.settings_at(9, 0)} == one.settings()
 
+    def test_count_items_and_not_runs(self):
+        order = mixed([self.FIRST, (500, {"b": 1})], epoch_size=1000, run=10)
+        assert order.settings_at(0, 500) != order.settings_at(0, 501)
+
 
 class TestStop:
     LENGTHS: ClassVar = {"a": 700, "b": 2100, "c": 500}
