@@ -172,14 +172,6 @@ class TestADatasetThatBringsItsOrder:
         assert batches(usual) == batches(Loader.from_dataset(range(20), batch_size=20, shuffle=True, seed=3))
         assert batches(Loader.from_dataset(Usual(), batch_size=3, sampler=[5, 6, 7]), 1) == [[5, 6, 7]]
 
-    def test_is_asked_for_it_by_its_length_at_that_time(self):
-        dataset = Bringing()
-        with Loader.from_dataset(dataset, batch_size=10) as loader:
-            dataset.n = 30
-            with pytest.raises(penstock.GraphError, match="had 20 samples when this loader was built, and has 30 now"):
-                next(iter(loader))
-
-
 class Attribute(Bringing):
     order = "C"
 
