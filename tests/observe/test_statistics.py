@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock import Loader
-from penstock._workers.meter import Histogram, Meter, Totals, _active_ns
+from penstock._workers.meter import Histogram, Meter, _active_ns
 from penstock.nodes import Mapper, Sampler
 from penstock.orders import SequentialOrder
 from penstock.statistics import Durations, LoaderStatistics
@@ -123,22 +123,6 @@ def test_a_histogram_is_exact_to_an_eighth() -> None:
     assert found.p95_s == pytest.approx(ordered[1899] / 1e9, rel=0.13)
     assert (found.count, found.max_s, found.total_s) == (2000, max(lengths) / 1e9, pytest.approx(sum(lengths) / 1e9))
     assert Histogram().durations() == Durations()
-
-
-def test_meters_add_up_and_know_the_slowest() -> None:
-    meters = [Meter(memoryview(bytearray(8 * Meter.WORDS)).cast("q")), Meter()]
-    for meter, (name, ns) in zip(meters, [("a/ä.jpg", 9000), (7, 4000)], strict=True):
-        meter.plain = 0
-        meter.begin()
-        meter.measure([0])
-        meter.timed(lambda _: None, meter.load)(None)
-        meter._slowest_ns = ns
-        meter.measured(1, {0: name}.__getitem__)
-        meter.end()
-    totals = Totals(meter.counted() for meter in meters)
-    assert totals.stages["load"].slowest == "a/ä.jpg"
-    assert totals.stages["load"].count == 2
-    assert totals.busy_ns > 0
 
 
 def test_short_samples_are_measured_less_often() -> None:

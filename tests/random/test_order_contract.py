@@ -172,6 +172,7 @@ class TestADatasetThatBringsItsOrder:
         assert batches(usual) == batches(Loader.from_dataset(range(20), batch_size=20, shuffle=True, seed=3))
         assert batches(Loader.from_dataset(Usual(), batch_size=3, sampler=[5, 6, 7]), 1) == [[5, 6, 7]]
 
+
 class Attribute(Bringing):
     order = "C"
 
