@@ -316,6 +316,18 @@ def test_the_generator_of_torch_is_found():
         assert (twister.read() == global_rng._TorchMemory(torch.Generator().manual_seed(seed)).read()) is True
 
 
+def test_where_a_deviate_is_kept_nothing_is_said():
+    """Seen to fail: `look` without the test of ``state[3]``."""
+    watch = GlobalRngSnapshot()
+    np.random.seed(1)
+    np.random.randn()
+    assert watch.look() is None
+    np.random.randn()
+    assert watch.look() is not None
+    np.random.randn()
+    assert watch.look() is None
+
+
 @pytest.mark.parametrize("batch_size", [None, 1, 16])
 @pytest.mark.parametrize("together", [False, True])
 def test_in_the_thread_of_the_consumer_whatever_is_calm_is_left_alone(together, batch_size):
