@@ -14,9 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 from penstock import GraphError, Loader
 from penstock._fetch.indices import pack
-from penstock._fetch.task import FetchTask
-from penstock._workers.pool import IDLE
-from penstock.nodes import Batcher, Cycler, Fetch, Indices, ParallelMapper, SamplerWrapper
+from penstock.nodes import Indices
 from penstock.testing import assert_resumes_everywhere
 
 WORKERS = [0, ("thread", 2), ("process", 2)]
@@ -93,9 +91,12 @@ SAMPLERS = {
 
 @pytest.mark.parametrize(("name", "batch_size", "workers"), pairwise(SAMPLERS, [None, 2], WORKERS))
 def test_an_item_of_a_sampler_is_one_index(name, batch_size, workers):
-    """Seen to fail: lists, tuples, arrays and tensors were taken for batches, so the key ``(0, 32)`` loaded the samples 0 and 32."""
+    """Seen to fail: lists, tuples, arrays and tensors were taken for batches, so the key ``(0, 32)`` loaded the samples 0 and 32; a list
+    alone went to ``__getitems__``."""
     theirs = list(DataLoader(Keys(), batch_size=batch_size, sampler=SAMPLERS[name]()))
     assert loaded(workers, batch_size=batch_size, sampler=SAMPLERS[name]()) == theirs
+    if batch_size is None:
+        assert loaded(workers, Gathering(), batch_size=None, sampler=SAMPLERS[name]()) == theirs
 
 
 BATCH_SAMPLERS = {
@@ -151,47 +152,35 @@ def test_a_dataset_of_arrays_is_indexed_once_by_a_list():
         assert asked == ([[0, 1], [2, 3], [4]] if kind is Rows else [])
 
 
-def test_getitems_is_for_batches_alone():
-    """Seen to fail: a list from ``sampler=`` went to ``__getitems__``."""
-    assert loaded(0, Gathering(), batch_size=None, sampler=[[0, 1], [2]]) == ["list [0, 1]", "list [2]"]
-
-
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_a_key_is_dealt_whole_to_the_ranks(batch_size):
-    sampler = [(i, 32 * i) for i in range(6)]
+    sampler = [(i, 32 * i) for i in range(5)]
     ranks = [loaded(0, batch_size=batch_size, sampler=sampler, rank=rank, world_size=2) for rank in range(2)]
-    shares = [[f"tuple {key}" for key in sampler[rank::2]] for rank in range(2)]
+    shares = [[f"tuple {key}" for key in [*sampler, sampler[0]][rank::2]] for rank in range(2)]
     assert ranks == ([[share[:2], share[2:]] for share in shares] if batch_size else shares)
 
 
-def test_a_key_fills_up_the_last_round():
-    ranks = [loaded(0, batch_size=2, sampler=[(0, 1), (2, 3), (4, 5)], rank=rank, world_size=2) for rank in range(2)]
-    assert ranks == [[["tuple (0, 1)", "tuple (4, 5)"]], [["tuple (2, 3)", "tuple (0, 1)"]]]
+LONG = list(range(600))
 
 
 class Spoilt(Keys):
     def __getitem__(self, key):
-        if key == [2, 3] or key == (1, 64):
+        if key in ([2, 3], (1, 64), LONG):
             raise LookupError("spoilt")
         return super().__getitem__(key)
 
 
 def test_an_error_names_the_whole_key():
-    """Seen to fail: it named a batch, or one number of the key."""
+    """Cut if it is long. Seen to fail: it named a batch, or one number of the key; a note of 3,000 characters."""
     for options, name in (
         ({"batch_size": None, "sampler": [[0, 1], [2, 3]]}, r"dataset index [2, 3] (epoch 0, position 1)"),
+        ({"batch_size": None, "sampler": [LONG]}, f"dataset index {str(LONG)[:79]}… (epoch 0, position 0)"),
         ({"batch_size": 2, "sampler": [(0, 32), (1, 64)]}, r"dataset index (1, 64) (epoch 0, position 1)"),
         ({"batch_sampler": [[(0, 32)], [(0, 64), (1, 64)]]}, r"dataset index (1, 64) (epoch 0, position 2)"),
     ):
         with pytest.raises(LookupError) as raised:
             loaded(0, Spoilt(), **options)
         assert raised.value.__notes__ == [f"while loading {name}"]
-
-
-def test_the_name_of_a_long_key_is_cut():
-    """Seen to fail: a note of 3,000 characters."""
-    name = FetchTask(Fetch(Keys()), 0, seed_global_rngs=False).name(Indices(0, 7, list(range(600))), IDLE)
-    assert name == f"dataset index {str(list(range(600)))[:79]}… (epoch 0, position 7)"
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -263,15 +252,6 @@ def test_a_batch_sampler_of_torch_needs_no_word(wrap):
         assert [item.plain() for item in wrap(sampler)] == [[1, 2], [3]]
     assert [item.plain() for item in wrap(Own(range(3), 2, False), batches=False)] == [(1, 2), (3,)]
     assert [item.plain() for item in wrap([(1, 2), (3,)])] == [(1, 2), (3,)]
-
-
-def test_a_graph_by_hand_reads_batches_and_keys():
-    for source, expected in (
-        (SamplerWrapper([[1, 2], [3]], batches=True), [["int 1", "int 2"], ["int 3"]]),
-        (Batcher(SamplerWrapper([[1, 2], [3]], batches=False), 2), [["list [1, 2]", "list [3]"]]),
-    ):
-        with Loader(ParallelMapper(Cycler(source), Fetch(Keys()), 0)) as loader:
-            assert list(loader) == expected
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-import penstock
 from penstock import Loader, Shards
-from penstock.nodes import Prefetcher
+from penstock.nodes import Batcher, Cycler, ParallelMapper, Prefetcher, Sampler
+from penstock.orders import SequentialOrder
 from penstock.testing import assert_resumes_everywhere
 
 BATCH = 10
@@ -66,6 +66,14 @@ def said_by(loader, epochs=1, step=lambda: None):
     return said
 
 
+def read_by(n_readers, loader):
+    """The same, read by so many threads, one behind the other."""
+    root = loader.root
+    for _ in range(n_readers):
+        root = Prefetcher(root, 2)
+    return Loader(root)
+
+
 def stepping(draw):
     def step(records):
         for record in records:
@@ -93,6 +101,9 @@ def build(part, draw):
     if part == "collate_fn":
         return loaded(Numbers(), collate_fn=collate), "collate_fn build.<locals>.collate"
     numbers = Numbers()
+    if part == "a function that is mapped":
+        mapped = Batcher(Cycler(Sampler(SequentialOrder(400))), BATCH)
+        return Loader(ParallelMapper(mapped, lambda indices: collate([numbers[one] for one in indices]), 2)), "build.<locals>.<lambda>"
     if part == "step":
         steps = [stepping(draw)]
         return loaded(
@@ -109,6 +120,7 @@ def build(part, draw):
         ("collate_fn", "numpy.random"),
         ("step", "random"),
         ("transform of shards", "torch"),
+        ("a function that is mapped", "random"),
     ],
 )
 def test_what_draws_in_worker_threads_is_said_once(part, generator):
@@ -118,17 +130,6 @@ def test_what_draws_in_worker_threads_is_said_once(part, generator):
     assert said.startswith(f"{name} ({generator}) draws from the global random numbers in worker threads.")
     for words in ("penstock.sample().rng", 'method="process"', "another run gives different batches", "a resumed one"):
         assert words in said
-
-
-def test_a_function_that_is_mapped_is_named():
-    def noisy(indices):
-        random.random()
-        time.sleep(0.001)
-        return torch.tensor(indices)
-
-    sampler = penstock.nodes.Cycler(penstock.nodes.Sampler(penstock.orders.SequentialOrder(400)))
-    (said,) = said_by(Loader(penstock.nodes.ParallelMapper(penstock.nodes.Batcher(sampler, BATCH), noisy, num_workers=2)), 3)
-    assert "noisy (random) draws" in said
 
 
 @pytest.mark.parametrize(
@@ -142,20 +143,16 @@ def test_a_function_that_is_mapped_is_named():
 def test_rare_and_late_draws_are_seen(draws, n_readers):
     """Seen to fail: a watch of the first batches only; one that takes the wait of a reader thread for that of the loop."""
     seen = count()
-    root = loaded(Numbers(draw=lambda index: draws(index, next(seen)) and random.random())).root
-    for _ in range(n_readers):
-        root = Prefetcher(root, 2)
-    (said,) = said_by(Loader(root), 5)
+    loader = loaded(Numbers(draw=lambda index: draws(index, next(seen)) and random.random()))
+    (said,) = said_by(read_by(n_readers, loader), 5)
     assert said.startswith("Numbers.__getitem__ (random) draws")
 
 
 @pytest.mark.parametrize("n_readers", [0, 2])
 def test_a_loop_that_is_slower_than_its_workers_is_told_too(n_readers):
     """It waits for its first batch only. Seen to fail: reader threads that read ahead during a trial."""
-    root = loaded(Numbers(draw=lambda _: random.random())).root
-    for _ in range(n_readers):
-        root = Prefetcher(root, 2)
-    (said,) = said_by(Loader(root), step=lambda: time.sleep(0.005))
+    loader = loaded(Numbers(draw=lambda _: random.random()))
+    (said,) = said_by(read_by(n_readers, loader), step=lambda: time.sleep(0.005))
     assert said.startswith("Numbers.__getitem__ (random) draws")
 
 
@@ -191,10 +188,7 @@ def test_as_an_error_it_loses_no_batch():
 def test_the_loop_may_draw(n_readers):
     """Also while a trial goes on, because a worker once drew. Seen to fail: places that are never left."""
     first = iter([random.random])
-    root = loaded(Numbers(draw=lambda _: next(first, int)())).root
-    for _ in range(n_readers):
-        root = Prefetcher(root, 2)
-    assert said_by(Loader(root), 3, all_three) == []
+    assert said_by(read_by(n_readers, loaded(Numbers(draw=lambda _: next(first, int)()))), 3, all_three) == []
 
 
 @pytest.mark.parametrize("words", [{"num_workers": 0}, {"method": "process"}, {"seed_global_rngs": False}], ids=str)

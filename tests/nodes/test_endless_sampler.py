@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import random
-from itertools import count, islice
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from global_draws import draw, seeded
-from samplers import following, plain
+from samplers import Drawing, Remembering, Sampler, Told, following, plain
 from torch.utils.data import BatchSampler, DataLoader
 
 from penstock import GraphError, Loader
@@ -29,14 +28,6 @@ class Passes:
             yield from torch.randperm(N, generator=generator).tolist()
 
 
-class Drawing:
-    """Draws from all three global generators, for every item."""
-
-    def __iter__(self):
-        while True:
-            yield random.randrange(100) * 10**6 + int(np.random.randint(100)) * 10**3 + int(torch.randint(100, ()))
-
-
 class Lent:
     """Draws from the generator that it is lent."""
 
@@ -48,33 +39,9 @@ class Lent:
             yield from torch.randperm(N, generator=self.generator).tolist()
 
 
-class Remembering:
-    """Goes on with a generator of its own that nobody can seed."""
-
-    def __init__(self):
-        self.rng = np.random.Philox(5)
-
-    def __iter__(self):
-        while True:
-            yield int(self.rng.random_raw()) % 1000
-
-
-class Told:
-    """Epoch e, item i is 1000 * e + i; ends after ``n`` items, but does not say so before."""
-
-    def __init__(self, n):
-        self.n, self.epoch = n, 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        return iter(range(1000 * self.epoch, 1000 * self.epoch + self.n))
-
-
-class Words:
-    def __iter__(self):
-        return (f"word {i}" for i in count())
+class Words(Sampler):
+    def item(self, k):
+        return f"word {k}"
 
 
 class Here:
@@ -101,26 +68,24 @@ def blocks(monkeypatch):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_endless_sampler_gives_what_dataloader_gives(blocks, workers):
-    """Seen to fail: the first ``next`` never returned, and read on until the memory was full."""
-    theirs = islice(DataLoader(range(N), batch_size=4, sampler=Passes()), 9)
-    with Loader.from_dataset(range(N), batch_size=4, sampler=Passes(), num_workers=workers, method="thread") as loader:
+@pytest.mark.parametrize(
+    "words",
+    [lambda: {"batch_size": 4, "sampler": Passes()}, lambda: {"batch_sampler": BatchSampler(Passes(), 3, drop_last=False)}],
+    ids=["sampler", "batch_sampler"],
+)
+def test_an_endless_sampler_gives_what_dataloader_gives(blocks, words, workers):
+    """Seen to fail: the first ``next`` never returned, and read on until the memory was full; the error of a ``BatchSampler`` without a length."""
+    theirs = islice(DataLoader(range(N), **words()), 9)
+    with Loader.from_dataset(range(N), **words(), num_workers=workers, method="thread") as loader:
         ours = [batch.tolist() for batch in islice(loader, 5)]
         assert loader.remaining is None
         with pytest.raises(TypeError):
             len(loader)
         state = loader.state_dict()
-    with Loader.from_dataset(range(N), batch_size=4, sampler=Passes()) as resumed:
+    with Loader.from_dataset(range(N), **words()) as resumed:
         resumed.load_state_dict(state)
         ours += [batch.tolist() for batch in islice(resumed, 4)]
     assert ours == [batch.tolist() for batch in theirs]
-
-
-def test_endless_batches_give_what_dataloader_gives(blocks):
-    """Its ``__len__`` raises, because the sampler inside has none. Seen to fail: that error came out."""
-    theirs = islice(DataLoader(range(N), batch_sampler=BatchSampler(Passes(), 3, drop_last=False)), 9)
-    with Loader.from_dataset(range(N), batch_sampler=BatchSampler(Passes(), 3, drop_last=False)) as loader:
-        assert [batch.tolist() for batch in islice(loader, 9)] == [batch.tolist() for batch in theirs]
 
 
 ENDLESS = {

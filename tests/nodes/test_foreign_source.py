@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 import torchdata.nodes as tn
+from resumable import Resumable
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, Sampler
 
 from penstock import GraphError, Loader
@@ -22,18 +23,16 @@ def sharded(**options):
     return tn.SamplerWrapper(DistributedSampler(range(N), num_replicas=1, rank=0), **options)
 
 
-class Walks(IterableDataset):
+class Walks(Resumable):
     """Has its own generator, which continues from epoch to epoch, and no epoch count."""
 
     def __init__(self) -> None:
-        self.rng, self.at, self.read = random.Random(3), 0, 0
+        super().__init__(4, self.walked)
+        self.rng, self.read = random.Random(3), 0
 
-    def __iter__(self):
-        while self.at < 4:
-            self.at += 1
-            self.read += 1
-            yield self.rng.randrange(1000)
-        self.at = 0
+    def walked(self, at):
+        self.read += 1
+        return self.rng.randrange(1000)
 
     def state_dict(self):
         return {"rng": self.rng.getstate(), "at": self.at}
@@ -43,17 +42,15 @@ class Walks(IterableDataset):
         self.at = state["at"]
 
 
-class Passes(IterableDataset):
+class Passes(Resumable):
     """Counts the passes that it has read to the end."""
 
     def __init__(self) -> None:
-        self.epoch = self.at = 0
+        super().__init__(4, lambda at: 100 * self.epoch + at)
+        self.epoch = 0
 
     def __iter__(self):
-        while self.at < 4:
-            self.at += 1
-            yield 100 * self.epoch + self.at
-        self.at = 0
+        yield from super().__iter__()
         self.epoch += 1
 
     def state_dict(self):

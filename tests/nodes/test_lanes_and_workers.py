@@ -1,5 +1,7 @@
 """A dataset with lanes is read by worker processes that each own some: parts by row. The batches are those that one process would have made.
 
+So are the first batches of any other dataset, which all workers load together: `test_split_first_batch`; here it is one whose lanes are None.
+
 The samples name themselves, and who read them.
 """
 
@@ -46,7 +48,7 @@ class Lanes:
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index in self.at:
             self.at[index]()
-        lane = index % self.forward_lanes
+        lane = index % (self.forward_lanes or self.n)
         info: Any = get_worker_info()
         forward = lane not in self.last or (index - self.last[lane]) % self.n in (0, self.forward_lanes)
         self.last[lane] = index
@@ -155,20 +157,32 @@ def collated_in(samples: list[Any]) -> int:
 
 
 class Rich(Lanes):
+    draws = True
+
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**rich(index), "globals": (random.random(), np.random.randn(), torch.rand(2))}
+        return rich(index) | ({"globals": (random.random(), np.random.randn(), torch.rand(2))} if self.draws else {})
+
+
+class RichWithoutDraws(Rich):
+    draws = False
 
 
 def jitter(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "jitter": (random.random(), penstock.sample().rng.random())}
+    return {**sample, "jitter": (random.random() if "globals" in sample else 0.0, penstock.sample().rng.random())}
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
-def test_every_batch_is_what_one_process_would_have_made(batch_size: int) -> None:
-    """With its transform, too. Seen to fail: rows in the order of the parts; `Part` with the positions of the first rows."""
+THREADS = {"method": "thread", "multiprocessing_context": None}
+by_split = pytest.mark.parametrize(("lanes", "options"), [(8, {}), (None, {}), (None, THREADS)], ids=["lanes", "processes", "threads"])
+
+
+@by_split
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 12])
+def test_every_batch_is_what_one_process_would_have_made(lanes: int | None, options: dict[str, Any], batch_size: int) -> None:
+    """With its transform, too. Seen to fail: rows in the order of the parts, or from the last part to the first; `Part` with the positions of the first rows."""
+    dataset = RichWithoutDraws(lanes) if options else Rich(lanes)
     runs = []
     for workers in (0, 3):
-        with loading(Rich(8), workers, batch_size=batch_size, transform=jitter, seed=3) as loader:
+        with loading(dataset, workers, batch_size=batch_size, shuffle=not lanes, transform=jitter, seed=3, **options) as loader:
             runs.append([plain(batch) for _ in range(2) for batch in loader])
     assert runs[0] == runs[1]
 
@@ -225,31 +239,36 @@ def fail() -> None:
     raise ValueError("a bad record")
 
 
-@pytest.mark.parametrize(("at", "in_order"), [(0, False), (8, True)])
-def test_a_worker_that_dies_in_the_middle_of_a_part(tmp_path: Path, at: int, in_order: bool, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("lanes", "at", "in_order"), [(8, 0, False), (8, 8, True), (None, 5, True)])
+def test_a_worker_that_dies_in_the_middle_of_a_part(
+    tmp_path: Path, lanes: int | None, at: int, in_order: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its replacement goes on with its lanes. Seen to fail: `requeue` that forgets the owner (two workers read the same lane)."""
-    with loading(Lanes(8, at={at: once(tmp_path / "flag", kill)}), in_order=in_order) as loader:
+    with loading(Lanes(lanes, at={at: once(tmp_path / "flag", kill)}), in_order=in_order) as loader:
         batches = [batch for _ in range(2) for batch in loader]
         assert loader.root.statistics()[-1].workers.restarts == 1
     got = values(batches)
     assert (got if in_order else [*sorted(got[:N]), *sorted(got[N:])]) == of_epochs(0, 1)
-    assert {len(workers) for workers in readers(batches, 8, "worker").values()} == {1}
+    if lanes:
+        assert {len(workers) for workers in readers(batches, lanes, "worker").values()} == {1}
     assert f"dataset index {at} (epoch 0, position {at})" in caplog.text
 
 
-@pytest.mark.parametrize("bad", [{5, 3, 10}, set(range(12, 23))], ids=str)
-def test_skipping(bad: set[int], caplog: pytest.LogCaptureFixture) -> None:
-    """Also whole parts. They are logged and counted in the order of the batch. Seen to fail: failures in the order of the parts, with their rows there."""
-    with loading(Lanes(8, at=dict.fromkeys(bad, fail)), batch_size=12, on_error="skip", max_errors=0.9) as loader:
+@by_split
+@pytest.mark.parametrize("bad", [{5, 3, 10}, {0, 11}, {4, 5, 6, 7, 17}, set(range(12, 23))], ids=str)
+def test_skipping(lanes: int | None, options: dict[str, Any], bad: set[int], caplog: pytest.LogCaptureFixture) -> None:
+    """Also whole parts. They are logged and counted in the order of the batch. Seen to fail: failures in the order of the parts, with their rows
+    there; `together` that drops the faults."""
+    dataset = Lanes(lanes, at=dict.fromkeys(bad, fail))
+    with loading(dataset, batch_size=12, on_error="skip", max_errors=0.9, **options) as loader:
         batches = list(loader)
         assert loader.root.statistics()[-1].failures.skipped == len(bad)
     assert [batch["value"].tolist() for batch in batches] == [
         [index for index in range(start, start + 12) if index not in bad] for start in range(0, N, 12)
     ]
     words = [record.getMessage() for record in caplog.records]
-    assert [word.split(", failure")[0] for word in words] == [
-        f"skipped dataset index {index} (epoch 0, position {index})" for index in sorted(bad)
-    ]
+    for index, word in zip(sorted(bad), words, strict=True):
+        assert word.startswith(f"skipped dataset index {index} (epoch 0, position {index})")
 
 
 # Laws.

@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import random
 import select
 import signal
 import threading
 import warnings
 
-import numpy as np
 import psutil
 import pytest
 import torch
 from global_draws import draw, generators, seeded
-from samplers import following, plain
+from samplers import Drawing, Remembering, Told, following, plain
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 from torch.utils.data import Sampler as TorchSampler
 
@@ -29,48 +27,16 @@ from penstock._nodes.sampler_wrapper import SamplerWrapper
 N = 11
 
 
-class Mixed(TorchSampler):
-    """A user's sampler that draws from all three global generators."""
+class OfEpoch(Told):
+    """Says how many items it has, and keeps the epochs that it was told."""
 
     def __init__(self, n=N):
-        self.n = n
-
-    def __iter__(self):
-        for _ in range(self.n):
-            yield random.randrange(100) * 10**6 + int(np.random.randint(100)) * 10**3 + int(torch.randint(100, ()))
-
-    def __len__(self):
-        return self.n
-
-
-class OfEpoch(TorchSampler):
-    """Epoch e, item i is 1000 * e + i, by `set_epoch`."""
-
-    def __init__(self, n=N):
-        self.n = n
-        self.epoch = None
+        super().__init__(n)
         self.asked = []
 
     def set_epoch(self, epoch):
-        self.epoch = epoch
+        super().set_epoch(epoch)
         self.asked.append(epoch)
-
-    def __iter__(self):
-        return iter(range(1000 * self.epoch, 1000 * self.epoch + self.n))
-
-    def __len__(self):
-        return self.n
-
-
-class Hidden(TorchSampler):
-    """Remembers: a generator of its own that nobody can seed."""
-
-    def __init__(self, n=N, seed=5):
-        self.n = n
-        self.rng = np.random.Philox(seed)
-
-    def __iter__(self):
-        return iter((self.rng.random_raw(self.n) % 1000).tolist())
 
     def __len__(self):
         return self.n
@@ -106,7 +72,7 @@ class Gated(TorchSampler):
         return iter(range(1000 * self.epoch, 1000 * self.epoch + 4))
 
 
-class Unpicklable(Mixed):
+class Unpicklable(Drawing):
     def __reduce__(self):
         raise TypeError("stays here")
 
@@ -188,8 +154,8 @@ def seeded_samplers():
         "RandomSampler, generator": RandomSampler(range(N), generator=torch.Generator()),
         "RandomSampler, the default generator": RandomSampler(range(N), generator=torch.default_generator),
         "BatchSampler": BatchSampler(RandomSampler(range(N)), 3, drop_last=True),
-        "a user's": Mixed(),
-        "a user's in batches": Batches(Mixed()),
+        "a user's": Drawing(N),
+        "a user's in batches": Batches(Drawing(N)),
     }
 
 
@@ -230,7 +196,7 @@ class TestSamplerWrapperSeeds:
 
 
 class TestSamplerWrapperResumes:
-    @pytest.mark.parametrize("changed", [OfEpoch(N - 1), Hidden(seed=6), [0, 2, 1]])
+    @pytest.mark.parametrize("changed", [OfEpoch(N - 1), Remembering(N, seed=6), [0, 2, 1]])
     def test_never_into_another_plan(self, wrap, changed):
         """Seen red with the checksum not compared."""
         _, states = following(wrap(OfEpoch()), N + 4)
@@ -264,11 +230,11 @@ class TestSamplerWrapperPlansAhead:
         assert plain(epoch_of(node)) == [1000, 1001, 1002, 1003]
 
     def test_between_two_epochs_with_one_warning_where_nothing_else_is_left(self, wrap):
-        node = wrap(Unpicklable())
+        node = wrap(Unpicklable(N))
         with pytest.warns(UserWarning, match="cannot be pickled") as caught:
             read = epochs(node, 3)
         assert len(caught) == 1
-        assert read == epochs(wrap(Mixed()), 3)
+        assert read == epochs(wrap(Drawing(N)), 3)
         before = generators()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -333,7 +299,7 @@ class TestSamplerWrapperFails:
 class TestLife:
     def test_an_abandoned_node_takes_its_thread_and_process_along(self):
         """`nothing_left_behind` looks. Seen red with the thread holding the planner."""
-        for sampler in (RandomSampler(range(N)), Mixed()):
+        for sampler in (RandomSampler(range(N)), Drawing(N)):
             node = SamplerWrapper(sampler)
             next(node)
             del node
@@ -355,7 +321,7 @@ class TestLife:
         parent = os.fork()
         if parent == 0:
             try:
-                node = SamplerWrapper(Mixed())
+                node = SamplerWrapper(Drawing(N))
                 next(node)
                 helper = psutil.Process().children(recursive=True)[-1]
                 if (brother := os.fork()) == 0:

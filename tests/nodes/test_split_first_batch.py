@@ -1,4 +1,4 @@
-"""The first batch of an empty pipeline is loaded by all workers at once; whatever is in it, the result is the batch that one worker would have made.
+"""The first batch of an empty pipeline is loaded by all workers at once. What comes of it: `test_lanes_and_workers`.
 
 Gates, not sleeps: a sample that begins a worker's part reports through one pipe, and waits at another until all have reported.
 """
@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import select
-import signal
 import threading
 
-import numpy as np
 import pytest
 import torch
-from rich_samples import rich
 
-import penstock
 from penstock import Loader
-from penstock.testing import Tagged, plain
+from penstock.testing import Tagged
 
 METHODS = ["thread", "process"]
 by_method = pytest.mark.parametrize("method", METHODS)
@@ -118,63 +113,7 @@ def test_the_batches_behind_it_are_loaded_meanwhile(gates, method):
         assert sorted(words) in ([0, 12], [0, 24])
 
 
-# Values.
-
-
-class Rich(Tagged):
-    def __getitem__(self, index):
-        return rich(index)
-
-
-class Drawing(Rich):
-    def __getitem__(self, index):
-        return {**super().__getitem__(index), "globals": (random.random(), np.random.randn(), torch.rand(2))}
-
-
-@by_method
-@pytest.mark.parametrize("batch_size", [2, 12])
-def test_every_batch_is_what_one_would_have_made(method, batch_size):
-    """Seen to fail: parts that are put together from the last to the first."""
-    dataset = Drawing(N) if method == "process" else Rich(N)
-    runs = []
-    for workers in (0, 3):
-        with loading(dataset, method, workers, batch_size=batch_size, shuffle=True) as loader:
-            runs.append([plain(batch) for _ in range(2) for batch in loader])
-    assert runs[0] == runs[1]
-
-
-# Samples that fail.
-
-
-class Bad(Tagged):
-    def __init__(self, n, bad):
-        super().__init__(n)
-        self.bad = bad
-
-    def __getitem__(self, index):
-        value = super().__getitem__(index)
-        if index in self.bad:
-            raise ValueError(f"sample {index} is bad")
-        return value
-
-
-@by_method
-@pytest.mark.parametrize("bad", [{0, 11}, {4, 5, 6, 7, 17}], ids=str)
-def test_skipping(method, bad, caplog):
-    """Also if a whole part fails. Seen to fail: `together` that drops the faults."""
-    with loading(Bad(N, bad), method, on_error="skip") as loader:
-        batches = [batch.tolist() for batch in loader]
-        skipped = loader.root.statistics()[-1].failures.skipped
-    assert batches == [[index for index in range(start, start + 12) if index not in bad] for start in (0, 12, 24)]
-    assert skipped == len(bad)
-    words = [record.getMessage() for record in caplog.records]
-    assert [f"dataset index {index} (epoch 0, position {index})" in word for index, word in zip(sorted(bad), words, strict=True)] == [
-        True
-    ] * len(bad)
-    assert [f"sample {index} is bad" in word for index, word in zip(sorted(bad), words, strict=True)] == [True] * len(bad)
-
-
-# Workers that hang or die.
+# A worker that hangs.
 
 
 @by_method
@@ -194,27 +133,3 @@ def patient(iterator):
     while True:
         with contextlib.suppress(TimeoutError):
             return next(iterator)
-
-
-class Dying(Tagged):
-    """A sample that kills its worker: once, or always."""
-
-    def __init__(self, n, at, flag=None):
-        super().__init__(n)
-        self.at, self.flag = at, flag
-
-    def __getitem__(self, index):
-        if index == self.at and penstock.sample().epoch == 0 and (self.flag is None or not self.flag.exists()):
-            if self.flag is not None:
-                self.flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
-
-
-def test_a_worker_that_dies_in_its_part(tmp_path, caplog):
-    """Another worker does its part again."""
-    at = 5
-    with loading(Dying(N, at, tmp_path / "flag"), "process") as loader:
-        assert torch.cat(list(loader)).tolist() == list(range(N))
-        assert loader.root.statistics()[-1].workers.restarts == 1
-    assert f"dataset index {at} (epoch 0, position {at})" in caplog.text

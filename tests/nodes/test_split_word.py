@@ -118,34 +118,11 @@ def test_sources_that_are_indexed_need_no_word():
 # Iterables that are known to split themselves.
 
 
-class DistributedHF(IterableDataset):
-    _distributed = ("rank", "world_size")
-
-    def __iter__(self):
-        return iter(())
-
-
-class Replica(IterableDataset):
-    num_replicas = 2
-
-    def __iter__(self):
-        return iter(())
-
-
-class Wraps(IterableDataset):
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __iter__(self):
-        return iter(self.dataset)
-
-
-class Pipeline(IterableDataset):
-    def __init__(self, *stages):
-        self.pipeline = list(stages)
-
-    def __iter__(self):
-        return iter(())
+def holding(name="Holding", module=__name__, **attributes):
+    """An iterable dataset of such a type, with these attributes."""
+    made = type(name, (IterableDataset,), {"__module__": module, "__iter__": lambda self: iter(())})()
+    vars(made).update(attributes)
+    return made
 
 
 def split_by_node(urls):
@@ -156,41 +133,28 @@ def single_node_only(urls):
     return urls
 
 
-def named(name, module):
-    return type(name, (IterableDataset,), {"__module__": module, "__iter__": lambda self: iter(())})
-
-
-class SubclassOfStreaming(named("StreamingDataset", "streaming.base.dataset")):
-    pass
-
-
-class WithNodesplitter(IterableDataset):
-    def __init__(self, nodesplitter):
-        self.nodesplitter = nodesplitter
-
-    def __iter__(self):
-        return iter(())
+HF = holding(_distributed=("rank", "world_size"))
+REPLICA = holding(num_replicas=2)
+SUBCLASS = type("Subclass", (type(holding("StreamingDataset", "streaming.base.dataset")),), {})
+SHARDED = torchdata.nodes.SamplerWrapper(DistributedSampler(range(4), 2, 0))
 
 
 @pytest.mark.parametrize(
     ("dataset", "how"),
     [
-        (DistributedHF(), "split_dataset_by_node"),
-        (Wraps(DistributedHF()), "split_dataset_by_node"),
-        (Replica(), "the attribute 'num_replicas'"),
-        (Wraps(Replica()), "the attribute 'num_replicas'"),
-        (Pipeline(single_node_only, split_by_node), "the stage split_by_node"),
-        (Pipeline([], functools.partial(split_by_node)), "the stage split_by_node"),
-        (Pipeline(Pipeline(split_by_node)), "the stage split_by_node"),
-        (WithNodesplitter(split_by_node), "the stage split_by_node"),
-        (SubclassOfStreaming(), "a StreamingDataset of streaming"),
-        (named("StreamingDataset", "litdata.streaming.dataset")(), "a StreamingDataset of litdata"),
-        (torchdata.nodes.SamplerWrapper(DistributedSampler(range(4), 2, 0)), "DistributedSampler has the attribute 'rank'"),
-        (
-            torchdata.nodes.Mapper(torchdata.nodes.SamplerWrapper(DistributedSampler(range(4), 2, 0)), str),
-            "DistributedSampler has the attribute 'rank'",
-        ),
-        (torchdata.nodes.IterableWrapper(DistributedHF()), "split_dataset_by_node"),
+        (HF, "split_dataset_by_node"),
+        (holding(dataset=HF), "split_dataset_by_node"),
+        (REPLICA, "the attribute 'num_replicas'"),
+        (holding(dataset=REPLICA), "the attribute 'num_replicas'"),
+        (holding(pipeline=[single_node_only, split_by_node]), "the stage split_by_node"),
+        (holding(pipeline=[[], functools.partial(split_by_node)]), "the stage split_by_node"),
+        (holding(pipeline=[holding(pipeline=[split_by_node])]), "the stage split_by_node"),
+        (holding(nodesplitter=split_by_node), "the stage split_by_node"),
+        (SUBCLASS(), "a StreamingDataset of streaming"),
+        (holding("StreamingDataset", "litdata.streaming.dataset"), "a StreamingDataset of litdata"),
+        (SHARDED, "DistributedSampler has the attribute 'rank'"),
+        (torchdata.nodes.Mapper(SHARDED, str), "DistributedSampler has the attribute 'rank'"),
+        (torchdata.nodes.IterableWrapper(HF), "split_dataset_by_node"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
@@ -202,13 +166,10 @@ def test_what_splits_itself_is_not_dealt_again(dataset, how):
         build(dataset, split="own").close()
 
 
-@pytest.mark.parametrize(
-    "dataset",
-    [Stream(), Wraps(Stream()), Pipeline(single_node_only), WithNodesplitter(single_node_only), named("StreamingDataset", "mine")()],
-    ids=lambda dataset: type(dataset).__name__,
-)
-def test_what_does_not_split_itself_may_be_dealt(dataset):
-    canonical(dataset, split="items").close()
+def test_what_does_not_split_itself_may_be_dealt():
+    others = [holding(pipeline=[single_node_only]), holding(nodesplitter=single_node_only), holding("StreamingDataset", "mine")]
+    for dataset in (Stream(), holding(dataset=Stream()), *others):
+        canonical(dataset, split="items").close()
 
 
 # Its state.

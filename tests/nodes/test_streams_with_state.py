@@ -16,31 +16,6 @@ from penstock import GraphError, Loader
 N = 6
 
 
-class WithFlag(IterableDataset):
-    """Its own iterator, which starts over unless a state was loaded."""
-
-    def __init__(self):
-        self.i, self.loaded = 0, False
-
-    def __iter__(self):
-        if not self.loaded:
-            self.i = 0
-        self.loaded = False
-        return self
-
-    def __next__(self):
-        if self.i == N:
-            raise StopIteration
-        self.i += 1
-        return self.i - 1
-
-    def state_dict(self):
-        return {"i": self.i}
-
-    def load_state_dict(self, state):
-        self.i, self.loaded = state["i"], True
-
-
 class Pass:
     def __init__(self):
         self.i = 0
@@ -59,6 +34,19 @@ class Pass:
 
     def load_state_dict(self, state):
         self.i = state["i"]
+
+
+class WithFlag(Pass, IterableDataset):
+    """Its own iterator, which starts over unless a state was loaded."""
+
+    loaded = False
+
+    def __iter__(self):
+        self.i, self.loaded = self.i if self.loaded else 0, False
+        return self
+
+    def load_state_dict(self, state):
+        self.i, self.loaded = state["i"], True
 
 
 class StateOfTheLastPass(IterableDataset):

@@ -22,9 +22,12 @@ from penstock._nodes import to_device
 from penstock._nodes.to_device import _Mover
 from penstock.nodes import Batcher, Cycler, EndOfEpoch, Fetch, ParallelMapper, PinMemory, Sampler, ToDevice
 from penstock.orders import SequentialOrder
-from penstock.testing import assert_resumes_everywhere
 
-gpu = pytest.mark.skipif(not (torch.accelerator.is_available() and can_pin()), reason="no accelerator with streams on this machine")
+
+def on_a_device(test):
+    """Has an accelerator with streams, or is skipped."""
+    streams = torch.accelerator.is_available() and can_pin()
+    return pytest.mark.gpu(pytest.mark.skipif(not streams, reason="no accelerator with streams on this machine")(test))
 
 
 class Images:
@@ -40,8 +43,8 @@ class Images:
         return {"image": np.full((self.side, self.side), index, np.float32), "label": index, "name": f"n{index}"}
 
 
-def loaded(dataset=None, **options):
-    return ParallelMapper(Batcher(Cycler(Sampler(SequentialOrder(10))), 2), Fetch(Images() if dataset is None else dataset), 0, **options)
+def mapped(function=None):
+    return ParallelMapper(Batcher(Cycler(Sampler(SequentialOrder(10))), 2), function or Fetch(Images()), 0)
 
 
 def accelerator() -> torch.device:
@@ -50,7 +53,7 @@ def accelerator() -> torch.device:
 
 def test_the_cpu_changes_nothing():
     """No thread, no copy: the same object that the source made."""
-    source = loaded()
+    source = mapped()
     made = []
     original = source.next
     source.next = lambda: made.append(original()) or made[-1]
@@ -61,22 +64,12 @@ def test_the_cpu_changes_nothing():
     assert node.get_state() == source.get_state()
 
 
-def test_resume_law_over_to_device():
-    assert_resumes_everywhere(lambda: ToDevice(Batcher(Cycler(Sampler(SequentialOrder(10))), 3), "cpu"), steps=12)
-
-
 @pytest.mark.parametrize("device", ["cuda:97", "xpu:3", "meta", "nonsense", 1.5])
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(device):
     with pytest.raises(ValueError, match=r"This machine has: cpu|is not a torch device"):
-        ToDevice(loaded(), device)
+        ToDevice(mapped(), device)
     with pytest.raises(ValueError, match=r"This machine has: cpu|is not a torch device"):
         Loader.from_dataset(Images(), device=device)
-
-
-@pytest.mark.parametrize("factor", [0, -1, 1.5, True])
-def test_a_prefetch_factor_that_makes_no_sense(factor):
-    with pytest.raises(ValueError, match="prefetch_factor"):
-        ToDevice(loaded(), "cpu", factor)
 
 
 def test_what_lies_on_a_device_needs_no_pinning():
@@ -260,7 +253,7 @@ def test_where_tensors_cannot_record_streams_a_copy_waits_for_the_consumer(inter
 @pytest.mark.parametrize("records", [True, False])
 def test_the_reader_copies_on_its_stream_and_the_consumer_waits_for_each_batch(interface, records, monkeypatch):
     fake = FakeDevice(monkeypatch, interface, records)
-    node = ToDevice(loaded(), "meta")
+    node = ToDevice(mapped(), "meta")
     for k, batch in enumerate(islice(node, 5), 1):
         assert batch["image"].is_meta
         assert f"own records own{k}" in fake.log[: fake.log.index(f"consumer waits for own{k}")]
@@ -301,8 +294,7 @@ def test_a_field_of_the_name_to_is_no_method_and_a_row_that_raises_is_a_leaf(mov
 # With an accelerator.
 
 
-@pytest.mark.gpu
-@gpu
+@on_a_device
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}])
 def test_batches_arrive_on_the_device_in_order(workers):
     with Loader.from_dataset(Images(), batch_size=2, device=accelerator(), **workers) as loader:
@@ -315,8 +307,7 @@ def test_batches_arrive_on_the_device_in_order(workers):
                 assert batch["name"] == [f"n{label}" for label in batch["label"].tolist()]
 
 
-@pytest.mark.gpu
-@gpu
+@on_a_device
 def test_the_copy_waits_for_nobody_and_the_consumer_for_the_copy():
     """The consumer's stream is delayed; batches still arrive complete, whenever it reads them."""
     streams = torch.get_device_module(accelerator())
@@ -331,8 +322,7 @@ def test_the_copy_waits_for_nobody_and_the_consumer_for_the_copy():
                 assert torch.equal(total, label * float(1500 * 1500))
 
 
-@pytest.mark.gpu
-@gpu
+@on_a_device
 def test_pinned_memory_is_not_used_again_before_the_copy_is_over():
     """The user copies by hand and drops the batch at once, while the stream is delayed."""
     streams = torch.get_device_module(accelerator())
@@ -361,10 +351,9 @@ class Boxed:
         return Boxed(self.x.to(device))
 
 
-@pytest.mark.gpu
-@gpu
+@on_a_device
 def test_batches_of_ones_own_types():
-    source = lambda: ParallelMapper(Batcher(Cycler(Sampler(SequentialOrder(10))), 2), lambda indices: Boxed(torch.tensor(indices)), 0)  # noqa: E731
+    source = lambda: mapped(lambda indices: Boxed(torch.tensor(indices)))  # noqa: E731
     pinned = PinMemory(source())
     assert next(pinned).x.is_pinned()
     pinned.shutdown()
@@ -373,8 +362,7 @@ def test_batches_of_ones_own_types():
     moved.shutdown()
 
 
-@pytest.mark.gpu
-@gpu
+@on_a_device
 def test_resident_on_the_device_is_the_ordinary_loader():
     """Both with a seed, because two loaders in step are warned of."""
     data = torch.utils.data.TensorDataset(torch.arange(400.0).reshape(100, 4), torch.arange(100))
@@ -387,8 +375,7 @@ def test_resident_on_the_device_is_the_ordinary_loader():
         assert loader.state_dict() == ordinary.state_dict()
 
 
-@pytest.mark.gpu
-@gpu
+@on_a_device
 def test_what_is_on_the_device_already_is_waited_for_too():
     """It was made in the reader thread, on its current stream, which is not the consumer's."""
     streams = torch.get_device_module(accelerator())
@@ -397,7 +384,7 @@ def test_what_is_on_the_device_already_is_waited_for_too():
         streams._sleep(20_000_000)
         return {"there": torch.full((1000,), float(indices[0]), device=accelerator()), "here": torch.tensor(indices)}
 
-    node = ToDevice(ParallelMapper(Batcher(Cycler(Sampler(SequentialOrder(10))), 2), made, 0), accelerator())
+    node = ToDevice(mapped(made), accelerator())
     with streams.stream(streams.Stream()):
         sums = [(batch["there"].sum(), batch["here"][0]) for batch in islice(node, 5)]
     assert [(there.item(), here.item()) for there, here in sums] == [(1000 * k, k) for k in (0, 2, 4, 6, 8)]
@@ -408,8 +395,7 @@ def test_what_is_on_the_device_already_is_waited_for_too():
             assert [batch[0].tolist() for batch in loader] == [[*range(k, k + 5)] for k in (0, 5, 10, 15)]
 
 
-@pytest.mark.gpu
-@gpu
+@on_a_device
 def test_draws_are_the_same_on_every_device():
     from penstock import BatchRng
 

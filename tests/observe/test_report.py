@@ -145,6 +145,7 @@ INLINE, THREADS, PROCESSES = (
             of(THREADS, NodeStatistics("ToDevice", work_s=2), to_device=took(30)),
             "30 ms per batch are spent in ToDevice, copying to the device: copy less",
         ),
+        (of(INLINE, load=took(0.01, times=200)), "speed up: larger batches, or Mine.__getitems__."),
         (of(replace(PROCESSES, workers=999), depth=9999), "cheaper work there, because"),
         (of(replace(PROCESSES, choice=WorkerChoice(1, 2, 1, True, "no gain"))), "num_workers='auto' adds no workers: no gain"),
     ],
@@ -166,95 +167,6 @@ def test_the_verdict_over_a_slow_step() -> None:
 # The same, measured.
 
 
-def verdict(loader: Loader[Any], *, step: Any = lambda k: None, epochs: int = 1) -> str:
-    with loader:
-        for _ in range(epochs):
-            for k, _ in enumerate(loader):
-                step(k)
-        first = loader.report().partition("\n")[0]
-    assert first.startswith("data:") or (first.startswith("training step:") and "__getitem__" not in first)
-    return first
-
-
-@pytest.mark.soak
-def test_a_slow_iterable_is_named() -> None:
-    first = verdict(Loader.from_dataset(Slow(), batch_size=4, num_workers=2, method="thread"))
-    assert first.startswith("data:")
-    assert "reading Slow" in first
-    assert "its work into transform, which" in first  # an IterableDataset has no __getitem__
-
-
-@pytest.mark.soak
-def test_a_slow_sampler_is_named() -> None:
-    first = verdict(Loader.from_dataset(Samples(), batch_size=4, sampler=SlowSampler(), plan_ahead=False, num_workers=2, method="thread"))
-    assert first.startswith("data:")
-    assert "reading SlowSampler" in first
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("workers", [0, 1], ids=["inline", "process"])
-def test_a_slow_transform_is_named(workers: int) -> None:
-    first = verdict(Loader.from_dataset(Samples(), batch_size=4, transform=copies, num_workers=workers))
-    assert first.startswith("data:")
-    assert "a sample are in copies: " in first
-    assert ("num_workers=2 or more" if not workers else "worker") in first
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("workers", [0, 1], ids=["inline", "process"])
-def test_a_slow_collate_is_named(workers: int) -> None:
-    first = verdict(Loader.from_dataset(Samples(), batch_size=4, collate_fn=collates, num_workers=workers))
-    assert first.startswith("data:")
-    assert "a sample are in collates" in first
-
-
-@pytest.mark.soak
-def test_a_slow_training_step_is_named() -> None:
-    first = verdict(Loader.from_dataset(Samples(), batch_size=4, num_workers=1, method="thread"), step=lambda k: time.sleep(0.04))
-    assert first.startswith("training step:")
-    assert "fewer are enough" in first
-
-
-@pytest.mark.soak
-def test_threads_that_fight_for_the_lock_should_be_processes() -> None:
-    first = verdict(Loader.from_dataset(Samples(192, computes), batch_size=4, num_workers=4, method="thread"))
-    assert first.startswith("data:")
-    assert "method='process'" in first
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("method", ["thread", "process"])
-def test_tiny_work_needs_no_workers(method: Any) -> None:
-    first = verdict(Loader.from_dataset(Samples(12_000), batch_size=16, num_workers=2, method=method))
-    assert first.startswith("data:")
-    assert "num_workers=0" in first
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("method", ["thread", "process"])
-def test_a_slow_disk_is_told_from_slow_computing(method: Any) -> None:
-    first = verdict(Loader.from_dataset(Samples(64, reads), batch_size=4, num_workers=2, method=method))
-    assert first.startswith("data:")
-    assert "Samples.__getitem__, which waits" in first
-    assert "disk" in first
-
-
-@pytest.mark.soak
-def test_slow_computing_is_told_from_a_slow_disk() -> None:
-    first = verdict(Loader.from_dataset(Samples(96, computes), batch_size=4, num_workers=2))
-    assert first.startswith("data:")
-    assert "a sample are in Samples.__getitem__" in first
-    assert "disk" not in first
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("workers", [{"num_workers": 1}, {"num_workers": 1, "method": "thread"}], ids=["process", "thread"])
-def test_a_straggling_sample_is_named(workers: dict[str, Any]) -> None:
-    first = verdict(Loader.from_dataset(Samples(64, straggles), batch_size=4, **workers), step=lambda k: time.sleep(0.02))
-    assert first.startswith("data:")
-    assert "index 37 took" in first
-
-
 class ToDevice(ReaderNode[Any]):
     """A device that every machine has: the copy takes its time, in the thread of the real node."""
 
@@ -270,12 +182,55 @@ def _copied(item: Any) -> Any:
     return item
 
 
+def over(dataset: Any = None, batch_size: int = 4, **words: Any) -> Loader[Any]:
+    return Loader.from_dataset(Samples() if dataset is None else dataset, batch_size, **words)
+
+
+def verdict(loader: Loader[Any], step_s: float = 0.0) -> str:
+    with loader:
+        for _ in loader:
+            if step_s:  # a sleep of 0 would leave the core to the workers
+                time.sleep(step_s)
+        return loader.report().partition("\n")[0]
+
+
+THREAD: dict[str, Any] = {"num_workers": 1, "method": "thread"}
+TWO: dict[str, Any] = {"num_workers": 2, "method": "thread"}
+SITUATIONS: dict[str, tuple[Any, float, list[str]]] = {
+    "a slow iterable": (lambda: over(Slow(), **TWO), 0, ["reading Slow", "its work into transform, which"]),  # it has no __getitem__
+    "a slow sampler": (lambda: over(sampler=SlowSampler(), plan_ahead=False, **TWO), 0, ["reading SlowSampler"]),
+    "a slow transform, inline": (lambda: over(transform=copies), 0, ["a sample are in copies: ", "num_workers=2 or more"]),
+    "a slow transform": (lambda: over(transform=copies, num_workers=1), 0, ["a sample are in copies: ", "worker"]),
+    "a slow collate_fn, inline": (lambda: over(collate_fn=collates), 0, ["a sample are in collates"]),
+    "a slow collate_fn": (lambda: over(collate_fn=collates, num_workers=1), 0, ["a sample are in collates"]),
+    "a fight for the lock": (lambda: over(Samples(192, computes), num_workers=4, method="thread"), 0, ["method='process'"]),
+    "tiny work, threads": (lambda: over(Samples(12_000), 16, **TWO), 0, ["num_workers=0"]),
+    "tiny work, processes": (lambda: over(Samples(12_000), 16, num_workers=2), 0, ["num_workers=0"]),
+    "a slow disk, threads": (lambda: over(Samples(64, reads), **TWO), 0, ["Samples.__getitem__, which waits", "disk"]),
+    "a slow disk, processes": (lambda: over(Samples(64, reads), num_workers=2), 0, ["Samples.__getitem__, which waits", "disk"]),
+    "slow computing": (lambda: over(Samples(96, computes), num_workers=2), 0, ["a sample are in Samples.__getitem__"]),
+    "a straggler, thread": (lambda: over(Samples(64, straggles), **THREAD), 0.02, ["index 37 took"]),
+    "a straggler, process": (lambda: over(Samples(64, straggles), num_workers=1), 0.02, ["index 37 took"]),
+    "a slow copy to the device": (lambda: Loader(ToDevice(over(None, 2, **THREAD).root)), 0, ["in ToDevice, copying to the device"]),
+}
+
+
 @pytest.mark.soak
-def test_a_slow_copy_to_the_device_is_named() -> None:
-    graph = Loader.from_dataset(Samples(), batch_size=2, num_workers=1, method="thread").root
-    first = verdict(Loader(ToDevice(graph)))
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_what_is_slow_is_named(name: str) -> None:
+    build, step_s, says = SITUATIONS[name]
+    first = verdict(build(), step_s)
     assert first.startswith("data:")
-    assert "in ToDevice, copying to the device" in first
+    assert [words for words in says if words not in first] == [], first
+    assert ("disk" in first) == ("disk" in name)
+
+
+@pytest.mark.soak
+def test_a_slow_training_step_is_named() -> None:
+    first = verdict(over(**THREAD), 0.04)
+    assert first.startswith("training step:")
+    assert "__getitem__" not in first
+    assert "fewer are enough" in first
 
 
 def test_before_the_first_batch_there_is_nothing_to_say() -> None:
@@ -338,11 +293,3 @@ def test_an_index_with_a_line_break_stays_on_its_line() -> None:
         for _ in loader:
             pass
         assert all(line.split(":")[0] in ("data", "batches", "waits", "steps", "load", "collate") for line in loader.report().splitlines())
-
-
-def test_only_a_dataset_is_told_to_have_getitems() -> None:
-    """Seen to fail: the advice to write Fetch.__getitems__ for an iterable."""
-    node = NodeStatistics("ParallelMapper", workers=WorkerStatistics("inline", wait_s=1.0))
-    tiny = LoaderStatistics((node,), 10, 10, waits=Durations(9, 0.9, 0.1, 0.1, 0.1), steps=Durations(9, 0.1, 0.01, 0.01, 0.01))
-    assert "larger batches, or Mine.__getitems__." in report(tiny, Names("Mine.__getitem__", "transform", "collate", "source"))
-    assert report(tiny, Names("decode", "transform", "collate", "source")).splitlines()[0].endswith("speed up: larger batches.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import random
 import signal
 import time
@@ -14,10 +13,10 @@ import numpy as np
 import pytest
 
 from penstock import Loader
-from penstock._workers.meter import Histogram, Meter, Totals, _active_ns
+from penstock._workers.meter import Histogram, Meter, _active_ns
 from penstock.nodes import Mapper, Sampler
 from penstock.orders import SequentialOrder
-from penstock.statistics import Durations, LoaderStatistics, NodeStatistics
+from penstock.statistics import Durations, LoaderStatistics
 
 SLOW_S = 1.0  # longer than a busy machine holds up any other sample
 METHODS: list[dict[str, Any]] = [{}, {"num_workers": 2, "method": "thread"}, {"num_workers": 2, "method": "process"}]
@@ -72,14 +71,6 @@ def test_restarts_keep_what_the_dead_have_counted() -> None:
         assert loader.statistics().load.count >= before > 0
 
 
-def test_it_is_no_part_of_the_state() -> None:
-    first, second = (Loader.from_dataset(Samples(), batch_size=4) for _ in range(2))
-    for loader in (first, second):
-        next(iter(loader))
-    second.statistics()
-    assert first.state_dict() == second.state_dict()
-
-
 def test_it_keeps_no_batch_and_no_sample() -> None:
     """Seen to fail: the slowest sample kept instead of its index."""
 
@@ -99,14 +90,6 @@ def test_it_keeps_no_batch_and_no_sample() -> None:
     loader.statistics()
     gc.collect()
     assert [ref() for ref in seen[:-2]] == [None] * 6
-
-
-def test_a_loader_that_was_not_started_is_pickled_with_it() -> None:
-    loader = pickle.loads(pickle.dumps(Loader.from_dataset(Samples(), batch_size=4)))
-    assert loader.statistics().batches == 0
-    assert all(isinstance(node, NodeStatistics) for node in loader.statistics().nodes)
-    next(iter(loader))
-    assert loader.statistics().batches == 1
 
 
 def test_the_time_of_a_users_node_is_its_own() -> None:
@@ -140,22 +123,6 @@ def test_a_histogram_is_exact_to_an_eighth() -> None:
     assert found.p95_s == pytest.approx(ordered[1899] / 1e9, rel=0.13)
     assert (found.count, found.max_s, found.total_s) == (2000, max(lengths) / 1e9, pytest.approx(sum(lengths) / 1e9))
     assert Histogram().durations() == Durations()
-
-
-def test_meters_add_up_and_know_the_slowest() -> None:
-    meters = [Meter(memoryview(bytearray(8 * Meter.WORDS)).cast("q")), Meter()]
-    for meter, (name, ns) in zip(meters, [("a/ä.jpg", 9000), (7, 4000)], strict=True):
-        meter.plain = 0
-        meter.begin()
-        meter.measure([0])
-        meter.timed(lambda _: None, meter.load)(None)
-        meter._slowest_ns = ns
-        meter.measured(1, {0: name}.__getitem__)
-        meter.end()
-    totals = Totals(meter.counted() for meter in meters)
-    assert totals.stages["load"].slowest == "a/ä.jpg"
-    assert totals.stages["load"].count == 2
-    assert totals.busy_ns > 0
 
 
 def test_short_samples_are_measured_less_often() -> None:

@@ -91,6 +91,16 @@ def always_keyed(dataset):
     return flat(work(indices([value]), [IDLE]) for value in range(len(dataset)))
 
 
+def over(load, begin=0, end=N):
+    """What ``load`` gives for each batch in order."""
+    return [load(indices(range(start, start + BATCH))) for start in range(begin, end, BATCH)]
+
+
+def worker(dataset, *more):
+    """What it loads as a worker would."""
+    return partial(FetchTask(Fetch(dataset), 3, True, *more), current_row=[IDLE])
+
+
 def flat(batches):
     return [row for batch in batches for row in rows(batch)]
 
@@ -106,7 +116,7 @@ def test_a_sample_is_the_same_seeded_or_watched(draw, when, inline):
     np.random.random(3), random.random(), torch.rand(3)
     work = FetchTask(Fetch(Drawing(DRAWS[draw], when)), 3, True)
     load = work.inline if inline else partial(work, current_row=[IDLE])
-    assert flat(load(indices(range(start, start + BATCH))) for start in range(0, N, BATCH)) == expected
+    assert flat(over(load)) == expected
 
 
 @pytest.mark.parametrize("inline", [False, True])
@@ -116,8 +126,7 @@ def test_a_batch_that_surprises_is_loaded_once_more_and_no_other_is(when, inline
     dataset = Drawing(np.random.random, when)
     work = FetchTask(Fetch(dataset), 3, True)
     load = work.inline if inline else partial(work, current_row=[IDLE])
-    for start in range(0, N, BATCH):
-        load(indices(range(start, start + BATCH)))
+    over(load)
     again = [] if when is ALWAYS else range(144, 152)
     assert sorted(dataset.calls) == sorted([*range(N), *again])
 
@@ -125,9 +134,7 @@ def test_a_batch_that_surprises_is_loaded_once_more_and_no_other_is(when, inline
 def test_seeding_for_collate_fn_hides_no_draw():
     """Samples that always draw are never loaded twice. Seen to fail: `seed_collate` without `_judge`."""
     dataset = Drawing(random.random, ALWAYS)
-    work = FetchTask(Fetch(dataset, list), 3, True)
-    for start in range(0, N, BATCH):
-        work(indices(range(start, start + BATCH)), [IDLE])
+    over(partial(FetchTask(Fetch(dataset, list), 3, True), current_row=[IDLE]))
     assert dataset.calls == list(range(N))
 
 
@@ -212,10 +219,8 @@ def test_draws_in_on_error(draw, faults, asks, caplog):
         return (-index, float(DRAWS[draw]()) if asks else 0.0, 0.0, 0.0)
 
     when, bad = faults
-    work = FetchTask(Fetch(Failing(DRAWS[draw], when, bad)), 3, True, on_error)
     found = []
-    for start in range(0, N, BATCH):
-        value = work(indices(range(start, start + BATCH)), [IDLE])
+    for start, value in zip(range(0, N, BATCH), over(worker(Failing(DRAWS[draw], when, bad), on_error)), strict=True):
         if hasattr(value, "failures"):
             assert [failure.row + start for failure in value.failures] == [one for one in sorted(bad) if start <= one < start + BATCH]
             value = value.value
@@ -230,17 +235,16 @@ def test_draws_in_on_error(draw, faults, asks, caplog):
 def test_an_error_in_a_watched_batch():
     """If anything was drawn, the batch is loaded again, seeded, so that the error does not depend on watching either."""
     dataset = Failing(lambda: 0.0, NEVER, {150})
-    work = FetchTask(Fetch(dataset), 3, True)
-    for start in range(0, 144, BATCH):
-        work(indices(range(start, start + BATCH)), [IDLE])
+    load = worker(dataset)
+    over(load, 0, 144)
     dataset.calls.clear()
     with pytest.raises(ValueError, match="150"):
-        work(indices(range(144, 152)), [IDLE])
+        over(load, 144, 152)
     assert dataset.calls == list(range(144, 151))
     dataset.draw, dataset.when, dataset.bad = random.random, {157}, {157}
     dataset.calls.clear()
     with pytest.raises(ValueError, match="157"):
-        work(indices(range(152, 160)), [IDLE])
+        over(load, 152, 160)
     assert dataset.calls == [*range(152, 158)] * 2
 
 

@@ -7,8 +7,6 @@ deviations; a sound order stays within 5, which chance alone exceeds once in a m
 from __future__ import annotations
 
 import warnings
-from collections import Counter
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -17,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock._random import orders, permutation
-from penstock._random.orders import LONGEST, SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
+from penstock._random.orders import LONGEST, ShuffledOrder, TorchOrder, WeightedOrder
 from penstock._random.permutation import SORTED, sorting
-from penstock.testing import assert_order_is_pure
 
 SOUND = 5.0
 SEEDS = st.integers(0, 2**63 - 1)
@@ -75,11 +72,6 @@ class TestShuffledOrderIsAPermutation:
 
 
 class TestShuffledOrderIsRandom:
-    def test_all_orders_of_three_come_about_equally_often(self):
-        seen = Counter(tuple(whole(ShuffledOrder(3, seed), epoch).tolist()) for seed in range(60) for epoch in range(60))
-        assert set(seen) == set(permutations(range(3)))
-        assert surprise(np.array(list(seen.values()))) < SOUND
-
     @pytest.mark.parametrize(("n", "seeds", "n_epochs", "cells"), [(101, 40, 50, 101), (1009, 15, 30, 101), (4099, 10, 16, 101)])
     def test_like_torch_randperm(self, n, seeds, n_epochs, cells):
         """Places, neighbours, steps, consecutive epochs, adjacent seeds. Seen to fail: the epoch left out of the key; round keys of 0."""
@@ -96,35 +88,6 @@ class TestShuffledOrderIsRandom:
         peer = steps(torches[:, :-1], torches[:, 1:], n)
         assert max(found.values()) < SOUND, found
         assert peer < SOUND
-
-    @pytest.mark.parametrize("n", [10**6, 10**9, 10**12, 2**48])
-    def test_huge_ones_at_their_start(self, n):
-        read = ShuffledOrder(n, 8).indices(1, np.arange(50_000))
-        assert pairs(read[:-1], read[1:], n, 64) < SOUND
-        assert surprise(np.bincount(((read[1:] - read[:-1]) % n) * 256 // n, minlength=256)) < SOUND
-        assert surprise(np.bincount(read % 256, minlength=256)) < SOUND
-
-
-FROZEN = [
-    (1, 0, 0, [0]),
-    (3, 0, 0, [2, 0, 1]),
-    (10, 7, 1, [9, 2, 4, 8, 5, 7]),
-    (101, 2**63 - 1, 5, [66, 40, 65, 34, 36, 33]),
-    (4096, 1, 2, [917, 270, 3112, 1642, 2145, 591]),
-    (4097, 1, 2, [3795, 605, 3122, 2375, 69, 3967]),
-    (10**6, 0, 3, [495456, 605034, 765942, 875978, 52238, 60098]),
-    (2**24, 5, 0, [2604067, 2358422, 9608993, 4372697, 13685284, 15740024]),
-    (10**9, 0, 0, [504670756, 472817006, 841486959, 188520067, 190835451, 225910475]),
-    (10**12, 123, 4, [743562769369, 152573502910, 226315983986, 924210904781, 930721862961, 570198748011]),
-    (2**48, 0, 1, [90679936676036, 227079665185807, 125069398067559, 249993327063041, 271130267879563, 38639008367892]),
-]
-
-
-@pytest.mark.parametrize(("n", "seed", "epoch", "values"), FROZEN)
-def test_shuffled_order_is_frozen(n, seed, epoch, values):
-    """A release that changes one of these changes every user's order: never edit them."""
-    positions = np.array([k * n // 6 for k in range(6)] if n >= 6 else range(n))
-    assert ShuffledOrder(n, seed).indices(epoch, positions).tolist() == values
 
 
 class TestTorchOrder:
@@ -166,75 +129,9 @@ class TestWeightedOrder:
             drawn = WeightedOrder(weights, 3).indices(0, np.arange(3))
             assert (np.array(weights)[drawn] > 0).all()
 
-    def test_epochs_seeds_and_neighbours_are_independent(self):
-        a, b = WeightedOrder(np.ones(64), 40_000, 1), WeightedOrder(np.ones(64), 40_000, 2)
-        assert pairs(whole(a, 0), whole(a, 1), 64, 64) < SOUND
-        assert pairs(whole(a, 0), whole(b, 0), 64, 64) < SOUND
-        assert pairs(whole(a, 0)[:-1], whole(a, 0)[1:], 64, 64) < SOUND
-
-    def test_is_frozen(self):
-        order = WeightedOrder([1, 0, 2.5, 4, 0], 1000, 7)
-        assert order.indices(0, np.arange(12)).tolist() == [0, 0, 2, 3, 3, 3, 2, 3, 3, 3, 2, 3]
-        assert order.indices(3, np.array([999, 0, 5, 500])).tolist() == [2, 2, 2, 0]
-        assert order.settings() == {"order": "weighted", "length": 1000, "seed": 7, "weights": "a3db1212c4370c49"}
-
     def test_its_settings_tell_weights_apart(self):
         assert WeightedOrder([1, 2], 5).settings() != WeightedOrder([1, 2.5], 5).settings()
         assert WeightedOrder([1, 2], 5).settings() == WeightedOrder(torch.tensor([1.0, 2.0]), 5).settings()
-
-    @pytest.mark.parametrize(
-        ("weights", "why"),
-        [
-            ([1, -0.5], r"weights\[1\] is -0.5"),
-            ([1, float("nan")], r"weights\[1\] is nan"),
-            ([float("inf"), 1], r"weights\[0\] is inf"),
-            ([0, 0], "all 2 weights are 0"),
-            ([], r"shape \(0,\)"),
-            ([[1, 2]], r"shape \(1, 2\)"),
-            (3.0, r"shape \(\)"),
-        ],
-    )
-    def test_refuses_bad_weights(self, weights, why):
-        with pytest.raises(ValueError, match=why):
-            WeightedOrder(weights, 5)
-
-
-ALL = [SequentialOrder(7), ShuffledOrder(7, 1), ShuffledOrder(7000, 1), TorchOrder(7, 1), WeightedOrder([1, 2], 7, 1)]
-
-
-@pytest.mark.parametrize("order", ALL, ids=lambda order: type(order).__name__)
-def test_every_order_keeps_its_word(order):
-    """Its indices do not depend on how they are read, nor on what was read before."""
-    n = len(order)
-    assert_order_is_pure(order)
-    assert order.settings()["length"] == n
-    for outside in (-1, n):
-        with pytest.raises(IndexError, match=f"position {outside} is outside an epoch of {n} items"):
-            order.indices(0, np.array([0, outside]))
-
-
-def test_nothing_can_be_an_epoch():
-    for order in (SequentialOrder(0), ShuffledOrder(0), TorchOrder(0), WeightedOrder([1], 0)):
-        assert whole(order).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "why"),
-    [
-        (lambda: ShuffledOrder(-1), ValueError, "n=-1 must be a whole number of at least 0"),
-        (lambda: SequentialOrder(LONGEST + 1), ValueError, "must be a whole number below"),
-        (lambda: ShuffledOrder(3.0), ValueError, "n=3.0, a float, must be a whole number"),
-        (lambda: ShuffledOrder(True), ValueError, "n=True, a bool, must be a whole number"),
-        (lambda: TorchOrder([1, 2]), ValueError, r"Pass the number of items, as len\(dataset\)"),
-        (lambda: ShuffledOrder(3, -1), ValueError, r"seed=-1 .* seed % 2\*\*63"),
-        (lambda: ShuffledOrder(3, 2**63), ValueError, "seed % 2"),
-        (lambda: ShuffledOrder(3, None), ValueError, "seed=None"),
-        (lambda: WeightedOrder([1], 1.5), ValueError, "num_samples=1.5"),
-    ],
-)
-def test_arguments_are_refused_when_an_order_is_built(make, error, why):
-    with pytest.raises(error, match=why):
-        make()
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 64, 65, 4096])
