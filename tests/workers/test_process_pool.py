@@ -263,6 +263,15 @@ def test_every_kind_of_value_arrives(pools: Any) -> None:
         assert difference(done(pool, make, name), value()) is None, name
 
 
+def test_plain_results_can_be_written_to(pools: Any) -> None:
+    pool = pools(1)
+    for value in (done(pool, full, BIG, 1.0), done(pool, full, 10, 1.0)):
+        value += 1
+        assert value.eq(2).all()
+        assert not value._is_view()
+        assert not value.is_shared()
+
+
 def test_tasks_of_any_size_arrive(pools: Any) -> None:
     pool = pools()
     jobs = [pool.submit((echo, bytes(size))) for size in (1, 60_000, 70_000, 5_000_000) * 5]
