@@ -65,14 +65,6 @@ def begun(pool, job):
         time.sleep(0)
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), OSError(2, "no file")])
-def test_an_error_is_raised_as_it_is_with_a_note(pools, error):
-    with pytest.raises(type(error)) as caught:
-        result(pool := pools(1), pool.submit(error))
-    assert caught.value is error
-    assert error.__notes__ == ["in worker thread 0 (penstock-map-0)"]
-
-
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, SystemExit, KeyboardInterrupt, GeneratorExit])
 def test_an_error_that_means_something_to_loops_is_wrapped(pools, kind):
     """And its thread lives on. Seen to fail: `except Exception` in `_run` (the job is never done)."""
