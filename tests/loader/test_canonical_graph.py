@@ -83,16 +83,10 @@ def test_a_generators_seed_is_the_seed_and_nothing_is_drawn_from_it():
 @pytest.mark.parametrize(("tail", "rest"), [(None, [6, 0]), ("exact", [6]), ("drop", [])])
 def test_what_a_distributed_sampler_does_at_the_end_is_not_what_the_user_has_said(tail, rest):
     """Seen to fail: its ``drop_last`` before ``tail``, which was left out without a word."""
-    with Loader.from_dataset(
-        range(7), 1, sampler=DistributedSampler(range(7), 2, 0, shuffle=False), rank=0, world_size=2, tail=tail
-    ) as one:
-        first = [int(batch) for batch in one]
-    with Loader.from_dataset(
-        range(7), 1, sampler=DistributedSampler(range(7), 2, 0, shuffle=False), rank=1, world_size=2, tail=tail
-    ) as other:
-        second = [int(batch) for batch in other]
-    assert first == [0, 2, 4, *rest[:1]]
-    assert second == [1, 3, 5, *rest[1:]]
+    for rank, first in enumerate([[0, 2, 4], [1, 3, 5]]):
+        sampler = DistributedSampler(range(7), 2, rank, shuffle=False)
+        with Loader.from_dataset(range(7), 1, sampler=sampler, rank=rank, world_size=2, tail=tail) as loader:
+            assert [int(batch) for batch in loader] == [*first, *rest[rank : rank + 1]]
 
 
 @pytest.mark.parametrize("kind", [DistributedSampler, StatefulDistributedSampler])
@@ -195,8 +189,6 @@ class NoLength:
     ("dataset", "options", "error", "words"),
     [
         (NoLength(), {}, TypeError, "NoLength has no length.*__len__"),
-        (NoLength(), {"shuffle": True}, TypeError, "NoLength has no length"),
-        (5, {}, TypeError, "int is neither"),
         (DATA, {"batch_sampler": [[1]], "batch_size": 4}, ValueError, "batch_sampler and batch_size=4.*exclude each other"),
         (DATA, {"batch_sampler": [[1]], "drop_last": True}, ValueError, "exclude each other"),
         (DATA, {"batch_sampler": [[1]], "shuffle": True}, ValueError, "shuffle=True and batch_sampler exclude each other"),
@@ -208,9 +200,7 @@ class NoLength:
         (DATA, {"split": "within"}, ValueError, "there is no batch_sampler"),
         (DATA, {"method": "fork"}, ValueError, "method='fork'"),
         (DATA, {"seed": -1, "shuffle": True}, ValueError, "seed"),
-        (DATA, {"seed": "a", "shuffle": True}, (ValueError, TypeError), "seed"),
         (DATA, {"seed_global_rngs": "never"}, ValueError, "must be True, False or 'always'"),
-        (DATA, {"seed_global_rngs": 2}, ValueError, "must be True, False or 'always'"),
         (DATA, {"order": [1, 2]}, penstock.GraphError, "an order has"),
         (Stream(), {"shuffle": True}, ValueError, "shuffle=True needs a dataset that is read by index"),
         (Stream(), {"sampler": [1]}, ValueError, "sampler needs a dataset"),
