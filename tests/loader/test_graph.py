@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-import signal
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from strikes import answering
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 import penstock
@@ -164,22 +164,18 @@ def test_a_loader_says_where_it_stands() -> None:
 def test_a_signal_handler_in_the_middle_of_next_sees_the_batch_before() -> None:
     """Seen to fail: ``_where`` that reads the cursor of the running ``next``, which may be between two of its lines."""
     seen: list[str] = []
+    shown = False
 
     class Alarmed(Squares):
         def __getitem__(self, index: int) -> float:
             if shown:
-                signal.raise_signal(signal.SIGUSR1)
+                send()
             return super().__getitem__(index)
 
-    shown = False
-    before = signal.signal(signal.SIGUSR1, lambda *_: seen.append(f"{one!r}\n{one.graph}"))
-    try:
-        with loader(Alarmed()) as one:
-            next(iter(one))
-            shown = True
-            next(iter(one))  # the next epoch
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    with answering(lambda: seen.append(f"{one!r}\n{one.graph}")) as send, loader(Alarmed()) as one:
+        next(iter(one))
+        shown = True
+        next(iter(one))  # the next epoch
     assert {text.splitlines()[0] for text in seen} == {"<penstock.Loader of Alarmed, no workers: epoch 0, batch 1 of 7>"}
 
 
