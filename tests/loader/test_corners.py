@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from itertools import islice
 
 import pytest
+from children import in_a_child
 from epochs import B, N, epoch, loader, values
 from torch.utils.data import DistributedSampler, RandomSampler
 
@@ -96,20 +96,16 @@ def test_a_forked_child_is_told_and_does_not_hang(build):
     with build() as started, build() as fresh:
         iterator = iter(started)
         next(iterator)
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                for use in (lambda: next(iterator), lambda: next(iter(started))):
-                    with pytest.raises(penstock.ClosedError, match="is a fork"):
-                        use()
-                started.close()
-                assert len(values(fresh)) == 4
-                fresh.close()
-                code = 0
-            finally:
-                os._exit(code)
-        assert os.waitpid(pid, 0)[1] == 0
+
+        def in_the_child(_):
+            for use in (lambda: next(iterator), lambda: next(iter(started))):
+                with pytest.raises(penstock.ClosedError, match="is a fork"):
+                    use()
+            started.close()
+            assert len(values(fresh)) == 4
+            fresh.close()
+
+        in_a_child(in_the_child)()
         assert len(values(iterator)) == 3
 
 
