@@ -83,6 +83,19 @@ def test_a_loaded_state_whose_first_batch_failed_is_still_loaded(workers, stop):
         assert values(batches) == (epoch(0, 2) if stop == 2 else epoch(1))
 
 
+@pytest.mark.parametrize("restart", [None, True, False])
+@pytest.mark.parametrize("asked", [None, 0])
+def test_an_endless_loader_goes_on_behind_a_complete_state_either_way(restart, asked):
+    with loader() as batches:
+        list(islice(batches, 4))
+        state = batches.state_dict()
+    with loader(infinite=True, restart_on_stop_iteration=restart) as batches:
+        batches.load_state_dict(state)
+        if asked is not None:
+            batches.set_epoch(asked)
+        assert values(islice(batches, 5)) == [*epoch(1), *epoch(2)[:1]]
+
+
 @pytest.mark.parametrize(
     "build",
     [

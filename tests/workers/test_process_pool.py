@@ -465,6 +465,19 @@ def test_what_a_worker_had_answered_is_not_done_again(pools: Any, tmp_path: Path
     assert log.read_text().split() == list("012345677")
 
 
+@pytest.mark.parametrize("owner", [None, 0])
+def test_unfinished_tasks_come_first_and_in_order(pools: Any, tmp_path: Path, owner: int | None) -> None:
+    """Those of an owner by its replacement, though another worker is idle. Seen to fail: `requeue` without `reversed`, or that forgets the owner."""
+    pool = pools(1 if owner is None else 2, queue_size=3)
+    log = tmp_path / "log"
+    jobs = [pool.submit((once, tmp_path / "flag", kill_myself, 0), owner)]
+    jobs += [pool.submit((noted, log, value), owner) for value in range(1, 8)]
+    assert [result(pool, job) for job in jobs] == list(range(8))
+    assert log.read_text().split() == [str(value) for value in range(1, 8)]
+    assert {job.worker for job in jobs} == {0}
+    assert pool.statistics().restarts == 1
+
+
 def test_a_row_that_kills_twice_is_named(pools: Any) -> None:
     """Seen to fail: without `blame` the budget is used up instead."""
     pool = pools()
