@@ -27,6 +27,10 @@ class Stream(IterableDataset):
         return iter(range(7))
 
 
+def shown(batches) -> list:
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -43,9 +47,6 @@ class Stream(IterableDataset):
     ],
 )
 def test_the_same_batches_as_a_dataloader(options):
-    def shown(batches):
-        return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
-
     with Loader.from_dataset(DATA, **options) as ours:
         theirs = DataLoader(DATA, **options)
         assert shown(ours) == shown(theirs)
@@ -54,10 +55,9 @@ def test_the_same_batches_as_a_dataloader(options):
 
 @pytest.mark.parametrize("options", [{"batch_size": 3}, {"batch_size": 3, "drop_last": True}, {"batch_size": None}])
 def test_an_iterable_dataset_is_batched_and_cycled(options):
-    theirs = [batch.tolist() if options["batch_size"] else batch for batch in DataLoader(Stream(), **options)]
+    theirs = shown(DataLoader(Stream(), **options))
     with Loader.from_dataset(Stream(), **options) as ours:
-        for _ in range(2):
-            assert [batch.tolist() if options["batch_size"] else batch for batch in ours] == theirs
+        assert shown(ours) == shown(ours) == theirs
         with pytest.raises(TypeError):
             len(ours)
 

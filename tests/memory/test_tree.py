@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import OrderedDict, UserDict, UserList
-from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,26 +36,13 @@ class Strict(UserDict):
         super().__setitem__(key, value)
 
 
-class Boxed(MutableMapping):
+class Boxed(UserDict):
     """A copy shares its contents."""
 
-    def __init__(self, **inside: Any) -> None:
-        self.inside = inside
-
-    def __getitem__(self, key: str) -> Any:
-        return self.inside[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.inside[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self.inside[key]
-
-    def __iter__(self) -> Any:
-        return iter(self.inside)
-
-    def __len__(self) -> int:
-        return len(self.inside)
+    def __copy__(self) -> Boxed:
+        other = Boxed.__new__(Boxed)
+        other.data = self.data
+        return other
 
 
 class Fixed(OrderedDict):
