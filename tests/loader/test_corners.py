@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 from children import in_a_child
-from epochs import B, N, epoch, loader, values
+from epochs import B, N, epoch, loader, resumed, values
 from torch.utils.data import DistributedSampler, RandomSampler
 
 import penstock
@@ -89,8 +89,7 @@ def test_an_endless_loader_goes_on_behind_a_complete_state_either_way(restart, a
     with loader() as batches:
         list(islice(batches, 4))
         state = batches.state_dict()
-    with loader(infinite=True, restart_on_stop_iteration=restart) as batches:
-        batches.load_state_dict(state)
+    with resumed(state, infinite=True, restart_on_stop_iteration=restart) as batches:
         if asked is not None:
             batches.set_epoch(asked)
         assert values(islice(batches, 5)) == [*epoch(1), *epoch(2)[:1]]
