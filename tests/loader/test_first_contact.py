@@ -149,6 +149,7 @@ def test_what_is_no_dataset_is_shown_the_way(dataset, error, said):
     ("order", "said"),
     [
         (WeightedOrder([1, 1, 1], 9), "WeightedOrder has 3 weights, but Samples has 4 samples. Pass one weight for each sample"),
+        (WeightedOrder([1] * 5, 9), "WeightedOrder has 5 weights"),
         (ShuffledOrder(5), r"ShuffledOrder has 5 positions, but Samples has 4 samples. Build it with len\(dataset\)"),
     ],
 )

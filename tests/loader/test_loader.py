@@ -11,6 +11,7 @@ from epochs import B, N, epoch, loader, resumed, values
 
 import penstock
 from penstock import Loader
+from penstock._loader.state_dict import differences
 from penstock.nodes import Batcher, Cycler, EndOfEpoch, IterableSource, Node, ParallelMapper, Sampler
 from penstock.orders import SequentialOrder
 from penstock.testing import Tagged
@@ -327,6 +328,12 @@ def test_commit_survives_the_end_of_an_epoch_and_a_resume():
             while len(got) < len(rest):
                 got += values(again)
         assert got == rest
+
+
+def test_a_setting_that_reads_like_a_missing_one_is_a_difference():
+    """Seen to fail: a text stood for what is not there."""
+    assert differences({"name": "missing"}, {}) == ["name was 'missing' and is missing"]
+    assert differences(["a"], ["a", "missing"]) == ["[1] was missing and is 'missing'"]
 
 
 # Where it stands.

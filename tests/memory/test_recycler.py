@@ -31,7 +31,7 @@ from penstock._memory.buffers import carved, carved_bytes
 from penstock._memory.parcel import Parcel, unpack
 from penstock._memory.recycler import LARGE
 from penstock._memory.shared_memory import attach
-from penstock._memory.slots import KEPT, NO_SLOT, SlotTable
+from penstock._memory.slots import KEPT, NO_SLOT, KeptBatches, SlotTable
 from penstock._memory.tree import leaves
 from penstock._workers.processes.slot_maker import WorkerSlots
 
@@ -483,6 +483,12 @@ def test_a_worker_lets_go_of_memory_that_was_too_small():
     memory = attach(fd, size)
     os.close(fd)
     assert unpack(np.frombuffer(memory, np.uint8), start).eq(90_000).all()
+
+
+def test_a_slot_that_cannot_be_mapped_is_dropped():
+    slots = SlotTable(KeptBatches())
+    slots.add(3, None)
+    assert slots.dropped(1) == [3]
 
 
 # Releasing the memory.
