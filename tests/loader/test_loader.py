@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from epochs import B, N, epoch, loader, resumed, values
+from ways import every_way
 
 import penstock
 from penstock import Loader
@@ -556,14 +557,17 @@ def test_a_first_batch_that_failed_is_tried_again_by_a_new_iterator():
         assert values(batches) == epoch(0)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stop_iteration_out_of_user_code_is_an_error_not_an_end(workers):
-    with Loader.from_dataset(Broken(4, error=StopIteration), batch_size=B, num_workers=workers, method="thread") as batches:
+@every_way
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit])
+def test_stop_iteration_out_of_user_code_is_an_error_not_an_end(kind, way):
+    """Nor the end of a worker. Others: `test_error_policy`."""
+    with Loader.from_dataset(Broken(4, error=kind), batch_size=B, **way) as batches:
         iterator = iter(batches)
         next(iterator)
-        with pytest.raises(penstock.SampleError, match=r"StopIteration.*dataset index 4"):
+        with pytest.raises(penstock.SampleError, match=rf"{kind.__name__}.*dataset index 4"):
             next(iterator)
         assert values(iterator) == epoch(0, 2)
+        assert not way["num_workers"] or batches.statistics().nodes[-1].workers.restarts == 0
 
 
 @pytest.mark.parametrize("item", [None, {}, 0, [], False, ""])

@@ -202,16 +202,6 @@ def about_me(cell: Any) -> Any:
     return (info.id, info.num_workers, info.dataset, torch.get_num_threads(), seeds, multiprocessing.current_process().name)
 
 
-class Tangled(Exception):
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} and {two}")
-
-
-class Closed(Exception):
-    def __reduce__(self) -> Any:
-        raise TypeError("no pickling")
-
-
 def fail(cell: Any, kind: Callable[..., BaseException], *arguments: Any) -> None:
     error = kind(*arguments)
     error.add_note("a note")
@@ -530,25 +520,6 @@ def test_an_error_arrives_as_what_it_was(pools: Any, kind: Any, arguments: Any) 
     assert caught.value.__notes__ == ["a note", f"in worker process 0 (pid {pids[0]})"]
     assert "in fail" in str(caught.value.__cause__)
     assert "worker process 0" in str(caught.value.__cause__)
-
-
-@pytest.mark.parametrize(("kind", "arguments"), [(Tangled, (1, 2)), (Closed, ("closed",))])
-def test_an_error_that_cannot_be_pickled_arrives_in_words(pools: Any, kind: Any, arguments: Any) -> None:
-    with pytest.raises(SampleError, match=rf"{kind.__name__}: .*fail row") as caught:
-        done(pools(1), fail, kind, *arguments)
-    assert caught.value.__notes__[0] == "a note"
-    assert "in fail" in str(caught.value.__cause__)
-
-
-@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_error_that_means_something_to_loops_is_wrapped(pools: Any, kind: Any) -> None:
-    """Seen to fail: `Job.result` without wrapping."""
-    pool = pools(1)
-    with pytest.raises(SampleError, match=f"{kind.__name__} was raised by user code a note, in worker process 0") as caught:
-        done(pool, fail, kind)
-    assert type(caught.value.__cause__) is kind
-    assert done(pool, echo, 1) == 1
-    assert pool.statistics().restarts == 0
 
 
 class Exits:

@@ -10,7 +10,7 @@ import weakref
 import pytest
 from strikes import Strikes
 
-from penstock._errors import ClosedError, SampleError
+from penstock._errors import ClosedError
 from penstock._workers.lifetime import closing_within
 from penstock._workers.pool import IDLE
 from penstock._workers.thread_pool import ThreadPool
@@ -63,15 +63,6 @@ def begun(pool, job):
     """Wait until a thread has taken the job. Nothing signals that, so this polls."""
     while job.worker == IDLE or pool._core.current_rows[job.worker][0] == IDLE:
         time.sleep(0)
-
-
-@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_an_error_that_means_something_to_loops_is_wrapped(pools, kind):
-    """And its thread lives on. Seen to fail: `except Exception` in `_run` (the job is never done)."""
-    pool = pools(1)
-    with pytest.raises(SampleError, match=f"{kind.__name__} was raised by user code in worker thread 0"):
-        result(pool, pool.submit(kind()))
-    assert result(pool, pool.submit(5)) == 5
 
 
 def test_a_stuck_thread_is_given_up_and_named(pools, gate):
