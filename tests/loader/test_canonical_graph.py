@@ -27,6 +27,10 @@ class Stream(IterableDataset):
         return iter(range(7))
 
 
+def shown(batches) -> list:
+    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -43,9 +47,6 @@ class Stream(IterableDataset):
     ],
 )
 def test_the_same_batches_as_a_dataloader(options):
-    def shown(batches):
-        return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
-
     with Loader.from_dataset(DATA, **options) as ours:
         theirs = DataLoader(DATA, **options)
         assert shown(ours) == shown(theirs)
@@ -54,10 +55,9 @@ def test_the_same_batches_as_a_dataloader(options):
 
 @pytest.mark.parametrize("options", [{"batch_size": 3}, {"batch_size": 3, "drop_last": True}, {"batch_size": None}])
 def test_an_iterable_dataset_is_batched_and_cycled(options):
-    theirs = [batch.tolist() if options["batch_size"] else batch for batch in DataLoader(Stream(), **options)]
+    theirs = shown(DataLoader(Stream(), **options))
     with Loader.from_dataset(Stream(), **options) as ours:
-        for _ in range(2):
-            assert [batch.tolist() if options["batch_size"] else batch for batch in ours] == theirs
+        assert shown(ours) == shown(ours) == theirs
         with pytest.raises(TypeError):
             len(ours)
 
@@ -83,16 +83,10 @@ def test_a_generators_seed_is_the_seed_and_nothing_is_drawn_from_it():
 @pytest.mark.parametrize(("tail", "rest"), [(None, [6, 0]), ("exact", [6]), ("drop", [])])
 def test_what_a_distributed_sampler_does_at_the_end_is_not_what_the_user_has_said(tail, rest):
     """Seen to fail: its ``drop_last`` before ``tail``, which was left out without a word."""
-    with Loader.from_dataset(
-        range(7), 1, sampler=DistributedSampler(range(7), 2, 0, shuffle=False), rank=0, world_size=2, tail=tail
-    ) as one:
-        first = [int(batch) for batch in one]
-    with Loader.from_dataset(
-        range(7), 1, sampler=DistributedSampler(range(7), 2, 0, shuffle=False), rank=1, world_size=2, tail=tail
-    ) as other:
-        second = [int(batch) for batch in other]
-    assert first == [0, 2, 4, *rest[:1]]
-    assert second == [1, 3, 5, *rest[1:]]
+    for rank, first in enumerate([[0, 2, 4], [1, 3, 5]]):
+        sampler = DistributedSampler(range(7), 2, rank, shuffle=False)
+        with Loader.from_dataset(range(7), 1, sampler=sampler, rank=rank, world_size=2, tail=tail) as loader:
+            assert [int(batch) for batch in loader] == [*first, *rest[rank : rank + 1]]
 
 
 @pytest.mark.parametrize("kind", [DistributedSampler, StatefulDistributedSampler])
@@ -195,8 +189,6 @@ class NoLength:
     ("dataset", "options", "error", "words"),
     [
         (NoLength(), {}, TypeError, "NoLength has no length.*__len__"),
-        (NoLength(), {"shuffle": True}, TypeError, "NoLength has no length"),
-        (5, {}, TypeError, "int is neither"),
         (DATA, {"batch_sampler": [[1]], "batch_size": 4}, ValueError, "batch_sampler and batch_size=4.*exclude each other"),
         (DATA, {"batch_sampler": [[1]], "drop_last": True}, ValueError, "exclude each other"),
         (DATA, {"batch_sampler": [[1]], "shuffle": True}, ValueError, "shuffle=True and batch_sampler exclude each other"),
@@ -208,9 +200,7 @@ class NoLength:
         (DATA, {"split": "within"}, ValueError, "there is no batch_sampler"),
         (DATA, {"method": "fork"}, ValueError, "method='fork'"),
         (DATA, {"seed": -1, "shuffle": True}, ValueError, "seed"),
-        (DATA, {"seed": "a", "shuffle": True}, (ValueError, TypeError), "seed"),
         (DATA, {"seed_global_rngs": "never"}, ValueError, "must be True, False or 'always'"),
-        (DATA, {"seed_global_rngs": 2}, ValueError, "must be True, False or 'always'"),
         (DATA, {"order": [1, 2]}, penstock.GraphError, "an order has"),
         (Stream(), {"shuffle": True}, ValueError, "shuffle=True needs a dataset that is read by index"),
         (Stream(), {"sampler": [1]}, ValueError, "sampler needs a dataset"),

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
-
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset
 from torch_modes import every_mode, seen
+from ways import every_way
 
-from penstock import Loader, Resident, sample
+from penstock import Loader, Resident
 from penstock._memory.tree import leaves
 from penstock.orders import TorchOrder
 
-HOW = {
-    "inline": {},
-    "threads": {"num_workers": 2, "method": "thread"},
-    "processes": {"num_workers": 2, "method": "process", "multiprocessing_context": "fork"},
-}
-by_how = pytest.mark.parametrize("how", HOW)
 N, BATCH = 8, 4
 
 
@@ -71,28 +64,28 @@ def plain(batch):
     ]
 
 
-@by_how
+@every_way
 @pytest.mark.parametrize("dataset", DATASETS)
-def test_batches_are_the_same_in_any_mode(dataset, how):
+def test_batches_are_the_same_in_any_mode(dataset, way):
     """The loader's workers are started in it too, so a fork inherits it. Seen to fail: without `neutral_modes` in `inline` and
     `IterableSource` (inline), in `together` (the first batch of threads and processes), in `WorkerHandle.value` and in
     `worker_main` (processes).
     """
     expected = [plain(batch) for batch in Loader.from_dataset(DATASETS[dataset](), batch_size=BATCH)]
     assert len(expected) == 2
-    with Loader.from_dataset(DATASETS[dataset](), batch_size=BATCH, **HOW[how]) as loader:
+    with Loader.from_dataset(DATASETS[dataset](), batch_size=BATCH, **way) as loader:
         with every_mode():
             batches = list(loader)
         assert [plain(batch) for batch in batches] == expected
 
 
-@by_how
-def test_a_batch_that_came_in_inference_mode_can_be_trained_on(how):
+@every_way
+def test_a_batch_that_came_in_inference_mode_can_be_trained_on(way):
     """Seen to fail: "Inference tensors cannot be saved for backward"; of threads, in the first batch, which the consumer puts together."""
     for make in (Samples, rows, Stream, lambda: Resident(rows())):
         weight = torch.zeros((), requires_grad=True)
         made = make()
-        options = {} if isinstance(made, Resident) else HOW[how]
+        options = {} if isinstance(made, Resident) else way
         with Loader.from_dataset(made, batch_size=BATCH, **options) as loader:
             with torch.inference_mode():
                 batches = list(loader)
@@ -102,47 +95,15 @@ def test_a_batch_that_came_in_inference_mode_can_be_trained_on(how):
         assert weight.grad == sum(range(N))
 
 
-class Waiting:
-    """The last sample of epoch 0 waits until two of epoch 1 were begun, so that the first of them has been sent."""
-
-    def __init__(self):
-        self.begun = multiprocessing.get_context("fork").Semaphore(0)
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, index):
-        epoch = sample().epoch
-        if epoch == 1:
-            self.begun.release()
-        if (epoch, index) == (0, N - 1):
-            self.begun.acquire()
-            self.begun.acquire()
-        return torch.tensor(float(index))
-
-
-def test_training_goes_on_after_validation_that_ran_ahead():
-    """Batches of the epoch that is trained on come in while validation, in inference mode, waits for its last. Seen to fail: "Inference
-    tensors cannot be saved for backward".
-    """
-    weight = torch.zeros((), requires_grad=True)
-    with Loader.from_dataset(Waiting(), batch_size=1, prefetch_factor=6, **HOW["processes"]) as loader:
-        with torch.inference_mode():
-            assert len(list(loader)) == N
-        for batch in loader:
-            (batch * weight).sum().backward()
-    assert weight.grad == sum(range(N))
-
-
-@by_how
-def test_user_code_runs_with_gradients_wherever_it_runs(how):
+@every_way
+def test_user_code_runs_with_gradients_wherever_it_runs(way):
     """Under the consumer's ``torch.no_grad`` too, as in a worker. Seen to fail: inline, and for the first batch of threads, it did not."""
     weight = torch.ones(2)
 
     def collate(samples):
         return (weight.requires_grad_() * len(samples)).requires_grad
 
-    with Loader.from_dataset(range(N), batch_size=BATCH, collate_fn=collate, **HOW[how]) as loader, torch.no_grad():
+    with Loader.from_dataset(range(N), batch_size=BATCH, collate_fn=collate, **way) as loader, torch.no_grad():
         assert list(loader) == [True, True]
 
 
@@ -165,12 +126,12 @@ def test_augment_is_in_no_mode_of_the_consumers():
     assert [plain(batch) for batch in batches] == expected
 
 
-@by_how
-def test_default_collate_does_not_follow_the_default_dtype(how):
+@every_way
+def test_default_collate_does_not_follow_the_default_dtype(way):
     """Numbers are float64, as they are from a ``DataLoader``, in whatever process they are collated."""
     samples = [(0.5 * k, k, np.float32(k), np.full(2, k / 2), True) for k in range(N)]
     expected = [plain(batch) for batch in Loader.from_dataset(samples, batch_size=BATCH)]
-    with Loader.from_dataset(samples, batch_size=BATCH, **HOW[how]) as loader:
+    with Loader.from_dataset(samples, batch_size=BATCH, **way) as loader:
         before = torch.get_default_dtype()
         for dtype in (torch.float64, torch.float16):
             torch.set_default_dtype(dtype)

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 import penstock
 from penstock import GraphError, Loader
 from penstock.nodes import IterableSource
-from penstock.orders import SequentialOrder, ShuffledOrder, TorchOrder, WeightedOrder
+from penstock.orders import SequentialOrder, ShuffledOrder, WeightedOrder
 
 PACKAGE = os.path.join(Path(penstock.__file__).parent, "")  # not its name alone: the folder of the project may have the same
 HOW = [{}, {"num_workers": 1, "method": "thread"}, {"num_workers": 1, "multiprocessing_context": "fork"}]
@@ -145,19 +145,12 @@ def test_what_is_no_dataset_is_shown_the_way(dataset, error, said):
         Loader.from_dataset(dataset)
 
 
-def test_the_way_that_is_shown_to_a_set_leads_there():
-    with Loader.from_dataset(IterableSource({7}), 2) as batches:
-        assert [batch.tolist() for batch in batches] == [[7]]
-
-
 @pytest.mark.parametrize(
     ("order", "said"),
     [
         (WeightedOrder([1, 1, 1], 9), "WeightedOrder has 3 weights, but Samples has 4 samples. Pass one weight for each sample"),
         (WeightedOrder([1] * 5, 9), "WeightedOrder has 5 weights"),
         (ShuffledOrder(5), r"ShuffledOrder has 5 positions, but Samples has 4 samples. Build it with len\(dataset\)"),
-        (SequentialOrder(5), "SequentialOrder has 5 positions"),
-        (TorchOrder(5), "TorchOrder has 5 positions"),
     ],
 )
 def test_an_order_that_does_not_fit_the_dataset_is_refused(order, said):

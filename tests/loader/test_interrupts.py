@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import random
-import signal
 import sys
 import threading
 import time
@@ -18,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-from global_draws import generators
+from global_draws import draw, generators
 from leaks import no_leaks
 from pairwise import pairwise
 from resumable import Resumable
-from strikes import Stop, Strikes, in_turn
+from strikes import Alarm, Stop, Strikes, alarm, answering, in_turn, stop
 from torch.utils.data import IterableDataset
 
 import penstock
@@ -35,7 +32,7 @@ from penstock.testing import Tagged
 from penstock.testing import plain as by_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 N, B = 10, 3
 
@@ -134,22 +131,6 @@ def test_an_interrupt_of_the_first_next_leaves_a_usable_crew() -> None:
     assert len(strikes.at) > 200
 
 
-class Alarm(ValueError):
-    """What a signal's handler raises, as one that limits the time of a step does."""
-
-
-def alarmed(number: int, frame: Any) -> None:
-    raise Alarm
-
-
-@pytest.fixture
-def alarm() -> Iterator[Callable[[], None]]:
-    """A real signal, because only an installed handler's exception is known as one."""
-    before = signal.signal(signal.SIGUSR1, alarmed)
-    yield lambda: signal.raise_signal(signal.SIGUSR1)
-    signal.signal(signal.SIGUSR1, before)
-
-
 ALARMED: dict[str, tuple[int, Callable[[], Loader[Any]]]] = {  # every how many lines
     "inline": (1, BUILDS["inline"]),
     "inline, drawing": (1, lambda: Loader.from_dataset(DrawsLate(), 2, num_workers=0)),
@@ -163,13 +144,12 @@ ALARMED: dict[str, tuple[int, Callable[[], Loader[Any]]]] = {  # every how many 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has no state_dict")
-def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself(alarm: Callable[[], None]) -> None:
+def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself() -> None:
     """At most the batch in whose samples it came is left out.
 
     Seen to fail: from a worker's answer it came as a `SampleError`; from a source that threads read ahead as a `SourceError`, at the next epoch; from
     another source the next call raised a `SourceError`; in a batch that was the first to draw, and in the collating, it was swallowed.
     """
-    strikes = Strikes(alarm)
     whole = {}
     for name, (_, build) in ALARMED.items():
         with build() as loader:
@@ -191,35 +171,31 @@ def test_an_ordinary_exception_of_a_handler_arrives_at_once_as_itself(alarm: Cal
         assert got in (expected, expected[:before] + expected[before + 1 :]), strikes.last
         return True
 
-    in_turn(ALARMED, strike)
+    with answering(alarm) as send:
+        strikes = Strikes(send)
+        in_turn(ALARMED, strike)
     assert len(strikes.at) > 100
-
-
-class Ends(Tagged):
-    """The program is told to end while sample 4 is loaded."""
-
-    told = False
-
-    def __getitem__(self, index: int) -> int:
-        if index == 4 and not self.told:
-            self.told = True
-            signal.raise_signal(signal.SIGUSR1)
-        return super().__getitem__(index)
 
 
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_handler_that_exits_in_the_middle_of_a_sample_exits(before: int) -> None:
     """As ``signal.signal(SIGTERM, lambda *_: sys.exit(0))`` is to. Seen to fail: inline it came as a `SampleError`, and the program went on."""
-    handled = signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))
-    try:
-        with Loader.from_dataset(Ends(8), 2 if before else 8) as loader:
-            batches = iter(loader)
-            got = [plain(next(batches)) for _ in range(2 * before)]
-            with pytest.raises(SystemExit):
-                next(batches)
-            got += [plain(batch) for batch in batches]
-    finally:
-        signal.signal(signal.SIGUSR1, handled)
+
+    class Ends(Tagged):
+        told = False
+
+        def __getitem__(self, index: int) -> int:
+            if index == 4 and not self.told:
+                self.told = True
+                send()
+            return super().__getitem__(index)
+
+    with answering(lambda: sys.exit(7)) as send, Loader.from_dataset(Ends(8), 2 if before else 8) as loader:
+        batches = iter(loader)
+        got = [plain(next(batches)) for _ in range(2 * before)]
+        with pytest.raises(SystemExit):
+            next(batches)
+        got += [plain(batch) for batch in batches]
     assert got == ([[0, 1], [2, 3], [4, 5], [6, 7]] if before else [list(range(8))])
 
 
@@ -230,17 +206,13 @@ class DrawsLate:
         return 12
 
     def __getitem__(self, index: int) -> tuple[float, ...]:
-        return (index, *((random.random(), np.random.random(), torch.rand(()).item()) if index >= 8 else (0.0, 0.0, 0.0)))
+        return (index, *(draw() if index >= 8 else (0.0, 0.0, 0.0)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("handled", [Stop, ValueError])
-def test_an_interrupt_while_draws_are_found_leaves_the_programs_generators(handled: type[BaseException]) -> None:
+@pytest.mark.parametrize("handler", [stop, alarm])
+def test_an_interrupt_while_draws_are_found_leaves_the_programs_generators(handler: Callable[[], None]) -> None:
     """Seen to fail: what had been drawn unseeded stayed drawn; with an exception that is an error of the batch, what was half put back."""
-
-    def handler() -> None:
-        raise handled
-
     strikes, stopped = Strikes(handler), True
     np.random.seed(1)  # so that NumPy keeps no deviate, with which nothing is watched
     user = generators()
@@ -249,17 +221,14 @@ def test_an_interrupt_while_draws_are_found_leaves_the_programs_generators(handl
             batches = iter(loader)
             for _ in range(4):
                 next(batches)
-            with contextlib.suppress(handled):
+            with contextlib.suppress(Stop, Alarm):
                 stopped = strikes(lambda batches=batches: next(batches))[1]
             assert generators() == user, strikes.last
     assert len(strikes.at) > 100
 
 
-class Fails:
+class Fails(Tagged):
     """Sample 9 of 24 cannot be loaded."""
-
-    def __len__(self) -> int:
-        return 24
 
     def __getitem__(self, index: int) -> int:
         if index == 9:
@@ -267,8 +236,11 @@ class Fails:
         return index
 
 
+inline_and_in_a_thread = pytest.mark.parametrize("how", [{}, {"num_workers": 1, "method": "thread"}], ids=["inline", "thread"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{}, {"num_workers": 1, "method": "thread"}], ids=["inline", "threads"])
+@inline_and_in_a_thread
 def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: dict[str, Any]) -> None:
     """But at the two last lines, where it has left what can hold it back.
 
@@ -276,7 +248,7 @@ def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: dict[
     """
     strikes = Strikes(passed=("except Exception:", "raise"))
     while True:
-        with penstock.Loader.from_dataset(Fails(), 4, **how) as loader:
+        with penstock.Loader.from_dataset(Fails(24), 4, **how) as loader:
             batches = iter(loader)
             assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
             try:
@@ -291,12 +263,12 @@ def test_an_interrupt_while_an_error_is_on_its_way_out_hides_no_batch(how: dict[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [{}, {"num_workers": 1, "method": "thread"}], ids=["inline", "threads"])
+@inline_and_in_a_thread
 def test_a_batch_that_an_interrupt_has_kept_back_counts_once_in_the_error_budget(how: dict[str, Any]) -> None:
     """Seen to fail: counted each time it came, and more samples had failed than there are bad ones."""
     strikes, struck = Strikes(), True
     while struck:
-        with Loader.from_dataset(Fails(), 4, on_error="skip", max_errors=1, prefetch_next_epoch=False, **how) as loader:
+        with Loader.from_dataset(Fails(24), 4, on_error="skip", max_errors=1, prefetch_next_epoch=False, **how) as loader:
             batches = iter(loader)
             got = [next(batches).tolist() for _ in range(2)]
             batch, struck = strikes(lambda batches=batches: next(batches))

@@ -49,7 +49,7 @@ def difference(ours, theirs, where="batch"):
 
 
 def plain_bits(tensor):
-    tensor = tensor.detach().resolve_conj()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.is_quantized:
         tensor = tensor.int_repr()
     return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0)

@@ -14,6 +14,13 @@ def loader(**options: Any) -> Loader[Any]:
     return Loader.from_dataset(Tagged(N), **{"batch_size": B, **options})
 
 
+def resumed(state: dict[str, Any], **options: Any) -> Loader[Any]:
+    """One that goes on at ``state``."""
+    batches = loader(**options)
+    batches.load_state_dict(state)
+    return batches
+
+
 def values(batches: Any) -> list[list[int]]:
     return [batch.tolist() for batch in batches]
 

@@ -6,15 +6,17 @@ import dis
 import gc
 import linecache
 import os
+import signal
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import penstock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 T = TypeVar("T")
 POP_EXCEPT = dis.opmap["POP_EXCEPT"]
@@ -27,6 +29,24 @@ class Stop(BaseException):
 
 def stop() -> None:
     raise Stop
+
+
+class Alarm(ValueError):
+    """An ordinary exception of a handler, as of one that limits the time of a step."""
+
+
+def alarm() -> None:
+    raise Alarm
+
+
+@contextmanager
+def answering(handler: Callable[[], Any]) -> Iterator[Callable[[], None]]:
+    """Gives a function that sends this process a real signal, which ``handler`` answers: only an installed handler's exception is known as one."""
+    before = signal.signal(signal.SIGUSR1, lambda *_: handler())
+    try:
+        yield lambda: signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 class Strikes:

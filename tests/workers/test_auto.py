@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock._workers.auto import Controller, Measurement
 
@@ -155,33 +154,21 @@ def test_constant_measurements_settle_after_a_bounded_number_of_changes(
     assert controller.changes == before
 
 
-class Anything(RuleBasedStateMachine):
-    """Measurements that make no sense together."""
+ANYTHING = st.tuples(st.floats(0.0, 1e6), st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.integers(1, 64), st.integers(1, 40), st.booleans())
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.controller = Controller()
-        self.most = 1
-        self.measured = 0
 
-    @rule(rate=st.floats(0.0, 1e6), stall=st.floats(0.0, 1.0), busy=st.floats(0.0, 1.0), most=st.integers(1, 64), times=st.integers(1, 40))
-    def measure(self, rate: float, stall: float, busy: float, most: int, times: int) -> None:
-        self.most = most
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ANYTHING, max_size=20))
+def test_measurements_that_make_no_sense_together_leave_it_within_bounds(
+    measured: list[tuple[float, float, float, int, int, bool]],
+) -> None:
+    controller = Controller()
+    for rate, stall, busy, most, times, refuses in measured:
         for _ in range(times):
-            number = self.controller.number
-            assert self.controller.decide(Measurement(number, rate, stall, busy * number, most)) == self.controller.number
-            self.measured += 1
-
-    @precondition(lambda self: self.controller.number > 1)
-    @rule()
-    def refuse(self) -> None:
-        self.controller.refused(self.controller.number - 1)
-
-    @invariant()
-    def within_bounds(self) -> None:
-        assert 1 <= self.controller.number <= max(1, self.most)
-        assert self.controller.why
-
-
-TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+            number = controller.number
+            assert controller.decide(Measurement(number, rate, stall, busy * number, most)) == controller.number
+            assert 1 <= controller.number <= most
+            assert controller.why
+        if refuses and controller.number > 1:
+            controller.refused(controller.number - 1)
+            assert 1 <= controller.number <= most

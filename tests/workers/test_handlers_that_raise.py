@@ -5,12 +5,11 @@ Afterwards the same object must work as if nothing had happened.
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from strikes import Strikes
+from strikes import Alarm, Strikes, alarm, answering
 
 from penstock._nodes.plan_source import PlanRequest, PlanSource
 from penstock._workers.thread_pool import ThreadPool
@@ -18,34 +17,19 @@ from penstock.nodes import Cycler, Node, Prefetcher, Sampler
 from penstock.orders import SequentialOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-class Alarm(ValueError):
-    """The exception that the handler raises."""
-
-
-def alarmed(number: int, frame: Any) -> None:
-    raise Alarm
-
-
-@pytest.fixture(autouse=True)
-def handler() -> Iterator[None]:
-    """An installed one, because only its exceptions are known as a handler's."""
-    before = signal.signal(signal.SIGUSR1, alarmed)
-    yield
-    signal.signal(signal.SIGUSR1, before)
+    from collections.abc import Callable
 
 
 def every_line(act: Callable[[], Any], then: Callable[[], None]) -> int:
     """Strike at each line of ``act``, those of the standard library too, and each time see that ``then`` ends; how many lines there were."""
-    strikes, struck = Strikes(lambda: signal.raise_signal(signal.SIGUSR1), within=""), True
-    while struck:
-        try:
-            _, struck = strikes(act)
-        except Alarm:
-            struck = True
-        then()
+    with answering(alarm) as send:
+        strikes, struck = Strikes(send, within=""), True
+        while struck:
+            try:
+                _, struck = strikes(act)
+            except Alarm:
+                struck = True
+            then()
     return len(strikes.at)
 
 

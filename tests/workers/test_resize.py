@@ -19,6 +19,7 @@ from penstock._workers.thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableSequence
+    from pathlib import Path
 
 MOST = 5
 KINDS = ["thread", "fork", *(pytest.param(method, marks=pytest.mark.soak) for method in ("forkserver", "spawn"))]
@@ -108,15 +109,20 @@ def test_a_pool_grows_and_shrinks_and_loses_nothing(make: Any, kind: str) -> Non
         assert pool.statistics().workers == size
 
 
+def two_at_work(pool: Pool, folder: Path) -> tuple[list[str], list[Any]]:
+    """Two FIFOs, and the tasks that wait for them."""
+    until(pool, lambda: pool.all_ready)
+    fifos = [str(folder / name) for name in "ab"]
+    for fifo in fifos:
+        os.mkfifo(fifo)
+    return fifos, [pool.submit(fifo) for fifo in fifos]
+
+
 @pytest.mark.parametrize("kind", ["thread", "fork"])
 def test_a_worker_that_leaves_first_finishes_its_task(make: Any, kind: str, tmp_path: Any) -> None:
     """Seen to fail: it was dismissed at once, and its task was lost."""
     pool = make(kind, 2)
-    until(pool, lambda: pool.all_ready)
-    fifos = [str(tmp_path / name) for name in "ab"]
-    for fifo in fifos:
-        os.mkfifo(fifo)
-    jobs = [pool.submit(fifo) for fifo in fifos]
+    fifos, jobs = two_at_work(pool, tmp_path)
     writers = [os.fdopen(os.open(fifo, os.O_WRONLY), "w") for fifo in fifos]  # each returns once a worker reads
     assert pool.resize(1) == 1
     for writer, job in zip(writers, jobs, strict=True):
@@ -146,11 +152,7 @@ def test_workers_that_are_killed_as_the_pool_grows_are_replaced(make: Any, kind:
 def test_a_worker_that_is_killed_as_it_leaves_is_not_replaced(make: Any, tmp_path: Any) -> None:
     """Seen to fail: `needed` always true; the pool had two workers again."""
     pool = make("fork", 2, max_restarts=0)
-    until(pool, lambda: pool.all_ready)
-    fifos = [str(tmp_path / name) for name in "ab"]
-    for fifo in fifos:
-        os.mkfifo(fifo)
-    jobs = [pool.submit(fifo) for fifo in fifos]
+    fifos, jobs = two_at_work(pool, tmp_path)
     with contextlib.ExitStack() as stack:
         for flags in (os.O_WRONLY, os.O_RDWR):  # the first returns once a worker reads; the second outlives it
             ends = [os.open(fifo, flags) for fifo in fifos]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from penstock._workers.processes.transaction import Transaction
@@ -10,16 +12,14 @@ from penstock._workers.processes.transaction import Transaction
 class Ledger:
     """Two numbers that must agree."""
 
-    def __init__(self) -> None:
-        self.left = self.right = 0
-        self.rolled_back = 0
-        self.interrupt_rollback = False
+    def __init__(self, interrupted_rollbacks: int) -> None:
+        self.left = self.right = self.rolled_back = 0
+        self.interrupted_rollbacks = interrupted_rollbacks
         self.transaction = Transaction()
 
     def roll_back(self) -> None:
         self.rolled_back += 1
-        if self.interrupt_rollback:
-            self.interrupt_rollback = False
+        if self.rolled_back <= self.interrupted_rollbacks:
             raise KeyboardInterrupt
         self.right = self.left
 
@@ -32,46 +32,23 @@ class Ledger:
             self.right += 1
 
 
-@pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError(), None])
-def test_the_next_change_finds_what_belongs_together_together(fault: BaseException | None) -> None:
-    """Seen to fail: `_inconsistent` cleared by every exit; never set; never cleared."""
-    ledger = Ledger()
-    ledger.count()
-    if fault is not None:
-        with pytest.raises(type(fault)):
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError(), None, "before the with statement has hold"])
+@pytest.mark.parametrize("interrupted_rollbacks", [0, 1])
+@pytest.mark.parametrize("looks", [False, True])
+def test_whoever_comes_next_finds_together_what_belongs_together(fault, interrupted_rollbacks, looks):
+    """Seen to fail: `_inconsistent` cleared by every exit, before `rollback` is called, or never; never set, or by `__exit__` alone."""
+    ledger = Ledger(interrupted_rollbacks)
+    if isinstance(fault, str):
+        ledger.transaction.begin(ledger.roll_back)
+    else:
+        with contextlib.suppress(KeyboardInterrupt, OSError):
             ledger.count(fault)
     assert ledger.rolled_back == 0
+    rollbacks = 0 if fault is None else 1 + interrupted_rollbacks
+    for _ in range(rollbacks - 1):
+        with pytest.raises(KeyboardInterrupt):
+            ledger.count()
     for _ in range(2):
-        ledger.count()
-        assert ledger.right == ledger.left
-        assert ledger.rolled_back == (fault is not None)
-
-
-def test_who_only_looks_settles_first_and_once() -> None:
-    """Seen to fail: `settle` that does not clear the flag after the rollback."""
-    ledger = Ledger()
-    with pytest.raises(KeyboardInterrupt):
-        ledger.count(KeyboardInterrupt())
-    for _ in range(2):
-        ledger.transaction.settle(ledger.roll_back)
-        assert (ledger.left, ledger.right, ledger.rolled_back) == (1, 1, 1)
-
-
-def test_an_interrupted_rollback_is_done_again() -> None:
-    """Seen to fail: `_inconsistent` cleared before `rollback` is called."""
-    ledger = Ledger()
-    with pytest.raises(KeyboardInterrupt):
-        ledger.count(KeyboardInterrupt())
-    ledger.interrupt_rollback = True
-    with pytest.raises(KeyboardInterrupt):
-        ledger.count()
-    ledger.count()
-    assert (ledger.left, ledger.right, ledger.rolled_back) == (2, 2, 2)
-
-
-def test_an_interrupt_before_the_with_statement_has_hold_counts() -> None:
-    """Then `__exit__` is never called. Seen to fail: `_inconsistent` set by `__exit__` alone."""
-    ledger = Ledger()
-    ledger.transaction.begin(ledger.roll_back)
-    ledger.count()
-    assert ledger.rolled_back == 1
+        ledger.transaction.settle(ledger.roll_back) if looks else ledger.count()
+        assert ledger.left == ledger.right
+        assert ledger.rolled_back == rollbacks
