@@ -11,12 +11,23 @@ from fleets import chain, endless
 from pairwise import engines, pairwise
 
 import penstock
-from penstock import Buckets, Loader, Mix, Packs, pad
+from penstock import Buckets, Loader, Mix, Packs, Shards, pad
 from penstock.testing import assert_resumes_everywhere, plain
 
 N = 60
 LENGTHS = np.random.default_rng(4).lognormal(2, 0.8, N).astype(np.int64) + 1
 CAPACITY, BUDGET = 40, 80
+COUNTS = [20, 0, 13, 22, 5]  # of documents in shards
+
+
+def document(index):
+    return {"tokens": 100 * index + np.arange(LENGTHS[index])}
+
+
+def drawn(document):
+    """With the epoch in its tokens, and a random number beside each."""
+    sample = penstock.sample()
+    return {"tokens": 10_000 * sample.epoch + document["tokens"], "drawn": sample.rng.integers(1000, size=len(document["tokens"]))}
 
 
 class Documents:
@@ -26,8 +37,15 @@ class Documents:
         return N
 
     def __getitem__(self, index):
-        sample, places = penstock.sample(), np.arange(LENGTHS[index])
-        return {"tokens": 10_000 * sample.epoch + 100 * index + places, "drawn": sample.rng.integers(1000, size=len(places))}
+        return drawn(document(index))
+
+
+def indexed(shard):
+    return [document(index) for index in range(sum(COUNTS[:shard]), sum(COUNTS[: shard + 1]))]
+
+
+def forward(shard):
+    yield from indexed(shard)
 
 
 def mixed():
@@ -44,6 +62,18 @@ GROUPS = {
     "packs, transformed": lambda: {"groups": Packs(LENGTHS, CAPACITY, block=16), "batch_size": 6, "transform": noisy},
     "packs of a mix": lambda: {"dataset": mixed(), "groups": Packs([*LENGTHS, *LENGTHS], CAPACITY, block=16), "batch_size": 6},
     "packs, counted": lambda: {"groups": Packs(LENGTHS, CAPACITY, block=16, count=True), "batch_size": 6},
+    "packs of shards": lambda: {
+        "dataset": Shards(5, forward, counts=COUNTS, lanes=2),
+        "transform": drawn,
+        "groups": Packs(LENGTHS, CAPACITY, block=16),
+        "batch_size": 6,
+    },
+    "buckets of shards": lambda: {
+        "dataset": Shards(5, indexed, counts=COUNTS),
+        "transform": drawn,
+        "groups": Buckets(LENGTHS, BUDGET, block=32),
+        "collate_fn": pad(-1),
+    },
     "buckets": lambda: {"groups": Buckets(LENGTHS, BUDGET, block=32, same_size_run=2), "collate_fn": pad(-1)},
     "buckets, counted": lambda: {"groups": Buckets(LENGTHS, BUDGET, block=32, same_size_run=2, count=True), "collate_fn": pad(-1)},
 }
@@ -67,7 +97,8 @@ def test_each_resumes_everywhere_on_a_rank(kind, rank, tail):
 
 
 @pytest.mark.parametrize(
-    ("kind", "world_size"), [*product(["packs", "buckets"], [1, 2, 3, 4]), ("packs, counted", 3), ("buckets, counted", 3)]
+    ("kind", "world_size"),
+    [*product(["packs", "buckets"], [1, 2, 3, 4]), *((kind, 3) for kind in GROUPS if "counted" in kind or "shards" in kind)],
 )
 def test_every_document_comes_once_in_an_epoch_on_any_number_of_ranks(kind, world_size):
     for epoch in range(2):
@@ -85,7 +116,7 @@ def rows_of(batch):
     return [{name: plain(field)[1][row] for name, field in batch.items()} for row in range(len(batch["tokens"]))]
 
 
-@pytest.mark.parametrize("kind", ["packs", "packs, transformed", "packs of a mix", "packs, counted"])
+@pytest.mark.parametrize("kind", ["packs", "packs, transformed", "packs of a mix", "packs, counted", "packs of shards"])
 def test_packs_go_on_with_one_sequence_on_other_numbers_of_ranks(kind):
     """Global batches of 12: tokens, borders and random numbers, in order, over ends of epochs."""
 
@@ -97,7 +128,7 @@ def test_packs_go_on_with_one_sequence_on_other_numbers_of_ranks(kind):
     assert chain(build, [(4, 3, 1), (3, 4, 2), (1, 12, 1), (2, 6, 1)], rows_of) == expected
 
 
-@pytest.mark.parametrize("kind", ["buckets", "buckets, counted"])
+@pytest.mark.parametrize("kind", ["buckets", "buckets, counted", "buckets of shards"])
 def test_buckets_go_on_with_one_sequence_on_other_numbers_of_ranks(kind):
     """Within an epoch: at its end each number of ranks drops another rest."""
 

@@ -26,7 +26,7 @@ from pairwise import engines
 
 import datasets
 import penstock
-from penstock import Loader, Mix, Shards, formats
+from penstock import Loader, Mix, Shards, filtered, formats
 from penstock.__main__ import main
 from penstock.formats import arrow, hf, jsonl, mds, parquet, tar
 from penstock.testing import assert_resumes_everywhere
@@ -201,6 +201,13 @@ def test_any_ranks_read_one_sequence(folder, data):
     expected = list(islice((sample for batch in batches_of(build(batch_size=12)) for sample in batch), 12 * 14))
     links = [(1, 12, 2), (2, 6, 3), (4, 3, 2), (3, 4, 4), (1, 12, 1), (2, 6, 2)]
     assert chain(build, links, rows_of) == expected
+
+
+@pytest.mark.parametrize("data", ["indexed", "forward"])
+def test_what_a_filter_keeps_of_shards_is_read_by_itself(folder, data):
+    kept = filtered(DATA[data](folder), lambda value: value % 2 == 0)
+    with Loader.from_dataset(kept) as one:
+        assert [batch.item() for batch in one] == [*range(0, 22, 2)]
 
 
 class Killed:
