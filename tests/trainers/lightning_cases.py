@@ -155,14 +155,14 @@ def new_loader(kind: str, case: Case, rank: int, world_size: int) -> Any:
 
 
 class Model(LightningModule):
-    """One weight, and a log of every batch it has trained on."""
+    """One weight, and a log of every batch that it was trained on, or validated."""
 
-    def __init__(self, case: Case, make: Any, fails: int | None) -> None:
+    def __init__(self, case: Case = Case("", {}, 0), make: Any = None, fails: int | None = None) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
         self.case, self.make, self.fails = case, make, fails
         self.seen: list[list[int]] = []
-        self.validated = 0
+        self.validated: list[list[int]] = []
         self.epochs: list[int] = []
 
     def training_step(self, batch: torch.Tensor) -> torch.Tensor:
@@ -173,7 +173,7 @@ class Model(LightningModule):
         return self.layer(batch.float().unsqueeze(1)).mean() / 1000
 
     def validation_step(self, batch: torch.Tensor) -> None:
-        self.validated += 1
+        self.validated.append(batch.tolist())
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=1e-6)
@@ -251,7 +251,7 @@ def again(case: Case, kind: str, place: Path, folder: Path, *, steps: int, ranks
         if kind not in PEERS:
             raise
         return {"resumed": [[f"{type(exc).__name__}: {exc}"]], "validated": 0}
-    return {"resumed": model.seen, "resumed epochs": model.epochs, "validated": model.validated}
+    return {"resumed": model.seen, "resumed epochs": model.epochs, "validated": len(model.validated)}
 
 
 def place_of(case: Case, kind: str, folder: Path, ranks: int) -> Path:
@@ -292,7 +292,7 @@ def what_dataloader_does() -> dict[str, str | int]:
     """The same sampler in a DataLoader: Lightning's error, and, without Lightning's sampler, how many primaries this rank trains."""
     said: dict[str, str | int] = {}
     for injected in (True, False):
-        model = Model(Case("", {}, 0), None, None)
+        model = Model()
         trainer = new_trainer(2, [], max_epochs=1, use_distributed_sampler=injected, enable_checkpointing=False)
         try:
             trainer.fit(model, DataLoader(range(N), batch_sampler=TwoStreamBatchSampler(range(20), range(20, N), 2, 2)))
@@ -300,18 +300,6 @@ def what_dataloader_does() -> dict[str, str | int]:
         except TypeError as exc:
             said[f"{injected}"] = str(exc)
     return said
-
-
-class Validating(Model):
-    """Keeps the samples that it validates, and says the mean of all, over all ranks, at the end."""
-
-    def __init__(self) -> None:
-        super().__init__(Case("", {}, 0), None, None)
-        self.samples: list[int] = []
-
-    def validation_step(self, batch: torch.Tensor) -> None:
-        self.samples += batch.tolist()
-        self.log("mean", batch.float().mean(), on_epoch=True, sync_dist=True, batch_size=len(batch))
 
 
 def validated() -> dict[str, list[int]]:
@@ -322,9 +310,11 @@ def validated() -> dict[str, list[int]]:
             penstock.Loader.from_dataset(Tagged(N), batch_size=B) as train,
             penstock.Loader.from_dataset(range(9), batch_size=B, prefetch_next_epoch=False, tail=tail) as validation,
         ):
-            model, callback = Validating(), LightningCallback()
-            new_trainer(2, [callback], max_epochs=1, num_sanity_val_steps=0, enable_checkpointing=False).fit(model, train, validation)
-            seen[tail] = model.samples
+            model = Model()
+            new_trainer(2, [LightningCallback()], max_epochs=1, num_sanity_val_steps=0, enable_checkpointing=False).fit(
+                model, train, validation
+            )
+            seen[tail] = [i for batch in model.validated for i in batch]
     return seen
 
 
@@ -341,7 +331,7 @@ def refusals() -> dict[str, str]:
     said = {}
     for name in ("unequal", "wrapped"):
         with penstock.Loader.from_dataset(Tagged(N - 7), batch_size=B, tail="exact") as loader:
-            model = Model(Case("", {}, 0), None, None)
+            model = Model()
             try:
                 new_trainer(2, [LightningCallback()], max_epochs=1, enable_checkpointing=False).fit(
                     model, loader if name == "unequal" else DataLoader(Wrapped(loader), batch_size=None)

@@ -177,20 +177,13 @@ class Watched(Tagged):
 
 
 class Validated(cases.Model):
-    """Keeps the batches of each validation, and the number of dataset calls at the end of each epoch."""
+    """Keeps the workers of each validation, and the number of dataset calls at the end of each epoch."""
 
     def __init__(self, dataset: Watched) -> None:
-        super().__init__(Case("", {}, 0), None, None)
+        super().__init__()
         self.dataset = dataset
-        self.indices: list[list[int]] = []
         self.pids: list[set[int]] = []
         self.calls: list[int] = []
-
-    def on_validation_epoch_start(self) -> None:
-        self.indices.append([])
-
-    def validation_step(self, batch: torch.Tensor) -> None:
-        self.indices[-1] += batch.tolist()
 
     def on_validation_epoch_end(self) -> None:
         self.pids.append({child.pid for child in psutil.Process().children(recursive=True)})
@@ -215,7 +208,7 @@ def test_validation_costs_nothing_where_it_is_not_due(method: str) -> None:
             1, [LightningCallback()], max_epochs=6, check_val_every_n_epoch=3, num_sanity_val_steps=0, enable_checkpointing=False
         )
         trainer.fit(model, train, validation)
-    assert model.indices == [list(range(30))] * 2
+    assert [i for batch in model.validated for i in batch] == [*range(30)] * 2
     if method == "thread":
         assert model.calls == [0, 0, 30, 30, 30, 60]
     else:
@@ -250,9 +243,6 @@ def test_a_strategy_that_restores_late(loader: str, tmp_path: Path) -> None:
 
 class Both(cases.Model):
     """Trains on the batches of two loaders, or of the one that still has batches."""
-
-    def __init__(self) -> None:
-        super().__init__(Case("", {}, 0), None, None)
 
     def training_step(self, batch: dict[str, torch.Tensor | None]) -> torch.Tensor:
         given = {name: one for name, one in batch.items() if one is not None}
@@ -297,24 +287,13 @@ def test_several_loaders_resume_behind_the_end_of_the_short_one(mode: str, tmp_p
         assert combined(mode, tmp_path / "again", [LightningCallback()], tmp_path / f"step={step}.ckpt") == whole[step:], step
 
 
-class Overfitted(cases.Model):
-    """Also keeps its validation batches."""
-
-    def __init__(self) -> None:
-        super().__init__(Case("", {}, 0), None, None)
-        self.validated_on: list[list[int]] = []
-
-    def validation_step(self, batch: torch.Tensor) -> None:
-        self.validated_on.append(batch.tolist())
-
-
 @pytest.mark.parametrize("loader", ["sized", "unsized", "endless"])
 @pytest.mark.filterwarnings("error:You requested to overfit")
 def test_overfit_batches_are_the_same_in_every_epoch(loader: str, tmp_path: Path) -> None:
     """They are those of epoch 0, also after a resume, and if the loader was in another epoch. Seen to fail: other batches in each epoch."""
 
-    def once(folder: Path, resume: Path | None = None, *, used: bool = False) -> Overfitted:
-        model = Overfitted()
+    def once(folder: Path, resume: Path | None = None, *, used: bool = False) -> cases.Model:
+        model = cases.Model()
         saver = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
         with (
             cases.new_loader(WITH, Case("", {}, 0, loader=loader), 0, 1) as train,
@@ -332,7 +311,7 @@ def test_overfit_batches_are_the_same_in_every_epoch(loader: str, tmp_path: Path
     with cases.new_loader(WITH, Case("", {}, 0, loader=loader), 0, 1) as train:
         assert whole.seen == [batch.tolist() for batch in islice(train, 2)] * 3
     with Loader.from_dataset(Tagged(20), batch_size=4, shuffle=True, seed=4) as validation:
-        assert whole.validated_on == [batch.tolist() for batch in islice(validation, 2)] * 3
+        assert whole.validated == [batch.tolist() for batch in islice(validation, 2)] * 3
     assert once(tmp_path / "used", used=True).seen == whole.seen
     for step in range(1, 6):
         assert once(tmp_path / "again", tmp_path / f"step={step}.ckpt").seen == whole.seen[step:], step
@@ -352,9 +331,6 @@ def test_overfit_batches_leave_the_loaders_of_the_user_alone() -> None:
 
 class OfOne(cases.Model):
     """Trains on the batches of one loader in a dict."""
-
-    def __init__(self) -> None:
-        super().__init__(Case("", {}, 0), None, None)
 
     def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return super().training_step(batch["one"])
