@@ -361,12 +361,6 @@ def test_readme_needs_no_other_command_than_make_and_pip() -> None:
 
 
 SAMPLE = """\
-# A page
-
-```python
-x = 1
-```
-
 1. In a list:
 
    ```python
@@ -387,7 +381,7 @@ output
 
 def test_a_failing_block_is_seen(tmp_path: Path, run_script: Callable[..., str]) -> None:
     (tmp_path / "page.md.py").write_text(script(SAMPLE))
-    with pytest.raises(AssertionError, match=r'page\.md\.py", line 10'):
+    with pytest.raises(AssertionError, match=r'page\.md\.py", line 4'):
         run_script(tmp_path / "page.md.py")
 
 
