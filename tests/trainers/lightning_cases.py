@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import penstock
 from penstock.integrations.lightning import LightningCallback
@@ -34,8 +33,7 @@ sys.path.append(str(Path(__file__).parents[2] / "examples"))
 from two_stream import TwoStreamBatchSampler
 
 N, B = 48, 4
-WITHOUT, WITH, DATALOADER, STATEFUL = KINDS = ("penstock", "penstock with the line", "DataLoader", "StatefulDataLoader")
-PEERS = KINDS[2:]
+WITHOUT, WITH = "without the callback", "with it"
 
 
 @dataclass(frozen=True)
@@ -128,30 +126,11 @@ class Counted(IterableDataset):
         return iter(1000 * self.epoch + (i * 5 + self.epoch) % N for i in range(N))
 
 
-class Dealt(IterableDataset):
-    """`Counted` for a DataLoader: it counts its epochs and takes its rank's share by itself."""
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size, self.epoch = rank, world_size, -1
-
-    def __iter__(self):
-        self.epoch += 1
-        return iter([1000 * self.epoch + (i * 5 + self.epoch) % N for i in range(N)][self.rank :: self.world_size])
-
-
-def new_loader(kind: str, case: Case, rank: int, world_size: int) -> Any:
-    """The loader of a case. All loaders shuffle the same samples by a seed, so that none is inexact merely because of its shuffle."""
-    if kind in PEERS:
-        torch.manual_seed(3)  # for the shuffle of a StatefulDataLoader; a DataLoader gets a sampler seeded by the epoch
-        make = DataLoader if kind == DATALOADER else StatefulDataLoader
-        if case.loader == "unsized":
-            return make(Dealt(rank, world_size), batch_size=B)
-        if world_size > 1 or kind == STATEFUL:  # Lightning puts in a DistributedSampler, where there are ranks.
-            return make(range(N), batch_size=B, shuffle=True)
-        return make(range(N), batch_size=B, sampler=DistributedSampler(range(N), num_replicas=1, rank=0, seed=3))
+def new_loader(case: Case, **options: Any) -> penstock.Loader[Any]:
+    """The loader of a case."""
     if case.loader == "unsized":
-        return penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop")
-    return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, infinite=case.loader == "endless")
+        return penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop", **options)
+    return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, infinite=case.loader == "endless", **options)
 
 
 class Model(LightningModule):
@@ -190,9 +169,8 @@ class HookedModel(Model):
 def fit(case: Case, kind: str, folder: Path, *, ranks: int = 1, resume: Path | None = None, fails: int | None = None) -> Model:
     """One run of a case to the end."""
     epoch = N // B // ranks
-    rank = int(os.environ.get("LOCAL_RANK", 0)) if ranks > 1 else 0
-    made = new_loader(kind, case, rank, ranks)
-    model = (HookedModel if case.hook else Model)(case, lambda: new_loader(kind, case, rank, ranks), fails)
+    made = new_loader(case)
+    model = (HookedModel if case.hook else Model)(case, lambda: new_loader(case), fails)
     options = {"max_epochs": 3} | case.trainer
     if "max_steps" in options:
         options |= {"max_steps": int(options["max_steps"] * epoch), "max_epochs": case.trainer.get("max_epochs", -1)}
@@ -211,8 +189,7 @@ def fit(case: Case, kind: str, folder: Path, *, ranks: int = 1, resume: Path | N
         if str(exc) != "as planned":
             raise
     finally:
-        if isinstance(made, penstock.Loader):
-            made.close()
+        made.close()
     return model
 
 
@@ -245,12 +222,7 @@ def run(case: Case, kind: str, folder: Path, *, ranks: int = 1) -> dict[str, Any
 def again(case: Case, kind: str, place: Path, folder: Path, *, steps: int, ranks: int) -> dict[str, Any]:
     """The batches trained from the checkpoint in ``place`` that was saved after ``steps`` steps."""
     (file,) = [file for file in place.glob("*.ckpt") if f"step={steps}" in file.stem]
-    try:
-        model = fit(case, kind, folder / place.name, ranks=ranks, resume=file)
-    except Exception as exc:
-        if kind not in PEERS:
-            raise
-        return {"resumed": [[f"{type(exc).__name__}: {exc}"]], "validated": 0}
+    model = fit(case, kind, folder / place.name, ranks=ranks, resume=file)
     return {"resumed": model.seen, "resumed epochs": model.epochs, "validated": len(model.validated)}
 
 
@@ -263,12 +235,7 @@ def right(case: Case, rank: int, ranks: int) -> list[list[int]]:
     epoch = N // B // ranks
     limit = max(1, int(case.trainer.get("limit_train_batches", 1) * epoch))
     steps = int(case.trainer.get("max_steps", 3) * epoch)
-    made = penstock.Loader.from_dataset(
-        Tagged(N), batch_size=B, shuffle=True, seed=3, infinite=case.loader == "endless", rank=rank, world_size=ranks
-    )
-    if case.loader == "unsized":
-        made = penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop", rank=rank, world_size=ranks)
-    with made:
+    with new_loader(case, rank=rank, world_size=ranks) as made:
         return [batch.tolist() for _ in range(3) for batch in islice(made, limit)][:steps]
 
 
@@ -280,7 +247,7 @@ def exact(case: Case, kind: str, result: dict[str, Any], rank: int = 0, ranks: i
     at = int(case.resume * (N // B // ranks))
     if kind == WITH and result["epochs"][at:] != result["resumed epochs"]:
         return False
-    return result["whole"][at:] == result["resumed"] and (kind in PEERS or result["whole"] == right(case, rank, ranks))
+    return result["whole"][at:] == result["resumed"] and result["whole"] == right(case, rank, ranks)
 
 
 def sequence(results: list[list[list[int]]]) -> list[int]:
@@ -347,26 +314,17 @@ def quiet() -> None:
     warnings.simplefilter("ignore")
 
 
-def main(folder: Path, peers: bool) -> None:
+def main(folder: Path) -> None:
     """Run everything on this rank of two, and write the results to this rank's file."""
     quiet()
     faulthandler.dump_traceback_later(800, exit=True)
     seen: dict[str, Any] = {"cases": {}, "changes": {}}
     for case in CASES:
-        kinds = [WITH, *([WITHOUT] if peers else []), *(PEERS if peers and case.loader != "endless" else [])]
-        seen["cases"][case.name] = {kind: run(case, kind, folder, ranks=2) for kind in kinds}
+        seen["cases"][case.name] = run(case, WITH, folder, ranks=2)
     for case in CHANGES:
-        for kind in (WITH, WITHOUT) if peers else (WITH,):
-            place = place_of(case, kind, folder / "alone", 1)  # made by one rank, before this script
-            steps = int(case.resume * (N // B))
-            seen["changes"][f"{case.name} {kind}"] = again(case, kind, place, folder / "changed", steps=steps, ranks=2)
-            fit(
-                case,
-                kind,
-                place_of(case, kind, folder / "from two", 2),
-                ranks=2,
-                fails=None if case.fails is None else int(case.fails * N // B / 2),
-            )
+        place = place_of(case, WITH, folder / "alone", 1)  # made by one rank, before this script
+        seen["changes"][case.name] = again(case, WITH, place, folder / "changed", steps=int(case.resume * (N // B)), ranks=2)
+        fit(case, WITH, place_of(case, WITH, folder / "from two", 2), ranks=2, fails=case.fails and int(case.fails * N // B / 2))
     seen["dataloader"] = what_dataloader_does()
     seen["refusals"] = refusals()
     seen["validated"] = validated()
@@ -374,4 +332,4 @@ def main(folder: Path, peers: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), "peers" in sys.argv)
+    main(Path(sys.argv[1]))

@@ -21,8 +21,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.utilities import CombinedLoader
 from sessions import session
 from tests.trainers import lightning_cases as cases
-from tests.trainers.lightning_cases import CASES, CHANGES, KINDS, PEERS, WITH, WITHOUT, Case, exact
-from tests.trainers.table import WRITING, record
+from tests.trainers.lightning_cases import CASES, CHANGES, WITH, WITHOUT, Case, exact
 
 from penstock import Loader, StateError
 from penstock.integrations.lightning import LightningCallback
@@ -41,13 +40,14 @@ pytestmark = [
     ),
 ]
 
-EXACT = {True: "exact", False: "no"}
-ON_TWO = (WITH, WITHOUT) if WRITING else (WITH,)
-"""With the callback or without, on two ranks."""
+PAGE = Path(__file__).parents[2] / "docs" / "appendix" / "trainers_table.md"
 
 
-def need(case: Case) -> str:
-    return "" if case.alone else "`LightningCallback()`"
+def test_the_page_tells_when_the_callback_is_needed() -> None:
+    rows = PAGE.read_text()
+    for case in CASES:
+        without, need = ("exact", "") if case.alone else ("no", "`LightningCallback()`")
+        assert f"| Lightning | {case.name} | 1, 2 | {without} | exact | {need} |" in rows
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -58,23 +58,14 @@ def test_one_rank(case: Case, tmp_path: Path) -> None:
     of training (11), handing on to reloaded loaders (4), end_epoch (3), putting back what was fetched too early (1), beginning the next
     epoch under max_steps (1).
     """
-    for kind in KINDS if WRITING and case.loader != "endless" else (WITHOUT, WITH):
-        result = exact(case, kind, cases.run(case, kind, tmp_path))
-        record("Lightning", case.name, "1", kind, EXACT[result], need(case))
-        if kind not in PEERS:
-            assert result == (kind == WITH or case.alone), kind
+    for kind in (WITHOUT, WITH):
+        assert exact(case, kind, cases.run(case, kind, tmp_path)) == (kind == WITH or case.alone), kind
 
 
 def made_alone(folder: Path) -> None:
     """Save the checkpoints of one rank that are resumed on two."""
     for case in CHANGES:
-        for kind in ON_TWO:
-            cases.fit(
-                case,
-                kind,
-                cases.place_of(case, kind, folder, 1),
-                fails=None if case.fails is None else int(case.fails * cases.N // cases.B),
-            )
+        cases.fit(case, WITH, cases.place_of(case, WITH, folder, 1), fails=case.fails and int(case.fails * cases.N // cases.B))
 
 
 def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
@@ -83,9 +74,10 @@ def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
     Seen to fail: after a change of the number of ranks, Lightning's saved count of batches was not corrected.
     """
     made_alone(tmp_path / "alone")
-    run_program(Path(cases.__file__), str(tmp_path), *(["peers"] if WRITING else []))
+    run_program(Path(cases.__file__), str(tmp_path))
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-    of_cases([rank["cases"] for rank in ranks])
+    for case in CASES:
+        assert all(exact(case, WITH, seen["cases"][case.name], rank, 2) for rank, seen in enumerate(ranks)), case.name
     of_changes([rank["changes"] for rank in ranks], tmp_path)
     for said in [rank["refusals"] for rank in ranks]:
         assert said["unequal"].startswith("0 steps: the ranks have [6, 5] training batches per epoch, and DDP hangs")
@@ -97,32 +89,18 @@ def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
         assert said["False"] == 20  # every rank trains all of them: no sharding at all
 
 
-def of_cases(ranks: list[dict[str, Any]]) -> None:
-    for case in CASES:
-        for kind in ranks[0][case.name]:
-            result = all(exact(case, kind, seen[case.name][kind], rank, 2) for rank, seen in enumerate(ranks))
-            record("Lightning", case.name, "2", kind, EXACT[result], need(case))
-            if kind not in PEERS:
-                assert result == (kind == WITH or case.alone), (case.name, kind)
-
-
 def of_changes(ranks: list[dict[str, Any]], folder: Path) -> None:
     """The samples of all ranks, as one sequence, equal those of an unchanged run, and no validation is skipped."""
     for case in CHANGES:
         steps = cases.N // cases.B
         whole = cases.sequence([cases.right(case, 0, 1)])[int(case.resume * cases.N) :]
-        for kind in ON_TWO:
-            onto_two = [seen[f"{case.name} {kind}"] for seen in ranks]
-            place = cases.place_of(case, kind, folder / "from two", 2)
-            onto_one = [cases.again(case, kind, place, folder / "onto one", steps=int(case.resume * steps / 2), ranks=1)]
-            for change, after in (("1 → 2", onto_two), ("2 → 1", onto_one)):
-                lengths = {len(one["resumed"]) for one in after}
-                result = len(lengths) == 1 and cases.sequence([one["resumed"] for one in after]) == whole
-                result = result and {one["validated"] for one in after} == {validations(case)}
-                needed = "" if kind == WITHOUT and result else "`LightningCallback()`"
-                record("Lightning", case.name, change, kind, EXACT[result], needed if WITHOUT in ON_TWO else None)
-                if kind == WITH:
-                    assert result, (case.name, change, after, whole)
+        onto_two = [seen[case.name] for seen in ranks]
+        place = cases.place_of(case, WITH, folder / "from two", 2)
+        onto_one = [cases.again(case, WITH, place, folder / "onto one", steps=int(case.resume * steps / 2), ranks=1)]
+        for after in (onto_two, onto_one):
+            assert len({len(one["resumed"]) for one in after}) == 1
+            assert cases.sequence([one["resumed"] for one in after]) == whole, case.name
+            assert {one["validated"] for one in after} == {validations(case)}
 
 
 def validations(case: Case) -> int:
@@ -296,7 +274,7 @@ def test_overfit_batches_are_the_same_in_every_epoch(loader: str, tmp_path: Path
         model = cases.Model()
         saver = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
         with (
-            cases.new_loader(WITH, Case("", {}, 0, loader=loader), 0, 1) as train,
+            cases.new_loader(Case("", {}, 0, loader=loader)) as train,
             Loader.from_dataset(Tagged(20), batch_size=4, shuffle=True, seed=4) as validation,
         ):
             if used:
@@ -308,7 +286,7 @@ def test_overfit_batches_are_the_same_in_every_epoch(loader: str, tmp_path: Path
         return model
 
     whole = once(tmp_path)
-    with cases.new_loader(WITH, Case("", {}, 0, loader=loader), 0, 1) as train:
+    with cases.new_loader(Case("", {}, 0, loader=loader)) as train:
         assert whole.seen == [batch.tolist() for batch in islice(train, 2)] * 3
     with Loader.from_dataset(Tagged(20), batch_size=4, shuffle=True, seed=4) as validation:
         assert whole.validated == [batch.tolist() for batch in islice(validation, 2)] * 3
