@@ -38,31 +38,18 @@ WITHOUT, WITH = "without the callback", "with it"
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of checkpoint. Steps are counted in steps of an epoch, so that they mean the same on any number of ranks.
+    """One kind of checkpoint. Steps are counted in steps of an epoch, so that they mean the same on any number of ranks."""
 
-    Attributes:
-        name: As it stands in the table of the guide.
-        checkpoint: What `ModelCheckpoint` is told; ``every`` (in epochs) becomes its ``every_n_train_steps``.
-        resume: Batches trained when the checkpoint to resume from was made, in epochs.
-        trainer: What `Trainer` is told; ``max_epochs=3`` where it does not say.
-        loader: ``"sized"``, ``"unsized"`` or ``"endless"``.
-        estimated: ``configure_optimizers`` asks for ``trainer.estimated_stepping_batches``.
-        hook: The loader is made by ``train_dataloader`` and not passed to ``fit``.
-        fails: The step that raises in the first run, in epochs.
-        validated: There is a validation loader.
-        alone: Exact without the callback.
-    """
-
-    name: str
-    checkpoint: dict[str, Any]
-    resume: float
-    trainer: dict[str, Any] = field(default_factory=dict)
-    loader: str = "sized"
-    estimated: bool = False
-    hook: bool = False
-    fails: float | None = None
-    validated: bool = False
-    alone: bool = False
+    name: str  # as it stands in the table of the guide
+    checkpoint: dict[str, Any]  # what `ModelCheckpoint` is told; ``every`` (in epochs) becomes its ``every_n_train_steps``
+    resume: float  # batches trained when the checkpoint to resume from was made, in epochs
+    trainer: dict[str, Any] = field(default_factory=dict)  # what `Trainer` is told; ``max_epochs=3`` where it does not say
+    loader: str = "sized"  # or "unsized", or "endless"
+    estimated: bool = False  # ``configure_optimizers`` asks for ``trainer.estimated_stepping_batches``
+    hook: bool = False  # the loader is made by ``train_dataloader`` and not passed to ``fit``
+    fails: float | None = None  # the step that raises in the first run, in epochs
+    validated: bool = False  # there is a validation loader
+    alone: bool = False  # exact without the callback
 
 
 MID = {"every": 1.5}
