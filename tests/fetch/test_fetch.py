@@ -7,9 +7,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import penstock
+from comparison import difference
 from penstock import Loader
 from penstock._fetch.task import FetchTask
 from penstock._workers.pool import IDLE
@@ -18,6 +19,14 @@ from penstock.nodes import Fetch, Indices
 
 def batch(values, epoch=0, start=0):
     return Indices(epoch, np.arange(start, start + len(values)), np.array(values))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_batches_samples_are_those_of_dataloader(workers):
+    """The same values, dtypes and containers. Seen to fail: `Fetch.convert` that returns what it is given."""
+    dataset = [{"x": np.float32(index), "name": f"n{index}", "y": (np.arange(index), [torch.tensor([index])])} for index in range(9)]
+    with Loader.from_dataset(dataset, batch_size=None, num_workers=workers) as ours:
+        assert difference(list(ours), list(DataLoader(dataset, batch_size=None))) is None
 
 
 class Noise(Dataset):

@@ -130,32 +130,26 @@ def test_a_rank_reads_only_its_lanes(ranks):
     assert share - 8 * ahead <= len(opened) <= share, "items that no rank reads at the end of a lane make the difference"
 
 
-@pytest.mark.parametrize(
-    ("steps", "bookmarks", "workers"), pairwise(STEPS, ["kept", "none", "half of them"], [(0, "thread"), (2, "thread"), (2, "process")])
-)
+WORKERS = {
+    "inline": {},
+    "threads": {"num_workers": 2, "method": "thread"},
+    "processes": {"num_workers": 2, "multiprocessing_context": "fork"},
+}
+
+
+@pytest.mark.parametrize(("steps", "bookmarks", "workers"), pairwise(STEPS, ["kept", "none", "half of them"], WORKERS))
 def test_resume_at_every_step(tmp_path, steps, bookmarks, workers):
     """Seen to fail with a lane that skips one output too many, and with `Shuffle` keyed by the loader's position."""
 
     def build():
-        if bookmarks == "half of them":
-            for file in tmp_path.glob("**/*.jsonl"):
-                lines = file.read_text().splitlines(keepends=True)
-                file.write_text("".join(lines[::2]))
-        data = Shards(
-            12, forward, epoch_size=18, steps=STEPS[steps], lanes=4, transform=drawn, bookmarks=False if bookmarks == "none" else tmp_path
-        )
-        return Loader.from_dataset(
-            data,
-            batch_size=4,
-            shuffle=True,
-            seed=3,
-            num_workers=workers[0],
-            method=workers[1],
-            collate_fn=list,
-            multiprocessing_context="fork",
-        )
+        for file in tmp_path.glob("**/*.jsonl") if bookmarks == "half of them" else ():
+            lines = file.read_text().splitlines(keepends=True)
+            file.write_text("".join(lines[::2]))
+        kept = False if bookmarks == "none" else tmp_path
+        data = Shards(12, forward, epoch_size=18, steps=STEPS[steps], lanes=4, transform=drawn, bookmarks=kept)
+        return Loader.from_dataset(data, 4, True, seed=3, collate_fn=list, **WORKERS[workers])
 
-    assert_resumes_everywhere(build, steps=24 if workers[0] == 0 else 12)
+    assert_resumes_everywhere(build, steps=24 if workers == "inline" else 12)
 
 
 def test_an_epoch_begins_where_the_one_before_was_left():
@@ -474,14 +468,12 @@ def test_what_cannot_be_right_with_a_stream_is_refused():
         Shards(12, forward, epoch_size=40, window=5)
 
 
-@pytest.mark.parametrize("workers", [(0, "thread"), (2, "process")], ids=["inline", "processes"])
+@pytest.mark.parametrize("workers", ["inline", "processes"])
 def test_steps_that_keep_nothing_are_an_error(workers):
     """Seen to hang without the count of empty shards in a row."""
     data = Shards(12, forward, epoch_size=40, lanes=4, steps=[Filter(never)], bookmarks=False)
-    loader = Loader.from_dataset(data, num_workers=workers[0], method=workers[1])
-    with pytest.raises(ValueError, match="none of the 12 shards"):
+    with Loader.from_dataset(data, **WORKERS[workers]) as loader, pytest.raises(ValueError, match="none of the 12 shards"):
         next(iter(loader))
-    loader.close()
 
 
 def never(record):
