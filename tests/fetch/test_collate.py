@@ -535,7 +535,7 @@ trees = st.recursive(
         st.lists(inside, max_size=3).map(lambda parts: ("list", parts)),
         st.lists(inside, max_size=3).map(lambda parts: ("tuple", parts)),
         st.dictionaries(st.sampled_from(["a", "b", 3, None]), inside, max_size=3).map(lambda parts: ("dict", parts)),
-        st.tuples(st.sampled_from(["named", "record"]), st.tuples(inside, inside)),
+        st.tuples(inside, inside).map(lambda parts: ("named", parts)),
     ),
     max_leaves=5,
 )
@@ -549,7 +549,7 @@ def grown(tree, k):
     if kind == "dict":
         return {key: grown(part, k) for key, part in parts.items()}
     values = [grown(part, k) for part in parts]
-    return {"named": Point, "record": Frozen, "tuple": lambda *all: all, "list": lambda *all: [*all]}[kind](*values)
+    return Point(*values) if kind == "named" else tuple(values) if kind == "tuple" else values
 
 
 def changed(tree, chance, other):
@@ -563,7 +563,7 @@ def changed(tree, chance, other):
             return kind, {name: part for name, part in parts.items() if name != key}
         return kind, {**parts, key: changed(parts[key], chance, other)}
     place = chance.randrange(len(parts))
-    if chance.random() < 0.2 and kind not in ("named", "record"):
+    if chance.random() < 0.2 and kind != "named":
         return kind, parts[:place] + parts[place + 1 :]
     return kind, [*parts[:place], changed(parts[place], chance, other), *parts[place + 1 :]]
 
