@@ -13,16 +13,15 @@ import sysconfig
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import numpy as np
-import psutil
 import pytest
 import pytest_timeout
 import torch
 from leaks import no_leaks
 from programs import Programs
-from sessions import MARK, Popen, end_with_stacks, kill_marked, marked, started_by
+from sessions import Popen, end_with_stacks, started_by
+from torchrun import run_alone
 
 from penstock._loader import in_step
 
@@ -149,30 +148,7 @@ def run_script(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., 
     before_the_timeout_s = 0.9 * _timeout_s(request.node)  # so that a hang is told with what the program said
 
     def run(script: Path, *arguments: str, deadline_s: float = before_the_timeout_s) -> str:
-        output, mark = tmp_path / "output.txt", uuid4().hex
-        with output.open("w") as sink:
-            process = subprocess.Popen(
-                [sys.executable, str(script), *arguments],
-                cwd=tmp_path,
-                env={**os.environ, MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            code = process.wait(deadline_s)
-            _, left = psutil.wait_procs(marked(mark), timeout=100)
-            end_with_stacks(left)
-        except subprocess.TimeoutExpired:
-            end_with_stacks(marked(mark))
-            raise AssertionError(f"{script.name} has not ended after {deadline_s} s. It said:\n{output.read_text()}") from None
-        finally:
-            kill_marked(mark)
-            process.wait()
-        assert code == 0, f"{script.name} ended with {code}:\n{output.read_text()}"
-        assert not left, f"{script.name} left processes behind: {left}\n{output.read_text()}"
-        return output.read_text()
+        return run_alone(tmp_path, [script, *arguments], deadline_s)
 
     return run
 

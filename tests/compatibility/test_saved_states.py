@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from corpus import LENGTHS, SEQUENCES, SOURCES, STAGES, WEIGHTS, N
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 from torchdata.nodes import IterableWrapper
 
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FILE = Path(__file__).with_name("saved_states.json")
-N = 23
-SOURCES = {"a": range(5), "b": range(100, 190), "c": range(200, 211)}
-STAGES = [(0, {"a": 0.5, "b": 0.5}), (20, {"b": 0.9, "c": 0.1})]
-LENGTHS = [7 * k % 13 + 1 for k in range(N)]
-SEQUENCES = [[100 * k + place for place in range(length)] for k, length in enumerate(LENGTHS)]
 
 
 def rows(packs: list) -> list:
@@ -59,7 +55,7 @@ BUILDS = {
     "taken over": lambda: Loader.from_dataset(
         Tagged(N), batch_size=4, sampler=DistributedSampler(range(N), num_replicas=2, rank=1, seed=5)
     ),
-    "mix": lambda: Loader.from_dataset(Mix(SOURCES, {"a": 0.7, "b": 0.2, "c": 0.1}, epoch_size=N), batch_size=4, shuffle=True, seed=5),
+    "mix": lambda: Loader.from_dataset(Mix(SOURCES, WEIGHTS, epoch_size=N), batch_size=4, shuffle=True, seed=5),
     "mix in stages": lambda: Loader.from_dataset(Mix(SOURCES, STAGES, epoch_size=24, run=4), batch_size=4, seed=5),
     "sliding": lambda: Loader.from_dataset(Tagged(N), batch_size=4, order=SlidingOrder(N, 6, 5)),
     "shards": lambda: Loader.from_dataset(Tagged(N), batch_size=4, order=ShardOrder([5, 0, 7, 3, 8], 3, 4, 5)),

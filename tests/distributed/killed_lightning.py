@@ -1,11 +1,7 @@
-"""Metric learning in Lightning, ported from DataLoader: a LightningDataModule with P classes x K samples per batch; killed at any point, it resumes bit for bit.
-
-python killed_lightning.py --resume         # continues from the last checkpoint, if there is one
+"""Metric learning in Lightning, P classes x K samples per batch: killed_lightning.py --folder FOLDER [--resume] [--die-after PLACE].
 
 If a run is killed between a checkpoint on an epoch's last batch and the end of that epoch, Lightning skips the validation of that epoch, also with a
-DataLoader. Nothing else is lost.
-
-The lines that differ from the script with DataLoaders are marked ``was:`` and ``new:``.
+DataLoader. Each step and each validation is recorded, to the last bit.
 """
 
 from __future__ import annotations
@@ -74,12 +70,10 @@ class PKBatchSampler(Sampler[list[int]]):
 class FacesModule(LightningDataModule):
     def train_dataloader(self) -> penstock.Loader:
         faces = Faces(10, augment=True)
-        return penstock.Loader.from_dataset(faces, batch_sampler=PKBatchSampler(faces.labels), num_workers=2)  # was: DataLoader(…
+        return penstock.Loader.from_dataset(faces, batch_sampler=PKBatchSampler(faces.labels), num_workers=2)
 
     def val_dataloader(self) -> penstock.Loader:
-        return penstock.Loader.from_dataset(
-            Faces(3, augment=False), batch_size=16, num_workers=1, prefetch_next_epoch=False
-        )  # was: DataLoader(…
+        return penstock.Loader.from_dataset(Faces(3, augment=False), batch_size=16, num_workers=1, prefetch_next_epoch=False)
 
 
 class Embedder(LightningModule):
@@ -138,7 +132,6 @@ class Embedder(LightningModule):
             self.record(resumed=self.rng[2])
 
     def record(self, **values: object) -> None:
-        """One line of JSON, to the last bit."""
         self.at = values.get("at", "")
         with (self.folder / "records-0.jsonl").open("a") as file:
             file.write(json.dumps(values) + "\n")
@@ -151,23 +144,21 @@ class Embedder(LightningModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, default=Path("killed_lightning_run"), help="for the checkpoint and the records")
-    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if there is one")
-    parser.add_argument("--die-after", metavar="PLACE", help="step-N or epoch-N: die after it")
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--die-after")
     arguments = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    arguments.folder.mkdir(parents=True, exist_ok=True)
+    arguments.folder.mkdir(exist_ok=True)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder = arguments.folder.resolve()
-    if not arguments.resume:
-        (folder / "records-0.jsonl").unlink(missing_ok=True)
     each = {"dirpath": folder, "save_top_k": -1, "enable_version_counter": False}
     each_4_steps = ModelCheckpoint(filename="{step}", every_n_train_steps=4, **each)  # also on an epoch's last batch
     each_epoch = ModelCheckpoint(filename="{step}-end", save_on_train_epoch_end=True, **each)  # after the validation
     trainer = Trainer(
-        callbacks=[each_4_steps, each_epoch, LightningCallback()],  # new: LightningCallback()
+        callbacks=[each_4_steps, each_epoch, LightningCallback()],
         max_epochs=3,
         accelerator="cpu",
         devices=1,
@@ -179,7 +170,6 @@ def main() -> None:
     saved = sorted(folder.glob("step=*.ckpt"), key=lambda file: (int(file.stem.removesuffix("-end")[5:]), file.stem.endswith("-end")))
     model = Embedder(folder, arguments.die_after)
     trainer.fit(model, datamodule=FacesModule(), ckpt_path=saved[-1] if arguments.resume and saved else None)
-    print(f"{trainer.global_step} steps; validation loss {sum(model.losses) / len(model.losses):.4f}")
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def test_skip_shortens_the_batch_and_moves_nothing_else(way, kind, caplog):
     messages = [record.getMessage() for record in caplog.records if "skipped" in record.message]
     assert len(messages) == 4
     assert messages[0].startswith("skipped dataset index 2 (epoch 0, position 2)")
-    assert messages[0].endswith("failure 1 in 3 samples: ValueError: bad pixel") or "ValueError: bad pixel" in messages[0]
+    assert "ValueError: bad pixel" in messages[0]
 
 
 @every_way
@@ -279,9 +279,6 @@ def test_the_budget_is_that_of_its_definition(batches, max_errors):
 def test_policies_that_make_no_sense_are_refused(options):
     with pytest.raises(ValueError, match="on_error|max_errors"):
         Loader.from_dataset(Tagged(3), **options)
-
-
-def test_a_function_of_ones_own_has_no_samples():
     with pytest.raises(ValueError, match=r"only Fetch\(dataset\)"):
         penstock.nodes.ParallelMapper(
             penstock.nodes.Cycler(penstock.nodes.Sampler(penstock.orders.SequentialOrder(3))), abs, 0, on_error="skip"
@@ -291,4 +288,3 @@ def test_a_function_of_ones_own_has_no_samples():
 def test_skip_is_one_object():
     """In every process. Seen to fail: without `__reduce__`."""
     assert pickle.loads(pickle.dumps(SKIP)) is SKIP
-    assert repr(SKIP) == "penstock.SKIP"

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 import penstock
 from comparison import difference
@@ -17,36 +17,16 @@ from penstock._workers.pool import IDLE
 from penstock.nodes import Fetch, Indices
 
 
-class Numbers(Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return {"x": np.float32(index), "name": f"n{index}", "y": (index, torch.tensor([index]))}
-
-
-class Gathered(Numbers):
-    def __getitems__(self, indices):
-        self.asked = indices
-        return [self[index] for index in indices]
-
-
 def batch(values, epoch=0, start=0):
     return Indices(epoch, np.arange(start, start + len(values)), np.array(values))
 
 
-@pytest.mark.parametrize(
-    "dataset", [Numbers(), Gathered(), Subset(Numbers(), range(5, 20)), TensorDataset(torch.arange(20.0), torch.arange(20))]
-)
-@pytest.mark.parametrize("batch_size", [3, None])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_dataloaders(dataset, batch_size, workers):
-    """The same values, dtypes and containers, batched or not."""
-    theirs = list(DataLoader(dataset, batch_size=batch_size))
-    with Loader.from_dataset(dataset, batch_size=batch_size, num_workers=workers) as ours:
-        batches = list(ours)
-    assert len(batches) == len(theirs)
-    assert difference(batches, theirs) is None
+def test_without_batches_samples_are_those_of_dataloader(workers):
+    """The same values, dtypes and containers. Seen to fail: `Fetch.convert` that returns what it is given."""
+    dataset = [{"x": np.float32(index), "name": f"n{index}", "y": (np.arange(index), [torch.tensor([index])])} for index in range(9)]
+    with Loader.from_dataset(dataset, batch_size=None, num_workers=workers) as ours:
+        assert difference(list(ours), list(DataLoader(dataset, batch_size=None))) is None
 
 
 class Noise(Dataset):

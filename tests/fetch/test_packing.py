@@ -170,60 +170,45 @@ def loaded(dataset, packs=None, epochs=1, **words):
         return [[{name: value.tolist() for name, value in batch.items()} for batch in loader] for _ in range(epochs)]
 
 
-class TestALoaderOfPacks:
-    @every_way
-    @pytest.mark.parametrize("dataset", [Sequences, Together])
-    def test_gives_every_place_once(self, dataset, way):
-        for batches in loaded(dataset(), Packs(LENGTHS, 10, pad=-1), 2, **way):
-            tokens = [token for batch in batches for row in batch["tokens"] for token in row if token >= 0]
-            assert sorted(tokens) == [100 * index + place for index, length in enumerate(LENGTHS) for place in range(length)]
+def flat(batches, name):
+    return np.array([value for batch in batches for row in batch[name] for value in row])
 
+
+class TestALoaderOfPacks:
     @pytest.mark.filterwarnings("ignore:.* from the global random numbers in worker threads")  # "torch" does
     @every_way
     def test_gives_each_sequence_random_numbers_of_its_position_in_the_order(self, way):
         """The same for all pieces of a sequence, so they fit together. Seen red with members that draw from the pack's generator."""
         dataset, order = Random(), penstock.orders.ShuffledOrder(len(LENGTHS), 5)
         for epoch, batches in enumerate(loaded(dataset, epochs=2, **way)):
-            own: dict[int, dict[int, float]] = {}
-            for batch in batches:
-                for row in range(len(batch["own"])):
-                    for place, segment in enumerate(batch["segment_ids"][row]):
-                        if segment:
-                            position, index = batch["position"][row][place], batch["index"][row][place]
-                            assert order.indices(epoch, np.array([position])).tolist() == [index]
-                            own.setdefault(position, {})[batch["own"][row][place]] = 0
-            for position, numbers in own.items():
-                assert set(numbers) <= set(numpy_generator(5, epoch, position).random(12).tolist())
-            assert sum(map(len, own.values())) == sum(LENGTHS)
+            real = flat(batches, "segment_ids") > 0
+            own, positions, indices = (flat(batches, name)[real] for name in ("own", "position", "index"))
+            assert order.indices(epoch, positions).tolist() == indices.tolist()
+            for position in {*positions.tolist()}:
+                assert {*own[positions == position]} <= {*numpy_generator(5, epoch, position).random(12)}
+            assert len({*own}) == sum(LENGTHS)
 
     def test_seeds_the_global_generators_for_each_sequence(self):
         """Two pieces of sequence 1, which are in two packs, are cut from one sequence. Seen red without the seeding of members."""
-        batches = loaded(Random(), seed_global_rngs="always")[0]
-        drawn = np.array([row for batch in batches for row in batch["torch"]])
-        index = np.array([row for batch in batches for row in batch["index"]])
-        real = np.array([row for batch in batches for row in batch["segment_ids"]]) > 0
-        assert len(set(drawn[real].tolist())) == sum(LENGTHS)
-        whole = loaded(Random(), Packs(LENGTHS, 40), seed_global_rngs="always")[0]
-        for one in (1, 4):
-            again = [
-                value
-                for batch in whole
-                for row, of in zip(batch["torch"], batch["index"], strict=True)
-                for value, i in zip(row, of, strict=True)
-                if i == one
-            ]
-            assert set(drawn[real & (index == one)].tolist()) == set(again)
+        drawn = []
+        for packs in (Packs(LENGTHS, 10), Packs(LENGTHS, 40)):
+            (batches,) = loaded(Random(), packs, seed_global_rngs="always")
+            real, index, numbers = (flat(batches, name) for name in ("segment_ids", "index", "torch"))
+            drawn.append([{*numbers[(real > 0) & (index == one)]} for one in range(len(LENGTHS))])
+            assert len(set().union(*drawn[-1])) == sum(LENGTHS)
+        assert drawn[0] == drawn[1]
 
     @every_way
     @pytest.mark.parametrize("dataset", [Sequences, Together])
     def test_transforms_each_sequence_before_it_is_cut(self, dataset, way):
         def negated(sequence):
-            return {"x": -sequence, "drawn": np.full(len(sequence), penstock.sample().position)}
+            return {"x": -1 - sequence, "drawn": np.full(len(sequence), penstock.sample().position)}
 
         empty = penstock.orders.ShuffledOrder(9, 5).indices(0, np.arange(9)).tolist().index(2)
-        batches = loaded(dataset(), transform=negated, **way)[0]
-        assert min(token for batch in batches for row in batch["x"] for token in row) == -803
-        assert {position for batch in batches for row in batch["drawn"] for position in row} == set(range(9)) - {empty}
+        for batches in loaded(dataset(), epochs=2, transform=negated, **way):
+            places = [-1 - token for token in flat(batches, "x") if token < 0]
+            assert sorted(places) == [100 * index + place for index, length in enumerate(LENGTHS) for place in range(length)]
+        assert {*flat(loaded(dataset(), transform=negated, **way)[0], "drawn")} == set(range(9)) - {empty}
 
     def test_counts_packs_in_a_batch_and_in_its_length(self):
         with Loader.from_dataset(Sequences(), 2, groups=Packs(LENGTHS, 10, count=True), drop_last=True) as loader:

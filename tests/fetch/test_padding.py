@@ -24,18 +24,6 @@ def test_pads_to_the_longest_rounded_up():
     assert pad(0, 3)(samples).shape == (3, 3)
 
 
-@pytest.mark.parametrize("kind", [torch.tensor, np.array, list])
-def test_takes_tensors_arrays_and_lists(kind):
-    batch = pad(9)([kind([1, 2]), kind([3])])
-    assert plain(batch) == ("torch.int64", [[1, 2], [3, 9]])
-
-
-def test_more_dimensions_follow():
-    batch = pad(-1.0)([np.ones((2, 3), np.float32), np.zeros((1, 3), np.float32)])
-    assert batch.dtype == torch.float32
-    assert batch.tolist() == [[[1] * 3] * 2, [[0] * 3, [-1] * 3]]
-
-
 def test_a_number_pads_every_field_that_has_a_dimension():
     samples = [{"a": [1, 2], "b": np.ones(1), "id": 7, "name": "x"}, {"a": [3], "b": np.ones(3), "id": 8, "name": "y"}]
     assert plain(pad(0)(samples)) == {

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
-from ways import WAYS, every_way
+from ways import every_way
 
 import penstock
 from penstock import Cached, Loader
 from penstock._random.sample_rng import numpy_generator
 from penstock.nodes import Fetch
-from penstock.testing import Tagged, assert_resumes_everywhere
 
 N = 23
 
@@ -83,13 +82,6 @@ def test_draws_from_the_global_generators_are_the_samples_too(data: Any) -> None
         assert values(num_workers=workers, multiprocessing_context="fork") == whole
     for rank in range(2):
         assert values(rank=rank, world_size=2, tail="exact") == whole[rank::2]
-
-
-@pytest.mark.parametrize("data", [lambda: Tagged(N), Stream, Together], ids=["tagged", "stream", "together"])
-@pytest.mark.parametrize("way", WAYS[:2])
-@pytest.mark.filterwarnings("ignore:Stream has no state_dict")
-def test_it_resumes_everywhere(data: Any, way: dict[str, Any]) -> None:
-    assert_resumes_everywhere(lambda: Loader.from_dataset(data(), batch_size=4, seed=5, transform=jittered, **way), steps=14)
 
 
 def decoded(sample: int) -> int:

@@ -1,7 +1,6 @@
 """The table of faults: what happens to a run, and how soon, for each fault and each kind of worker.
 
-With ``PENSTOCK_WRITE_DOCS=1`` the run also tries the same faults on the peers and writes docs/reliability.md; otherwise it only
-checks. Each peer runs in its own process, with a hard time limit. This file is also the program for that process.
+With ``PENSTOCK_WRITE_DOCS=1`` the run also writes docs/reliability.md; otherwise it only checks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -33,14 +31,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from sessions import session
 
 import penstock
 from penstock import Loader
 from penstock._memory.parcel import Parcel
 from penstock.testing import Tagged
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))  # for the program
-from sessions import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,10 +47,8 @@ WRITING = os.environ.get("PENSTOCK_WRITE_DOCS") == "1"
 
 N, BATCH, BAD, READ_BEFORE = 40, 4, 13, 3
 TIMEOUT_S = 1.0
-LIMIT_S = 10.0  # for a peer's whole run, its start included
 METHODS = ["thread", "fork", "forkserver", "spawn"]
 RARELY = [] if WRITING else [pytest.mark.soak]
-PEERS = ["DataLoader", "nodes process", "nodes thread"]
 
 
 # What happens, once, in the worker that loads sample BAD.
@@ -227,20 +221,10 @@ class Seen:
     recovered_s: float = 0.0
 
 
-def read(
-    batches: Any,
-    fault: str,
-    folder: Path,
-    pids: Callable[[], list[int]],
-    started: Callable[[], None] = lambda: None,
-    note: Callable[[Seen], None] | None = None,
-) -> Seen:
+def read(batches: Any, fault: str, folder: Path, pids: Callable[[], list[int]], started: Callable[[], None]) -> Seen:
     """Read an epoch, and continue after errors. Kills workers if that is the fault. Calls ``started`` after the first batch."""
-    seen = Seen([], [])
-    came: list[tuple[float, list[int]]] = []
+    seen, came = Seen([], []), []
     while True:
-        if note is not None:
-            note(summed(came, seen, folder))
         if len(came) == READ_BEFORE and fault in ("idle", "all") and first(folder):
             time.sleep(0.2)  # a training step: by its end the workers have nothing to do
             victims = pids()
@@ -251,7 +235,7 @@ def read(
             batch = next(batches)
         except StopIteration:
             break
-        except BaseException as error:
+        except Exception as error:
             seen.errors.append((type(error).__name__, " ".join([str(error), *getattr(error, "__notes__", ())]), time.monotonic()))
             if len(seen.errors) == 4:
                 break
@@ -260,13 +244,7 @@ def read(
         if len(came) == 1:
             started()
         del batch
-    return summed(came, seen, folder)
-
-
-def summed(came: list[tuple[float, list[int]]], sofar: Seen, folder: Path) -> Seen:
-    """The record so far."""
-    seen = Seen([], sofar.errors)
-    began = float((folder / "fault").read_text() or 0) if (folder / "fault").exists() else 0.0
+    began = float((folder / "fault").read_text())
     seen.samples = [index for _, batch in came for index in batch]
     seen.errors = [(kind, text, at - began) for kind, text, at in seen.errors]
     seen.recovered_s = min((at - began for at, batch in came if at > began and batch[-1] >= BAD), default=float("nan"))
@@ -612,32 +590,16 @@ def test_the_page_has_every_fault() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(not WRITING, reason="the peers are run only to write the page")
+@pytest.mark.skipif(not WRITING, reason="nothing is to be written")
 def test_write_the_page(tmp_path: Path) -> None:
     missing = [(fault, method) for fault in FAULTS for method in METHODS if (fault, method) not in RESULTS]
     assert not missing, "run the whole file to write the page"
-    head = ["fault", *(f"penstock {method}" for method in METHODS), "penstock Ray", *PEERS]
+    head = ["fault", *(f"penstock {method}" for method in METHODS), "penstock Ray"]
     ray = on_ray(tmp_path)
-    rows = [head, ["---"] * len(head)]
-
-    def cell(name: str, peer: str) -> str:
-        if peer == "nodes thread" and FAULTS[name].raises_in_thread is None:
-            return "n/a"
-        folder = tmp_path / f"{name} {peer}"
-        folder.mkdir()
-        return peer_cell(peer, name, folder)
-
-    with ThreadPoolExecutor(3) as three:
-        cells = {(name, peer): three.submit(cell, name, peer) for name in FAULTS for peer in PEERS}
-    for name, fault in FAULTS.items():
-        rows.append(
-            [fault.label, *(RESULTS[name, method] for method in METHODS), ray[name], *(cells[name, peer].result() for peer in PEERS)]
-        )
-    text = PAGE.read_text()
-    head_text, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
-    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    PAGE.write_text(f"{head_text}{BEGIN}\n\n{table}\n\n{END}{tail}")
+    rows = [[fault.label, *(RESULTS[name, method] for method in METHODS), ray[name]] for name, fault in FAULTS.items()]
+    table = "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}")
 
 
 def on_ray(folder: Path) -> dict[str, str]:
@@ -652,86 +614,3 @@ def on_ray(folder: Path) -> dict[str, str]:
     assert '["the_table_of_faults", null]' in done.stdout, done.stdout
     found: dict[str, str] = json.loads((folder / "faults.json").read_text())
     return found
-
-
-# The peers, each in a process of its own.
-
-OUTSIDE = "outside of next()"
-
-
-def peer_cell(peer: str, fault: str, folder: Path) -> str:
-    """Describe what a peer did. It is killed with its whole session after LIMIT_S."""
-    nowhere = subprocess.DEVNULL
-    process = subprocess.Popen(
-        [sys.executable, __file__, peer, fault, str(folder)], stdout=nowhere, stderr=nowhere, stdin=nowhere, start_new_session=True
-    )
-    psutil.wait_procs([psutil.Process(process.pid)], timeout=LIMIT_S)  # a hang is a result here, and no deadline
-    ended = process.poll() is not None
-    for straggler in session(process.pid):
-        straggler.kill()
-    process.wait()
-    seen = Seen(**json.loads((folder / "seen").read_text()))
-    if seen.errors and seen.errors[-1][0] == OUTSIDE:
-        return f"`{seen.errors[0][0]}` after {shown(seen.errors[0][2])}, outside of `next()`"
-    if seen.errors and (not ended or len(seen.errors) > 1):
-        return f"`{seen.errors[0][0]}` after {shown(seen.errors[0][2])}, and no batch after it"
-    if not ended:
-        return f"hangs (> {LIMIT_S:g} s)"
-    if process.returncode:
-        return f"the run ends ({'signal' if process.returncode < 0 else 'exit code'} {abs(process.returncode)})"
-    lost = N - len(set(seen.samples))
-    if not seen.errors:
-        words = "continues" if not lost else f"continues in silence, {lost} samples lost"
-        return words + (f"; {shown(seen.recovered_s)}" if seen.recovered_s == seen.recovered_s else "")
-    if lost <= BATCH:
-        return f"`{seen.errors[0][0]}`, then continues; {shown(seen.errors[0][2])}"
-    return f"`{seen.errors[0][0]}` after {shown(seen.errors[0][2])}, and {lost} samples lost"
-
-
-class Mapped:
-    """The map function for torchdata's ParallelMapper."""
-
-    def __init__(self, dataset: Faulty, dies: Dies) -> None:
-        self.dataset = dataset
-        self.dies = dies
-
-    def __call__(self, indices: list[int]) -> list[Any]:
-        self.dies()
-        return [self.dataset[index] for index in indices]
-
-
-def peer(name: str, fault: str, folder: Path) -> None:
-    """The program that `peer_cell` runs."""
-    (folder / "pid").write_text(str(os.getpid()))
-    dataset, dies = Faulty(folder, fault), Dies(folder, fault)
-    timeout = TIMEOUT_S if fault == "stuck" else 0
-    batches: Any
-    if name == "DataLoader":
-        batches = iter(
-            torch.utils.data.DataLoader(
-                dataset, BATCH, num_workers=2, collate_fn=same, worker_init_fn=dies, timeout=timeout, multiprocessing_context="fork"
-            )
-        )
-    else:
-        from torchdata import nodes
-
-        source = nodes.IterableWrapper([list(range(start, start + BATCH)) for start in range(0, N, BATCH)])
-        batches = iter(
-            nodes.Loader(nodes.ParallelMapper(source, Mapped(dataset, dies), 2, method=name.split()[1], multiprocessing_context="fork"))
-        )
-    children = psutil.Process().children
-
-    def note(seen: Seen) -> None:
-        (folder / "new").write_text(json.dumps(vars(seen)))
-        os.replace(folder / "new", folder / "seen")
-
-    try:
-        note(read(batches, fault, folder, lambda: [child.pid for child in children()], note=note))
-    except BaseException as error:  # DataLoader raises out of a signal handler, wherever the program is
-        after = time.monotonic() - float((folder / "fault").read_text())
-        note(Seen([], [(type(error).__name__, "", after), (OUTSIDE, "", after)]))
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    peer(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -10,9 +10,9 @@ import torch
 import torchdata.nodes
 from fleets import chain
 from pairwise import engines
+from resumable import Resumable
 from torch.utils.data import (
     BatchSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -67,26 +67,6 @@ class Counting(Node):
 
     def check(self, state) -> None:
         self.source.check(state["source"])
-
-
-class Countdown(IterableDataset):
-    """Stateful in torchdata's sense: an iterable with its own state_dict."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-        self.left = n
-
-    def __iter__(self):
-        while self.left:
-            self.left -= 1
-            yield self.left
-        self.left = self.n
-
-    def state_dict(self):
-        return {"left": self.left}
-
-    def load_state_dict(self, state) -> None:
-        self.left = state["left"]
 
 
 def graph(order="shuffled", **shard) -> Sharder:
@@ -195,7 +175,7 @@ def test_canonical_graph_with_threads_resumes_everywhere(options):
         lambda: torchdata.nodes.Batcher(torchdata.nodes.IterableWrapper(range(7)), 2, drop_last=False),
         lambda: torchdata.nodes.Mapper(torchdata.nodes.IterableWrapper(range(5)), str),
         lambda: torchdata.nodes.SamplerWrapper(torch.utils.data.SequentialSampler(range(5))),
-        lambda: IterableSource(Countdown(7)),
+        lambda: IterableSource(Resumable(7)),
         lambda: Counting(torchdata.nodes.IterableWrapper(range(5))),
     ],
 )
@@ -206,7 +186,7 @@ def test_foreign_sources_below_the_cycler_resume_everywhere(source):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_unsized_source_is_dealt_and_resumes_everywhere(rank):
     assert_resumes_everywhere(
-        lambda: Batcher(Sharder(Cycler(IterableSource(Countdown(7), split="items")), rank, 2, tail="drop"), 2), steps=9
+        lambda: Batcher(Sharder(Cycler(IterableSource(Resumable(7), split="items")), rank, 2, tail="drop"), 2), steps=9
     )
 
 

@@ -2,18 +2,13 @@
 
 A *box* is a package (a room) or a file that lies directly in the package's folder; public files that hold names only (`DOORS`) are part of the front door. An *arrow* is an import from one box into another, including
 imports for type checkers only. The *floor* of a box is one above the highest floor that it imports from. Imports are parsed, not executed.
-
-It counts lines, too. With ``--walks`` it also lists the files that one batch and one state enter on their way through a loader with worker processes.
 """
 
 from __future__ import annotations
 
 import ast
 import graphlib
-import io
-import subprocess
 import sys
-import tokenize
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,77 +92,8 @@ def _targets(file: Path, name: str, files: dict[str, Path]) -> Iterator[str]:
             yield next(known for depth in range(len(parts), 0, -1) if (known := ".".join(parts[1:depth])) in files)
 
 
-_WALKS = """
-import os, sys
-import penstock
-
-package, calls = os.path.dirname(penstock.__file__), os.environ["CALLS"]
-
-def watch(what):
-    entered = set()
-    def note(frame, event, argument):
-        file = frame.f_code.co_filename
-        if event == "call" and file.startswith(package) and file not in entered:
-            entered.add(file)
-            with open(calls, "a") as out:
-                out.write(f"{what}:{os.path.relpath(file, package)}\\n")
-    sys.setprofile(note)
-
-class Squares:
-    def __len__(self): return 10_000
-    def __getitem__(self, index):
-        if index == 200 and os.getpid() != CONSUMER: watch("one batch, in the worker")
-        return index * index
-
-CONSUMER = os.getpid()
-with penstock.Loader.from_dataset(Squares(), batch_size=10, num_workers=1, prefetch_factor=1) as loader:
-    batches = iter(loader)
-    for _ in range(40): next(batches)
-    watch("one batch, in the consumer")
-    next(batches)
-    watch("state_dict()")
-    state = loader.state_dict()
-    watch("load_state_dict() and the start of an iterator")
-    loader.load_state_dict(state)
-    loader._start()
-    sys.setprofile(None)
-"""
-
-
-def walks(package: Path) -> dict[str, list[str]]:
-    """The files that a batch and a state enter on their way, in the order in which each is first entered."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        calls = Path(folder) / "calls"
-        calls.write_text("")
-        env = {"PYTHONPATH": str(package.parent), "CALLS": str(calls)}
-        subprocess.run([sys.executable, "-c", _WALKS], env=env, check=True)
-        found: dict[str, list[str]] = {}
-        for line in calls.read_text().splitlines():
-            what, _, file = line.partition(":")
-            found.setdefault(what, []).append(file)
-    return found
-
-
-def lines_of(source: str) -> int:
-    """Lines of code in ``source``: no blank line, no comment, no docstring."""
-    found: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in _NO_CODE:
-            found.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            found.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
-    return len(found)
-
-
-_NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-
-
 def main(arguments: list[str]) -> None:
-    folders = [Path(argument) for argument in arguments if not argument.startswith("-")]
-    package = (folders or [Path(__file__).parent.parent.parent / "pipes" / "penstock"])[0].resolve()
+    package = Path(*arguments or [Path(__file__).parent.parent.parent / "pipes" / "penstock"])
     files = files_of(package)
     boxes = boxes_of(files)
     levels = floors(boxes)
@@ -177,13 +103,6 @@ def main(arguments: list[str]) -> None:
     found = circles(boxes) or circles(files)
     shown = ": " + " -> ".join(found[0]) if found else ""
     print(f"{len(boxes)} boxes, {max(levels.values())} floors, {arrows} arrows, {len(found)} circles{shown}")
-    sources = [file.read_text() for file in package.rglob("*.py")]
-    print(
-        f"{sum(map(lines_of, sources)):,} lines of code, {sum(source.count(chr(10)) for source in sources):,} with comments and docstrings"
-    )
-    if "--walks" in arguments:
-        for what, names in walks(package).items():
-            print(f"{what}, {len(names)} files: {' '.join(names)}")
 
 
 if __name__ == "__main__":

@@ -47,14 +47,7 @@ class Stale(Exception):
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, and who must see it.
-
-    Attributes:
-        place: What has it: see above.
-        old: What `place` has once.
-        new: What stands there instead.
-        test: A pytest node id; it passes without the fault.
-    """
+    """One fault, and the node id of the test that must see it."""
 
     place: str
     old: str
@@ -153,11 +146,8 @@ class _Planted(ast.NodeTransformer):
 def _same(pattern: Any, node: Any) -> bool:
     if isinstance(pattern, ast.Constant) and pattern.value is ...:
         return isinstance(node, ast.expr)
-    if (
-        isinstance(pattern, ast.Call)
-        and isinstance(node, ast.Call)
-        and [ast.dump(one) for one in pattern.args] == ["Constant(value=Ellipsis)"]
-    ):
+    calls = isinstance(pattern, ast.Call) and isinstance(node, ast.Call)
+    if calls and [ast.dump(one) for one in pattern.args] == ["Constant(value=Ellipsis)"]:
         return _same(pattern.func, node.func)
     if isinstance(pattern, ast.AST):
         return type(pattern) is type(node) and all(
@@ -245,29 +235,17 @@ def _run(source: Path, tests: list[str], output: Path) -> None:
         os.dup2(sink, 2)
         os.close(sink)
         os.chdir(source.parent)
-        os.environ |= {
-            "PYTHONPATH": str(source),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HYPOTHESIS_STORAGE_DIRECTORY": str(source.parent / "hypothesis"),
-        }
+        os.environ |= {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+        os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(source.parent / "hypothesis")
         sys.dont_write_bytecode = True
         sys.path.insert(0, str(source))
         import pytest
 
         failed = _Failed()
         alone = len(tests) == 1
-        options = [
-            "-q",
-            f"--timeout={20 if alone else 60}",
-            "--tb=short",
-            "-p",
-            "no:cacheprovider",
-            "--rootdir",
-            str(ROOT),
-            "-c",
-            str(ROOT / "pyproject.toml"),
-        ]
-        code = pytest.main([*options, *["-x"][:alone], *(str(ROOT / test) for test in tests)], [failed])
+        options = f"-q --timeout={20 if alone else 60} --tb=short -p no:cacheprovider".split()
+        options += ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"), *["-x"][:alone]]
+        code = pytest.main([*options, *(str(ROOT / test) for test in tests)], [failed])
         (source.parent / "failed.json").write_text(json.dumps(failed.tests))
     finally:
         sys.stdout.flush()

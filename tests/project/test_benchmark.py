@@ -21,31 +21,16 @@ if TYPE_CHECKING:
 
 def data(date: str = "today", **speeds: float) -> dict[str, Any]:
     """A run of one workload: three rounds of three turns, in which the machine is slower each time, for all loaders alike."""
+    same = {"workload": "rows", "batch_us": 6400, "batches": 100, "switches": 1}
     rows = [
-        {
-            "workload": "rows",
-            "loader": name,
-            "round": number,
-            "turn": turn,
-            "samples_per_s": speed / (1 + number + turn),
-            "batch_us": 6400,
-            "batches": 100,
-            "switches": 1,
-        }
+        {**same, "loader": name, "round": number, "turn": turn, "samples_per_s": speed / (1 + number + turn)}
         for name, speed in speeds.items()
         for number, turn in product(range(3), range(3))
     ]
     machine = {"cores": 2, "versions": {"torch": "2"}, "wake_up_us": 5.0}
     options = {"rounds": 3, "turns": 3, "seconds": 1}
-    return {
-        "date": date,
-        "machine": machine,
-        "options": options,
-        "rows": rows,
-        "failed": {"rows": {}},
-        "load": {"rows": [0.5]},
-        "took_s": 60,
-    }
+    by_workload = {"failed": {"rows": {}}, "load": {"rows": [0.5]}}
+    return {"date": date, "machine": machine, "options": options, "rows": rows, "took_s": 60, **by_workload}
 
 
 @pytest.mark.parametrize(("count", "left_out"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (11, 1), (12, 2), (15, 3), (25, 7)])
@@ -115,18 +100,8 @@ def test_the_benchmark_of_loaders_runs(run_script: Callable[..., str], tmp_path:
     """With the loaders that need no other package, and one that may be missing: it is named. Every part of the cost model is there."""
     who = ["penstock", "no loader", "DataLoader", "load only", "index level", "SPDL"]
     file = tmp_path / "rows.json"
-    printed = run_script(
-        EXAMPLES / "benchmarks" / "loaders.py",
-        "--quick",
-        "--loaders",
-        *who,
-        "--workloads",
-        "rows",
-        "text",
-        "nothing",
-        "--json",
-        str(file),
-    )
+    words = ["--quick", "--loaders", *who, "--workloads", "rows", "text", "nothing", "--json", str(file)]
+    printed = run_script(EXAMPLES / "benchmarks" / "loaders.py", *words)
     assert "| penstock, processes |" in printed
     assert "Where the CPU time of a batch goes" in printed
     data = json.loads(file.read_text())

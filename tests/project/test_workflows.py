@@ -53,15 +53,6 @@ def test_a_release_is_tested_and_checked_before_it_is_published() -> None:
     assert [name for name, job in RELEASE.items() if "id-token" in job.get("permissions", {})] == ["publish"]
 
 
-def test_issue_forms_are_well_formed() -> None:
-    forms = [file for file in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if file.name != "config.yml"]
-    assert forms
-    for form in map(yaml.safe_load, (file.read_text() for file in forms)):
-        assert form["name"]
-        assert form["description"]
-        assert all({"type", "id", "attributes"} <= set(part) for part in form["body"])
-
-
 def test_a_command_that_is_not_here_is_seen() -> None:
     made_up = {"job": {"steps": [{"uses": "x"}, {"run": "make test lunch TORCH=2 SALT=1\nnowhere/run --all"}, {"run": "make ${{ y }}"}]}}
     assert [strangers(command) for command in commands(made_up)] == [["SALT", "lunch"], ["nowhere/run"], []]

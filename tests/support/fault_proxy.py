@@ -18,37 +18,21 @@ PER_CONNECTION = ("connection", "content-length", "date", "keep-alive", "server"
 
 
 class Fault(NamedTuple):
-    """What happens to one answer.
+    """What happens to one answer."""
 
-    Attributes:
-        kind: ``"slow"``: it comes in eight pieces, with pauses. ``"cut"``: the connection ends in the middle of the body. ``"refuse"``: 503, as S3
-            words it. ``"reset"``: the connection ends before the answer.
-        pause_s: Seconds between two pieces of a slow answer.
-        share: How much of the body comes before a cut.
-    """
-
-    kind: Literal["slow", "cut", "refuse", "reset"]
-    pause_s: float = 0.01
-    share: float = 0.5
+    kind: Literal["slow", "cut", "refuse", "reset"]  # it comes in pieces; ends in its body; is a 503, as S3 words it; or does not come
+    pause_s: float = 0.01  # between two of the eight pieces of a slow answer
+    share: float = 0.5  # of the body that comes before a cut
 
 
 class FaultProxy:
-    """The proxy; see `running`.
-
-    Attributes:
-        port: Where it listens, on 127.0.0.1.
-        faults: Called with the number of each request, a GET or a HEAD, from 0 on; returns what happens to it, or None.
-        requests: How many there were.
-        given: How many faults of each kind there were.
-        connections: How many are open.
-        most_connections: How many were open at once.
-    """
+    """The proxy; see `running`."""
 
     def __init__(self, upstream: int) -> None:
-        self.faults: Callable[[int], Fault | None] = lambda number: None
+        self.faults: Callable[[int], Fault | None] = lambda number: None  # called with the number of each GET or HEAD, from 0 on
         self.requests = 0
-        self.given: dict[str, int] = {}
-        self.connections = self.most_connections = 0
+        self.given: dict[str, int] = {}  # how many faults of each kind
+        self.connections = self.most_connections = 0  # open now, and at once
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         proxy = self

@@ -26,11 +26,7 @@ def chain(
 ) -> list[Any]:
     """The global sequence of a chain, in which each link goes on from what one of the ranks before has saved; all ranks must save the same.
 
-    Args:
-        build: Builds the loader of one rank; called with ``batch_size``, ``rank`` and ``world_size``.
-        links: Of each link the ranks, the batch size and the steps.
-        rows: Makes a list of the rows of a batch.
-        whole: Batches are dealt, and not rows.
+    Of each link: the ranks, the batch size and the steps. ``whole``: batches are dealt, and not rows.
     """
     state, sequence = None, []
     for k, (world_size, batch_size, steps) in enumerate(links):

@@ -24,17 +24,10 @@ OPEN_FILES = Path("/proc/self/fd")
 
 @contextmanager
 def no_leaks(grace_s: float = 2.0) -> Iterator[None]:
-    """Fail if the body leaves anything behind.
+    """Raise an AssertionError that names all that the body leaves behind after ``grace_s``, in which garbage is collected.
 
-    This counts threads of this process, its descendants (also zombies), entries of ``/dev/shm`` that these use, and open file descriptors. It does
-    not count the two helper processes that `multiprocessing` keeps for the life of a program. Things that are still shutting down when the body
-    ends get ``grace_s``, and garbage is collected meanwhile.
-
-    Args:
-        grace_s: How long to wait for things to go, in seconds. A clean body does not wait.
-
-    Raises:
-        AssertionError: Names everything that is left.
+    That is threads of this process, its descendants (also zombies), entries of ``/dev/shm`` that these use, and open file descriptors; but not
+    the two helper processes that `multiprocessing` keeps for the life of a program. A clean body does not wait.
     """
     before = _Inventory.taken()
     yield

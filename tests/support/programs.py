@@ -74,22 +74,9 @@ class Programs:
     def run(
         self, script: Path, *arguments: object, cwd: Path, ranks: int = 0, deadline_s: float = 200, killed: bool = False, **environment: str
     ) -> str:
-        """Run a program to its end, on so many ranks (0: without a rank's variables).
+        """What a program wrote, stderr included; it runs to its end, on so many ranks (0: without a rank's variables).
 
-        Args:
-            script: A Python file.
-            *arguments: For the program.
-            cwd: The folder to run it in.
-            ranks: Processes to run it in. When one fails, the others are killed.
-            deadline_s: Seconds.
-            killed: It has to end by SIGKILL, and not well.
-            **environment: Added to the environment of this process.
-
-        Returns:
-            What it wrote, stderr included.
-
-        Raises:
-            AssertionError: It has not ended in time, or not well, or it has left processes behind.
+        It must end well (or by SIGKILL, if ``killed``), within ``deadline_s`` seconds, and leave no process. When one rank fails, the others are killed.
         """
         if not psutil.pid_exists(self.pid):
             self.start()

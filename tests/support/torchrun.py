@@ -1,4 +1,4 @@
-"""Run a script under torchrun, and leave no process behind."""
+"""Run a program in new interpreters, by itself or under torchrun, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -15,34 +15,39 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def torchrun(folder: Path, world_size: int, script: Path, *arguments: Any, timeout_s: float = 200) -> str:
-    """Run ``script`` on ``world_size`` ranks of one node; its output, once it has succeeded and left no process.
+def run_alone(folder: Path, arguments: list[Any], deadline_s: float = 200, **environment: str) -> str:
+    """Run Python in ``folder`` with ``arguments``; its output, once it has succeeded and left no process.
 
     torchrun starts the ranks in new sessions, so a mark in their environment identifies them.
     """
     mark = uuid4().hex
-    output = folder / f"{mark}.txt"
-    words = ["--nproc-per-node", world_size, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", script, *arguments]
+    output, words = folder / f"{mark}.txt", [str(word) for word in arguments]
     with output.open("w") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *map(str, words)],
+            [sys.executable, *words],
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", MARK: mark},
+            env={**os.environ, **environment, MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
-        code = process.wait(timeout_s)
-        assert code == 0, f"it ended with {code}:\n{output.read_text()}"
+        code = process.wait(deadline_s)
         _, left = psutil.wait_procs(marked(mark), timeout=100)
         end_with_stacks(left)
-        assert not left, f"it left processes behind: {left}\n{output.read_text()}"
     except subprocess.TimeoutExpired:
         end_with_stacks(marked(mark))
-        raise AssertionError(f"it has not ended after {timeout_s} s. It said:\n{output.read_text()}") from None
+        raise AssertionError(f"{words} has not ended after {deadline_s} s. It said:\n{output.read_text()}") from None
     finally:
         kill_marked(mark)
         process.wait()
+    assert code == 0, f"{words} ended with {code}:\n{output.read_text()}"
+    assert not left, f"{words} left processes behind: {left}\n{output.read_text()}"
     return output.read_text()
+
+
+def torchrun(folder: Path, world_size: int, script: Path, *arguments: Any) -> str:
+    """Run ``script`` on ``world_size`` ranks of one node."""
+    words = ["--nproc-per-node", world_size, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    return run_alone(folder, ["-m", "torch.distributed.run", *words, script, *arguments], OMP_NUM_THREADS="1")

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import penstock
 from penstock.integrations.lightning import LightningCallback
@@ -34,37 +33,23 @@ sys.path.append(str(Path(__file__).parents[2] / "examples"))
 from two_stream import TwoStreamBatchSampler
 
 N, B = 48, 4
-WITHOUT, WITH, DATALOADER, STATEFUL = KINDS = ("penstock", "penstock with the line", "DataLoader", "StatefulDataLoader")
-PEERS = KINDS[2:]
+WITHOUT, WITH = "without the callback", "with it"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of checkpoint. Steps are counted in steps of an epoch, so that they mean the same on any number of ranks.
+    """One kind of checkpoint. Steps are counted in steps of an epoch, so that they mean the same on any number of ranks."""
 
-    Attributes:
-        name: As it stands in the table of the guide.
-        checkpoint: What `ModelCheckpoint` is told; ``every`` (in epochs) becomes its ``every_n_train_steps``.
-        resume: Batches trained when the checkpoint to resume from was made, in epochs.
-        trainer: What `Trainer` is told; ``max_epochs=3`` where it does not say.
-        loader: ``"sized"``, ``"unsized"`` or ``"endless"``.
-        estimated: ``configure_optimizers`` asks for ``trainer.estimated_stepping_batches``.
-        hook: The loader is made by ``train_dataloader`` and not passed to ``fit``.
-        fails: The step that raises in the first run, in epochs.
-        validated: There is a validation loader.
-        alone: Exact without the callback.
-    """
-
-    name: str
-    checkpoint: dict[str, Any]
-    resume: float
-    trainer: dict[str, Any] = field(default_factory=dict)
-    loader: str = "sized"
-    estimated: bool = False
-    hook: bool = False
-    fails: float | None = None
-    validated: bool = False
-    alone: bool = False
+    name: str  # as it stands in the table of the guide
+    checkpoint: dict[str, Any]  # what `ModelCheckpoint` is told; ``every`` (in epochs) becomes its ``every_n_train_steps``
+    resume: float  # batches trained when the checkpoint to resume from was made, in epochs
+    trainer: dict[str, Any] = field(default_factory=dict)  # what `Trainer` is told; ``max_epochs=3`` where it does not say
+    loader: str = "sized"  # or "unsized", or "endless"
+    estimated: bool = False  # ``configure_optimizers`` asks for ``trainer.estimated_stepping_batches``
+    hook: bool = False  # the loader is made by ``train_dataloader`` and not passed to ``fit``
+    fails: float | None = None  # the step that raises in the first run, in epochs
+    validated: bool = False  # there is a validation loader
+    alone: bool = False  # exact without the callback
 
 
 MID = {"every": 1.5}
@@ -128,41 +113,22 @@ class Counted(IterableDataset):
         return iter(1000 * self.epoch + (i * 5 + self.epoch) % N for i in range(N))
 
 
-class Dealt(IterableDataset):
-    """`Counted` for a DataLoader: it counts its epochs and takes its rank's share by itself."""
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size, self.epoch = rank, world_size, -1
-
-    def __iter__(self):
-        self.epoch += 1
-        return iter([1000 * self.epoch + (i * 5 + self.epoch) % N for i in range(N)][self.rank :: self.world_size])
-
-
-def new_loader(kind: str, case: Case, rank: int, world_size: int) -> Any:
-    """The loader of a case. All loaders shuffle the same samples by a seed, so that none is inexact merely because of its shuffle."""
-    if kind in PEERS:
-        torch.manual_seed(3)  # for the shuffle of a StatefulDataLoader; a DataLoader gets a sampler seeded by the epoch
-        make = DataLoader if kind == DATALOADER else StatefulDataLoader
-        if case.loader == "unsized":
-            return make(Dealt(rank, world_size), batch_size=B)
-        if world_size > 1 or kind == STATEFUL:  # Lightning puts in a DistributedSampler, where there are ranks.
-            return make(range(N), batch_size=B, shuffle=True)
-        return make(range(N), batch_size=B, sampler=DistributedSampler(range(N), num_replicas=1, rank=0, seed=3))
+def new_loader(case: Case, **options: Any) -> penstock.Loader[Any]:
+    """The loader of a case."""
     if case.loader == "unsized":
-        return penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop")
-    return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, infinite=case.loader == "endless")
+        return penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop", **options)
+    return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, infinite=case.loader == "endless", **options)
 
 
 class Model(LightningModule):
-    """One weight, and a log of every batch it has trained on."""
+    """One weight, and a log of every batch that it was trained on, or validated."""
 
-    def __init__(self, case: Case, make: Any, fails: int | None) -> None:
+    def __init__(self, case: Case = Case("", {}, 0), make: Any = None, fails: int | None = None) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
         self.case, self.make, self.fails = case, make, fails
         self.seen: list[list[int]] = []
-        self.validated = 0
+        self.validated: list[list[int]] = []
         self.epochs: list[int] = []
 
     def training_step(self, batch: torch.Tensor) -> torch.Tensor:
@@ -173,7 +139,7 @@ class Model(LightningModule):
         return self.layer(batch.float().unsqueeze(1)).mean() / 1000
 
     def validation_step(self, batch: torch.Tensor) -> None:
-        self.validated += 1
+        self.validated.append(batch.tolist())
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=1e-6)
@@ -190,9 +156,8 @@ class HookedModel(Model):
 def fit(case: Case, kind: str, folder: Path, *, ranks: int = 1, resume: Path | None = None, fails: int | None = None) -> Model:
     """One run of a case to the end."""
     epoch = N // B // ranks
-    rank = int(os.environ.get("LOCAL_RANK", 0)) if ranks > 1 else 0
-    made = new_loader(kind, case, rank, ranks)
-    model = (HookedModel if case.hook else Model)(case, lambda: new_loader(kind, case, rank, ranks), fails)
+    made = new_loader(case)
+    model = (HookedModel if case.hook else Model)(case, lambda: new_loader(case), fails)
     options = {"max_epochs": 3} | case.trainer
     if "max_steps" in options:
         options |= {"max_steps": int(options["max_steps"] * epoch), "max_epochs": case.trainer.get("max_epochs", -1)}
@@ -211,8 +176,7 @@ def fit(case: Case, kind: str, folder: Path, *, ranks: int = 1, resume: Path | N
         if str(exc) != "as planned":
             raise
     finally:
-        if isinstance(made, penstock.Loader):
-            made.close()
+        made.close()
     return model
 
 
@@ -245,13 +209,8 @@ def run(case: Case, kind: str, folder: Path, *, ranks: int = 1) -> dict[str, Any
 def again(case: Case, kind: str, place: Path, folder: Path, *, steps: int, ranks: int) -> dict[str, Any]:
     """The batches trained from the checkpoint in ``place`` that was saved after ``steps`` steps."""
     (file,) = [file for file in place.glob("*.ckpt") if f"step={steps}" in file.stem]
-    try:
-        model = fit(case, kind, folder / place.name, ranks=ranks, resume=file)
-    except Exception as exc:
-        if kind not in PEERS:
-            raise
-        return {"resumed": [[f"{type(exc).__name__}: {exc}"]], "validated": 0}
-    return {"resumed": model.seen, "resumed epochs": model.epochs, "validated": model.validated}
+    model = fit(case, kind, folder / place.name, ranks=ranks, resume=file)
+    return {"resumed": model.seen, "resumed epochs": model.epochs, "validated": len(model.validated)}
 
 
 def place_of(case: Case, kind: str, folder: Path, ranks: int) -> Path:
@@ -263,12 +222,7 @@ def right(case: Case, rank: int, ranks: int) -> list[list[int]]:
     epoch = N // B // ranks
     limit = max(1, int(case.trainer.get("limit_train_batches", 1) * epoch))
     steps = int(case.trainer.get("max_steps", 3) * epoch)
-    made = penstock.Loader.from_dataset(
-        Tagged(N), batch_size=B, shuffle=True, seed=3, infinite=case.loader == "endless", rank=rank, world_size=ranks
-    )
-    if case.loader == "unsized":
-        made = penstock.Loader.from_dataset(Counted(), batch_size=B, split="items", tail="drop", rank=rank, world_size=ranks)
-    with made:
+    with new_loader(case, rank=rank, world_size=ranks) as made:
         return [batch.tolist() for _ in range(3) for batch in islice(made, limit)][:steps]
 
 
@@ -280,7 +234,7 @@ def exact(case: Case, kind: str, result: dict[str, Any], rank: int = 0, ranks: i
     at = int(case.resume * (N // B // ranks))
     if kind == WITH and result["epochs"][at:] != result["resumed epochs"]:
         return False
-    return result["whole"][at:] == result["resumed"] and (kind in PEERS or result["whole"] == right(case, rank, ranks))
+    return result["whole"][at:] == result["resumed"] and result["whole"] == right(case, rank, ranks)
 
 
 def sequence(results: list[list[list[int]]]) -> list[int]:
@@ -292,7 +246,7 @@ def what_dataloader_does() -> dict[str, str | int]:
     """The same sampler in a DataLoader: Lightning's error, and, without Lightning's sampler, how many primaries this rank trains."""
     said: dict[str, str | int] = {}
     for injected in (True, False):
-        model = Model(Case("", {}, 0), None, None)
+        model = Model()
         trainer = new_trainer(2, [], max_epochs=1, use_distributed_sampler=injected, enable_checkpointing=False)
         try:
             trainer.fit(model, DataLoader(range(N), batch_sampler=TwoStreamBatchSampler(range(20), range(20, N), 2, 2)))
@@ -300,18 +254,6 @@ def what_dataloader_does() -> dict[str, str | int]:
         except TypeError as exc:
             said[f"{injected}"] = str(exc)
     return said
-
-
-class Validating(Model):
-    """Keeps the samples that it validates, and says the mean of all, over all ranks, at the end."""
-
-    def __init__(self) -> None:
-        super().__init__(Case("", {}, 0), None, None)
-        self.samples: list[int] = []
-
-    def validation_step(self, batch: torch.Tensor) -> None:
-        self.samples += batch.tolist()
-        self.log("mean", batch.float().mean(), on_epoch=True, sync_dist=True, batch_size=len(batch))
 
 
 def validated() -> dict[str, list[int]]:
@@ -322,9 +264,11 @@ def validated() -> dict[str, list[int]]:
             penstock.Loader.from_dataset(Tagged(N), batch_size=B) as train,
             penstock.Loader.from_dataset(range(9), batch_size=B, prefetch_next_epoch=False, tail=tail) as validation,
         ):
-            model, callback = Validating(), LightningCallback()
-            new_trainer(2, [callback], max_epochs=1, num_sanity_val_steps=0, enable_checkpointing=False).fit(model, train, validation)
-            seen[tail] = model.samples
+            model = Model()
+            new_trainer(2, [LightningCallback()], max_epochs=1, num_sanity_val_steps=0, enable_checkpointing=False).fit(
+                model, train, validation
+            )
+            seen[tail] = [i for batch in model.validated for i in batch]
     return seen
 
 
@@ -341,7 +285,7 @@ def refusals() -> dict[str, str]:
     said = {}
     for name in ("unequal", "wrapped"):
         with penstock.Loader.from_dataset(Tagged(N - 7), batch_size=B, tail="exact") as loader:
-            model = Model(Case("", {}, 0), None, None)
+            model = Model()
             try:
                 new_trainer(2, [LightningCallback()], max_epochs=1, enable_checkpointing=False).fit(
                     model, loader if name == "unequal" else DataLoader(Wrapped(loader), batch_size=None)
@@ -357,26 +301,17 @@ def quiet() -> None:
     warnings.simplefilter("ignore")
 
 
-def main(folder: Path, peers: bool) -> None:
+def main(folder: Path) -> None:
     """Run everything on this rank of two, and write the results to this rank's file."""
     quiet()
     faulthandler.dump_traceback_later(800, exit=True)
     seen: dict[str, Any] = {"cases": {}, "changes": {}}
     for case in CASES:
-        kinds = [WITH, *([WITHOUT] if peers else []), *(PEERS if peers and case.loader != "endless" else [])]
-        seen["cases"][case.name] = {kind: run(case, kind, folder, ranks=2) for kind in kinds}
+        seen["cases"][case.name] = run(case, WITH, folder, ranks=2)
     for case in CHANGES:
-        for kind in (WITH, WITHOUT) if peers else (WITH,):
-            place = place_of(case, kind, folder / "alone", 1)  # made by one rank, before this script
-            steps = int(case.resume * (N // B))
-            seen["changes"][f"{case.name} {kind}"] = again(case, kind, place, folder / "changed", steps=steps, ranks=2)
-            fit(
-                case,
-                kind,
-                place_of(case, kind, folder / "from two", 2),
-                ranks=2,
-                fails=None if case.fails is None else int(case.fails * N // B / 2),
-            )
+        place = place_of(case, WITH, folder / "alone", 1)  # made by one rank, before this script
+        seen["changes"][case.name] = again(case, WITH, place, folder / "changed", steps=int(case.resume * (N // B)), ranks=2)
+        fit(case, WITH, place_of(case, WITH, folder / "from two", 2), ranks=2, fails=case.fails and int(case.fails * N // B / 2))
     seen["dataloader"] = what_dataloader_does()
     seen["refusals"] = refusals()
     seen["validated"] = validated()
@@ -384,4 +319,4 @@ def main(folder: Path, peers: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), "peers" in sys.argv)
+    main(Path(sys.argv[1]))

@@ -2,7 +2,7 @@
 
 Imported by the tests, where it runs in one process; as a script on two, which torchrun, or the tests, start:
 
-    python loops.py FOLDER [peers]
+    python loops.py FOLDER
 
 Every rank writes what it saw to FOLDER/loops<r>.json.
 """
@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
+from torch.utils.data import IterableDataset
 
 import penstock
 from penstock.testing import Tagged
@@ -28,20 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 N, B, EPOCHS = 48, 4, 3
-PENSTOCK, DATALOADER, STATEFUL = KINDS = ("penstock with the line", "DataLoader", "StatefulDataLoader")
 TRAINERS = ("Fabric", "Accelerate", "Hugging Face Trainer")
 POINTS = {"mid-epoch": 1.5, "last batch": 2.0}
 """When the checkpoint is saved, in epochs."""
 
 
-def new_loader(kind: str = PENSTOCK, **options: Any) -> Any:
-    if kind == PENSTOCK:
-        return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, **options)
-    torch.manual_seed(3)
-    return (DataLoader if kind == DATALOADER else StatefulDataLoader)(range(N), batch_size=B, shuffle=True, **options)
+def new_loader(**options: Any) -> penstock.Loader[Any]:
+    return penstock.Loader.from_dataset(Tagged(N), batch_size=B, shuffle=True, seed=3, **options)
 
 
-def fabric(kind: str, folder: Path, *, save_at: int = 0, resume: bool = False, ranks: int = 1) -> list[list[int]]:
+def fabric(folder: Path, *, save_at: int = 0, resume: bool = False, ranks: int = 1) -> list[list[int]]:
     """A loop with Fabric; ``folder/state.ckpt`` is written after ``save_at`` steps."""
     from lightning.fabric import Fabric
 
@@ -49,20 +44,13 @@ def fabric(kind: str, folder: Path, *, save_at: int = 0, resume: bool = False, r
     fabric.launch()
     model = torch.nn.Linear(1, 1)
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=1e-6))
-    loader = new_loader(kind)
-    if kind != PENSTOCK:
-        loader = fabric.setup_dataloaders(loader)
-    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "epoch": 0}
-    if kind != DATALOADER:
-        state["loader"] = loader
+    loader = new_loader()
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "loader": loader}
     if resume:
         fabric.load(folder / "state.ckpt", state)
     seen = []
-    start = loader.epoch if kind == PENSTOCK else state["epoch"]
-    for epoch in range(start, EPOCHS):
-        if kind == PENSTOCK:
-            loader.set_epoch(epoch)
-        state["epoch"] = epoch
+    for epoch in range(loader.epoch, EPOCHS):
+        loader.set_epoch(epoch)
         for batch in loader:
             batch = fabric.to_device(batch)
             optimizer.zero_grad()
@@ -71,64 +59,41 @@ def fabric(kind: str, folder: Path, *, save_at: int = 0, resume: bool = False, r
             seen.append(batch.tolist())
             if len(seen) == save_at:
                 fabric.save(folder / "state.ckpt", state)
-    if kind == PENSTOCK:
-        loader.close()
+    loader.close()
     return seen
 
 
 def accelerate(
-    kind: str, folder: Path, *, save_at: int = 0, resume: bool = False, ranks: int = 1, steps: int = 5, unsized: bool = False
+    folder: Path, *, save_at: int = 0, resume: bool = False, ranks: int = 1, steps: int = 5, unsized: bool = False
 ) -> tuple[list[list[int]], list[int]]:
     """A loop with Accelerate that accumulates gradients over ``steps`` batches: the batches, and those at which it synchronized."""
     from accelerate import Accelerator
-    from accelerate.utils import DataLoaderConfiguration
 
     from penstock.integrations.accelerate import AccelerateLoader
 
-    configuration = DataLoaderConfiguration(use_stateful_dataloader=kind == STATEFUL, use_seedable_sampler=True)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps, dataloader_config=configuration)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
     model = torch.nn.Linear(1, 1)
-    made = unsized_loader() if unsized else new_loader(kind)
-    loader = AccelerateLoader(made, accelerator) if kind == PENSTOCK else accelerator.prepare(made)
+    made = unsized_loader() if unsized else new_loader()
+    loader = AccelerateLoader(made, accelerator)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
-    where = Where()
-    accelerator.register_for_checkpointing(where)
     if resume:
         accelerator.load_state(str(folder / "state"))
     seen, synced = [], []
-    start = made.epoch if kind == PENSTOCK else where.epoch
-    skipped = where.step if kind == DATALOADER else 0
-    for epoch in range(start, EPOCHS):
+    for epoch in range(made.epoch, EPOCHS):
         loader.set_epoch(epoch)
-        batches = accelerator.skip_first_batches(loader, skipped) if skipped else loader
-        where.epoch, where.step, skipped = epoch, skipped, 0
-        for batch in batches:
+        for batch in loader:
             with accelerator.accumulate(model):
                 accelerator.backward(model(batch.float().unsqueeze(1)).mean())
                 optimizer.step()
                 optimizer.zero_grad()
             seen.append(batch.tolist())
-            where.step += 1
             if accelerator.sync_gradients:
                 synced.append(len(seen))
             if len(seen) == save_at:
                 accelerator.save_state(str(folder / "state"))
-    if kind == PENSTOCK:
-        made.close()
+    made.close()
     accelerator.free_memory()
     return seen, synced
-
-
-class Where:
-    """The position that a script has to track if the loader does not."""
-
-    epoch = step = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "step": self.step}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.step = state["epoch"], state["step"]
 
 
 class Counted(IterableDataset):
@@ -164,41 +129,35 @@ def named(values: list[int]) -> dict[str, torch.Tensor]:
     return {"x": torch.tensor(values, dtype=torch.float32).unsqueeze(1)}
 
 
-def hugging_face(
-    kind: str, folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any
-) -> tuple[list[list[int]], int]:
+def hugging_face(folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any) -> tuple[list[list[int]], int]:
     """The Hugging Face Trainer: the batches and the optimizer steps. Writes ``checkpoint-{save_at}``."""
-    trainer = hugging_face_trainer(kind, folder, save_at=save_at, resume=resume, ranks=ranks, **options)
+    trainer = hugging_face_trainer(folder, save_at=save_at, resume=resume, ranks=ranks, **options)
     return trainer.model.seen, trainer.state.global_step
 
 
-def hugging_face_trainer(kind: str, folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any) -> Any:
+def hugging_face_trainer(folder: Path, *, save_at: int = 0, resume: int = 0, ranks: int = 1, **options: Any) -> Any:
     """The trainer after its run."""
     from transformers import Trainer, TrainingArguments
 
     from penstock.integrations.transformers import HFTrainerCallback
 
-    made = options.pop("loader", None) or (new_loader(collate_fn=named) if kind == PENSTOCK else None)
+    made = options.pop("loader", None) or new_loader(collate_fn=named)
 
     class Own(Trainer):
         def get_train_dataloader(self):
-            if made is not None:
-                return made
-            return super().get_train_dataloader()
+            return made
 
     arguments = {
         "logging_strategy": "no",
         "num_train_epochs": EPOCHS,
         "save_steps": save_at or 999,
         "per_device_train_batch_size": B,
-        "ignore_data_skip": kind == PENSTOCK,
+        "ignore_data_skip": True,
     } | options
     arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to=[], disable_tqdm=True, seed=3, **arguments)
-    callbacks = [HFTrainerCallback()] if kind == PENSTOCK else []
-    trainer = Own(Regression(), arguments, callbacks=callbacks, train_dataset=list(range(N)), data_collator=named)
+    trainer = Own(Regression(), arguments, callbacks=[HFTrainerCallback()], train_dataset=list(range(N)), data_collator=named)
     trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{resume}") if resume else None)
-    if made is not None:
-        made.close()
+    made.close()
     return trainer
 
 
@@ -276,19 +235,17 @@ def logs(trainer: Any) -> list[dict[str, float]]:
     return trainer.state.log_history[:-1]
 
 
-def both(trainer: str, kind: str, folder: Path, point: str, ranks: int = 1) -> dict[str, Any]:
+def both(trainer: str, folder: Path, point: str, ranks: int = 1) -> dict[str, Any]:
     """One run to the end, and one from its checkpoint."""
     at = int(POINTS[point] * N / B / ranks)
-    place = folder / f"{trainer} {kind} {point}"
+    place = folder / f"{trainer} {point}"
     if trainer == "Fabric":
-        return {"at": at, "whole": fabric(kind, place, save_at=at, ranks=ranks), "resumed": fabric(kind, place, resume=True, ranks=ranks)}
+        return {"at": at, "whole": fabric(place, save_at=at, ranks=ranks), "resumed": fabric(place, resume=True, ranks=ranks)}
     if trainer == "Accelerate":
-        whole, synced = accelerate(kind, place, save_at=at, ranks=ranks)
-        resumed, again = accelerate(kind, place, resume=True, ranks=ranks)
-        return {"at": at, "whole": whole, "resumed": resumed, "synced": synced, "synced again": again}
-    whole, steps = hugging_face(kind, place, save_at=at, ranks=ranks)
-    resumed, again = hugging_face(kind, place, resume=at, ranks=ranks)
-    return {"at": at, "whole": whole, "resumed": resumed, "synced": [steps], "synced again": [again]}
+        whole, resumed = (accelerate(place, ranks=ranks, **options)[0] for options in ({"save_at": at}, {"resume": True}))
+    else:
+        whole, resumed = (hugging_face(place, ranks=ranks, **options)[0] for options in ({"save_at": at}, {"resume": at}))
+    return {"at": at, "whole": whole, "resumed": resumed}
 
 
 def exact(result: dict[str, Any]) -> bool:
@@ -301,27 +258,18 @@ def right(rank: int, ranks: int) -> list[list[int]]:
         return [batch.tolist() for _ in range(EPOCHS) for batch in loader]
 
 
-def fits(trainer: str, kind: str) -> bool:
-    """The Hugging Face Trainer has no way to save a StatefulDataLoader."""
-    return (trainer, kind) != ("Hugging Face Trainer", STATEFUL)
-
-
 def quiet() -> None:
     warnings.simplefilter("ignore")
 
 
-def main(folder: Path, kinds: tuple[str, ...]) -> None:
+def main(folder: Path) -> None:
     quiet()
     faulthandler.dump_traceback_later(800, exit=True)
-    seen = {
-        f"{trainer}, {point}": {kind: both(trainer, kind, folder, point, ranks=2) for kind in kinds if fits(trainer, kind)}
-        for trainer in TRAINERS
-        for point in POINTS
-    }
+    seen: dict[str, Any] = {f"{trainer}, {point}": both(trainer, folder, point, ranks=2) for trainer in TRAINERS for point in POINTS}
     change = folder / "alone"  # made by one rank
     seen["change"] = {
-        "Fabric": fabric(PENSTOCK, change / "Fabric", resume=True, ranks=2),
-        "Accelerate": accelerate(PENSTOCK, change / "Accelerate", resume=True, ranks=2)[0],
+        "Fabric": fabric(change / "Fabric", resume=True, ranks=2),
+        "Accelerate": accelerate(change / "Accelerate", resume=True, ranks=2)[0],
     }
     seen["evaluated"] = [evaluated(folder, mixin, dataloader_drop_last=drop) for mixin in (True, False) for drop in (False, True)]
     seen["mixed in"] = mixed_in_runs(folder / "mixed in", save_steps=8)
@@ -330,4 +278,4 @@ def main(folder: Path, kinds: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), KINDS if "peers" in sys.argv else KINDS[:1])
+    main(Path(sys.argv[1]))

@@ -14,7 +14,6 @@ from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import DataLoaderConfiguration
 from tests.trainers import loops
-from tests.trainers.loops import PENSTOCK
 
 from penstock import Loader
 from penstock.integrations.accelerate import AccelerateLoader
@@ -61,10 +60,10 @@ def test_the_last_window_of_an_epoch_synchronises() -> None:
 
 def test_an_unsized_loader_is_read_one_ahead_and_its_state_is_not(tmp_path: Path) -> None:
     """Seen to fail: without commit() the resumed run started one batch late."""
-    whole, synced = loops.accelerate(PENSTOCK, tmp_path, save_at=18, unsized=True)
+    whole, synced = loops.accelerate(tmp_path, save_at=18, unsized=True)
     assert whole == [list(range(1000 * e + first, 1000 * e + first + 4)) for e in range(3) for first in range(0, 48, 4)]
     assert synced == [5, 10, 12, 17, 22, 24, 29, 34, 36]
-    resumed, again = loops.accelerate(PENSTOCK, tmp_path, resume=True, unsized=True)
+    resumed, again = loops.accelerate(tmp_path, resume=True, unsized=True)
     assert resumed == whole[18:]
     assert again == [step - 18 for step in synced if step > 18]
 

@@ -21,8 +21,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from lightning.pytorch.utilities import CombinedLoader
 from sessions import session
 from tests.trainers import lightning_cases as cases
-from tests.trainers.lightning_cases import CASES, CHANGES, KINDS, PEERS, WITH, WITHOUT, Case, exact
-from tests.trainers.table import WRITING, record
+from tests.trainers.lightning_cases import CASES, CHANGES, WITH, WITHOUT, Case, exact
 
 from penstock import Loader, StateError
 from penstock.integrations.lightning import LightningCallback
@@ -41,13 +40,14 @@ pytestmark = [
     ),
 ]
 
-EXACT = {True: "exact", False: "no"}
-ON_TWO = (WITH, WITHOUT) if WRITING else (WITH,)
-"""With the callback or without, on two ranks."""
+PAGE = Path(__file__).parents[2] / "docs" / "appendix" / "trainers_table.md"
 
 
-def need(case: Case) -> str:
-    return "" if case.alone else "`LightningCallback()`"
+def test_the_page_tells_when_the_callback_is_needed() -> None:
+    rows = PAGE.read_text()
+    for case in CASES:
+        without, need = ("exact", "") if case.alone else ("no", "`LightningCallback()`")
+        assert f"| Lightning | {case.name} | 1, 2 | {without} | exact | {need} |" in rows
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -58,23 +58,14 @@ def test_one_rank(case: Case, tmp_path: Path) -> None:
     of training (11), handing on to reloaded loaders (4), end_epoch (3), putting back what was fetched too early (1), beginning the next
     epoch under max_steps (1).
     """
-    for kind in KINDS if WRITING and case.loader != "endless" else (WITHOUT, WITH):
-        result = exact(case, kind, cases.run(case, kind, tmp_path))
-        record("Lightning", case.name, "1", kind, EXACT[result], need(case))
-        if kind not in PEERS:
-            assert result == (kind == WITH or case.alone), kind
+    for kind in (WITHOUT, WITH):
+        assert exact(case, kind, cases.run(case, kind, tmp_path)) == (kind == WITH or case.alone), kind
 
 
 def made_alone(folder: Path) -> None:
     """Save the checkpoints of one rank that are resumed on two."""
     for case in CHANGES:
-        for kind in ON_TWO:
-            cases.fit(
-                case,
-                kind,
-                cases.place_of(case, kind, folder, 1),
-                fails=None if case.fails is None else int(case.fails * cases.N // cases.B),
-            )
+        cases.fit(case, WITH, cases.place_of(case, WITH, folder, 1), fails=case.fails and int(case.fails * cases.N // cases.B))
 
 
 def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
@@ -83,9 +74,10 @@ def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
     Seen to fail: after a change of the number of ranks, Lightning's saved count of batches was not corrected.
     """
     made_alone(tmp_path / "alone")
-    run_program(Path(cases.__file__), str(tmp_path), *(["peers"] if WRITING else []))
+    run_program(Path(cases.__file__), str(tmp_path))
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-    of_cases([rank["cases"] for rank in ranks])
+    for case in CASES:
+        assert all(exact(case, WITH, seen["cases"][case.name], rank, 2) for rank, seen in enumerate(ranks)), case.name
     of_changes([rank["changes"] for rank in ranks], tmp_path)
     for said in [rank["refusals"] for rank in ranks]:
         assert said["unequal"].startswith("0 steps: the ranks have [6, 5] training batches per epoch, and DDP hangs")
@@ -97,32 +89,18 @@ def test_two_ranks(tmp_path: Path, run_program: Callable[..., str]) -> None:
         assert said["False"] == 20  # every rank trains all of them: no sharding at all
 
 
-def of_cases(ranks: list[dict[str, Any]]) -> None:
-    for case in CASES:
-        for kind in ranks[0][case.name]:
-            result = all(exact(case, kind, seen[case.name][kind], rank, 2) for rank, seen in enumerate(ranks))
-            record("Lightning", case.name, "2", kind, EXACT[result], need(case))
-            if kind not in PEERS:
-                assert result == (kind == WITH or case.alone), (case.name, kind)
-
-
 def of_changes(ranks: list[dict[str, Any]], folder: Path) -> None:
     """The samples of all ranks, as one sequence, equal those of an unchanged run, and no validation is skipped."""
     for case in CHANGES:
         steps = cases.N // cases.B
         whole = cases.sequence([cases.right(case, 0, 1)])[int(case.resume * cases.N) :]
-        for kind in ON_TWO:
-            onto_two = [seen[f"{case.name} {kind}"] for seen in ranks]
-            place = cases.place_of(case, kind, folder / "from two", 2)
-            onto_one = [cases.again(case, kind, place, folder / "onto one", steps=int(case.resume * steps / 2), ranks=1)]
-            for change, after in (("1 → 2", onto_two), ("2 → 1", onto_one)):
-                lengths = {len(one["resumed"]) for one in after}
-                result = len(lengths) == 1 and cases.sequence([one["resumed"] for one in after]) == whole
-                result = result and {one["validated"] for one in after} == {validations(case)}
-                needed = "" if kind == WITHOUT and result else "`LightningCallback()`"
-                record("Lightning", case.name, change, kind, EXACT[result], needed if WITHOUT in ON_TWO else None)
-                if kind == WITH:
-                    assert result, (case.name, change, after, whole)
+        onto_two = [seen[case.name] for seen in ranks]
+        place = cases.place_of(case, WITH, folder / "from two", 2)
+        onto_one = [cases.again(case, WITH, place, folder / "onto one", steps=int(case.resume * steps / 2), ranks=1)]
+        for after in (onto_two, onto_one):
+            assert len({len(one["resumed"]) for one in after}) == 1
+            assert cases.sequence([one["resumed"] for one in after]) == whole, case.name
+            assert {one["validated"] for one in after} == {validations(case)}
 
 
 def validations(case: Case) -> int:
@@ -177,20 +155,13 @@ class Watched(Tagged):
 
 
 class Validated(cases.Model):
-    """Keeps the batches of each validation, and the number of dataset calls at the end of each epoch."""
+    """Keeps the workers of each validation, and the number of dataset calls at the end of each epoch."""
 
     def __init__(self, dataset: Watched) -> None:
-        super().__init__(Case("", {}, 0), None, None)
+        super().__init__()
         self.dataset = dataset
-        self.indices: list[list[int]] = []
         self.pids: list[set[int]] = []
         self.calls: list[int] = []
-
-    def on_validation_epoch_start(self) -> None:
-        self.indices.append([])
-
-    def validation_step(self, batch: torch.Tensor) -> None:
-        self.indices[-1] += batch.tolist()
 
     def on_validation_epoch_end(self) -> None:
         self.pids.append({child.pid for child in psutil.Process().children(recursive=True)})
@@ -215,7 +186,7 @@ def test_validation_costs_nothing_where_it_is_not_due(method: str) -> None:
             1, [LightningCallback()], max_epochs=6, check_val_every_n_epoch=3, num_sanity_val_steps=0, enable_checkpointing=False
         )
         trainer.fit(model, train, validation)
-    assert model.indices == [list(range(30))] * 2
+    assert [i for batch in model.validated for i in batch] == [*range(30)] * 2
     if method == "thread":
         assert model.calls == [0, 0, 30, 30, 30, 60]
     else:
@@ -250,9 +221,6 @@ def test_a_strategy_that_restores_late(loader: str, tmp_path: Path) -> None:
 
 class Both(cases.Model):
     """Trains on the batches of two loaders, or of the one that still has batches."""
-
-    def __init__(self) -> None:
-        super().__init__(Case("", {}, 0), None, None)
 
     def training_step(self, batch: dict[str, torch.Tensor | None]) -> torch.Tensor:
         given = {name: one for name, one in batch.items() if one is not None}
@@ -297,27 +265,16 @@ def test_several_loaders_resume_behind_the_end_of_the_short_one(mode: str, tmp_p
         assert combined(mode, tmp_path / "again", [LightningCallback()], tmp_path / f"step={step}.ckpt") == whole[step:], step
 
 
-class Overfitted(cases.Model):
-    """Also keeps its validation batches."""
-
-    def __init__(self) -> None:
-        super().__init__(Case("", {}, 0), None, None)
-        self.validated_on: list[list[int]] = []
-
-    def validation_step(self, batch: torch.Tensor) -> None:
-        self.validated_on.append(batch.tolist())
-
-
 @pytest.mark.parametrize("loader", ["sized", "unsized", "endless"])
 @pytest.mark.filterwarnings("error:You requested to overfit")
 def test_overfit_batches_are_the_same_in_every_epoch(loader: str, tmp_path: Path) -> None:
     """They are those of epoch 0, also after a resume, and if the loader was in another epoch. Seen to fail: other batches in each epoch."""
 
-    def once(folder: Path, resume: Path | None = None, *, used: bool = False) -> Overfitted:
-        model = Overfitted()
+    def once(folder: Path, resume: Path | None = None, *, used: bool = False) -> cases.Model:
+        model = cases.Model()
         saver = ModelCheckpoint(dirpath=folder, filename="{step}", save_top_k=-1, every_n_train_steps=1)
         with (
-            cases.new_loader(WITH, Case("", {}, 0, loader=loader), 0, 1) as train,
+            cases.new_loader(Case("", {}, 0, loader=loader)) as train,
             Loader.from_dataset(Tagged(20), batch_size=4, shuffle=True, seed=4) as validation,
         ):
             if used:
@@ -329,10 +286,10 @@ def test_overfit_batches_are_the_same_in_every_epoch(loader: str, tmp_path: Path
         return model
 
     whole = once(tmp_path)
-    with cases.new_loader(WITH, Case("", {}, 0, loader=loader), 0, 1) as train:
+    with cases.new_loader(Case("", {}, 0, loader=loader)) as train:
         assert whole.seen == [batch.tolist() for batch in islice(train, 2)] * 3
     with Loader.from_dataset(Tagged(20), batch_size=4, shuffle=True, seed=4) as validation:
-        assert whole.validated_on == [batch.tolist() for batch in islice(validation, 2)] * 3
+        assert whole.validated == [batch.tolist() for batch in islice(validation, 2)] * 3
     assert once(tmp_path / "used", used=True).seen == whole.seen
     for step in range(1, 6):
         assert once(tmp_path / "again", tmp_path / f"step={step}.ckpt").seen == whole.seen[step:], step
@@ -352,9 +309,6 @@ def test_overfit_batches_leave_the_loaders_of_the_user_alone() -> None:
 
 class OfOne(cases.Model):
     """Trains on the batches of one loader in a dict."""
-
-    def __init__(self) -> None:
-        super().__init__(Case("", {}, 0), None, None)
 
     def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return super().training_step(batch["one"])

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from leaks import _Inventory
 from tests.trainers import loops
-from tests.trainers.loops import PENSTOCK
 from torch.utils.data import DataLoader
 
 from penstock import Loader, StateError
@@ -31,7 +30,7 @@ pytestmark = [
 
 
 def test_the_state_is_in_the_checkpoint_and_whole(tmp_path: Path) -> None:
-    loops.hugging_face(PENSTOCK, tmp_path, save_at=12)
+    loops.hugging_face(tmp_path, save_at=12)
     for step in (12, 24, 36):
         folder = tmp_path / f"checkpoint-{step}"
         assert list(json.loads((folder / "loader.json").read_text())) == ["penstock"]
@@ -39,12 +38,12 @@ def test_the_state_is_in_the_checkpoint_and_whole(tmp_path: Path) -> None:
 
 
 def test_what_cannot_resume_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    loops.hugging_face(PENSTOCK, tmp_path, save_at=12)
+    loops.hugging_face(tmp_path, save_at=12)
     with pytest.raises(ValueError, match="ignore_data_skip=True"):
-        loops.hugging_face(PENSTOCK, tmp_path, resume=12, ignore_data_skip=False)
+        loops.hugging_face(tmp_path, resume=12, ignore_data_skip=False)
     (tmp_path / "checkpoint-12" / "loader.json").unlink()
     with pytest.raises(StateError, match=r"checkpoint-12/loader\.json does not exist"):
-        loops.hugging_face(PENSTOCK, tmp_path, resume=12)
+        loops.hugging_face(tmp_path, resume=12)
     with pytest.raises(TypeError, match="trains from a DataLoader"):
         HFTrainerCallback().on_train_begin(None, None, None, train_dataloader=DataLoader([1]))
 
@@ -54,12 +53,12 @@ def test_accumulation_goes_on_with_the_same_batches(tmp_path: Path, caplog: pyte
 
     Seen to fail: without a word.
     """
-    whole, steps = loops.hugging_face(PENSTOCK, tmp_path / "four", save_at=4, gradient_accumulation_steps=4)
-    resumed, again = loops.hugging_face(PENSTOCK, tmp_path / "four", resume=4, gradient_accumulation_steps=4)
+    whole, steps = loops.hugging_face(tmp_path / "four", save_at=4, gradient_accumulation_steps=4)
+    resumed, again = loops.hugging_face(tmp_path / "four", resume=4, gradient_accumulation_steps=4)
     assert (resumed, again) == (whole[16:], steps)
     assert "no optimizer step" not in caplog.text
-    whole, steps = loops.hugging_face(PENSTOCK, tmp_path / "five", save_at=4, gradient_accumulation_steps=5)
-    resumed, again = loops.hugging_face(PENSTOCK, tmp_path / "five", resume=4, gradient_accumulation_steps=5)
+    whole, steps = loops.hugging_face(tmp_path / "five", save_at=4, gradient_accumulation_steps=5)
+    resumed, again = loops.hugging_face(tmp_path / "five", resume=4, gradient_accumulation_steps=5)
     assert (resumed, again) == (whole[17:], steps - 1)  # Its step, not our batches: the guide says so.
     assert "no optimizer step for the last 2 batches of epoch 1" in caplog.text
 
@@ -83,7 +82,7 @@ def test_an_unsized_loader_resumes_in_a_later_epoch(tmp_path: Path) -> None:
     """The trainer then counts epochs wrongly, and the state overrides its set_epoch."""
 
     def run(**options):
-        return loops.hugging_face(PENSTOCK, tmp_path, loader=loops.unsized_loader(collate_fn=loops.named), max_steps=30, **options)[0]
+        return loops.hugging_face(tmp_path, loader=loops.unsized_loader(collate_fn=loops.named), max_steps=30, **options)[0]
 
     whole = run(save_at=18)
     assert whole == [list(range(1000 * e + first, 1000 * e + first + 4)) for e in range(3) for first in range(0, 48, 4)][:30]
@@ -107,7 +106,7 @@ def test_a_resumed_run_logs_what_one_run_logs(loader: str, at: int, options: dic
     def once(**more):
         made = {"loader": loops.unsized_loader(collate_fn=loops.named)} if loader == "unsized" else {}
         options_ = {"logging_strategy": "steps", "logging_steps": 1} | options
-        return loops.logs(loops.hugging_face_trainer(PENSTOCK, tmp_path, save_at=at, **made, **options_, **more))
+        return loops.logs(loops.hugging_face_trainer(tmp_path, save_at=at, **made, **options_, **more))
 
     assert once() == once(resume=at)
 

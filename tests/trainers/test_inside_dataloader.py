@@ -1,27 +1,12 @@
-"""Runs the recipes of docs/trainers/index.md that need another package against that package, if it is installed."""
+"""A loader inside a DataLoader, where a trainer's habits may put it."""
 
 from __future__ import annotations
-
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock import GraphError, Loader
 from penstock.testing import Tagged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-PAGE = Path(__file__).parent.parent.parent / "docs" / "trainers" / "index.md"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("mmengine") is None, reason="mmengine is not installed")
-def test_mmengine(tmp_path: Path, run_program: Callable[..., str]) -> None:
-    run_program(Path(__file__).with_name("mmengine_recipe.py"), str(PAGE), str(tmp_path))
 
 
 class Inside(IterableDataset):
