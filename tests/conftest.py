@@ -65,7 +65,9 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         if request.node.stash.get(FAILED, False):
             stack.pop_all()  # the traceback keeps what the test held alive, and one failure is enough
-    assert not (FREE_THREADED and sys._is_gil_enabled()), "a module that was imported has switched Python's lock on; PYTHON_GIL=0 keeps it off"
+    assert not (FREE_THREADED and sys._is_gil_enabled()), (
+        "a module that was imported has switched Python's lock on; PYTHON_GIL=0 keeps it off"
+    )
 
 
 @cache

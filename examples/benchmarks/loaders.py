@@ -392,7 +392,9 @@ def check_all(options: argparse.Namespace) -> bool:
 def parsed() -> argparse.Namespace:
     """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=[name for name in WORKLOADS if name != NATIVE], metavar="NAME")
+    parser.add_argument(
+        "--workloads", nargs="+", choices=list(WORKLOADS), default=[name for name in WORKLOADS if name != NATIVE], metavar="NAME"
+    )
     parser.add_argument("--loaders", nargs="+", metavar="NAME", help=f"full names, or the part before a comma, of: {', '.join(LOADERS)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3, help="turns of each loader in a round")

@@ -197,7 +197,9 @@ def main() -> None:
     for world_size in args.world_sizes:
         one = medians([_numbers(row) for row in rows if row.get("world_size") == world_size])
         print(f"| {world_size} | {one['batch_us']:.1f} | {one['jump_us']:.0f} |")
-    print(f"\n{SHARDS:,} shards:\n\n| records | world size | us per batch of indices | us to jump | s to begin | MB |\n|---|---|---|---|---|---|")
+    print(
+        f"\n{SHARDS:,} shards:\n\n| records | world size | us per batch of indices | us to jump | s to begin | MB |\n|---|---|---|---|---|---|"
+    )
     for counted in (True, False):
         for size in (1, max(args.world_sizes)):
             one = medians([_numbers(row) for row in rows if (row.get("counted"), row.get("size")) == (counted, size)])
