@@ -331,9 +331,10 @@ def test_pieces_of_an_indexed_file(tmp_path):
     """Seen to fail: an AttributeError, because a record of a run had no epoch, and an index asks for it to compare the file once in each."""
     (tmp_path / "a.jsonl").write_text("".join(f"{k}\n" for k in range(50)))
     assert index_files([str(tmp_path / "a.jsonl")], None, 1, io.StringIO(), io.StringIO()) == 0
-    pieces = Shards.of(formats.jsonl(tmp_path / "a.jsonl"), 10, epoch_size=50, lanes=1, bookmarks=False)
-    with Loader.from_dataset(pieces, None) as loader:
+    counted = formats.jsonl(tmp_path / "a.jsonl")
+    with Loader.from_dataset(Shards.of(counted, 10, epoch_size=50, lanes=1, bookmarks=False), None) as loader:
         assert list(loader) == list(range(50))
+    counted.close()
 
 
 class Replacing:
