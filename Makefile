@@ -13,6 +13,7 @@
 # The fast tests with other versions than constraints.txt names, in a folder of their own below build/:
 #     make versions PYTHON=python3.13                            # the newest torch
 #     make versions PYTHON=python3.11 TORCH=2.6.0 NUMPY=1.26.4   # without the object store, whose packages want newer ones
+#     make versions PYTHON=python3.13t TORCH=2.12.0              # free-threaded: inline and in threads, without the formats
 #
 # A machine with an accelerator and no network, with the torch and the NumPy that its Python has. The first line, where there is a
 # network, fills the folder that the second needs; build/gpu.json gets the figures of examples/benchmarks/device.py:
@@ -75,14 +76,17 @@ check: $(VENV)/.tools
 mutants: $(VENV)/.mutants
 	PYTHONPATH= $(BIN)/python tests/project/mutants.py $(FILES) $(if $(TESTS),--tests $(TESTS))
 
-versions: PYTHON_HERE = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+versions: PYTHON_HERE = $(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2] + sys.abiflags)')
+versions: THREADED = $(if $(filter %t,$(PYTHON_HERE)),-k "not process and not fork and not spawn and not kill" --ignore tests/laws/test_data.py \
+    $(addprefix tests/,fetch laws loader memory nodes observe random))
 versions: PYARROW = $(if $(filter 1.%,$(NUMPY)),pyarrow==21.0.0) # later ones want NumPy 2
 versions: PLACE = build/python-$(PYTHON_HERE)-torch-$(or $(TORCH),newest)$(if $(NUMPY),-numpy-$(NUMPY))
 versions:
 	mkdir -p build
-	grep -Ev '^(torch|sympy$(if $(NUMPY),|numpy|pandas|pyarrow|datasets|fsspec|dill|multiprocess|huggingface_hub))==' constraints.txt > $(PLACE).txt
+	grep -Ev '^(torch|sympy$(if $(THREADED),|hypothesis)$(if $(NUMPY),|numpy|pandas|pyarrow|datasets|fsspec|dill|multiprocess|huggingface_hub))==' constraints.txt > $(PLACE).txt
 	for pin in $(TORCH:%=torch==%) $(NUMPY:%=numpy==%) $(PYARROW); do echo $$pin; done >> $(PLACE).txt
-	$(MAKE) test VENV=$(PLACE) CONSTRAINTS=$(PLACE).txt EXTRAS=formats DEPENDENCY_GROUPS='test$(if $(NUMPY),, s3)' PYTEST_ARGS='-m "not slow" $(PYTEST_ARGS)'
+	$(MAKE) test VENV=$(PLACE) CONSTRAINTS=$(PLACE).txt EXTRAS=$(if $(THREADED),,formats) \
+	    DEPENDENCY_GROUPS='$(if $(THREADED),free-threaded,test$(if $(NUMPY),, s3))' PYTEST_ARGS='-m "not slow" $(THREADED) $(PYTEST_ARGS)'
 
 wheels:
 	"$(PYTHON)" -m pip --disable-pip-version-check download --only-binary=:all: --no-deps --constraint constraints.txt \

@@ -84,7 +84,7 @@ FROZEN = [
 ]
 
 
-@pytest.mark.parametrize(("order", "epoch", "positions", "values"), FROZEN, ids=repr)
+@pytest.mark.parametrize(("order", "epoch", "positions", "values"), FROZEN, ids=[f"{order}, epoch {epoch}" for order, epoch, *_ in FROZEN])
 def test_each_is_frozen(order, epoch, positions, values):
     """A release that changes one of these changes every user's order: never edit them."""
     assert order.indices(epoch, np.array(positions(len(order)))).tolist() == values

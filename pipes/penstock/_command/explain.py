@@ -25,7 +25,7 @@ _BEFORE_JSON: Final = b" \t\r\n\0" + codecs.BOM_UTF8 + codecs.BOM_UTF16
 _ORDERS: Final = {
     "sequential": "in order",
     "shuffled": "shuffled",
-    "torch": "shuffled as torch's RandomSampler does",
+    "torch": "shuffled as torch's DistributedSampler does",
     "weighted": "drawn by weight",
     "sliding": "shuffled within a window",
     "shards": "shards, shuffled",

@@ -171,7 +171,7 @@ def sample() -> Sample:
     loading = current.get()
     if loading is None:
         raise RuntimeError(
-            "penstock.sample() works only while a sample is being loaded: call it in __getitem__, or in a function that __getitem__ calls."
+            "penstock.sample() works only while a sample is being loaded: call it in __getitem__, in transform=, or in the function of a Mapper or ParallelMapper."
         )
     return loading.sample()
 
