@@ -365,3 +365,33 @@ def test_an_item_of_a_stream_is_transformed_once(batch_size):
 
     with Loader.from_dataset(Stream(), batch_size, transform=transform) as loader:
         assert torch.cat(list(loader)).flatten().tolist() == [1000 + k for k in range(10 * BATCH)]
+
+
+CHANGES = {
+    "random.seed": (lambda: None, lambda: random.seed(9)),
+    "random.random": (random.random, random.random),
+    "a deviate of random": (lambda: random.gauss(0, 1), lambda: random.gauss(0, 1)),
+    "624 words of random": (lambda: random.getrandbits(32), lambda: random.getrandbits(32 * 624)),
+    "numpy.random.seed": (lambda: None, lambda: np.random.seed(9)),
+    "numpy.random.rand": (np.random.rand, np.random.rand),
+    "624 words of NumPy": (np.random.rand, lambda: np.random.bytes(4 * 624)),
+    "torch.manual_seed": (lambda: None, lambda: torch.default_generator.manual_seed(9)),
+    "torch.rand": (lambda: torch.rand(1), lambda: torch.rand(1)),
+    "a deviate of torch": (lambda: torch.randn(1), lambda: torch.randn(1)),
+    "624 words of torch": (lambda: torch.rand(1), lambda: torch.rand(624)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_any_change_of_a_global_generator_is_seen(change):
+    """Also one that leaves its position where it was. Seen to fail: without each of the marks."""
+    before, act = CHANGES[change]
+    with global_rngs_kept():
+        seed_globals(1, 2, 3)
+        before()
+        watch = GlobalRngSnapshot()
+        seen = watch.look()
+        assert seen is not None
+        assert watch.look() is seen
+        act()
+        assert watch.look() != seen

@@ -142,9 +142,8 @@ class SampleCursor(Cursor):
 
     def leave_source(self, outer: str | None) -> None:
         row, inner = max(0, self._current_row[0]), self._source
-        if inner is not None and not (
-            self._left[0] == row and self._left[1].startswith(f"{inner}/")
-        ):  # otherwise a mix inside this source has said more
+        said_more = self._left[0] == row and self._left[1].startswith(f"{inner}/")  # a mix inside this source
+        if inner is not None and not said_more:
             self._left = row, inner
         super().leave_source(outer)
 
