@@ -84,7 +84,7 @@ versions: PLACE = build/python-$(PYTHON_HERE)-torch-$(or $(TORCH),newest)$(if $(
 versions:
 	mkdir -p build
 	grep -Ev '^(torch|sympy$(if $(THREADED),|hypothesis)$(if $(NUMPY),|numpy|pandas|pyarrow|datasets|fsspec|dill|multiprocess|huggingface_hub))==' constraints.txt > $(PLACE).txt
-	for pin in $(TORCH:%=torch==%) $(NUMPY:%=numpy==%) $(PYARROW); do echo $$pin; done >> $(PLACE).txt
+	for pin in $(TORCH:%=torch==%) $(NUMPY:%=numpy==%) $(PYARROW) $(if $(THREADED),hypothesis==6.139.3); do echo $$pin; done >> $(PLACE).txt
 	$(MAKE) test VENV=$(PLACE) CONSTRAINTS=$(PLACE).txt EXTRAS=$(if $(THREADED),,formats) \
 	    DEPENDENCY_GROUPS='$(if $(THREADED),free-threaded,test$(if $(NUMPY),, s3))' PYTEST_ARGS='-m "not slow" $(THREADED) $(PYTEST_ARGS)'
 
