@@ -99,7 +99,7 @@ def speed(loader: str, workers: int, sleep_s: float, seconds: float) -> dict[str
 def index_cost(order: Any, world_size: int, batches: int) -> dict[str, float]:
     """CPU time of the last rank's index level: per batch, and to resume in the middle of an epoch, with the first batch."""
     cycler = penstock.nodes.Cycler(penstock.nodes.Sampler(order))
-    level: Any = penstock.nodes.Batcher(penstock.nodes.Sharder(cycler, world_size - 1, world_size), RANK_BATCH_SIZE)
+    level: Any = penstock.nodes.Batcher(penstock.nodes.Sharder(cycler, world_size - 1, world_size, tail="drop"), RANK_BATCH_SIZE)
     level.reset(level.start_of(0))
     for _ in range(64):
         next(level)
