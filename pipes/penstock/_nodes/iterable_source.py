@@ -108,7 +108,7 @@ class IterableSource(FirstNode[Indices]):
     was resumed. Afterwards the caller's generators are restored exactly. This costs 7 us per item and 80 us per block. It does not apply in the
     thread of a `Prefetcher`, `PinMemory` or `ToDevice` downstream, because seeding there would disturb the consumer's own draws; the log says so
     if the first block draws. Nor does it apply in the threads and processes of a torchdata node. In such a node, a sampler
-    with a ``generator`` of its own gets a new one for each epoch: in epoch 0 in the state of the one that it was given, later seeded by it and the epoch.
+    that has its own ``generator`` gets a new one for each epoch: in epoch 0 in the state of the one that it was given, later seeded by it and the epoch.
 
     Args:
         iterable: An ``IterableDataset``, any iterable that can be read more than once, or a finite torchdata node.

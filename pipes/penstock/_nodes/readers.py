@@ -157,7 +157,7 @@ class IterableReader:
 class NodeReader:
     """Reads a torchdata node. It never calls a node again after its end, because nodes behave differently there.
 
-    A sampler inside with a generator of its own draws from it in each pass, and a node that reads ahead begins a pass at each reset. So every pass gets a
+    A sampler inside that has its own generator draws from it in each pass, and a node that reads ahead begins a pass at each reset. So every pass gets a
     generator for its epoch (`_Generators`). Otherwise the order after a resume would depend on how many passes were begun before.
     """
 
