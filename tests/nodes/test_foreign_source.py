@@ -160,6 +160,17 @@ def test_an_own_generator_gives_each_epoch_its_order(name):
         assert [list(loader), list(loader)] == [want[0][3:], want[1]]
 
 
+def test_an_own_generator_may_be_seeded_until_it_is_read():
+    """As torchdata's loader allows. Seen to fail: its state taken when the loader was built."""
+    node = own_generator()
+    with Loader.from_dataset(node, batch_size=None) as loader:
+        node.sampler.generator.manual_seed(7)
+        seeded = list(loader)
+    again = own_generator()
+    again.sampler.generator.manual_seed(7)
+    assert seeded == list(tn.Loader(again)) != list(tn.Loader(own_generator()))
+
+
 @pytest.mark.parametrize("name", ["unbatcher", "weighted"])
 def test_a_jump_to_a_node_that_counts_reads_nothing(name, caplog):
     """Its own epoch count moves it there."""

@@ -232,7 +232,7 @@ class NodeReader:
 
 @final
 class _Generators:
-    """The own generators of samplers: that of epoch 0 is in the state in which the user passed it, those of later epochs are seeded by it and the epoch.
+    """The own generators of samplers: that of epoch 0 is in the state that the user gave it, those of later epochs are seeded by it and the epoch.
 
     Attributes:
         owners: The samplers.
@@ -249,13 +249,11 @@ class _Generators:
                     each = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
                     waiting += [part for part in each if isinstance(part, BaseNode | Sampler)]
         self.owners = [one for one in inside.values() if isinstance(getattr(one, "generator", None), torch.Generator)]
-        for one in self.owners:
-            _as_passed.setdefault(one, one.generator.get_state())
 
     def replace(self, epoch: int) -> None:
         """Give each sampler a new generator for ``epoch``. A pass that was begun keeps its own."""
         for one in self.owners:
-            first, generator = _as_passed[one], torch.Generator(device="cpu")
+            first, generator = _as_passed.setdefault(one, one.generator.get_state()), torch.Generator(device="cpu")
             if epoch == 0:
                 generator.set_state(first)
             else:
@@ -265,7 +263,7 @@ class _Generators:
 
 
 _as_passed: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()
-"""The state of the generator that the user passed to a sampler, which outlives the loader that reads it."""
+"""The state of a sampler's generator before its first pass. It outlives the loader: another one that reads the sampler begins with the same state."""
 
 
 def _check_downstream(node: BaseNode[Any], ours: Node[Any]) -> None:

@@ -63,8 +63,8 @@ def _name(keys: ShardKeys | Sequence[str], shard: int) -> str:
     return keys[shard] if isinstance(keys, Sequence) else keys.name(shard)
 
 
-_at_folder: dict[str, WeakSet[Bookmarks]] = {}
-"""All bookmarks of this process, by the folder of their files."""
+_all: WeakSet[Bookmarks] = WeakSet()
+"""All bookmarks of this process."""
 
 
 @final
@@ -102,7 +102,7 @@ class Bookmarks:
         self._warned: set[str] = set()
         if self._is_named:
             self._check_folder()
-        _at_folder.setdefault(self._folder or "", WeakSet()).add(self)
+        _all.add(self)
         self._start()
 
     def _start(self) -> None:
@@ -186,9 +186,9 @@ class Bookmarks:
 
     def _are_anothers(self, shard: int, keys: set[str]) -> bool:
         """Whether ``keys`` are those of other files that this process reads with the same folder and steps, such as another source of a mix."""
-        for other in list(_at_folder[self._folder or ""]):
+        for other in list(_all):
             with contextlib.suppress(IndexError, OSError):
-                if _name(other._keys, shard) != _name(self._keys, shard):
+                if other._folder == self._folder and _name(other._keys, shard) != _name(self._keys, shard):
                     keys.discard(other._keys[shard])
         return not keys
 
