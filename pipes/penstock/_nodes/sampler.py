@@ -78,11 +78,11 @@ class Sampler(FirstNode[Indices]):
         epoch, position, origin = place["epoch"], place["position"], place.get("origin", 0)
         start, end = position + first, min(position + n * every, self._n)
         behind = {**place, "position": end}
-        if not n and self._planned is None:
+        count = max(0, -(-(end - start) // every))
+        if not count and self._planned is None:  # orders keep one epoch, and may have begun the next one
             return Indices(epoch, _NOTHING.positions, _NOTHING.values), behind
         # An order computes 500 indices in the time of a few. So if reads continue with the same stride, we compute ahead, twice as far each
         # time. A block is one tuple, assigned at once, so an interrupt or another thread sees either the old one or the new one.
-        count = max(0, -(-(end - start) // every))
         of_epoch, of_origin, begin, stride, ahead = self._ahead
         at, misfit = divmod(start - begin, every)
         there = len(ahead.positions)
@@ -101,9 +101,8 @@ class Sampler(FirstNode[Indices]):
         return Indices(epoch, ahead.positions[at : at + count], ahead.values[at : at + count]), behind
 
     def skip(self, place: State) -> State:
-        if not self.facts.carries_over_epochs:
-            return super().skip(place)
-        return {**place, "position": self._n, "left": self._n - place["position"]}
+        end = {**place, "position": self._n}
+        return {**end, "left": self._n - place["position"]} if self.facts.carries_over_epochs else end
 
     def peek(self, place: State, positions: np.ndarray) -> Indices:
         if self.facts.carries_over_epochs:
