@@ -123,11 +123,12 @@ class EpochIterator(Generic[T]):
                 runs.unfinished = None
                 return item
             except Exception as exc:
-                if inside and not isinstance(exc, StopIteration):
-                    clock.end(loader, asked, exc)
-                    reader.lost_if_moved()
-                    put_back_interrupted()
-                hide_internal_frames(exc)
+                if not isinstance(exc, StopIteration):
+                    if inside:
+                        clock.end(loader, asked, exc)
+                        reader.lost_if_moved()
+                        put_back_interrupted()
+                    hide_internal_frames(exc)
                 if inside:
                     runs.unfinished = None
                 raise
