@@ -60,7 +60,6 @@ class Scheduler:
         self._at_exit: Finalize | None = None
         self._queue_size = min(queue_size, MOST_HELD)
         self._refill_at = min(refill_at, self._queue_size - 1)
-        self._pack = self._queue_size - self._refill_at
         self._max_restarts = max_restarts
         self._restarts = 0
         self.unpacked = Histogram()
@@ -133,32 +132,24 @@ class Scheduler:
         job, body = Job(task), pickle.dumps(task, 5)
         with self._transaction.begin(self._roll_back):
             self._tasks.add(job, body, to)
-            # In packs, because a task sent to an idle worker costs the consumer a wake-up. The rest of a pack is sent by the next `wait`.
-            if self._tasks.waiting >= self._pack:
-                self._dispatch()
-            if self._tasks.waiting >= self._pack:
-                # The workers seem busy, but the consumer has not looked since it last waited. If it trains for longer than they work, it
-                # would find them idle each time it has used up what they had done.
-                self._take_in(self._supervisor.poller.poll(0))
-                self._dispatch()
+            self._dispatch()
         return job
 
     def wait(self, jobs: list[Job], timeout: float | None) -> None:
         if not self.started:
             raise RuntimeError("these workers have not been started.")
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._run_once(0.0)
-        while not any(job.done for job in jobs):
+        patience: float | None = 0.0
+        while True:
+            self._run_once(patience)
+            if any(job.done for job in jobs):
+                return
             if not self._tasks:
                 raise ValueError("none of these jobs is in flight in this pool, so there is nothing to wait for.")
             patience = None if deadline is None else deadline - time.monotonic()
             if patience is not None and patience <= 0:
                 self._on_timeout(jobs, timeout)
                 return
-            if self._tasks.waiting:  # less than a pack
-                with self._transaction.begin(self._roll_back):
-                    self._dispatch()
-            self._run_once(patience)
 
     def discard(self) -> None:
         self.interrupted = False
@@ -239,28 +230,19 @@ class Scheduler:
         if not ready and not death:
             return
         with self._transaction.begin(self._roll_back):
-            for fd in self._take_in(ready):
+            for fd, _ in ready:
+                worker = supervisor.workers.get(fd)
                 if supervisor.is_wake(fd):
                     supervisor.drain_wake()  # of an interrupt whose byte came after the `discard` that ended it
-                else:
+                elif worker is None:
                     death = True
+                elif not self._receive(worker):
+                    supervisor.stop_reading(worker)  # end-of-file, which the poller would show until the death is known
             if death and self._tasks.failure is None:
                 self._replace_dead()
             if self._resized:
                 self._dismiss()
-            if self._tasks.waiting >= self._pack:
-                self._dispatch()
-
-    def _take_in(self, ready: list[tuple[int, int]]) -> list[int]:
-        """Handle what the workers have sent. Returns the descriptors that are not a worker's."""
-        others = []
-        for fd, _ in ready:
-            worker = self._supervisor.workers.get(fd)
-            if worker is None:
-                others.append(fd)
-            elif not self._receive(worker):
-                self._supervisor.stop_reading(worker)  # end-of-file, which the poller would show until the death is known
-        return others
+            self._dispatch()
 
     def _dispatch(self) -> None:
         """Give tasks to their owners, and other tasks to the least loaded workers, while there are both.

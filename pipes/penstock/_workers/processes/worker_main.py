@@ -63,6 +63,7 @@ def worker_main(worker: int, channel: socket.socket, setup: Setup | None = None)
     """Answer tasks until end-of-file. ``setup`` is inherited by fork; None: it comes over the channel, pickled."""
     set_signals()
     let_forks_be_terminated()
+    _let_the_consumer_run()
     hello, fds = receive(channel, HELLO.size, most_fds=MOST_FDS)
     if not hello:
         return
@@ -221,6 +222,17 @@ class _Server:
     def _failure(self, error: BaseException, room: int | None = None) -> Parcel:
         failure = RemoteError.of(error, self._inherited)
         return Parcel(tuple(failure if room is None else failure.short(room)))
+
+
+def _let_the_consumer_run() -> None:
+    """Tell Linux's scheduler that this process must not take the consumer's core when a task wakes it.
+
+    Without it, on 2 cores, each of the tasks that a training loop sent now and then cost that loop 1 to 2 ms: the worker woke up on the loop's
+    core and did the task there. A loop that was fast enough waited 0.24 ms a batch on average, and 0.10 with it.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # not Linux, or forbidden
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _end_with(lifeline: int) -> None:
