@@ -182,7 +182,9 @@ def draw(measured: dict[str, list[list[float]]], file: Path, ink: str = "#24292f
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} ms")
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*rows[0].get_legend_handles_labels(), loc="upper right", ncols=2, frameon=False, fontsize=11)
-    rows[-1].set_xlabel("training step (grey lines: a new epoch begins; penstock's bursts: its workers get the next few batches to load at once)")
+    rows[-1].set_xlabel(
+        "training step (grey lines: a new epoch begins; penstock's bursts: its workers get the next few batches to load at once)"
+    )
     figure.savefig(file, dpi=120, transparent=file.suffix == ".svg", metadata={"Date": None} if file.suffix == ".svg" else None)
 
 

@@ -43,6 +43,19 @@ def test_a_users_node_stands_anywhere_above_the_cycler():
     assert list(islice(high, 2)) == [[1, 3, 1, 3], [0, 0]]
 
 
+@pytest.mark.parametrize(
+    "call", [lambda node, source: None, lambda node, source: Node.__init__(node)], ids=["no __init__", "without the source"]
+)
+def test_a_node_without_its_source_says_what_to_write(call):
+    """Seen to fail: an AttributeError for _source."""
+
+    class Forgot(Node):
+        __init__ = call
+
+    with pytest.raises(GraphError, match=r"Forgot has no source.*write super\(\).__init__\(source\) there"):
+        next(iter(Loader(Forgot(Batcher(Cycler(Sampler(SequentialOrder(5))), 2)))))
+
+
 def test_a_state_of_ones_own_needs_its_own_reset_and_start():
     with pytest.raises(GraphError, match="Halfway overrides get_state"):
 

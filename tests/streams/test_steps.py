@@ -98,7 +98,7 @@ def test_steps_follow_one_another_and_are_flushed_at_the_end() -> None:
 @given(n=st.integers(0, 3000), window=st.integers(0, 1500), pass_=st.integers(0, 3))
 def test_shuffle_is_the_sliding_shuffle(n, window, pass_) -> None:
     """Seen to fail: a record released too early; every block of offsets the same."""
-    keys = philox_words(PassFacts(1, pass_, 3).seed, pass_, SLID, 2)
+    keys = philox_words(PassFacts(1, pass_, 3, None).seed, pass_, SLID, 2)
     expected = SlidingPermutation(pass_, n, window, keys)(np.arange(n))
     assert list(run(range(n), Shuffle(window), pass_=pass_)) == expected.tolist()
 
@@ -283,6 +283,28 @@ def test_sample_is_the_record_also_behind_filter_and_shuffle() -> None:
     assert len(set(plain.values())) == 40
     for record, number, draw in run(range(40), Filter(is_odd), Shuffle(10), drawn):
         assert (number, draw) == (record, plain[record])
+
+
+def five_from(shard):
+    return iter(range(shard, shard + 5))
+
+
+def told(records):
+    for record in records:
+        sample = penstock.sample()
+        yield record, sample.shard, sample.index, sample.epoch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_step_knows_the_shard_and_the_pass_of_its_record(workers) -> None:
+    """Seen to fail: the number of the shard in place of what the user gave."""
+    shards = penstock.Shards([100, 200], open=five_from, steps=[told, Shuffle(3), Filter(bool)], epoch_size=20, lanes=2, bookmarks=False)
+    with penstock.Loader.from_dataset(shards, batch_size=20, num_workers=workers) as loader:
+        records, given, numbers, passes = (column.tolist() for column in next(iter(loader)))
+    assert given == [record // 100 * 100 for record in records]
+    assert [record - shard for record, shard in zip(records, given, strict=True)] == numbers
+    assert passes == [0] * 10 + [1] * 10
+    assert sorted(records) == sorted([*range(100, 105), *range(200, 205)] * 2)
 
 
 def test_a_record_goes_on_drawing_where_it_stopped() -> None:

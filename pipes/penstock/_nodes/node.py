@@ -87,6 +87,7 @@ class Node(Shown, BaseNode[T], Generic[T]):
     """Wraps a foreign node in an `IterableSource`. That file imports this one, so the package sets this attribute."""
 
     _read_ns = _own_ns = 0  # see `_was_read`
+    _source: Node[Any] | None = None  # here too, for nodes that do not call `super().__init__`
 
     def __init__(self, source: BaseNode[Any] | None = None) -> None:
         super().__init__()
@@ -114,7 +115,8 @@ class Node(Shown, BaseNode[T], Generic[T]):
         """The upstream node."""
         if self._source is None:
             raise GraphError(
-                f"{type(self).__name__} has no source, so it must override the methods that delegate to the source by default."
+                f"{type(self).__name__} has no source. If it has an __init__ of its own, write super().__init__(source) there. If it is the first node "
+                f"of a graph, override reset, next, get_state, start_of and check, which ask the source by default."
             )
         return self._source
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from penstock._fetch.sample import Cursor, Sample, current
 from penstock._random.permutation import SLID, philox_words
@@ -19,15 +19,17 @@ class PassFacts:
 
     Attributes:
         seed: Seed of the shard: a hash of the seed and the shard's number.
+        shard: The shard, as the user gave it.
         pass_: The pass over the shards.
         drew_randomness: Whether a step may have used ``pass_`` or ``seed``.
     """
 
-    __slots__ = ("drew_randomness", "pass_", "seed")
+    __slots__ = ("drew_randomness", "pass_", "seed", "shard")
 
-    def __init__(self, seed: int, pass_: int, shard: int) -> None:
-        self.seed = mixed(epoch_word(seed, shard) + 5 * GAMMA) >> 1
+    def __init__(self, seed: int, pass_: int, number: int, shard: Any) -> None:
+        self.seed = mixed(epoch_word(seed, number) + 5 * GAMMA) >> 1
         self.pass_ = pass_
+        self.shard = shard
         self.drew_randomness = False
 
 
@@ -39,6 +41,7 @@ class RecordSample(Sample):  # type: ignore[misc]  # final for users
         self._facts = facts
         self.position = self.index = number
         self.source = source
+        self.shard = facts.shard
 
     @property
     def seed(self) -> int:  # type: ignore[override]  # the random generators read it as well
