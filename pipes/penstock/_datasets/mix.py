@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """How much a mix takes from one source.
-
-    Attributes:
-        items: The expected number of items; the actual one is within a few of it.
-        passes: How often the source is repeated: items divided by its length. NaN in a mix with streams.
-    """
+    """How much a mix takes from one source; see `Mix.report`."""
 
     items: float
     passes: float
@@ -125,7 +120,12 @@ class Mix(Shown, ConcatDataset[Any]):
         return self._order(shuffle=shuffle, seed=seed, read=True)
 
     def report(self, items: int | None = None) -> dict[str, Share]:
-        """What the first ``items`` items of training (default: one epoch) take from each source, by name."""
+        """What the first ``items`` items of training (default: one epoch) take from each source, by name.
+
+        Returns:
+            For each source a named tuple: ``items``, the expected number, from which the actual one differs by a few, and ``passes``, how often
+            the source is repeated, which is ``items`` divided by its length (NaN in a mix with streams).
+        """
         order = self._order(shuffle=False, seed=0, read=False)
         expected = order.expected(0, len(order) if items is None else whole_number("items", items, 0))
         lengths: Any = [float("nan")] * len(expected) if isinstance(order, InterleavedMixOrder) else order.lengths
