@@ -1,0 +1,91 @@
+"""Loaders without workers, in the same process, in turns: the CPU time of a batch, and what it costs beyond load and collate.
+
+    python inline.py [--workloads text python decode] [--processes 6] [--turns 10] [--seconds 0.1]
+
+`loaders.py` gives each loader a process of its own, as a user would. But where a process has its memory decides, for as long as it lives, how fast the
+same JPEG decoder or the same loop in Python runs in it: by up to 16 %. Here the loaders share a process, and there are several. A ratio is the
+median of all turns' ratios, with its 95 % interval; the medians of the processes follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from loader_peers import WORKLOADS
+from tables import verdict
+from torch.utils.data import DataLoader
+
+import penstock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def bare(dataset: Any, size: int, collate: Any) -> Iterator[Any]:
+    """Load and collate, and nothing else."""
+    while True:
+        for indices in torch.randperm(len(dataset)).split(size):
+            if len(indices) == size:
+                yield collate([dataset[index] for index in indices.tolist()])
+
+
+def turn_us(batches: Iterator[Any], seconds: float) -> float:
+    """CPU time per batch, in us."""
+    began, until, count = time.thread_time(), time.perf_counter() + seconds, 0
+    while time.perf_counter() < until:
+        next(batches)
+        count += 1
+    return 1e6 * (time.thread_time() - began) / count
+
+
+def forever(loader: Iterable[Any]) -> Iterator[Any]:
+    return itertools.chain.from_iterable(itertools.repeat(loader))
+
+
+def measured(name: str, turns: int, seconds: float) -> list[dict[str, float]]:
+    """The turns of one process."""
+    torch.set_num_threads(1)
+    workload = WORKLOADS[name]
+    dataset, size = workload.make(workload.length), workload.batch_size
+    shared: dict[str, Any] = {"batch_size": size, "shuffle": True, "drop_last": True, "collate_fn": workload.collate}
+    readers = {
+        "bare": bare(dataset, size, workload.collate),
+        "DataLoader": forever(DataLoader(dataset, **shared)),
+        "penstock": forever(penstock.Loader.from_dataset(dataset, **shared)),
+    }
+    for reader in readers.values():
+        for _ in range(20):
+            next(reader)
+    return [{one: turn_us(reader, seconds) for one, reader in readers.items()} for _ in range(turns)]
+
+
+def main() -> None:
+    """Measure each workload, and print a line for it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=[*WORKLOADS], default=["text", "python", "decode"])
+    parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=10, help="in each process")
+    parser.add_argument("--seconds", type=float, default=0.1, help="of a turn")
+    options = parser.parse_args()
+    for name in options.workloads:
+        of_each = []
+        for _ in range(options.processes):
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                of_each.append(pool.apply(measured, (name, options.turns, options.seconds)))
+        turns = [turn for process in of_each for turn in process]
+        bare_us = statistics.median(turn["bare"] for turn in turns)
+        beyond = (f"{one} {statistics.median(turn[one] - turn['bare'] for turn in turns):.0f}" for one in ("penstock", "DataLoader"))
+        print(f"{name}: load and collate {bare_us:.0f} us a batch, beyond that {', '.join(beyond)}")
+        ratios = [[turn["DataLoader"] / turn["penstock"] for turn in process] for process in of_each]
+        each = ", ".join(f"{statistics.median(process):.2f}" for process in ratios)
+        print(f"    penstock / DataLoader: {verdict([ratio for process in ratios for ratio in process])}; by process {each}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
