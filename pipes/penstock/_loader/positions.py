@@ -71,6 +71,7 @@ class Positions:
 
     def failure(self) -> BaseException | None:
         """The error after which the source must be reset, once the consumer has seen it; None if there is none."""
-        if any(node.holds_error for node in self._holders):
-            return None
-        return next((node.failure for node in self._cyclers), None)
+        for node in self._cyclers:
+            if node.failure is not None:
+                return None if any(holder.holds_error for holder in self._holders) else node.failure
+        return None
