@@ -30,8 +30,8 @@ class Sample(Shown):
         index: Its index in the dataset.
         source: In a `Mix`, the name of the source of the sample (``"outer/inner"`` in a mix of mixes), also in the ``transform`` of the loader. None elsewhere,
             and in the ``steps`` of a stream, which run before the mix draws the record.
-        shard: In a step of a stream, the shard that the record is from, as you gave it, such as a path. None elsewhere. There, ``epoch`` is
-            the pass over the shards, and ``position`` and ``index`` are the record's number in the shard.
+        shard: In a step of a stream, the shard that the record is from, as you gave it, such as a path; None elsewhere. In a step,
+            ``epoch`` is the pass over the shards, and ``position`` and ``index`` are the record's number in the shard.
     """
 
     __module__ = "penstock"
@@ -45,7 +45,8 @@ class Sample(Shown):
         self.shard: Any = None
 
     def details(self) -> dict[str, Any]:
-        return {"seed": self.seed, "epoch": self.epoch, "position": self.position, "index": self.index, "source": self.source}
+        shard = {} if self.shard is None else {"shard": self.shard}
+        return {"seed": self.seed, "epoch": self.epoch, "position": self.position, "index": self.index, "source": self.source, **shard}
 
     @cached_property
     def rng(self) -> np.random.Generator:
