@@ -95,9 +95,10 @@ class Node(Shown, BaseNode[T], Generic[T]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "get_state" in vars(cls) and not {"reset", "start_of"} <= vars(cls).keys():
+        if "get_state" in vars(cls) and (missing := {"reset", "start_of", "check"} - vars(cls).keys()):
             raise GraphError(
-                f"{cls.__name__} overrides get_state, so it must also override reset and start_of, which have to agree with it."
+                f"{cls.__name__} overrides get_state, so it must also override {', '.join(sorted(missing))}: reset, start_of and check have to agree with "
+                f"get_state about what a state holds."
             )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -78,6 +78,9 @@ class ReaderNode(Node[T]):
     def get_state(self) -> State:
         return self.source.get_state() if self._pump is None else self._pump.state
 
+    def check(self, state: Any) -> None:
+        super().check(state)  # its states are those of its source
+
     def start_of(self, epoch: int, after: State | None = None) -> State:
         return super().start_of(epoch, after)
 
