@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 import warnings
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import torch
 
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import sample
-from penstock._nodes.node import EndOfEpoch, Node
+from penstock._nodes.node import EndOfEpoch, Node, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
+from penstock._nodes.sharder import Sharder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,10 +69,11 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
 
     Each state goes through JSON, is checked like one from a file, and is loaded into a newly built graph. That graph must then produce the
     same items and the same states, in the same order, as the graph that never stopped. If worker threads draw from the global random numbers,
-    no resume can be exact, and the error says so.
+    no resume can be exact, and the error says so. One state is loaded on every rank, so if a node of yours has a state of its own, two ranks
+    are also read, and their states compared.
 
     Args:
-        build: Builds a new graph, or a new `Loader` over one; it is called ``steps + 2`` times.
+        build: Builds a new graph, or a new `Loader` over one; it is called up to ``steps + 4`` times. For two ranks, ``RANK`` and ``WORLD_SIZE`` are set.
         steps: How many items to compare, markers included. Choose enough to cross two epoch ends and to see items of two epochs.
 
     Raises:
@@ -114,6 +118,27 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
                 )
         finally:
             resumed.close()
+    chain = list(whole.root.chain())
+    below = next((place for place, node in enumerate(chain) if isinstance(node, Sharder)), 0)
+    if own := [type(node).__name__ for node in chain[:below] if not type(node).get_state.__module__.startswith("penstock.")]:
+        _assert_equal_on_ranks(lambda: make(build()), steps, ", ".join(own))
+
+
+def _assert_equal_on_ranks(make: Callable[[], Any], steps: int, own: str) -> None:
+    """Compare the states of two ranks wherever both are at the same place. A graph whose ranks are given has the same rank twice, and passes."""
+    states: list[list[Any]] = []
+    for rank in range(2):
+        with mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE="2"):
+            one = make()
+            try:
+                states.append([(one.step(), one.root.get_state())[1] for _ in range(steps)])
+            finally:
+                one.close()
+    for step, (first, second) in enumerate(zip(*states, strict=True)):
+        assert first == second or place_of(first) != place_of(second), (
+            f"after step {step}, the state on rank 0 of 2 is {first} and on rank 1 {second}. One state is loaded on every rank, so a node must not keep "
+            f"what depends on the rank's own items. Look at {own}, or keep it outside of the loader."
+        )
 
 
 def assert_order_is_pure(order: Order, *, items: int | None = None, epochs: int = 3, again: Order | None = None) -> None:

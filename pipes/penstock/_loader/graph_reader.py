@@ -130,7 +130,9 @@ class GraphReader(Generic[T]):
                 if isinstance(exc, Exception):
                     self.check_open()  # if it was closed meanwhile, the graph may raise anything
                     if isinstance(exc, TypeError | AttributeError) and "EndOfEpoch" in str(exc):
-                        exc.add_note("EndOfEpoch ends an epoch. A node's own next must pass it on: if isinstance(item, EndOfEpoch): return item")
+                        exc.add_note(
+                            "EndOfEpoch ends an epoch. A node's own next must pass it on: if isinstance(item, EndOfEpoch): return item"
+                        )
                 self._raised(exc)
                 raise
             if self.closed:  # by a signal handler or by another thread; the graph's state then does not count this item
