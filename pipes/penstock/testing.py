@@ -18,6 +18,7 @@ import torch
 
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import sample
+from penstock._nodes.index_node import left_at
 from penstock._nodes.node import EndOfEpoch, Node, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.sharder import Sharder
@@ -70,7 +71,7 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
     Each state goes through JSON, is checked like one from a file, and is loaded into a newly built graph. That graph must then produce the
     same items and the same states, in the same order, as the graph that never stopped. If worker threads draw from the global random numbers,
     no resume can be exact, and the error says so. One state is loaded on every rank, so if a node of yours has a state of its own, two ranks
-    are also read, and their states compared.
+    are also read, and their states compared. If one overrides `next`, the length of the first epoch is compared with what the graph counts.
 
     Args:
         build: Builds a new graph, or a new `Loader` over one; it is called up to ``steps + 4`` times. For two ranks, ``RANK`` and ``WORLD_SIZE`` are set.
@@ -90,9 +91,11 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
     states, items = [whole.state()], []
     watches = [node.draws for node in whole.root.chain() if isinstance(node, ParallelMapper) and node.draws is not None]
     looks = [watch.look() for watch in watches]
+    given = 0  # items of the first epoch
     for _ in range(steps):
         items.append(plain(whole.step()))
         states.append(whole.state())
+        given += not whole.crossed
     whole.close()
     said = next((watch.said for watch in watches if watch.said), None)
     assert said is None, said
@@ -102,6 +105,12 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
     assert crossed >= 2, f"{steps} steps cross {crossed} epoch ends, but at least 2 are needed to test the states there. Use more steps."
     assert whole.filled >= 2, (
         f"only {whole.filled} of the first {crossed + 1} epochs had an item: a node must not end for good after its first epoch."
+    )
+    chain = list(whole.root.chain())
+    counts = left_at(whole.root, whole.root.start_of(0))
+    assert counts in (None, given) or not _users(chain, "next"), (
+        f"the first epoch had {given} items, but the graph counts {counts}. A node that delivers more or fewer items than it gets overrides counted, which "
+        f"returns their number or None: look at {_users(chain, 'next')}."
     )
     for stop, state in enumerate(states):
         resumed = make(build())
@@ -118,10 +127,14 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
                 )
         finally:
             resumed.close()
-    chain = list(whole.root.chain())
     below = next((place for place, node in enumerate(chain) if isinstance(node, Sharder)), 0)
-    if own := [type(node).__name__ for node in chain[:below] if not type(node).get_state.__module__.startswith("penstock.")]:
-        _assert_equal_on_ranks(lambda: make(build()), steps, ", ".join(own))
+    if own := _users(chain[:below], "get_state"):
+        _assert_equal_on_ranks(lambda: make(build()), steps, own)
+
+
+def _users(nodes: list[Node[Any]], method: str) -> str:
+    """The names of the nodes whose ``method`` is a user's."""
+    return ", ".join(type(node).__name__ for node in nodes if not getattr(type(node), method).__module__.startswith("penstock."))
 
 
 def _assert_equal_on_ranks(make: Callable[[], Any], steps: int, own: str) -> None:

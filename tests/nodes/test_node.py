@@ -204,3 +204,22 @@ def test_a_state_that_depends_on_the_rank_is_found(tail):
     assert_resumes_everywhere(lambda: build(lambda batch: 1), steps=20)
     with pytest.raises(AssertionError, match=r"on rank 0 of 2 is .* and on rank 1 .* Look at Kept"):
         assert_resumes_everywhere(lambda: build(sum), steps=20)
+
+
+@pytest.mark.parametrize("counted", [lambda node, items: items, lambda node, items: items // 2, lambda node, items: None])
+@pytest.mark.parametrize("made", [lambda node: node, Loader], ids=["graph", "loader"])
+def test_a_node_that_leaves_items_out_must_say_how_many(made, counted):
+    """Seen to fail: the length not compared."""
+
+    class EverySecond(Node):
+        def next(self):
+            item = self.source.next()
+            return item if isinstance(item, EndOfEpoch) else self.source.next()
+
+    EverySecond.counted = counted
+    build = lambda: made(EverySecond(Mapper(Batcher(Cycler(Sampler(SequentialOrder(12))), 2), list)))  # noqa: E731
+    if counted(None, 6) == 6:
+        with pytest.raises(AssertionError, match="had 3 items, but the graph counts 6.* look at EverySecond"):
+            assert_resumes_everywhere(build, steps=9)
+    else:
+        assert_resumes_everywhere(build, steps=9)
