@@ -223,3 +223,24 @@ def test_a_node_that_leaves_items_out_must_say_how_many(made, counted):
             assert_resumes_everywhere(build, steps=9)
     else:
         assert_resumes_everywhere(build, steps=9)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_node_that_leaves_out_what_it_likes_is_for_one_rank(world_size):
+    """Ranks would be at different positions, and a state of one would lose items on the others. Seen to fail: delivered without a word."""
+
+    class Odd(Node):
+        def next(self):
+            while not isinstance(item := self.source.next(), EndOfEpoch) and item[0] % 2 == 0:
+                pass
+            return item
+
+        def counted(self, items):
+            return None
+
+    loader = Loader(Odd(Mapper(Batcher(Sharder(Cycler(Sampler(SequentialOrder(6))), 0, world_size), 1), list)))
+    if world_size == 1:
+        assert list(loader) == [[1], [3], [5]]
+    else:
+        with pytest.raises(GraphError, match=r"Odd delivers .* On 2 ranks, .* penstock.filtered\(dataset, predicate\), or the step Filter"):
+            next(iter(loader))

@@ -282,6 +282,28 @@ def ranks_of(root: Node[Any]) -> tuple[int, int]:
     return (0, 1) if sharder is None else sharder.ranks()
 
 
+def refuse_uneven_ranks(root: Node[Any]) -> None:
+    """Refuse a user's node downstream of a `Sharder` that delivers nobody knows how many items, on several ranks.
+
+    Raises:
+        GraphError: The ranks would be at different positions after the same number of batches, and one state is loaded on all of them.
+    """
+    behind: list[Node[Any]] = []
+    for node in root.chain():
+        if not isinstance(node, Sharder):
+            behind.append(node)
+            continue
+        world_size = node.ranks()[1] if node._split == "items" else 1  # otherwise a state belongs to its rank, or each batch is divided
+        for one in behind if world_size > 1 else ():
+            if one.counted(1) is None and not type(one).counted.__module__.startswith("penstock."):
+                raise GraphError(
+                    f"{type(one).__name__} delivers a number of items that depends on what they are (its counted returns None), downstream of the Sharder. On "
+                    f"{world_size} ranks, each would be at another position, and a state of one would lose or repeat items on the others. Leave samples out "
+                    f"before they are divided: penstock.filtered(dataset, predicate), or the step Filter of a stream."
+                )
+        return
+
+
 def warn_if_all_read_everything(root: Node[Any]) -> None:
     """Warn about a graph of a job with several ranks in which nothing divides the items among them."""
     if any(isinstance(node, Sharder) or getattr(getattr(node, "facts", None), "sharded_by", None) == "own" for node in root.chain()):
