@@ -213,7 +213,8 @@ class CacheFolder:
                 if (came := os.fstat(file.fileno()).st_size) != size:
                     raise OSError(f"received {came} bytes of {name} instead of {size}: the connection broke off, or the file has changed")
                 os.fsync(file.fileno())
-            os.replace(part, os.path.join(self.folder, name))
+            with self._alone():  # a process that sums sizes could miss a file that is renamed while it lists the folder, under both names
+                os.replace(part, os.path.join(self.folder, name))
             self.notes.add(fetches=1, fetched_bytes=size)
         except BaseException as exc:
             self._remove(os.path.basename(part))
