@@ -21,7 +21,7 @@ from penstock._fetch.sample import sample
 from penstock._nodes.index_node import left_at
 from penstock._nodes.node import EndOfEpoch, Node, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
-from penstock._nodes.sharder import Sharder
+from penstock._nodes.sharder import downstream_of_sharder, users
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,12 +106,12 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
     assert whole.filled >= 2, (
         f"only {whole.filled} of the first {crossed + 1} epochs had an item: a node must not end for good after its first epoch."
     )
-    chain = list(whole.root.chain())
-    counts = left_at(whole.root, whole.root.start_of(0))
-    assert counts in (None, given) or not _users(chain, "next"), (
-        f"the first epoch had {given} items, but the graph counts {counts}. A node that delivers more or fewer items than it gets overrides counted, which "
-        f"returns their number or None: look at {_users(chain, 'next')}."
-    )
+    if own := users(list(whole.root.chain()), "next"):
+        counts = left_at(whole.root, whole.root.start_of(0))
+        assert counts in (None, given), (
+            f"the first epoch had {given} items, but the graph counts {counts}. A node that delivers more or fewer items than it gets overrides counted, "
+            f"which returns their number or None: look at {_named(own)}."
+        )
     for stop, state in enumerate(states):
         resumed = make(build())
         try:
@@ -127,14 +127,12 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
                 )
         finally:
             resumed.close()
-    below = next((place for place, node in enumerate(chain) if isinstance(node, Sharder)), 0)
-    if own := _users(chain[:below], "get_state"):
-        _assert_equal_on_ranks(lambda: make(build()), steps, own)
+    if own := users(downstream_of_sharder(whole.root), "get_state"):
+        _assert_equal_on_ranks(lambda: make(build()), steps, _named(own))
 
 
-def _users(nodes: list[Node[Any]], method: str) -> str:
-    """The names of the nodes whose ``method`` is a user's."""
-    return ", ".join(type(node).__name__ for node in nodes if not getattr(type(node), method).__module__.startswith("penstock."))
+def _named(nodes: list[Node[Any]]) -> str:
+    return ", ".join(type(node).__name__ for node in nodes)
 
 
 def _assert_equal_on_ranks(make: Callable[[], Any], steps: int, own: str) -> None:

@@ -18,7 +18,7 @@ from penstock._loader.cursor import EpochCursor, GraphPosition, Jump, PassMarker
 from penstock._loader.state_dict import CommitLedger
 from penstock._nodes.node import EndOfEpoch, epoch_of, origin
 from penstock._nodes.parallel_mapper import ParallelMapper
-from penstock._nodes.sharder import Sharder
+from penstock._nodes.sharder import Sharder, refuse_uneven_ranks
 
 if TYPE_CHECKING:
     from penstock._loader.positions import Positions
@@ -189,6 +189,8 @@ class GraphReader(Generic[T]):
 
     def _jump(self, state: State) -> None:
         """Reset the graph to ``state``. Whatever is in flight is dropped; the workers stay."""
+        if self._sharder is not None:
+            refuse_uneven_ranks(self.root, self._sharder)  # at each reset, because the ranks may be others now
         self.cursor.lost()
         if id(self._origin) not in _readers:
             weakref.finalize(self._origin, _readers.pop, id(self._origin), None).atexit = False

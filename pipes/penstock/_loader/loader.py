@@ -29,7 +29,7 @@ from penstock._loader.title import title
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.index_node import index_of
 from penstock._nodes.node import BaseNode, Node, epoch_of
-from penstock._nodes.sharder import ranks_of, refuse_uneven_ranks, warn_if_all_read_everything
+from penstock._nodes.sharder import ranks_of, warn_if_all_read_everything
 from penstock._observe.loop_clock import LoopClock
 from penstock._workers.lifetime import PATIENCE_S, closing_within
 
@@ -402,7 +402,6 @@ class Loader(FromDataset, Generic[T]):
         if not self._runs.number and not self._reader.cursor.pending:
             warn_if_in_step(self)
         if not self._runs.number:
-            refuse_uneven_ranks(self.root)
             warn_if_all_read_everything(self.root)
         self._reader.start()
         return self._runs.end()

@@ -282,26 +282,33 @@ def ranks_of(root: Node[Any]) -> tuple[int, int]:
     return (0, 1) if sharder is None else sharder.ranks()
 
 
-def refuse_uneven_ranks(root: Node[Any]) -> None:
-    """Refuse a user's node downstream of a `Sharder` that delivers nobody knows how many items, on several ranks.
+def downstream_of_sharder(root: Node[Any]) -> list[Node[Any]]:
+    """The nodes that get one rank's items; none if the graph has no `Sharder`."""
+    nodes = list(root.chain())
+    return nodes[: next((place for place, node in enumerate(nodes) if isinstance(node, Sharder)), 0)]
+
+
+def users(nodes: list[Node[Any]], method: str) -> list[Node[Any]]:
+    """Those of ``nodes`` whose ``method`` is not ours."""
+    return [node for node in nodes if not getattr(type(node), method).__module__.startswith("penstock.")]
+
+
+def refuse_uneven_ranks(root: Node[Any], sharder: Sharder[Any]) -> None:
+    """Refuse, on several ranks, a user's node downstream of ``sharder`` for which nobody can know how many items it delivers.
 
     Raises:
         GraphError: The ranks would be at different positions after the same number of batches, and one state is loaded on all of them.
     """
-    behind: list[Node[Any]] = []
-    for node in root.chain():
-        if not isinstance(node, Sharder):
-            behind.append(node)
-            continue
-        world_size = node.ranks()[1] if node._split == "items" else 1  # otherwise a state belongs to its rank, or each batch is divided
-        for one in behind if world_size > 1 else ():
-            if one.counted(1) is None and not type(one).counted.__module__.startswith("penstock."):
-                raise GraphError(
-                    f"{type(one).__name__} delivers a number of items that depends on what they are (its counted returns None), downstream of the Sharder. On "
-                    f"{world_size} ranks, each would be at another position, and a state of one would lose or repeat items on the others. Leave samples out "
-                    f"before they are divided: penstock.filtered(dataset, predicate), or the step Filter of a stream."
-                )
-        return
+    if sharder._split == "own":
+        return  # each rank loads a state of its own
+    world_size = sharder.ranks()[1]
+    for node in users(downstream_of_sharder(root), "counted") if world_size > 1 else ():
+        if node.counted(1) is None:
+            raise GraphError(
+                f"{type(node).__name__} delivers a number of items that depends on what they are (its counted returns None), downstream of the Sharder. On "
+                f"{world_size} ranks, each would be at another position, and a state of one would lose or repeat items on the others. Leave samples out "
+                f"before they are divided: penstock.filtered(dataset, predicate), or the step Filter of a stream."
+            )
 
 
 def warn_if_all_read_everything(root: Node[Any]) -> None:

@@ -157,14 +157,12 @@ class ShardRun(Iterator[Any]):
     and on `close`.
     """
 
-    def __init__(self, records: Iterable[Any], steps: Sequence[Step], *, seed: int, pass_: int, shard: int, opened: Any = None) -> None:
+    def __init__(self, records: Iterable[Any], steps: Sequence[Step], *, seed: int, pass_: int, shard: int, given: Any = None) -> None:
         self._records = records
         self._iterator = iter(records)
         self._steps = list(steps)
         self._shard = shard
-        self._cursor = RunCursor(
-            PassFacts(seed, pass_, shard, opened), frozenset(id(step) for step in self._steps if type(step) is Shuffle)
-        )
+        self._cursor = RunCursor(PassFacts(seed, pass_, shard, given), frozenset(id(step) for step in self._steps if type(step) is Shuffle))
         self._ahead: deque[tuple[RecordId, Any]] = deque()
         self._room = _held(self._steps)
         self._read = False  # whether the last record was read ahead

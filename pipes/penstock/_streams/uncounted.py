@@ -145,7 +145,7 @@ class RecordStream:
             open, self._shards[shard], self._label(shard), retries=self._retries, seeks=self._seeks, closing=closing
         )
         readable = _readable(records, self._skips, functools.partial(self._keys.check, shard))
-        return ShardRun(readable, self._steps, seed=self._deal.seed, pass_=pass_, shard=shard, opened=self._shards[shard])
+        return ShardRun(readable, self._steps, seed=self._deal.seed, pass_=pass_, shard=shard, given=self._shards[shard])
 
     def _label(self, shard: int) -> str:
         return f"{self._name} {self._shards[shard]}"

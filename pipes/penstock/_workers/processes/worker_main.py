@@ -228,7 +228,7 @@ def _let_the_consumer_run() -> None:
     """Tell Linux's scheduler that this process must not take the consumer's core when a task wakes it.
 
     Without it, on 2 cores, each of the tasks that a training loop sent now and then cost that loop 1 to 2 ms: the worker woke up on the loop's
-    core and did the task there. A loop that was fast enough waited 0.24 ms a batch on average, and 0.10 with it.
+    core and did the task there. The demo's training loop waited 0.24 ms for a batch on average, and 0.10 with it.
     """
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or forbidden
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
