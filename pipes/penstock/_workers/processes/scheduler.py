@@ -266,6 +266,9 @@ class Scheduler:
             for worker in able:
                 while len(worker.held) < most and (task := self._tasks.take(worker.worker)) is not None:
                     self._hand(worker, task)
+        # Of equally loaded workers, the one that answered last has just begun its oldest task, so it would begin a new one last. Without this,
+        # where 32 workers finish together, an earlier batch was put behind a later one, and 31 finished batches waited for it.
+        able.sort(key=_answered)
         while able:
             # Choose the least loaded worker again for each task. When only the worker to be refilled got tasks, it got
             # four in a row, and the second of them took twice as long.
@@ -292,7 +295,7 @@ class Scheduler:
             elif answer.status == REFUSED:
                 self._tasks.fail(worker.refusal(answer))
             else:
-                came = now()
+                worker.answered = came = now()
                 self._tasks.finish(*worker.take_answer(answer, self._named))
                 self.unpacked.add(now() - came)
         return bool(answers)
@@ -389,3 +392,7 @@ class Scheduler:
 
 def _load(worker: WorkerHandle) -> int:
     return len(worker.held)
+
+
+def _answered(worker: WorkerHandle) -> int:
+    return worker.answered

@@ -54,6 +54,7 @@ class WorkerHandle:
         held: Its unanswered tasks, oldest first; it does them in this order.
         ready: Whether it has started.
         stuck: Why it was killed, if it was.
+        answered: When it last did, in nanoseconds of the meter's clock; 0: not yet.
     """
 
     serial: int
@@ -66,6 +67,7 @@ class WorkerHandle:
     pid: int = 0
     ready: bool = False
     stuck: str = ""
+    answered: int = 0
     held: deque[PendingTask] = field(default_factory=deque)
     _lent: deque[tuple[int, int]] = field(default_factory=deque)  # the place and the slot of each task in `held`
     _unsent: bytes = b""  # messages of tasks in `held` that it has not heard of
