@@ -222,7 +222,8 @@ class Workload:
         length: Samples per epoch.
         batch_size: Samples per batch.
         collate: ``collate_fn``.
-        workers: Threads or processes, or how many samples may wait at the same time.
+        workers: Threads or processes.
+        waits: ``workers`` is how many samples may wait at the same time.
         turn: Seconds of a turn, as a multiple of ``--seconds``: more if few batches are done in that time.
         copies: Whether the consumer copies each batch into memory of its own.
         ends: Whether the ends of epochs are part of what is measured; otherwise the first batches of an epoch are left out.
@@ -234,6 +235,7 @@ class Workload:
     batch_size: int = 64
     collate: Callable[[list[Any]], Any] = default_collate
     workers: int = 2
+    waits: bool = False
     turn: float = 1
     copies: bool = False
     ends: bool = False
@@ -259,7 +261,7 @@ WORKLOADS = {
     "large": Workload(
         "batches of 38 MB, copied once by the consumer", lambda length: Made(length, Planes()), 12_800, turn=1.5, copies=True
     ),
-    "waiting": Workload("5 ms of waiting, 32 at the same time", lambda length: Made(length, waited), workers=32, turn=5),
+    "waiting": Workload("5 ms of waiting, 32 at the same time", lambda length: Made(length, waited), workers=32, waits=True, turn=5),
     NOTHING: Workload("nothing is loaded", lambda _: Nothing(), collate=first),
 }
 
@@ -286,7 +288,7 @@ class Task:
     @property
     def waiting(self) -> bool:
         """Whether samples rather than batches should be read concurrently."""
-        return self.workers > 2
+        return self.workload.waits
 
     @property
     def own_collate(self) -> Callable[[list[Any]], Any] | None:
@@ -395,7 +397,7 @@ def grain(task: Task, method: str) -> Opened:
 
     shuffled = MapDataset.source(task.dataset).seed(SEED).shuffle()
     batch_fn = functools.partial(as_arrays, task.own_collate) if task.own_collate else None
-    processes = 2 if method == "processes" else 0
+    processes = (2 if task.waiting else task.workers) if method == "processes" else 0
     if task.waiting:
         threads = task.workers // max(processes, 1)
         read = ReadOptions(num_threads=threads, prefetch_buffer_size=2 * task.batch_size)  # Grain scans the whole buffer for every sample

@@ -1,6 +1,6 @@
 """Data loaders side by side: samples per second, CPU time, and the first batch, each against the work without a loader.
 
-    python loaders.py [--workloads NAME ...] [--loaders NAME ...] [--rounds 3] [--turns 3] [--seconds 0.2] [--quick]
+    python loaders.py [--workloads NAME ...] [--loaders NAME ...] [--rounds 3] [--turns 3] [--seconds 0.2] [--workers 2] [--quick]
                                 [--json FILE] [--docs PAGE]
     python loaders.py --check                   one epoch of everything: shapes, types, and each sample once
     python loaders.py --summary FILE FILE ...   whether runs at different hours agree
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import gc
 import gzip
 import importlib
@@ -307,7 +308,7 @@ class Program:
         self.data: dict[str, Any] = {
             "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
             "machine": {"cores": len(os.sched_getaffinity(0)), "versions": versions, "wake_up_us": wake_up_us()},
-            "options": {name: getattr(options, name) for name in ("rounds", "turns", "seconds")},
+            "options": {name: getattr(options, name) for name in ("rounds", "turns", "seconds", "workers")},
             "rows": [],
             "failed": {},
             "load": {},
@@ -399,6 +400,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3, help="turns of each loader in a round")
     parser.add_argument("--seconds", type=float, default=0.2, help="of a turn; some workloads take longer ones")
+    parser.add_argument("--workers", type=int, default=2, help="threads or processes of each loader")
     parser.add_argument("--timeout", type=float, default=60, help="seconds for one answer of a loader")
     parser.add_argument("--quick", action="store_true", help="one round, one turn of 0.1 s: does everything run?")
     parser.add_argument("--check", action="store_true")
@@ -407,6 +409,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--docs", type=Path)
     options = parser.parse_args()
+    for name, workload in WORKLOADS.items():
+        if not workload.waits:
+            WORKLOADS[name] = dataclasses.replace(workload, workers=options.workers)
     if options.quick:
         options.rounds, options.turns, options.seconds = 1, 1, 0.1
     return options

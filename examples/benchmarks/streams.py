@@ -319,6 +319,15 @@ DATA = {"X11": "X1"}  # which workloads read another's
 REPEATED = ("X1", "X2", "X3", "X4", "X10")  # the others repeat within, or have no use for it
 
 
+def import_all(penstock: Any) -> None:
+    """Import what a loader takes: penstock's modules are imported when they are first used, the other packages' at once."""
+    for module in (penstock, importlib.import_module("penstock.formats"), importlib.import_module("penstock.nodes")):
+        for name in module.__all__:
+            getattr(module, name)
+    for method in ("thread", "process"):
+        penstock.Loader.from_dataset([0], 1, num_workers=1, method=method)  # starts nothing
+
+
 def child(options: argparse.Namespace) -> None:
     """One measurement, printed as JSON in the last line."""
     workload, name = options.child
@@ -329,8 +338,9 @@ def child(options: argparse.Namespace) -> None:
     if missing:
         result: dict[str, Any] = {"skipped": f"{', '.join(missing)} is not installed"}
     else:
-        for module in peer.modules:
-            importlib.import_module("penstock.formats" if module == "penstock" else module)
+        for module in map(importlib.import_module, peer.modules):
+            if module.__name__ == "penstock":
+                import_all(module)
         folder = Path(options.folder)
         try:
             if options.write:

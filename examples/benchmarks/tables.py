@@ -217,7 +217,7 @@ def page(data: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     parts = [
         f"{data['date']} UTC, {machine['cores']} cores, {versions}; {options['rounds']} rounds of {options['turns']} turns of "
-        f"{options['seconds']} s, {data['took_s'] / 60:.0f} minutes. *Others' load*: the cores that other programs kept busy, median and most.",
+        f"{options['seconds']} s, {options.get('workers', 2)} workers, {data['took_s'] / 60:.0f} minutes. *Others' load*: the cores that other programs kept busy, median and most.",
         "Our fastest method and the fastest peer; *CPU time* is ours divided by theirs, and depends less on what else the machine does:",
         verdicts(run),
         "Each method, and the fastest peer with the same method:",

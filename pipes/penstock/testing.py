@@ -18,7 +18,8 @@ import torch
 
 from penstock._fetch.indices import Indices
 from penstock._fetch.sample import sample
-from penstock._nodes.index_node import left_at
+from penstock._loader.state_dict import differences
+from penstock._nodes.index_node import index_of, left_at
 from penstock._nodes.node import EndOfEpoch, Node, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.sharder import downstream_of_sharder, users
@@ -71,10 +72,11 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
     Each state goes through JSON, is checked like one from a file, and is loaded into a newly built graph. That graph must then produce the
     same items and the same states, in the same order, as the graph that never stopped. If worker threads draw from the global random numbers,
     no resume can be exact, and the error says so. One state is loaded on every rank, so if a node of yours has a state of its own, two ranks
-    are also read, and their states compared. If one overrides `next`, the length of the first epoch is compared with what the graph counts.
+    are also read, and their states compared; and the first epoch is left after one item, because the next one must not depend on that. If one
+    overrides `next`, the length of the first epoch is compared with what the graph counts.
 
     Args:
-        build: Builds a new graph, or a new `Loader` over one; it is called up to ``steps + 4`` times. For two ranks, ``RANK`` and ``WORLD_SIZE`` are set.
+        build: Builds a new graph, or a new `Loader` over one; it is called up to ``steps + 5`` times. For two ranks, ``RANK`` and ``WORLD_SIZE`` are set.
         steps: How many items to compare, markers included. Choose enough to cross two epoch ends and to see items of two epochs.
 
     Raises:
@@ -116,19 +118,45 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
         resumed = make(build())
         try:
             resumed.load(state)
-            assert resumed.state() == state, (
-                f"a graph reset to the state after {stop} steps reports a different one at once: {resumed.state()} instead of {state}"
-            )
+            now = resumed.state()
+            assert now == state, f"a graph reset to the state after {stop} steps reports a different one at once: {_changed(state, now)}"
             for step in range(stop, steps):
-                item = plain(resumed.step())
-                assert item == items[step], f"resumed after {stop} steps, step {step} gave {item} instead of {items[step]}{why}"
-                assert resumed.state() == states[step + 1], (
-                    f"resumed after {stop} steps, the state after step {step} is {resumed.state()} instead of {states[step + 1]}"
+                item, now = plain(resumed.step()), resumed.state()
+                assert item == items[step], (
+                    f"resumed after {stop} steps, step {step} gives another item: {_changed(items[step], item)}{why}"
+                )
+                assert now == states[step + 1], (
+                    f"resumed after {stop} steps, the state after step {step} is another: {_changed(states[step + 1], now)}"
                 )
         finally:
             resumed.close()
+    if (own := users(list(whole.root.chain()), "get_state")) and not index_of(whole.root).facts.carries_over_epochs:
+        _assert_left_early(make(build()), items, _named(own))
     if own := users(downstream_of_sharder(whole.root), "get_state"):
         _assert_equal_on_ranks(lambda: make(build()), steps, _named(own))
+
+
+def _changed(before: Any, now: Any) -> str:
+    """The first difference between two plain items, or two states as JSON."""
+    before, now = (json.loads(one) if isinstance(one, str) and one.startswith("{") else one for one in (before, now))
+    first, *others = differences(before, now)
+    return first.strip() + (f", and {len(others)} more differences" if others else "")
+
+
+def _assert_left_early(one: Any, items: list[Any], own: str) -> None:
+    """Compare the epoch after one that was left after its first item with the epoch in ``items``."""
+    try:
+        one.step()
+        one.leave()
+        for step, item in enumerate(items[one.second_epoch_in(items) :]):
+            now = plain(one.step())
+            assert now == item, (
+                f"the first epoch was left after one item, and item {step} of the second differs from that after a whole epoch: {_changed(item, now)}. "
+                f"After a break a loader begins with start_of of the next epoch, so what goes on over epochs is lost. Look at {own}: begin each epoch anew, "
+                f"or keep it outside of the loader."
+            )
+    finally:
+        one.close()
 
 
 def _named(nodes: list[Node[Any]]) -> str:
@@ -248,6 +276,13 @@ class _Stepper:
         self.empty = is_marker
         return item
 
+    def leave(self) -> None:
+        """What a loader does at the next ``iter`` after a break."""
+        self.node.reset(self.node.start_of(1))
+
+    def second_epoch_in(self, items: list[Any]) -> int:
+        return next(step for step, item in enumerate(items) if isinstance(item, EndOfEpoch)) + 1
+
     def close(self) -> None:
         self.node.shutdown()
 
@@ -278,6 +313,12 @@ class _LoaderStepper:
             self.empty = True
             self.iterator = iter(self.loader)
         raise AssertionError(f"epochs {self.loader.epoch - 2} and {self.loader.epoch - 1} had no batch.")
+
+    def leave(self) -> None:
+        self.iterator = iter(self.loader)
+
+    def second_epoch_in(self, items: list[Any]) -> int:
+        return next(step for step, (epoch, _) in enumerate(items) if epoch > items[0][0])
 
     def close(self) -> None:
         self.loader.close()

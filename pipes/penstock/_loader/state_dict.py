@@ -117,7 +117,7 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
     if isinstance(saved, dict) and isinstance(now, dict):
         parts = [(f"{name}.{key}" if name else key, key) for key in sorted({*saved, *now})]
         return [one for part, key in parts for one in differences(saved.get(key, _NOT_THERE), now.get(key, _NOT_THERE), part)]
-    if isinstance(saved, list) and isinstance(now, list):
+    if isinstance(saved, list | tuple) and isinstance(now, list | tuple):
         pairs = enumerate(zip_longest(saved, now, fillvalue=_NOT_THERE))
         return [one for place, (was, is_) in pairs for one in differences(was, is_, f"{name}[{place}]")]
     meaning = _CHECKSUMS.get(name.rpartition(".")[2])
