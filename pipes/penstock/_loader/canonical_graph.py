@@ -192,11 +192,13 @@ class FromDataset(DataLoaderWords):
             say_once("persistent_workers=False has no effect: workers live as long as the loader. Call loader.close() to end them.")
         if pin_memory_device:
             say_once(f"pin_memory_device={pin_memory_device!r} has no effect: memory is pinned for the present accelerator.")
+        default = default_collate if batch_size is not None else default_convert
+        collate_fn = None if collate_fn is default else collate_fn  # samples are then written in place
         words = {
             "dataset": dataset,
             "batch_size": None if batch_sampler is not None or is_buckets(groups) else batch_size,
             "num_workers": num_workers,
-            "collate_fn": collate_fn or (default_collate if batch_size is not None else default_convert),
+            "collate_fn": collate_fn or default,
             "pin_memory": pin_memory,
             "drop_last": drop_last,
         }
