@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from penstock import Loader
 from penstock._loader.check_ranks import check_ranks
-from penstock.nodes import Batcher, Cycler, IterableSource, Sampler, SamplerWrapper, Sharder
+from penstock.nodes import Batcher, Cycler, IterableSource, Node, Sampler, SamplerWrapper, Sharder
 from penstock.orders import SequentialOrder, TorchOrder
 from penstock.testing import Tagged
 
@@ -321,6 +321,22 @@ class Pieces:
         return positions
 
 
+class OfTheRank(Node):
+    """A user's node whose state depends on the rank."""
+
+    def reset(self, initial_state=None):
+        super().reset(initial_state and initial_state["source"])
+
+    def get_state(self):
+        return {"rank": RANK, "source": self.source.get_state()}
+
+    def start_of(self, epoch):
+        return {"rank": RANK, "source": self.source.start_of(epoch)}
+
+    def check(self, state):
+        self.source.check(state["source"])
+
+
 def ranks_that_disagree_are_told_so():
     """Seen to fail: settings of which the first 200 characters were compared."""
     last = WORLD_SIZE - 1
@@ -347,6 +363,10 @@ def ranks_that_disagree_are_told_so():
         if mine:
             next(iter(batches))
         on_every_rank(lambda: check_ranks(batches), mismatch + "state.")
+    with Loader(OfTheRank(loader().root)) as batches:
+        on_every_rank(
+            lambda: check_ranks(batches), mismatch + "state.rank is ", "What OfTheRank keeps in its state must be the same on every rank"
+        )
 
     order = Pieces([10] * 40 + [5 if mine else 6])
     on_every_rank(lambda: check(order=order), f"{mismatch}pieces[40] is 6 on {others} and 5 on rank {last}. Build")

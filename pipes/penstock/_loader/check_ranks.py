@@ -12,7 +12,7 @@ from penstock._errors import GraphError, StateMismatch
 from penstock._nodes.node import place_of
 from penstock._nodes.reader_node import ReaderNode
 from penstock._nodes.sampler_wrapper import SamplerWrapper
-from penstock._nodes.sharder import ranks_of
+from penstock._nodes.sharder import ranks_of, users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,10 +56,12 @@ def check_ranks(loader: Loader[Any], group: ProcessGroup | None = None) -> None:
     said = dict(all_of_them)
     faults = _failed(said) or _differing(said) or (_unloaded(said) if group is None else [])
     if faults:
+        own = ", ".join(type(node).__name__ for node in users(list(loader.root.chain()), "get_state"))
         raise StateMismatch(
             "the ranks do not load parts of one sequence: "
             + "; ".join(faults)
             + ". Build the loader from the same data and settings on every rank."
+            + f" What {own} keeps in its state must be the same on every rank, too." * bool(own)
         ) from cause
 
 
