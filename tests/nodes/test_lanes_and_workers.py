@@ -323,3 +323,20 @@ def test_counted_shards_that_are_read_forward_are_read_by_one_worker_each(files:
     for epoch in ("0", "1"):
         opened = (tmp_path / "there" / epoch).read_text().splitlines()
         assert sorted(int(line.split()[0]) for line in opened) == list(range(files))
+
+
+@pytest.mark.parametrize(("lanes", "world_size", "idle"), [(1, 1, 2), (4, 2, 1), (3, 1, 0), (4, 3, 0)])
+def test_workers_without_a_lane_are_said(caplog, lanes, world_size, idle):
+    """Seen to fail: nothing said. A job of 3 workers over one file was as slow as one worker, without a word."""
+    with Loader.from_dataset(Lanes(lanes), 4, num_workers=3, rank=0, world_size=world_size) as loader:
+        next(iter(loader))
+    said = [line for line in caplog.messages if "nothing to do" in line]
+    share = 3 - idle
+    assert said == (
+        [
+            f"{idle} of 3 workers have nothing to do: this rank reads {share} of the dataset's {lanes} lanes, and each is read by one worker. "
+            f"Use num_workers={share}, or more lanes: pass lanes= to the dataset, up to the number of its shards."
+        ]
+        if idle
+        else []
+    )

@@ -16,6 +16,7 @@ unless `refresh` replaces it. Only `pools.open_pool` chooses the kind of pool.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from penstock._nodes.pools import WorkerOptions
     from penstock._statistics import CopyStatistics, NodeStatistics
     from penstock._workers.blocked import Blocked
+
+_logger = logging.getLogger("penstock")
 
 
 @final
@@ -167,6 +170,12 @@ class Executor:
             from penstock._nodes.lane_owners import LaneOwners
 
             self._owners = LaneOwners(self._lanes, world_size, workers, by_position=self._by_position)
+            if (idle := workers - self._owners.share) > 0:
+                _logger.warning(
+                    "%d of %d workers have nothing to do: this rank reads %d of the dataset's %d lanes, and each is read by one worker. Use "
+                    "num_workers=%d, or more lanes: pass lanes= to the dataset, up to the number of its shards.",
+                    *(idle, workers, self._owners.share, self._lanes, self._owners.share),
+                )
         return pool
 
     # The path of an item.

@@ -25,13 +25,16 @@ class LaneOwners:
         by_position: Use the position in the epoch instead of the index.
         world_size: Number of ranks.
         workers: Number of workers of this rank.
+
+    Attributes:
+        share: How many lanes this rank reads.
     """
 
     def __init__(self, lanes: int, world_size: int, workers: int, *, by_position: bool = False) -> None:
         self._lanes = lanes
         self._by_position = by_position
         self._workers = workers
-        self._share = lanes // math.gcd(lanes, world_size)
+        self.share = lanes // math.gcd(lanes, world_size)
         self._pieces = 0  # decided by the first batch
         self._places: dict[
             int, int
@@ -42,11 +45,11 @@ class LaneOwners:
         values = task.plain() if task.is_batch else [task.values]
         numbers = values if not self._by_position else np.asarray(task.positions).reshape(-1).tolist()
         if not self._pieces:
-            self._pieces = self._workers * max(1, self._share // (self._workers * max(1, len(values))))
+            self._pieces = self._workers * max(1, self.share // (self._workers * max(1, len(values))))
         rows: dict[int, list[int]] = {}
         for row, (index, number) in enumerate(zip(values, numbers, strict=True)):
             if not isinstance(index, int):
                 return {}
             place = self._places.setdefault(number % self._lanes, len(self._places))
-            rows.setdefault(place * self._pieces // self._share % self._workers, []).append(row)
+            rows.setdefault(place * self._pieces // self.share % self._workers, []).append(row)
         return rows
