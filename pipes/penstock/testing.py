@@ -20,7 +20,7 @@ from penstock._fetch.indices import Indices
 from penstock._fetch.sample import sample
 from penstock._loader.state_dict import differences
 from penstock._nodes.index_node import index_of, left_at
-from penstock._nodes.node import EndOfEpoch, Node, place_of
+from penstock._nodes.node import EndOfEpoch, Node, epoch_of, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.sharder import downstream_of_sharder, users
 
@@ -72,8 +72,8 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
     Each state goes through JSON, is checked like one from a file, and is loaded into a newly built graph. That graph must then produce the
     same items and the same states, in the same order, as the graph that never stopped. If worker threads draw from the global random numbers,
     no resume can be exact, and the error says so. One state is loaded on every rank, so if a node of yours has a state of its own, two ranks
-    are also read, and their states compared; and the first epoch is left after one item, because the next one must not depend on that. If one
-    overrides `next`, the length of the first epoch is compared with what the graph counts.
+    are also read, and their states compared; and the first epoch is left after one item, because the next one must not depend on that (but for an
+    endless stream, whose next epoch begins there). If one overrides `next`, the length of the first epoch is compared with what the graph counts.
 
     Args:
         build: Builds a new graph, or a new `Loader` over one; it is called up to ``steps + 5`` times. For two ranks, ``RANK`` and ``WORLD_SIZE`` are set.
@@ -119,14 +119,16 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
         try:
             resumed.load(state)
             now = resumed.state()
-            assert now == state, f"a graph reset to the state after {stop} steps reports a different one at once: {_changed(state, now)}"
+            assert now == state, (
+                f"a graph reset to the state after {stop} steps reports a different one at once: {_changed(_opened(state), _opened(now))}"
+            )
             for step in range(stop, steps):
                 item, now = plain(resumed.step()), resumed.state()
                 assert item == items[step], (
                     f"resumed after {stop} steps, step {step} gives another item: {_changed(items[step], item)}{why}"
                 )
                 assert now == states[step + 1], (
-                    f"resumed after {stop} steps, the state after step {step} is another: {_changed(states[step + 1], now)}"
+                    f"resumed after {stop} steps, the state after step {step} is another: {_changed(_opened(states[step + 1]), _opened(now))}"
                 )
         finally:
             resumed.close()
@@ -137,10 +139,15 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
 
 
 def _changed(before: Any, now: Any) -> str:
-    """The first difference between two plain items, or two states as JSON."""
-    before, now = (json.loads(one) if isinstance(one, str) and one.startswith("{") else one for one in (before, now))
-    first, *others = differences(before, now)
+    """The first difference between two plain items or two states."""
+    first, *others = differences(before, now) or [f"was {before!r:.80} and is {now!r:.80}"]
     return first.strip() + (f", and {len(others)} more differences" if others else "")
+
+
+def _opened(state: str) -> Any:
+    """A state, to compare by its fields; that of a loader has another text in it."""
+    opened = json.loads(state)
+    return json.loads(opened["penstock"]) if "penstock" in opened else opened
 
 
 def _assert_left_early(one: Any, items: list[Any], own: str) -> None:
@@ -278,7 +285,7 @@ class _Stepper:
 
     def leave(self) -> None:
         """What a loader does at the next ``iter`` after a break."""
-        self.node.reset(self.node.start_of(1))
+        self.node.reset(self.node.start_of(epoch_of(self.node.state_dict()) + 1))
 
     def second_epoch_in(self, items: list[Any]) -> int:
         return next(step for step, item in enumerate(items) if isinstance(item, EndOfEpoch)) + 1

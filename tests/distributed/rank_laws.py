@@ -330,8 +330,8 @@ class OfTheRank(Node):
     def get_state(self):
         return {"rank": RANK, "source": self.source.get_state()}
 
-    def start_of(self, epoch):
-        return {"rank": RANK, "source": self.source.start_of(epoch)}
+    def start_of(self, epoch, after=None):
+        return {"rank": RANK, "source": self.source.start_of(epoch, after)}
 
     def check(self, state):
         self.source.check(state["source"])

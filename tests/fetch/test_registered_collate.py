@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from comparison import difference
@@ -198,3 +198,25 @@ def test_it_runs_where_the_samples_are_loaded(registry):
         batches = list(loader)
     assert [batch[1:] for batch in batches] == [[*range(6)], [*range(6, 12)]]
     assert os.getpid() not in {batch[0] for batch in batches}
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([Point(0, torch.zeros(1))] * 8)
+
+
+@pytest.mark.parametrize("given", [None, default_collate])
+def test_what_draws_is_seeded_over_a_stream_too(registry, given):
+    """Seen to fail: over a stream without a function of the user's, nothing was seeded."""
+    registry[Point] = lambda batch, *, collate_fn_map=None: torch.rand(1)
+
+    def drawn():
+        torch.manual_seed(0)
+        torch.rand(counts.pop())
+        before = torch.get_rng_state()
+        first = next(iter(Loader.from_dataset(Stream(), 2, collate_fn=given))).item()
+        return first, torch.equal(torch.get_rng_state(), before)
+
+    counts = [3, 1]
+    (first, untouched), (second, _) = drawn(), drawn()
+    assert (first, untouched) == (second, True)

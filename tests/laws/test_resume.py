@@ -63,8 +63,8 @@ class Counting(Node):
     def get_state(self):
         return {"count": self.count, "source": self.source.get_state()}
 
-    def start_of(self, epoch):
-        return {"count": 0, "source": self.source.start_of(epoch)}
+    def start_of(self, epoch, after=None):
+        return {"count": 0, "source": self.source.start_of(epoch, after)}
 
     def check(self, state) -> None:
         self.source.check(state["source"])
@@ -234,8 +234,8 @@ class Planted(Node):
         state.update(count=0 if hidden else self.count, source=self.source.get_state())
         return state
 
-    def start_of(self, epoch):
-        return {"count": 0, "source": self.source.start_of(epoch)}
+    def start_of(self, epoch, after=None):
+        return {"count": 0, "source": self.source.start_of(epoch, after)}
 
     def check(self, state) -> None:
         pass
@@ -258,6 +258,54 @@ def test_the_law_sees_a_planted_fault(fault, says):
         assert_resumes_everywhere(lambda: Faulty(Cycler(Sampler(SequentialOrder(4)))), steps=11)
     Faulty.fault = ""
     assert_resumes_everywhere(lambda: Faulty(Cycler(Sampler(SequentialOrder(4)))), steps=11)
+
+
+class Restless(Mapper):
+    """Gives other items each time that it is built."""
+
+    built = 0
+
+    def __init__(self, source, gives) -> None:
+        Restless.built += 1
+        super().__init__(source, lambda _, built=Restless.built: gives(built))
+
+
+@pytest.mark.parametrize(
+    ("gives", "says"),
+    [
+        (lambda built: "{not JSON" + "!" * built, r"another item: was '{not JSON!+' and is '{not JSON!+'$"),
+        (lambda built: {1: built, "a": 0}, r"another item: 1 was \d+ and is \d+$"),
+        (
+            lambda built: {"x": 0, "label": torch.full((50,), built)},
+            r"another item: label\[1\]\[0\] was \d+ and is \d+, and 49 more differences$",
+        ),
+    ],
+)
+def test_the_law_names_what_differs(gives, says):
+    """Seen to fail: texts that were parsed, and keys of two types."""
+    with pytest.raises(AssertionError, match=says):
+        assert_resumes_everywhere(lambda: Restless(Cycler(Sampler(SequentialOrder(4))), gives), steps=11)
+
+
+def test_the_law_names_the_field_of_a_loaders_state():
+    """Seen to fail: a state's first 80 characters, which are those of every state."""
+
+    class Faulty(Planted):
+        fault = "hides"
+
+    with pytest.raises(AssertionError, match=r"is another: state\.count was 2 and is 0$"):
+        assert_resumes_everywhere(lambda: Loader(Faulty(Cycler(Sampler(SequentialOrder(4))))), steps=11)
+
+
+def test_the_law_begins_where_the_graph_does():
+    """Seen to fail: the second epoch was always epoch 1."""
+
+    def build():
+        node = Counting(Cycler(Sampler(ShuffledOrder(5))))
+        node.reset(node.start_of(3))
+        return node
+
+    assert_resumes_everywhere(build, steps=14)
 
 
 def test_the_law_wants_two_ends_of_an_epoch():

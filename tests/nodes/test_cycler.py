@@ -84,8 +84,8 @@ class Named(Node):
     def get_state(self):
         return {"name": "n", "source": self.source.get_state()}
 
-    def start_of(self, epoch):
-        return {"name": "n", "source": self.source.start_of(epoch)}
+    def start_of(self, epoch, after=None):
+        return {"name": "n", "source": self.source.start_of(epoch, after)}
 
     def check(self, state):
         self.source.check(state["source"])

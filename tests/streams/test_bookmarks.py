@@ -22,6 +22,7 @@ from penstock._errors import StateMismatch
 from penstock._streams import bookmarks
 from penstock._streams.bookmarks import Bookmarks, default_folder
 from penstock._streams.facts import Contradiction, Fact, Facts
+from penstock._streams.shard_keys import ShardKeys
 
 KEYS = [f"data/{shard}.tar 1000 {shard}" for shard in range(8)]
 BINDING = {"steps": ["filter"], "seed": 7}
@@ -135,10 +136,10 @@ def test_a_shard_that_was_changed_since_is_said_once(tmp_path: Path, caplog: pyt
 
 
 def test_sources_of_a_mix_may_share_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Seen to fail: a warning that the shard of one source was changed into that of the other."""
-    one, other = Bookmarks(tmp_path, {}, ["web/0"]), Bookmarks(tmp_path, {}, ["code/0"])
-    one.add(0, 0, 5, every_pass=True)
-    assert [other.outputs(0, 0), one.outputs(0, 0)] == [None, 5]
+    """Seen to fail: a warning that the shard of one source was changed into that of the other; and that in a worker that had read only one of them."""
+    web, code = (ShardKeys([f"{source}/0"], by_fsspec=False) for source in ("web", "code"))
+    Bookmarks(tmp_path / "marks", {}, web).add(0, 0, 5, every_pass=True)
+    assert [Bookmarks(tmp_path / "marks", {}, keys).outputs(0, 0) for keys in (code, web)] == [None, 5]
     assert caplog.records == []
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate, default_convert
 
 from penstock._loader.loader import Loader
 from penstock._nodes.parallel_mapper import ParallelMapper
@@ -120,7 +120,7 @@ def with_workers(given: Any, num_workers: int, method: Any, batch_size: int) -> 
 
 def _words(given: DataLoader[Any]) -> dict[str, Any]:
     words: dict[str, Any] = {
-        "collate_fn": given.collate_fn,
+        "collate_fn": None if given.collate_fn in (default_collate, default_convert) else given.collate_fn,
         "pin_memory": given.pin_memory,
         "worker_init_fn": given.worker_init_fn,
     }

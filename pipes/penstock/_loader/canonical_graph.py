@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 from torch.utils.data import default_collate, default_convert
 
 from penstock._fetch.dataset_facts import DatasetFacts
-from penstock._fetch.fetch import Fetch, IdentityDataset
+from penstock._fetch.fetch import Fetch, IdentityDataset, has_getitems
+from penstock._fetch.torch_collate import has_registered
 from penstock._loader.dataloader_words import DataLoaderWords, say_once
 from penstock._loader.in_step import unseeded_length
 from penstock._loader.together import check_groups, check_order, check_together, is_buckets
@@ -193,7 +194,8 @@ class FromDataset(DataLoaderWords):
         if pin_memory_device:
             say_once(f"pin_memory_device={pin_memory_device!r} has no effect: memory is pinned for the present accelerator.")
         default = default_collate if batch_size is not None else default_convert
-        collate_fn = None if collate_fn is default else collate_fn  # samples are then written in place
+        if collate_fn is default and not has_getitems(dataset):  # which may return what only torch's function takes for samples
+            collate_fn = None  # samples are then written in place
         words = {
             "dataset": dataset,
             "batch_size": None if batch_sampler is not None or is_buckets(groups) else batch_size,
@@ -236,7 +238,7 @@ class FromDataset(DataLoaderWords):
         made_for = None  # the length of the dataset
         if facts.read == "forward":
             source, map_fn = _read(dataset, split, seed, bool(seed_global_rngs)), _collate_only(collate_fn, batch_size, transform)
-            if seed_global_rngs is True and collate_fn is None and transform is None:
+            if seed_global_rngs is True and collate_fn is None and transform is None and not has_registered():
                 seed_global_rngs = False  # no user code runs while batching, and restoring the generators would cost 80 us
         elif given is not None:
             from penstock._nodes.distributed_sampler import taken_over

@@ -115,7 +115,7 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
     if saved == now:
         return []
     if isinstance(saved, dict) and isinstance(now, dict):
-        parts = [(f"{name}.{key}" if name else key, key) for key in sorted({*saved, *now})]
+        parts = [(f"{name}.{key}" if name else str(key), key) for key in sorted({*saved, *now}, key=str)]
         return [one for part, key in parts for one in differences(saved.get(key, _NOT_THERE), now.get(key, _NOT_THERE), part)]
     if isinstance(saved, list | tuple) and isinstance(now, list | tuple):
         pairs = enumerate(zip_longest(saved, now, fillvalue=_NOT_THERE))

@@ -6,6 +6,7 @@ import copy
 import logging
 from typing import TYPE_CHECKING, Any, Literal, final
 
+from penstock._arguments import brief
 from penstock._fetch.task import FetchTask, FunctionTask, work_of
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._random.global_seeding import CALM
@@ -44,7 +45,7 @@ class InlineWork:
         self.seeded: FetchTask | FunctionTask = work_of(map_fn, seed, seed_global_rngs, on_error)
         self._unseeded = work_of(map_fn, seed, False, on_error)
         self.meter = self._unseeded.meter = self.seeded.meter
-        self._what = type(self.seeded.dataset if isinstance(self.seeded, FetchTask) else map_fn).__name__
+        self._what = type(self.seeded.dataset).__name__ if isinstance(self.seeded, FetchTask) else brief(map_fn)
         # A function may change its item; a sample can be loaded again.
         self._of_items = not isinstance(self.seeded, FetchTask) or self.seeded.dataset is None
         self._calm = CALM if seed_global_rngs is False else 0  # consecutive batches that drew nothing
@@ -85,7 +86,7 @@ class InlineWork:
         if self._draws:
             _logger.warning(
                 "%s draws from the global random numbers and is loaded in a background thread. To leave your own draws undisturbed, it is loaded only "
-                "while you wait for a batch, not ahead. To load ahead, use workers (num_workers), or draw from penstock.sample().rng.",
+                "while you wait for a batch, not ahead. To load ahead, use workers (num_workers; a ParallelMapper has them, a Mapper does not), or draw from penstock.sample().rng.",
                 self._what,
             )
             del error

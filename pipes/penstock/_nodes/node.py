@@ -6,6 +6,7 @@ batches. `EndOfEpoch` travels in the stream, through every node, in order. This 
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeGuard, TypeVar, cast, final, runtime_checkable
 
@@ -100,6 +101,14 @@ class Node(Shown, BaseNode[T], Generic[T]):
                 f"{cls.__name__} overrides get_state, so it must also override {', '.join(sorted(missing))}: reset, start_of and check have to agree with "
                 f"get_state about what a state holds."
             )
+        if "start_of" in vars(cls):
+            try:
+                inspect.signature(cls.start_of).bind(None, 0, None)
+            except TypeError:
+                raise GraphError(
+                    f"{cls.__name__}.start_of must take a second argument, after=None, and pass it on, as in self.source.start_of(epoch, after): "
+                    f"where an epoch of an endless stream begins depends on where the run is."
+                ) from None
 
     def __getstate__(self) -> dict[str, Any]:
         """Let a graph be pickled or copied only before it starts; a started graph has threads, processes and a position."""

@@ -25,15 +25,12 @@ import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
-from weakref import WeakSet
+from typing import Any, Final, final
 
 from penstock._errors import StateMismatch
 from penstock._streams.facts import Contradiction, Fact, FactLines, Facts
 from penstock._streams.own_files import open_own, refusal
-
-if TYPE_CHECKING:
-    from penstock._streams.shard_keys import ShardKeys
+from penstock._streams.shard_keys import ShardKeys
 
 _logger = logging.getLogger("penstock")
 
@@ -56,15 +53,6 @@ def default_folder() -> Path:
     if not os.path.isabs(cache):
         cache = os.devnull  # there is no home directory: nothing can be written below this, and nothing ends up in the current folder
     return Path(cache) / "penstock" / "bookmarks"
-
-
-def _name(keys: ShardKeys | Sequence[str], shard: int) -> str:
-    """The key of a shard, without its version."""
-    return keys[shard] if isinstance(keys, Sequence) else keys.name(shard)
-
-
-_all: WeakSet[Bookmarks] = WeakSet()
-"""All bookmarks of this process."""
 
 
 @final
@@ -102,7 +90,6 @@ class Bookmarks:
         self._warned: set[str] = set()
         if self._is_named:
             self._check_folder()
-        _all.add(self)
         self._start()
 
     def _start(self) -> None:
@@ -185,11 +172,12 @@ class Bookmarks:
         self._report(*(one for one in found if isinstance(one, Contradiction)))
 
     def _are_anothers(self, shard: int, keys: set[str]) -> bool:
-        """Whether ``keys`` are those of other files that this process reads with the same folder and steps, such as another source of a mix."""
-        for other in list(_all):
+        """Whether ``keys`` are those of another dataset of this process, such as another source of a mix, which may not have been read here yet."""
+        name = self._keys[shard] if isinstance(self._keys, Sequence) else self._keys.name(shard)
+        for other in list(ShardKeys.all):
             with contextlib.suppress(IndexError, OSError):
-                if other._folder == self._folder and _name(other._keys, shard) != _name(self._keys, shard):
-                    keys.discard(other._keys[shard])
+                if other.name(shard) != name:
+                    keys -= {other[shard], other.name(shard)}
         return not keys
 
     # Files, in the format described above.

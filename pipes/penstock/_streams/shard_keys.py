@@ -8,7 +8,7 @@ import secrets
 import weakref
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from penstock._memory.shared_memory import attach, create
 from penstock._streams.files import IN_USE, check_unchanged, stamp, stamp_lately
@@ -29,7 +29,11 @@ class ShardKeys:
     processes of the loader, such as the replacement of a killed worker.
     """
 
+    all: ClassVar[weakref.WeakSet[ShardKeys]] = weakref.WeakSet()
+    """Those of every dataset in this process."""
+
     def __init__(self, shards: Sequence[Any], by_fsspec: bool, sent: Any = None) -> None:
+        self.all.add(self)
         self._shards = shards
         self.by_fsspec = by_fsspec
         self._found: dict[int, Stamp | None] = {}
