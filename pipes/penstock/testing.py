@@ -264,6 +264,7 @@ class _Stepper:
 
     def __init__(self, node: Any) -> None:
         self.node = self.root = node
+        self.epoch = epoch_of(node.state_dict())  # the first one
         self.crossed = self.filled = 0  # epochs that have ended, and those that had an item
         self.empty = True  # the current one
 
@@ -285,7 +286,7 @@ class _Stepper:
 
     def leave(self) -> None:
         """What a loader does at the next ``iter`` after a break."""
-        self.node.reset(self.node.start_of(epoch_of(self.node.state_dict()) + 1))
+        self.node.reset(self.node.start_of(self.epoch + 1))
 
     def second_epoch_in(self, items: list[Any]) -> int:
         return next(step for step, item in enumerate(items) if isinstance(item, EndOfEpoch)) + 1

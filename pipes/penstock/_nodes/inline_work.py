@@ -86,7 +86,8 @@ class InlineWork:
         if self._draws:
             _logger.warning(
                 "%s draws from the global random numbers and is loaded in a background thread. To leave your own draws undisturbed, it is loaded only "
-                "while you wait for a batch, not ahead. To load ahead, use workers (num_workers; a ParallelMapper has them, a Mapper does not), or draw from penstock.sample().rng.",
+                "while you wait for a batch, not ahead. To load ahead, use workers (num_workers; a ParallelMapper has them, a Mapper does not), or "
+                "draw from penstock.sample().rng.",
                 self._what,
             )
             del error
