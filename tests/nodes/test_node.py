@@ -97,6 +97,19 @@ def test_a_marker_that_a_node_takes_for_an_item_is_explained():
     assert any("must pass it on" in note for note in caught.value.__notes__)
 
 
+def test_indices_that_a_node_takes_for_numbers_are_explained():
+    """Seen to fail: no note."""
+
+    class Odd(Node):
+        def next(self):
+            while not next(self.source) % 2:
+                pass
+
+    with pytest.raises(TypeError, match="Indices") as caught:
+        list(Loader(Odd(Cycler(Sampler(SequentialOrder(2))))))
+    assert any(".values" in note for note in caught.value.__notes__)
+
+
 @pytest.mark.parametrize("below", [Cycler, lambda source: source])
 def test_a_node_that_reads_by_next_is_batched_and_dealt_above_the_cycler_or_below(below):
     """It keeps a position of its own, so it is read item by item. Seen to fail: the mark that ends a short batch was lost."""

@@ -36,6 +36,13 @@ _EMPTY = (
 _readers: dict[int, object] = {}
 """The reader of each graph, by the id of the graph's first node. Two loaders over branches of one graph would take each other's items."""
 
+_HINTS = {
+    "EndOfEpoch": "EndOfEpoch ends an epoch. A node's own next must pass it on: if isinstance(item, EndOfEpoch): return item",
+    "Indices": "Upstream of the ParallelMapper a node's own next gets Indices: its values are in .values. Or override transform, which gets the plain index; to leave "
+    "samples out, use penstock.filtered.",
+}
+"""What to write, for an error in a user's node that names one of these types."""
+
 
 @final
 class GraphReader(Generic[T]):
@@ -129,10 +136,9 @@ class GraphReader(Generic[T]):
             except BaseException as exc:
                 if isinstance(exc, Exception):
                     self.check_open()  # if it was closed meanwhile, the graph may raise anything
-                    if isinstance(exc, TypeError | AttributeError) and "EndOfEpoch" in str(exc):
-                        exc.add_note(
-                            "EndOfEpoch ends an epoch. A node's own next must pass it on: if isinstance(item, EndOfEpoch): return item"
-                        )
+                    if isinstance(exc, TypeError | AttributeError):
+                        for hint in (hint for name, hint in _HINTS.items() if name in str(exc)):
+                            exc.add_note(hint)
                 self._raised(exc)
                 raise
             if self.closed:  # by a signal handler or by another thread; the graph's state then does not count this item
