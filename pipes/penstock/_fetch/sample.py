@@ -174,7 +174,7 @@ def sample() -> Sample:
     loading = current.get()
     if loading is None:
         raise RuntimeError(
-            "penstock.sample() works only while a sample is being loaded: call it in __getitem__, in transform=, or in the function of a Mapper or ParallelMapper."
+            "penstock.sample() works only while a sample is being loaded: call it in __getitem__, in transform=, or in the function of the first Mapper or ParallelMapper downstream of the sampler."
         )
     return loading.sample()
 

@@ -6,10 +6,13 @@ seeded by (seed, epoch, position), so a task can run anywhere, and can be repeat
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
+
+from torch.utils.data import get_worker_info
 
 from penstock._arguments import brief
 from penstock._errors import GraphError
@@ -22,6 +25,7 @@ from penstock._fetch.torch_collate import has_registered
 from penstock._fetch.watched import parts, watched
 from penstock._memory.allocation import afresh
 from penstock._memory.modes import neutral_modes
+from penstock._random.global_rng import GlobalRngSnapshot
 from penstock._random.global_seeding import CALM, GlobalSeeding
 from penstock._workers.meter import Meter, measuring, now
 from penstock._workers.pool import IDLE
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from penstock._random.draws import Trial
 
     AnyBatch = BatchBuilder | ListBatch
+
+_logger = logging.getLogger("penstock")
 
 
 class Part(NamedTuple):
@@ -170,6 +176,7 @@ class FunctionTask(_Task):
     def __init__(self, function: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"]) -> None:
         super().__init__(seed, seed_global_rngs)
         self.function = function
+        self._watch = GlobalRngSnapshot() if seed_global_rngs else None  # until it has said something
 
     def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
         with self._seeding.kept(inline):
@@ -180,7 +187,25 @@ class FunctionTask(_Task):
             value = task if indices is None else indices.plain()
             if self.trial is not None:
                 return self.trial.watched(self.function, self.parts_that_may_draw)(value)
-            return (self.function if meter is None else meter.timed(self.function, meter.load))(value)
+            function = self.function if meter is None else meter.timed(self.function, meter.load)
+            # In threads other code may draw meanwhile; a `DrawWatch` is there for them.
+            if indices is None and self._watch is not None and (inline or get_worker_info() is not None):
+                return self._without_address(function, value, self._watch)
+            return function(value)
+
+    def _without_address(self, function: Callable[[Any], Any], value: Any, watch: GlobalRngSnapshot) -> Any:
+        """Call ``function`` of what another node has made. Its draws cannot be seeded, so say so if there are any."""
+        before = watch.look()
+        result = function(value)
+        if before is not None and watch.look() != before:
+            self._watch = None
+            _logger.warning(
+                "%s draws from the global random numbers, and its items come from another mapper, so they have no position by which to seed those: the "
+                "draws differ in every run, and after a resume. Draw in the first mapper downstream of the sampler, in the dataset or in transform=, or "
+                "from a generator that you seed by the item.",
+                brief(self.function),
+            )
+        return result
 
     @property
     def parts_that_may_draw(self) -> str:
