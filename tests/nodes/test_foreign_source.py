@@ -16,6 +16,12 @@ from penstock.nodes import Sampler as Sampler_
 from penstock.orders import SequentialOrder
 from penstock.testing import assert_resumes_everywhere
 
+# The pass of a torchdata node joins its reader thread in a destructor, and the garbage collector may run that in this very thread, which cannot be joined.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function _SingleThreadedMapper.__del__:pytest.PytestUnraisableExceptionWarning"
+)
+
+
 N = 7
 
 
