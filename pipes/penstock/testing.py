@@ -133,7 +133,7 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
         finally:
             resumed.close()
     if (own := users(list(whole.root.chain()), "get_state")) and not index_of(whole.root).facts.carries_over_epochs:
-        _assert_left_early(make(build()), items, _named(own))
+        _assert_left_early(make(build()), items, states[0], _named(own))
     if own := users(downstream_of_sharder(whole.root), "get_state"):
         _assert_equal_on_ranks(lambda: make(build()), steps, _named(own))
 
@@ -150,11 +150,11 @@ def _opened(state: str) -> Any:
     return json.loads(opened["penstock"]) if "penstock" in opened else opened
 
 
-def _assert_left_early(one: Any, items: list[Any], own: str) -> None:
-    """Compare the epoch after one that was left after its first item with the epoch in ``items``."""
+def _assert_left_early(one: Any, items: list[Any], start: str, own: str) -> None:
+    """Compare the epoch after one that was left after its first item with the epoch in ``items``, which begin at the state ``start``."""
     try:
         one.step()
-        one.leave()
+        one.leave(start)
         for step, item in enumerate(items[one.second_epoch_in(items) :]):
             now = plain(one.step())
             assert now == item, (
@@ -264,7 +264,6 @@ class _Stepper:
 
     def __init__(self, node: Any) -> None:
         self.node = self.root = node
-        self.epoch = epoch_of(node.state_dict())  # the first one
         self.crossed = self.filled = 0  # epochs that have ended, and those that had an item
         self.empty = True  # the current one
 
@@ -284,9 +283,9 @@ class _Stepper:
         self.empty = is_marker
         return item
 
-    def leave(self) -> None:
-        """What a loader does at the next ``iter`` after a break."""
-        self.node.reset(self.node.start_of(self.epoch + 1))
+    def leave(self, start: str) -> None:
+        """What a loader does at the next ``iter`` after a break in the epoch of ``start``."""
+        self.node.reset(self.node.start_of(epoch_of(json.loads(start)) + 1))
 
     def second_epoch_in(self, items: list[Any]) -> int:
         return next(step for step, item in enumerate(items) if isinstance(item, EndOfEpoch)) + 1
@@ -322,7 +321,7 @@ class _LoaderStepper:
             self.iterator = iter(self.loader)
         raise AssertionError(f"epochs {self.loader.epoch - 2} and {self.loader.epoch - 1} had no batch.")
 
-    def leave(self) -> None:
+    def leave(self, start: str) -> None:
         self.iterator = iter(self.loader)
 
     def second_epoch_in(self, items: list[Any]) -> int:

@@ -200,9 +200,9 @@ class FunctionTask(_Task):
         if before is not None and watch.look() != before:
             self._watch = None
             _logger.warning(
-                "%s draws from the global random numbers, and its items come from another mapper, so they have no position by which to seed those: the "
-                "draws differ in every run, and after a resume. Draw in the first mapper downstream of the sampler, in the dataset or in transform=, or "
-                "from a generator that you seed by the item.",
+                "%s seems to draw from the global random numbers: they moved while it ran, unless another thread moved them. Its items come from "
+                "another mapper, so they have no position by which to seed those, and the draws differ in every run, and after a resume. Draw in the "
+                "first mapper downstream of the sampler, in the dataset or in transform=, or from a generator that you seed by the item.",
                 brief(self.function),
             )
         return result

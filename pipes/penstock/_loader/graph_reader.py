@@ -137,8 +137,9 @@ class GraphReader(Generic[T]):
                 if isinstance(exc, Exception):
                     self.check_open()  # if it was closed meanwhile, the graph may raise anything
                     if isinstance(exc, TypeError | AttributeError):
-                        for hint in (hint for name, hint in _HINTS.items() if name in str(exc)):
-                            exc.add_note(hint)
+                        for name, hint in _HINTS.items():
+                            if name in str(exc):
+                                exc.add_note(hint)
                 self._raised(exc)
                 raise
             if self.closed:  # by a signal handler or by another thread; the graph's state then does not count this item

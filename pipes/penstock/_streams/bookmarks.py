@@ -174,7 +174,7 @@ class Bookmarks:
     def _are_anothers(self, shard: int, keys: set[str]) -> bool:
         """Whether ``keys`` are those of another dataset of this process, such as another source of a mix, which may not have been read here yet."""
         name = self._keys[shard] if isinstance(self._keys, Sequence) else self._keys.name(shard)
-        for other in list(ShardKeys.all):
+        for other in list(ShardKeys.instances):
             with contextlib.suppress(IndexError, OSError):
                 if other.name(shard) != name:
                     keys -= {other[shard], other.name(shard)}

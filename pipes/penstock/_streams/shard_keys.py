@@ -29,11 +29,11 @@ class ShardKeys:
     processes of the loader, such as the replacement of a killed worker.
     """
 
-    all: ClassVar[weakref.WeakSet[ShardKeys]] = weakref.WeakSet()
+    instances: ClassVar[weakref.WeakSet[ShardKeys]] = weakref.WeakSet()
     """Those of every dataset in this process."""
 
     def __init__(self, shards: Sequence[Any], by_fsspec: bool, sent: Any = None) -> None:
-        self.all.add(self)
+        self.instances.add(self)
         self._shards = shards
         self.by_fsspec = by_fsspec
         self._found: dict[int, Stamp | None] = {}
