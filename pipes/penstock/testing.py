@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import random
 import warnings
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -23,6 +22,7 @@ from penstock._nodes.index_node import index_of, left_at
 from penstock._nodes.node import EndOfEpoch, Node, epoch_of, place_of
 from penstock._nodes.parallel_mapper import ParallelMapper
 from penstock._nodes.sharder import downstream_of_sharder, users
+from penstock._random.global_rng import global_states, put_globals, seed_globals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,10 +70,11 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
     """Check that stopping after any step and resuming elsewhere changes no item and no state.
 
     Each state goes through JSON, is checked like one from a file, and is loaded into a newly built graph. That graph must then produce the
-    same items and the same states, in the same order, as the graph that never stopped. If worker threads draw from the global random numbers,
-    no resume can be exact, and the error says so. One state is loaded on every rank, so if a node of yours has a state of its own, two ranks
-    are also read, and their states compared; and the first epoch is left after one item, because the next one must not depend on that (but for an
-    endless stream, whose next epoch begins there). If one overrides `next`, the length of the first epoch is compared with what the graph counts.
+    same items and the same states, in the same order, as the graph that never stopped, although the global random numbers are seeded differently, as
+    in another process. If worker threads draw from those, no resume can be exact, and the error says so. One state is loaded on every rank, so if a
+    node of yours has a state of its own, two ranks are also read, and their states compared; and the first epoch is left after one item, because the
+    next one must not depend on that (but for an endless stream, whose next epoch begins there). If one overrides `next`, the length of the first
+    epoch is compared with what the graph counts.
 
     Args:
         build: Builds a new graph, or a new `Loader` over one; it is called up to ``steps + 5`` times. For two ranks, ``RANK`` and ``WORLD_SIZE`` are set.
@@ -82,9 +83,13 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
     Raises:
         AssertionError: Names the step and the difference, or the code that draws.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* from the global random numbers in worker threads", UserWarning)
-        _assert_resumes(build, steps)
+    generators = global_states()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* from the global random numbers in worker threads", UserWarning)
+            _assert_resumes(build, steps)
+    finally:
+        put_globals(generators)
 
 
 def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) -> None:
@@ -115,6 +120,7 @@ def _assert_resumes(build: Callable[[], Node[Any] | Loader[Any]], steps: int) ->
             f"which returns their number or None: look at {_named(own)}."
         )
     for stop, state in enumerate(states):
+        seed_globals(stop, 0, 0)  # as in another process; only what penstock seeds may draw from them
         resumed = make(build())
         try:
             resumed.load(state)
@@ -223,17 +229,13 @@ def assert_order_is_pure(order: Order, *, items: int | None = None, epochs: int 
                 _assert_same(other, epoch, positions, indices, how)
     for how, other in (("a copy of it", copied), ("built again, it", again), ("having been read, it", order)):
         assert other is None or other.settings() == settings, f"{how} has the settings {other.settings()}, and it had {settings}"
-    generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    generators = global_states()
     try:
         for seed in (1, 2):
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.manual_seed(seed)
+            seed_globals(seed, 0, 0)
             _assert_same(order, 0, positions, whole[0], "with the global generators moved, it")
     finally:
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
-        torch.set_rng_state(generators[2])
+        put_globals(generators)
 
 
 def _ways(n: int) -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 import penstock
 from comparison import difference
 from penstock import Loader
-from penstock._fetch.task import FetchTask
+from penstock._fetch.fetch_task import FetchTask
 from penstock._workers.pool import IDLE
 from penstock.nodes import Fetch, Indices
 

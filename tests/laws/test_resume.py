@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from itertools import islice
 
 import pytest
@@ -295,6 +296,14 @@ def test_the_law_names_the_field_of_a_loaders_state():
 
     with pytest.raises(AssertionError, match=r"is another: state\.count was 2 and is 0$"):
         assert_resumes_everywhere(lambda: Loader(Faulty(Cycler(Sampler(SequentialOrder(4))))), steps=11)
+
+
+def test_the_law_sees_draws_that_nothing_seeds():
+    """What a mapper behind another draws has no seed. Seen to fail: the resumed graph found the generators as the first one had."""
+    before = random.getstate()
+    with pytest.raises(AssertionError, match="resumed after 0 steps, step 0 gives another item"):
+        assert_resumes_everywhere(lambda: Mapper(Mapper(Cycler(Sampler(SequentialOrder(4))), int), lambda item: item + random.random()), steps=11)
+    assert random.getstate() == before
 
 
 def test_the_law_begins_where_the_graph_does():

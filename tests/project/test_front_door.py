@@ -85,7 +85,7 @@ def test_a_spawned_worker_imports_only_what_its_work_needs() -> None:
     """Each worker pays for its imports. Seen to fail: the task imported a node, and with it torchdata."""
     with penstock.Loader.from_dataset(Told(), None, num_workers=1, multiprocessing_context="spawn", collate_fn=list) as loader:
         loaded = next(iter(loader))
-    assert "penstock._fetch.task" in loaded
+    assert "penstock._fetch.fetch_task" in loaded
     assert [module for module in loaded if module.startswith(("torchdata.nodes", "penstock._nodes", "penstock._loader"))] == []
 
 

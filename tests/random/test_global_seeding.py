@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pairwise import pairwise
 
 from penstock import Loader
-from penstock._fetch.task import FetchTask
+from penstock._fetch.fetch_task import FetchTask
 from penstock._random import global_rng
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._random.global_seeding import CALM

@@ -217,7 +217,7 @@ class Rows:
         if not numbers or not value.ndim:
             raise ValueError(
                 f"the field {name!r} of a sequence to pack must be an array, a tensor or a list of numbers, one per place, not {value!r:.80}. "
-                f"Drop it in {self._where}{self._hint}."
+                f"Drop or convert it in {self._where} (a sequence of several fields is a dict of them){self._hint}."
             )
         return value
 

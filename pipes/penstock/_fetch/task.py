@@ -1,46 +1,27 @@
-"""What a worker does with one task: load samples by their addresses, make a batch of them, and add the address to any error.
+"""A worker's task, and what any work on one shares: seeded random numbers, the meter, and errors that name the address.
 
-Independent of threads and processes. A task is an `Indices`, any other item, a `Part` of a batch, or a batch that was `Loaded` in parts. A sample's random numbers are
-seeded by (seed, epoch, position), so a task can run anywhere, and can be repeated.
+Independent of threads and processes. A task is an `Indices`, any other item, a `Part` of a batch, or a batch that was `Loaded` in parts. A sample's
+random numbers are seeded by (seed, epoch, position), so a task can run anywhere, and can be repeated.
 """
 
 from __future__ import annotations
 
-import logging
-from functools import partial
-from itertools import islice
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from torch.utils.data import get_worker_info
-
-from penstock._arguments import brief
-from penstock._errors import GraphError
-from penstock._fetch.error_policy import SKIP, PartialBatch, SampleFailure, annotate, describe, is_of_stream
-from penstock._fetch.fetch import Fetch, IdentityDataset, ListBatch, epoch_aware, samples_in
+from penstock._fetch.error_policy import annotate
 from penstock._fetch.indices import Indices
-from penstock._fetch.packing import PackView
-from penstock._fetch.sample import RowIn, SampleCursor, current
-from penstock._fetch.torch_collate import has_registered
-from penstock._fetch.watched import parts, watched
+from penstock._fetch.sample import SampleCursor, current
 from penstock._memory.allocation import afresh
 from penstock._memory.modes import neutral_modes
-from penstock._random.global_rng import GlobalRngSnapshot
 from penstock._random.global_seeding import CALM, GlobalSeeding
-from penstock._workers.meter import Meter, measuring, now
+from penstock._workers.meter import Meter, measuring
 from penstock._workers.pool import IDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableSequence, Sequence
+    from collections.abc import MutableSequence, Sequence
 
-    from penstock._fetch.collate import BatchBuilder
-    from penstock._fetch.error_policy import OnError
     from penstock._memory.allocation import Allocate
     from penstock._random.draws import Trial
-
-    AnyBatch = BatchBuilder | ListBatch
-
-_logger = logging.getLogger("penstock")
 
 
 class Part(NamedTuple):
@@ -58,8 +39,8 @@ class Loaded(NamedTuple):
     values: Sequence[Any]
 
 
-class _Task:
-    """What both kinds of `Work` share: seeded generators, and errors with an address.
+class Task:
+    """`Work` on a task, either of a function or of a dataset.
 
     Args:
         seed: The seed of the samples' random numbers.
@@ -161,338 +142,3 @@ class _Task:
             self._seeding.seed(loading.epoch, position)
             loading.reseed = self._seeding.seed
         current.set(loading)
-
-
-@final
-class FunctionTask(_Task):
-    """`Work` that applies a user's function to each item; the function receives plain values, without their address.
-
-    Args:
-        function: Any callable of one value.
-        seed: See `_Task`.
-        seed_global_rngs: See `_Task`.
-    """
-
-    def __init__(self, function: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"]) -> None:
-        super().__init__(seed, seed_global_rngs)
-        self.function = function
-        self._watch = GlobalRngSnapshot() if seed_global_rngs else None  # until it has said something
-
-    def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
-        with self._seeding.kept(inline):
-            indices = task if isinstance(task, Indices) else None
-            if indices is not None:
-                position = int(indices.positions[0]) if indices.is_batch else indices.positions
-                self._begin(SampleCursor(self.seed, indices.epoch, [position], [indices.plain()], [IDLE]), position)
-            value = task if indices is None else indices.plain()
-            if self.trial is not None:
-                return self.trial.watched(self.function, self.parts_that_may_draw)(value)
-            function = self.function if meter is None else meter.timed(self.function, meter.load)
-            # In threads other code may draw meanwhile; a `DrawWatch` is there for them.
-            if indices is None and self._watch is not None and (inline or get_worker_info() is not None):
-                return self._without_address(function, value, self._watch)
-            return function(value)
-
-    def _without_address(self, function: Callable[[Any], Any], value: Any, watch: GlobalRngSnapshot) -> Any:
-        """Call ``function`` of what another node has made. Its draws cannot be seeded, so say so if there are any."""
-        before = watch.look()
-        result = function(value)
-        if before is not None and watch.look() != before:
-            self._watch = None
-            _logger.warning(
-                "%s seems to draw from the global random numbers: they moved while it ran, unless another thread moved them. Its items come from "
-                "another mapper, so they have no position by which to seed those, and the draws differ in every run, and after a resume. Draw in the "
-                "first mapper downstream of the sampler, in the dataset or in transform=, or from a generator that you seed by the item.",
-                brief(self.function),
-            )
-        return result
-
-    @property
-    def parts_that_may_draw(self) -> str:
-        return brief(self.function)
-
-
-@final
-class FetchTask(_Task):
-    """`Work` that loads the samples of a batch, one by one unless the dataset loads many at once, and collates them.
-
-    Args:
-        fetch: The dataset and the collate function.
-        seed: See `_Task`.
-        seed_global_rngs: See `_Task`.
-        on_error: What to do with a sample that raises an ``Exception``.
-    """
-
-    def __init__(self, fetch: Fetch, seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise") -> None:
-        once = isinstance(
-            fetch.dataset, IdentityDataset
-        )  # a transform may have modified the item, so it must not receive it again; see `GlobalSeeding`
-        super().__init__(seed, "always" if once and seed_global_rngs is True else seed_global_rngs)
-        self.fetch = fetch
-        self.dataset = (
-            None
-            if isinstance(fetch.dataset, IdentityDataset)
-            else fetch.dataset.dataset
-            if isinstance(fetch.dataset, PackView)
-            else fetch.dataset
-        )
-        if self.dataset is None:
-            self.noun = "the item"
-        self.on_error = on_error
-        self._one_by_one = on_error == "raise" and not fetch.has_getitems and not fetch.is_arrays
-        self.epoch_aware = epoch_aware(self.dataset)
-        self._epoch: int | None = None  # the last one passed to `epoch_aware`, in this process
-
-    def inline(self, task: Any, allocate: Allocate = afresh) -> Any:
-        """Most batches are plain: nothing is measured, and no sample may be skipped. Those take the fast path, `_batch`."""
-        meter = self.meter
-        plain = self._one_by_one and meter.plain and isinstance(task, Indices)
-        if not plain or not (task.is_batch and len(task.positions)) or (self.epoch_aware and task.epoch != self._epoch):
-            return super().inline(task, allocate)
-        meter.plain -= 1
-        with neutral_modes():
-            return self._seeding.run(lambda: self._batch(task, allocate), of_many=True, kept=True)
-
-    @property
-    def parts_that_may_draw(self) -> str:
-        return " or ".join(parts(self.fetch).values())
-
-    @property
-    def collates_itself(self) -> bool:
-        return self.fetch.collate_fn is not None or has_registered()
-
-    def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
-        fetch = self.fetch
-        if isinstance(task, Part):
-            fetch, task = Fetch(fetch.dataset, _samples, fetch.transform), task.indices
-        if self.trial is not None:
-            fetch = watched(fetch, self.trial)
-        elif meter is not None:
-            fetch = fetch.measured(meter)
-        return self._fetched(fetch, task, current_row, allocate, inline)
-
-    # A batch that several workers load in parts.
-
-    def parts(self, task: Any, n: int, *, here: bool = True) -> list[Part]:
-        """Split ``task`` into up to ``n`` parts; an empty list if it cannot be loaded sample by sample.
-
-        ``here`` means that the workers are threads of this process. Otherwise a batch with the user's own ``collate_fn``, or with one
-        registered with torch, is not split: it must run in the worker, because it may convert the samples into something picklable, or query
-        the worker info.
-        """
-        fetch = self.fetch
-        if fetch.has_getitems or fetch.is_arrays or not isinstance(task, Indices) or not task.is_batch:
-            return []
-        if not here and self.collates_itself:
-            return []
-        size = -(-len(task) // n)
-        rows = range(len(task))
-        return [Part(task[start : start + size], rows[start : start + size]) for start in rows[::size]] if size < len(task) else []
-
-    def part(self, task: Indices, rows: Sequence[int]) -> Part:
-        """Some rows of a batch whose values are an array."""
-        return Part(Indices(task.epoch, task.positions[rows], task.values[rows]), rows)
-
-    def _together(self, fetch: Fetch, task: Loaded, allocate: Allocate) -> Any:
-        """The batch, with its rows in order, however they were divided into parts."""
-        failures: list[SampleFailure] = []
-        samples: list[tuple[int, Any]] = []
-        for part, value in zip(task.parts, task.values, strict=True):
-            partial = value if isinstance(value, PartialBatch) else PartialBatch(value, [], len(value))
-            skipped = {failure.row for failure in partial.failures if failure.skipped}
-            failures += [failure._replace(row=part.rows[failure.row]) for failure in partial.failures]
-            kept = part.rows if not skipped else [row for place, row in enumerate(part.rows) if place not in skipped]
-            samples += zip(kept, partial.value or (), strict=True)
-        samples.sort(key=_row)
-        failures.sort(key=_row)
-        batch = fetch.begin(len(task.indices), allocate)
-        began = now()
-        batch.add([sample for _, sample in samples])
-        return self._finished(fetch, task.indices, batch, failures, now() - began)
-
-    # A task for one worker.
-
-    def _fetched(self, fetch: Fetch, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool) -> Any:
-        if isinstance(task, Loaded):
-            together = partial(self._together, fetch, task, allocate)
-            return self._seeding.run(together, of_many=False, kept=inline and fetch.collate_fn is not None)
-        if not isinstance(task, Indices):
-            raise GraphError(
-                f"Fetch loads samples by index, but received an item of type {type(task).__name__}. Put a Sampler at the source, or map with a plain function."
-            )
-        if self.epoch_aware and task.epoch != self._epoch:
-            self._set_epoch(task.epoch)
-        if fetch.is_arrays and task.is_batch:
-            try:
-                batch = fetch.gathered(task, self.seed, allocate)
-            except Exception:
-                if self.on_error == "raise":
-                    raise
-                batch = None  # load sample by sample to find the one that failed
-            if batch is not None:
-                return batch
-        many = inline or (task.is_batch and not fetch.has_getitems and len(task) >= _WATCHED)
-        return self._seeding.run(lambda: self._loaded(fetch, task, current_row, allocate), of_many=many, kept=inline)
-
-    def _loaded(self, fetch: Fetch, task: Indices, current_row: MutableSequence[int], allocate: Allocate) -> Any:
-        if not task.is_batch:
-            one = ListBatch(lambda samples: fetch.convert(samples[0]))
-            return self._row_by_row(fetch, task, [task.positions], [task.values], one, fetch.load, [IDLE])
-        positions, indices = task.positions.tolist(), task.plain()
-        if not fetch.has_getitems or not indices:
-            load = fetch.load
-        else:
-            self._begin(SampleCursor(self.seed, task.epoch, positions[:1], [indices], [IDLE]), positions[0])
-            try:
-                fetched = fetch.load_many(indices)
-            except Exception:
-                if self.on_error == "raise":
-                    raise
-                load = _load_one(fetch)  # load again, one by one, to find the sample that failed
-            else:
-                if fetch.transform is not None:
-                    samples, transform = iter(samples_in(self.dataset, fetched, len(indices))), fetch.transform
-                    batch = fetch.begin(len(indices), allocate)
-                    return self._row_by_row(fetch, task, positions, indices, batch, lambda _: transform(next(samples)), current_row)
-                current.set(None)
-                if fetch.meter is not None:
-                    return self._finished(fetch, task, ListBatch(lambda _: fetch.batch_of(fetched, allocate)), [])
-                self._seed_collate(fetch, task)
-                return fetch.batch_of(fetched, allocate)
-        return self._row_by_row(fetch, task, positions, indices, fetch.begin(len(indices), allocate), load, current_row)
-
-    def _batch(self, task: Indices, allocate: Allocate) -> Any:
-        """The result of `_loaded`, computed faster: samples are loaded one by one, and the first error is raised."""
-        fetch, indices = self.fetch, task.plain()
-        rows = iter(indices)
-        current_row: Any = RowIn(rows, len(indices))
-        token = current.set(SampleCursor(self.seed, task.epoch, task.positions, indices, current_row))
-        try:
-            if self._seeding.active:
-                current_row = [IDLE]
-                return self._loaded(fetch, task, current_row, allocate)
-            load = fetch.load
-            batch = None if fetch.collate_fn is not None else fetch.begin(len(indices), allocate)
-            if batch is None or batch.step >= len(indices):
-                samples = [load(index) for index in rows]
-                if batch is not None:
-                    batch.add(samples)
-            else:
-                while True:  # left by a break: Ctrl-C at the jump of a condition could skip the finally (python/cpython#130279)
-                    samples = [load(index) for index in islice(rows, batch.step)]
-                    if not samples:
-                        break
-                    batch.add(samples)
-            current_row = _NO_ROW
-            current.set(None)
-            return fetch.collate(samples, allocate) if batch is None else batch.finish()
-        except BaseException as exc:
-            annotate(exc, f"while loading {self.name(task, current_row[0])}")
-            raise
-        finally:
-            current.reset(token)
-
-    def _row_by_row(
-        self,
-        fetch: Fetch,
-        task: Indices,
-        positions: list[int],
-        indices: list[Any],
-        batch: AnyBatch,
-        load: Callable[[Any], Any],
-        current_row: MutableSequence[int],
-    ) -> Any:
-        loading = SampleCursor(self.seed, task.epoch, positions, indices, current_row)
-        current.set(loading)
-        seeding, seed, epoch = self._seeding.active, self._seeding.seed, task.epoch
-        loading.reseed = seed if seeding else None
-        failures: list[SampleFailure] = []
-        begun, rows, added_ns = 0, len(indices), 0
-        while begun < rows:
-            samples: list[Any] = []
-            for row in range(begun, min(rows, begun + batch.step)):
-                current_row[0] = row
-                if seeding:
-                    seed(epoch, positions[row])
-                try:
-                    samples.append(load(indices[row]))
-                except Exception as exc:
-                    if self.on_error == "raise" or is_of_stream(exc):
-                        raise
-                    substitute = self._substitute(exc, loading)
-                    failures.append(SampleFailure(row, self.name(task, row), describe(exc), substitute is SKIP))
-                    if substitute is not SKIP:
-                        samples.append(substitute)
-            begun = row + 1
-            asked = now()
-            batch.add(samples)
-            added_ns += now() - asked
-        current_row[0] = IDLE
-        current.set(None)
-        return self._finished(fetch, task, batch, failures, added_ns)
-
-    def _finished(self, fetch: Fetch, task: Indices, batch: AnyBatch, failures: list[SampleFailure], added_ns: int = 0) -> Any:
-        if failures and not batch.added:
-            return PartialBatch(None, failures, 0)
-        self._seed_collate(fetch, task)
-        began = now()
-        value = batch.finish()
-        if fetch.meter is not None:
-            fetch.meter.collate.add(now() - began + added_ns)
-        return PartialBatch(value, failures, batch.added) if failures else value
-
-    def _seed_collate(self, fetch: Fetch, task: Indices) -> None:
-        """Give ``collate_fn`` its own seed, so that its draws do not depend on what the samples drew."""
-        if fetch.collate_fn is not None and fetch.collate_fn is not _samples and task.is_batch and len(task):
-            self._seeding.seed_collate(task.epoch, int(task.positions[0]))
-
-    def _substitute(self, exc: Exception, loading: SampleCursor) -> Any:
-        if self.on_error == "skip":
-            return SKIP
-        assert callable(self.on_error)
-        loading.restart()  # a substitute's random numbers must not depend on where the sample failed
-        sample = loading.sample()
-        if self._seeding.active:
-            self._seeding.seed(sample.epoch, sample.position)
-        return self.on_error(exc, sample.index, sample.epoch, sample.position)
-
-    def _set_epoch(self, epoch: int) -> None:
-        self._epoch = None
-        for dataset in self.epoch_aware:
-            dataset.set_epoch(epoch)
-        self._epoch = epoch
-
-
-def work_of(
-    map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise"
-) -> FetchTask | FunctionTask:
-    """The `Work` for ``map_fn``: a `FetchTask` for a `Fetch`, a `FunctionTask` for any other function."""
-    if isinstance(map_fn, Fetch):
-        return FetchTask(map_fn, seed, seed_global_rngs, on_error)
-    return FunctionTask(map_fn, seed, seed_global_rngs)
-
-
-_WATCHED = 8
-"""Samples in the smallest batch that a worker watches for draws instead of seeding each sample. In the consumer's thread, restoring the generators costs more than watching."""
-
-
-_row = itemgetter(0)
-_NO_ROW = (IDLE,)
-
-
-def _samples(samples: Any) -> Any:
-    """The ``collate_fn`` of a `Part`: returns the samples unchanged."""
-    if type(samples) not in (list, tuple):
-        raise TypeError(
-            f"several workers load the samples of each batch, because the dataset has lanes, but its __getitems__ returned a whole batch, a "
-            f"{type(samples).__name__}. Return a list of samples."
-        )
-    return samples
-
-
-def _load_one(fetch: Fetch) -> Callable[[Any], Any]:
-    def load(index: Any) -> Any:
-        sample = fetch.load_many([index])[0]
-        return sample if fetch.transform is None else fetch.transform(sample)
-
-    return load

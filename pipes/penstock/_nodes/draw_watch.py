@@ -23,7 +23,7 @@ from penstock._workers.blocked import Blocked
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from penstock._fetch.task import FetchTask, FunctionTask
+    from penstock._fetch.task import Task
     from penstock._random.draws import Look
 
 
@@ -40,7 +40,7 @@ class DrawWatch:
         said: The warning, once issued.
     """
 
-    def __init__(self, work: FetchTask | FunctionTask) -> None:
+    def __init__(self, work: Task) -> None:
         self._work = work
         self.look = looker()
         self.blocked = Blocked(self.look)

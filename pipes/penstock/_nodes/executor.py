@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from penstock._errors import ClosedError, is_own_error
 from penstock._fetch.error_policy import annotate
 from penstock._fetch.fetch import Fetch
+from penstock._fetch.fetch_task import FetchTask
 from penstock._fetch.indices import Indices
-from penstock._fetch.task import FetchTask, Loaded, Part
+from penstock._fetch.task import Loaded, Part
 from penstock._memory.allocation import afresh, pinned
 from penstock._memory.devices import can_pin
 from penstock._memory.recycler import Recycler

@@ -7,7 +7,9 @@ import logging
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from penstock._arguments import brief
-from penstock._fetch.task import FetchTask, FunctionTask, work_of
+from penstock._fetch.fetch import Fetch
+from penstock._fetch.fetch_task import FetchTask
+from penstock._fetch.function_task import FunctionTask
 from penstock._random.global_rng import GlobalRngSnapshot, global_rngs_kept, seed_globals
 from penstock._random.global_seeding import CALM
 from penstock._workers.reader_thread import reads_ahead
@@ -42,8 +44,8 @@ class InlineWork:
     def __init__(
         self, map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise"
     ) -> None:
-        self.seeded: FetchTask | FunctionTask = work_of(map_fn, seed, seed_global_rngs, on_error)
-        self._unseeded = work_of(map_fn, seed, False, on_error)
+        self.seeded: FetchTask | FunctionTask = _work_of(map_fn, seed, seed_global_rngs, on_error)
+        self._unseeded = _work_of(map_fn, seed, False, on_error)
         self.meter = self._unseeded.meter = self.seeded.meter
         self._what = type(self.seeded.dataset).__name__ if isinstance(self.seeded, FetchTask) else brief(map_fn)
         # A function may change its item; a sample can be loaded again.
@@ -99,3 +101,12 @@ class InlineWork:
             raise error
         finally:
             del error  # its traceback refers to this frame: break the cycle
+
+
+def _work_of(
+    map_fn: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"], on_error: OnError = "raise"
+) -> FetchTask | FunctionTask:
+    """The `Work` for ``map_fn``: a `FetchTask` for a `Fetch`, a `FunctionTask` for any other function."""
+    if isinstance(map_fn, Fetch):
+        return FetchTask(map_fn, seed, seed_global_rngs, on_error)
+    return FunctionTask(map_fn, seed, seed_global_rngs)

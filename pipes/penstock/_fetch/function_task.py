@@ -1,0 +1,72 @@
+"""Work that applies a user's function to each item."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from torch.utils.data import get_worker_info
+
+from penstock._arguments import brief
+from penstock._fetch.indices import Indices
+from penstock._fetch.sample import SampleCursor
+from penstock._fetch.task import Task
+from penstock._random.global_rng import GlobalRngSnapshot
+from penstock._workers.pool import IDLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableSequence
+
+    from penstock._memory.allocation import Allocate
+    from penstock._workers.meter import Meter
+
+_logger = logging.getLogger("penstock")
+
+
+@final
+class FunctionTask(Task):
+    """`Work` that applies a user's function to each item; the function receives plain values, without their address.
+
+    Args:
+        function: Any callable of one value.
+        seed: See `Task`.
+        seed_global_rngs: See `Task`.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], seed: int, seed_global_rngs: bool | Literal["always"]) -> None:
+        super().__init__(seed, seed_global_rngs)
+        self.function = function
+        self._watch = GlobalRngSnapshot() if seed_global_rngs else None  # until it has said something
+
+    def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
+        with self._seeding.kept(inline):
+            indices = task if isinstance(task, Indices) else None
+            if indices is not None:
+                position = int(indices.positions[0]) if indices.is_batch else indices.positions
+                self._begin(SampleCursor(self.seed, indices.epoch, [position], [indices.plain()], [IDLE]), position)
+            value = task if indices is None else indices.plain()
+            if self.trial is not None:
+                return self.trial.watched(self.function, self.parts_that_may_draw)(value)
+            function = self.function if meter is None else meter.timed(self.function, meter.load)
+            # In threads other code may draw meanwhile; a `DrawWatch` is there for them.
+            if indices is None and self._watch is not None and (inline or get_worker_info() is not None):
+                return self._without_address(function, value, self._watch)
+            return function(value)
+
+    def _without_address(self, function: Callable[[Any], Any], value: Any, watch: GlobalRngSnapshot) -> Any:
+        """Call ``function`` of what another node has made. Its draws cannot be seeded, so say so if there are any."""
+        before = watch.look()
+        result = function(value)
+        if before is not None and watch.look() != before:
+            self._watch = None
+            _logger.warning(
+                "%s seems to draw from the global random numbers: they moved while it ran, unless another thread moved them. Its items come from "
+                "another mapper, so they have no position by which to seed those, and the draws differ in every run, and after a resume. Draw in the "
+                "first mapper downstream of the sampler, in the dataset or in transform=, or from a generator that you seed by the item.",
+                brief(self.function),
+            )
+        return result
+
+    @property
+    def parts_that_may_draw(self) -> str:
+        return brief(self.function)
