@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from itertools import islice
 
 import pytest
@@ -301,9 +302,36 @@ def test_the_law_names_the_field_of_a_loaders_state():
 def test_the_law_sees_draws_that_nothing_seeds():
     """What a mapper behind another draws has no seed. Seen to fail: the resumed graph found the generators as the first one had."""
     before = random.getstate()
-    with pytest.raises(AssertionError, match="resumed after 0 steps, step 0 gives another item"):
-        assert_resumes_everywhere(lambda: Mapper(Mapper(Cycler(Sampler(SequentialOrder(4))), int), lambda item: item + random.random()), steps=11)
+    with pytest.raises(AssertionError, match="resumed after 0 steps, step 0 gives another item") as raised:
+        assert_resumes_everywhere(
+            lambda: Mapper(Mapper(Cycler(Sampler(SequentialOrder(4))), int), lambda item: item + random.random()), steps=11
+        )
+    assert "seed in build what it draws" in raised.value.__notes__[0]
     assert random.getstate() == before
+
+
+def test_the_law_sees_data_that_build_draws():
+    """Seen to fail: an error that did not say what differed."""
+    build = lambda: Loader.from_dataset(range(8), 2, shuffle=True, seed=random.getrandbits(20))  # noqa: E731
+    with pytest.raises(penstock.StateMismatch, match="seed was") as raised:
+        assert_resumes_everywhere(build, steps=9)
+    assert "seed in build what it draws" in raised.value.__notes__[0]
+
+
+class Divides:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return 1 // (2 - index)
+
+
+def test_the_law_closes_a_graph_that_raises():
+    """Seen to fail: the threads of the first graph stayed, as long as the error was kept."""
+    with pytest.raises(ZeroDivisionError) as kept:
+        assert_resumes_everywhere(lambda: Loader.from_dataset(Divides(), 1, num_workers=2, method="thread"), steps=9)
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("penstock")] == []
+    assert kept.value.args
 
 
 def test_the_law_begins_where_the_graph_does():

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from epochs import B, N, epoch, loader, resumed, values
+from torch.utils.data import DistributedSampler, IterableDataset
 from ways import every_way
 
 import penstock
 from penstock import Loader
 from penstock._loader.state_dict import differences
-from penstock.nodes import Batcher, Cycler, EndOfEpoch, IterableSource, Node, ParallelMapper, Sampler
-from penstock.orders import SequentialOrder
+from penstock.nodes import Batcher, Cycler, EndOfEpoch, IterableSource, Mapper, Node, ParallelMapper, Sampler
+from penstock.orders import SequentialOrder, ShuffledOrder
 from penstock.testing import Tagged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def flattened(batches) -> list[int]:
@@ -37,6 +41,10 @@ class Countless:
 
     def __iter__(self):
         return iter(range(1000 * self.epoch, 1000 * self.epoch + N))
+
+
+class Stream(Countless, IterableDataset):
+    """The same, as torch has it."""
 
 
 def unsized(**options) -> Loader:
@@ -444,6 +452,36 @@ def test_other_settings_are_a_mismatch_with_both_values(other, words):
         with pytest.raises(penstock.StateMismatch, match=words):
             batches.load_state_dict(saved())
         next(iter(batches))
+
+
+DRAWS: dict[str, Callable[[int], Loader]] = {
+    "in order": lambda seed: Loader.from_dataset(Tagged(N), B, seed=seed),
+    "DistributedSampler": lambda seed: Loader.from_dataset(Tagged(N), B, sampler=DistributedSampler(range(N), 1, 0, seed=3), seed=seed),
+    "order=": lambda seed: Loader.from_dataset(Tagged(N), B, order=ShuffledOrder(N, seed=3), seed=seed),
+    "stream": lambda seed: Loader.from_dataset(Stream(), B, seed=seed),
+    "stream without a mapper": lambda seed: Loader(IterableSource(Countless(), seed=seed)),
+    "ParallelMapper": lambda seed: Loader(ParallelMapper(Cycler(Sampler(SequentialOrder(N))), str, 0, seed=seed)),
+    "Mapper": lambda seed: Loader(Mapper(Cycler(Sampler(ShuffledOrder(N, seed=3))), str, seed=seed)),
+}
+
+
+@pytest.mark.parametrize("build", DRAWS.values(), ids=DRAWS)
+def test_another_seed_of_the_samples_is_a_mismatch(build):
+    """Where the order has none, or its own. Seen to fail: the state loaded, and the rest of the epoch drew other numbers without a word."""
+    with build(1) as batches:
+        next(iter(batches))
+        state = batches.state_dict()
+    with build(2) as batches, pytest.raises(penstock.StateMismatch, match="sample_seed was 1 and is 2"):
+        batches.load_state_dict(state)
+    with build(0) as batches, pytest.raises(penstock.StateMismatch, match="sample_seed was 1 and is 0"):
+        batches.load_state_dict(state)
+    with build(1) as batches:
+        batches.load_state_dict(state)
+
+
+def test_the_seed_of_the_order_is_not_saved_twice():
+    with Loader(Mapper(Cycler(Sampler(ShuffledOrder(N, seed=3))), str)) as batches:
+        assert "sample_seed" not in str(batches.state_dict())
 
 
 def test_another_dataset_is_a_mismatch_unless_not_strict():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 import torch
@@ -166,6 +167,54 @@ def test_an_own_generator_gives_each_epoch_its_order(name):
         assert [list(loader), list(loader)] == [want[0][3:], want[1]]
 
 
+class Hesitant(RandomSampler):
+    """Draws the order of a pass only when an item of it is asked for, or another generator is given; that would be too late."""
+
+    def __init__(self) -> None:
+        self.released, self.given, self.late = threading.Event(), 0, False
+        super().__init__(range(N), generator=torch.Generator().manual_seed(1))
+
+    @property
+    def generator(self):
+        return self._generator
+
+    @generator.setter
+    def generator(self, generator):
+        self._generator, self.given = generator, self.given + 1
+        self.released.set()
+
+    def __iter__(self):
+        given = self.given
+        assert self.released.wait(60)
+        self.late |= self.given != given
+        yield from super().__iter__()
+
+
+class Releases(Held):
+    """Reads ahead of a `Hesitant`, and releases it."""
+
+    def __init__(self) -> None:
+        self.sampler = Hesitant()
+        super().__init__(tn.Prefetcher(tn.SamplerWrapper(self.sampler), 2))
+
+    def reset(self, initial_state=None):
+        self.sampler.released = threading.Event()
+        super().reset(initial_state)
+
+    def next(self):
+        self.sampler.released.set()
+        return super().next()
+
+
+def test_a_thread_that_has_not_begun_its_pass_keeps_its_generator():
+    """Seen to fail: without the wait for its first item, the thread of the pass before drew from the generator of this one."""
+    source = Releases()
+    with Loader.from_dataset(source, batch_size=None) as loader:
+        loader.set_epoch(2)
+        assert list(loader) == epochs(own_generator, 3)[2]
+    assert not source.sampler.late
+
+
 def test_an_own_generator_may_be_seeded_until_it_is_read():
     """As torchdata's loader allows. Seen to fail: its state taken when the loader was built."""
     node = own_generator()
@@ -211,13 +260,14 @@ def test_reading_epochs_again_is_said_once(caplog):
     [
         (lambda: tn.Mapper(Sampler_(SequentialOrder(4)), abs), "Sampler"),
         (lambda: tn.Batcher(tn.Mapper(Sampler_(SequentialOrder(4)), abs), 2), "Sampler"),
+        (lambda: Held(tn.Mapper(Sampler_(SequentialOrder(4)), abs)), "Sampler"),
         (lambda: tn.Unbatcher(Batcher(tn.IterableWrapper(range(4)), 2)), "Batcher"),
         (lambda: tn.Prefetcher(SamplerWrapper([1, 2]), 1), "SamplerWrapper"),
     ],
 )
 def test_one_that_would_be_handed_indices_is_refused(make, ours):
-    """Seen to fail: "Sampler has no source; it must override what the contract asks of it"."""
-    with pytest.raises(GraphError, match=rf"torchdata.nodes.* is downstream of a {ours} and would get Indices.*Put it upstream"):
+    """Seen to fail: "Sampler has no source; it must override what the contract asks of it"; a node that has its source under another name."""
+    with pytest.raises(GraphError, match=rf"(torchdata.nodes.*|Held) is downstream of a {ours} and would get Indices.*Put it upstream"):
         Loader(make())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
 import weakref
@@ -146,6 +147,7 @@ def test_a_graph_that_was_started_is_not_copied(build):
 def test_nothing_exists_before_the_first_reset(build):
     """No thread, no process, no open file, and no finalizer for them. Seen to fail: pools made with their node."""
     build().shutdown()
+    gc.collect()
 
     def resources() -> tuple[int, ...]:
         me = psutil.Process()

@@ -39,8 +39,8 @@ class FunctionTask(Task):
         self._watch = GlobalRngSnapshot() if seed_global_rngs else None  # until it has said something
 
     def _done(self, task: Any, current_row: MutableSequence[int], allocate: Allocate, inline: bool, meter: Meter | None) -> Any:
-        with self._seeding.kept(inline):
-            indices = task if isinstance(task, Indices) else None
+        indices = task if isinstance(task, Indices) else None
+        with self._seeding.kept(inline and indices is not None):  # draws that nothing seeds must go on from item to item
             if indices is not None:
                 position = int(indices.positions[0]) if indices.is_batch else indices.positions
                 self._begin(SampleCursor(self.seed, indices.epoch, [position], [indices.plain()], [IDLE]), position)
@@ -61,8 +61,8 @@ class FunctionTask(Task):
             self._watch = None
             _logger.warning(
                 "%s seems to draw from the global random numbers: they moved while it ran, unless another thread moved them. Its items come from "
-                "another mapper, so they have no position by which to seed those, and the draws differ in every run, and after a resume. Draw in the "
-                "first mapper downstream of the sampler, in the dataset or in transform=, or from a generator that you seed by the item.",
+                "another mapper, so they have no position by which to seed those: unless the function seeds them by the item, the draws differ in every run, "
+                "and after a resume. Draw in the first mapper downstream of the sampler, in the dataset or in transform=.",
                 brief(self.function),
             )
         return result

@@ -24,7 +24,7 @@ from penstock._loader.epoch_iterator import EpochIterator, Runs
 from penstock._loader.graph_reader import GraphReader
 from penstock._loader.in_step import warn_if_in_step
 from penstock._loader.positions import Positions
-from penstock._loader.state_dict import FORMAT, KEY, as_saved_then, differences, epoch_in, parsed, warn_of_start
+from penstock._loader.state_dict import FORMAT, KEY, changes, epoch_in, parsed, warn_of_start
 from penstock._loader.title import title
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.index_node import index_of
@@ -284,7 +284,7 @@ class Loader(FromDataset, Generic[T]):
         self._reader.check_open()
         self._runs.roll_back()
         state = parsed(state_dict)
-        changed = differences(state["settings"], as_saved_then(self._settings_at(state["state"]), state["settings"]))
+        changed = changes(state["settings"], self._settings_at(state["state"]))
         if changed and strict:
             raise StateMismatch(
                 "this state was saved under other settings: " + "; ".join(changed) + ". Load it with the settings it was saved under, "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import GraphError
 from penstock._fetch.fetch import Fetch
-from penstock._loader.state_dict import epoch_in
+from penstock._loader.state_dict import SAMPLE_SEED, epoch_in
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.index_node import IndexNode, items_in, left_at
 from penstock._nodes.node import place_of
@@ -60,9 +60,15 @@ class Positions:
         return items_in(self._root, epoch)
 
     def settings(self) -> dict[str, Any]:
-        """What must be the same when a state is loaded."""
-        fetches = [fetch for node in self._nodes if isinstance(fetch := getattr(node, "map_fn", None), Fetch)]
-        return {name: value for settings in (self.facts.settings, *(one.settings() for one in fetches)) for name, value in settings.items()}
+        """What must be the same when a state is loaded. The seed of the samples' random numbers is among it, unless it is the order's."""
+        settings = dict(self.facts.settings)
+        own: list[Any] = []
+        for node in self._nodes:
+            if isinstance(fetch := getattr(node, "map_fn", None), Fetch):
+                settings |= fetch.settings()
+            if (seed := getattr(node, "sample_seed", None)) not in (None, *own, settings.get("seed", 0)):
+                own.append(seed)
+        return settings | ({SAMPLE_SEED: own[0] if len(own) == 1 else own} if own else {})
 
     def settings_at(self, state: Any) -> dict[str, Any]:
         """Settings that depend on the position in ``state``, which is not checked yet."""

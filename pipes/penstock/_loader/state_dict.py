@@ -26,6 +26,9 @@ FORMAT = 1
 KEY = "penstock"
 """The one key of `Loader.state_dict`."""
 
+SAMPLE_SEED: Final = "sample_seed"
+"""The setting for the seed of the samples' random numbers, saved only if it differs from the order's seed."""
+
 
 @final
 class CommitLedger:
@@ -147,7 +150,15 @@ _FORMER: Final = {"lanes": "names", "mixed lanes": "sources"}
 """The key that older versions saved for a stream instead of `SHARD_NAMES` and ``"orders"``, by the stream's order."""
 
 
-def as_saved_then(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Each setting that differs, with both values, as far as the version that wrote ``saved`` knew it."""
+    now = _as_saved_then(now, saved)
+    if SAMPLE_SEED in saved or SAMPLE_SEED in now:
+        saved, now = ({SAMPLE_SEED: settings.get("seed", 0), **settings} for settings in (saved, now))
+    return differences(saved, now)
+
+
+def _as_saved_then(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
     """The settings ``now``, without those that did not exist when ``saved`` was written."""
     later = {name: now[name] for name in _LATER if name in now and name not in saved}
     if missing := [_LATER[name] for name, value in later.items() if not isinstance(value, dict) or any(value.values())]:

@@ -146,6 +146,7 @@ class IterableSource(FirstNode[Indices]):
         self.iterable = iterable
         self.split = split
         self.seed_global_rngs = seed_global_rngs
+        self.sample_seed = seed
         self._reader: Reader = NodeReader(iterable) if isinstance(iterable, BaseNode) else IterableReader(iterable)
         self._rng = StreamRng(type(iterable).__name__, seed, seed_global_rngs)
         self._pristine: list[Any] = []  # its state before anything was read, once known

@@ -143,6 +143,7 @@ class ParallelMapper(Node[T]):
             )
         seed = facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
         self.map_fn = map_fn
+        self.sample_seed = seed
         self.in_order = in_order
         self.executor = Executor(map_fn, options, seed, seed_global_rngs, on_error)
         self._prefetch_next_epoch = prefetch_next_epoch and facts.may_run_ahead and self.num_workers > 0

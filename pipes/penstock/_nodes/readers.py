@@ -166,11 +166,9 @@ class NodeReader:
     exclusive = True
 
     def __init__(self, node: BaseNode[Any]) -> None:
-        upstream: Any = node
-        while upstream is not None and not isinstance(upstream, Node):
-            upstream = getattr(upstream, "source", None)
-        if upstream is not None:
-            _check_downstream(node, upstream)
+        for upstream in _inside(node):
+            if isinstance(upstream, Node):
+                _check_downstream(node, upstream)
         self._node: Any = node
         self._at_start = False  # just reset: a node that reads ahead would count a second reset as another pass
         self._begun = True  # the pass that was last reset has yielded an item, so its sampler has its generator
@@ -239,16 +237,7 @@ class _Generators:
     """
 
     def __init__(self, node: BaseNode[Any]) -> None:
-        inside: dict[int, Any] = {}
-        waiting: list[Any] = [node]
-        while waiting:
-            one = waiting.pop()
-            if id(one) not in inside:
-                inside[id(one)] = one
-                for value in getattr(one, "__dict__", {}).values():  # of any name, because a node of the user's has its own
-                    each = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-                    waiting += [part for part in each if isinstance(part, BaseNode | Sampler)]
-        self.owners = [one for one in inside.values() if isinstance(getattr(one, "generator", None), torch.Generator)]
+        self.owners = [one for one in _inside(node) if isinstance(getattr(one, "generator", None), torch.Generator)]
 
     def replace(self, epoch: int) -> None:
         """Give each sampler a new generator for ``epoch``. A pass that was begun keeps its own."""
@@ -260,6 +249,22 @@ class _Generators:
                 word = blake2b(first.numpy().tobytes() + epoch.to_bytes(8, "little"), digest_size=8)
                 generator.manual_seed(int.from_bytes(word.digest(), "little") >> 1)
             one.generator = generator
+
+
+def _inside(node: BaseNode[Any]) -> list[Any]:
+    """``node``, and the nodes and samplers that it holds, directly or not; of one of ours, only itself."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [node]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found:
+            found[id(one)] = one
+            for value in (
+                getattr(one, "__dict__", {}).values() if not isinstance(one, Node) else ()
+            ):  # of any name: a user's node has its own
+                each = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+                waiting += [part for part in each if isinstance(part, BaseNode | Sampler)]
+    return list(found.values())
 
 
 _as_passed: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()
