@@ -99,7 +99,10 @@ def record(name: str, stop: int) -> dict:
 def test_a_saved_state_loads_for_ever(saved):
     with BUILDS[saved["name"]]() as loader:
         loader.load_state_dict(saved["state"])
-        assert loader.state_dict() == saved["state"]
+        now, then = (json.loads(state["penstock"]) for state in (loader.state_dict(), saved["state"]))
+        if "sample_seed" not in then["settings"]:  # it was not saved by versions before the first release
+            del now["settings"]["sample_seed"]
+        assert now == then
         batches = []
         while len(batches) < 3:
             batches += [shown(batch) for batch in islice(loader, 3 - len(batches))]

@@ -479,11 +479,6 @@ def test_another_seed_of_the_samples_is_a_mismatch(build):
         batches.load_state_dict(state)
 
 
-def test_the_seed_of_the_order_is_not_saved_twice():
-    with Loader(Mapper(Cycler(Sampler(ShuffledOrder(N, seed=3))), str)) as batches:
-        assert "sample_seed" not in str(batches.state_dict())
-
-
 def test_another_dataset_is_a_mismatch_unless_not_strict():
     with Loader.from_dataset(Tagged(N + 1), batch_size=B, shuffle=True, seed=1) as batches:
         with pytest.raises(penstock.StateMismatch, match="length was 10 and is 11"):

@@ -144,17 +144,17 @@ class Hidden(torchdata.nodes.BaseNode):
 
     def __init__(self, inner) -> None:
         super().__init__()
-        self._inner = inner
+        self._inner = lambda: inner
 
     def reset(self, initial_state=None):
         super().reset(initial_state)
-        self._inner.reset(initial_state)
+        self._inner().reset(initial_state)
 
     def next(self):
-        return next(self._inner)
+        return next(self._inner())
 
     def get_state(self):
-        return self._inner.state_dict()
+        return self._inner().state_dict()
 
 
 def test_a_hidden_one_is_found_by_the_mark_it_hands_on():

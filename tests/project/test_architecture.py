@@ -43,7 +43,7 @@ MAY_IMPORT = {  # room: those it may import from
     "statistics": "_observe _statistics",
     "_command": "_arguments _errors _statistics _workers _fetch _nodes _observe _loader _streams formats",
     "__main__": "_command",
-    "testing": "_random _fetch _nodes _loader",
+    "testing": "_errors _random _fetch _nodes _loader",
     "integrations": "front",
 }
 CONCURRENCY = ("_thread", "asyncio", "concurrent", "multiprocessing", "subprocess", "threading", "torch.multiprocessing")

@@ -60,15 +60,15 @@ class Positions:
         return items_in(self._root, epoch)
 
     def settings(self) -> dict[str, Any]:
-        """What must be the same when a state is loaded. The seed of the samples' random numbers is among it, unless it is the order's."""
+        """What must be the same when a state is loaded."""
         settings = dict(self.facts.settings)
-        own: list[Any] = []
         for node in self._nodes:
             if isinstance(fetch := getattr(node, "map_fn", None), Fetch):
                 settings |= fetch.settings()
-            if (seed := getattr(node, "sample_seed", None)) not in (None, *own, settings.get("seed", 0)):
-                own.append(seed)
-        return settings | ({SAMPLE_SEED: own[0] if len(own) == 1 else own} if own else {})
+        # Only a source that is iterated and the first mapper have positions to seed by.
+        with_seed: dict[bool, Any] = {hasattr(node, "map_fn"): node for node in self._nodes if hasattr(node, "sample_seed")}
+        seeds = list(dict.fromkeys(node.sample_seed for node in with_seed.values()))
+        return settings | ({SAMPLE_SEED: seeds[0] if len(seeds) == 1 else seeds} if seeds else {})
 
     def settings_at(self, state: Any) -> dict[str, Any]:
         """Settings that depend on the position in ``state``, which is not checked yet."""

@@ -27,7 +27,7 @@ KEY = "penstock"
 """The one key of `Loader.state_dict`."""
 
 SAMPLE_SEED: Final = "sample_seed"
-"""The setting for the seed of the samples' random numbers, saved only if it differs from the order's seed."""
+"""The setting for the seed of the samples' random numbers."""
 
 
 @final
@@ -143,6 +143,7 @@ _LATER: Final = {
     SHARD_NAMES: "the names of the shards, in their order",
     SUBSET_INDICES: "the indices of a Subset",
     "orders": "the orders of the sources of a mix",
+    SAMPLE_SEED: "the seed of the samples",
 }
 """Settings that older versions did not save."""
 
@@ -152,10 +153,9 @@ _FORMER: Final = {"lanes": "names", "mixed lanes": "sources"}
 
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Each setting that differs, with both values, as far as the version that wrote ``saved`` knew it."""
-    now = _as_saved_then(now, saved)
-    if SAMPLE_SEED in saved or SAMPLE_SEED in now:
-        saved, now = ({SAMPLE_SEED: settings.get("seed", 0), **settings} for settings in (saved, now))
-    return differences(saved, now)
+    if SAMPLE_SEED not in now:  # nothing in this graph draws
+        saved = {name: value for name, value in saved.items() if name != SAMPLE_SEED}
+    return differences(saved, _as_saved_then(now, saved))
 
 
 def _as_saved_then(now: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
