@@ -79,7 +79,8 @@ def assert_resumes_everywhere(build: Callable[[], Node[Any] | Loader[Any]], *, s
     epoch is compared with what the graph counts.
 
     Args:
-        build: Builds a new graph, or a new `Loader` over one, and seeds what it draws itself; it is called up to ``steps + 5`` times. For two ranks, ``RANK`` and ``WORLD_SIZE`` are set.
+        build: Builds a new graph, or a new `Loader` over one, and seeds what it draws itself; it is called up to ``steps + 6`` times. For two
+            ranks, ``RANK`` and ``WORLD_SIZE`` are set.
         steps: How many items to compare, markers included. Choose enough to cross two epoch ends and to see items of two epochs.
 
     Raises:

@@ -32,6 +32,7 @@ from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, 
 from penstock._nodes.sampler_traits import length
 from penstock._nodes.self_splitting import splits_itself
 from penstock._nodes.stream_rng import START, StreamRng
+from penstock._random.orders import checked_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -146,7 +147,7 @@ class IterableSource(FirstNode[Indices]):
         self.iterable = iterable
         self.split = split
         self.seed_global_rngs = seed_global_rngs
-        self.sample_seed = seed
+        self.sample_seed = checked_seed(seed)
         self._reader: Reader = NodeReader(iterable) if isinstance(iterable, BaseNode) else IterableReader(iterable)
         self._rng = StreamRng(type(iterable).__name__, seed, seed_global_rngs)
         self._pristine: list[Any] = []  # its state before anything was read, once known

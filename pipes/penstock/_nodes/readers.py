@@ -259,9 +259,8 @@ def _inside(node: BaseNode[Any]) -> list[Any]:
         one = waiting.pop()
         if id(one) not in found:
             found[id(one)] = one
-            for value in (
-                getattr(one, "__dict__", {}).values() if not isinstance(one, Node) else ()
-            ):  # of any name: a user's node has its own
+            parts = {} if isinstance(one, Node) else getattr(one, "__dict__", {})
+            for value in parts.values():  # of any name, because a node of the user's has its own
                 each = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
                 waiting += [part for part in each if isinstance(part, BaseNode | Sampler)]
     return list(found.values())

@@ -87,7 +87,7 @@ class SamplerWrapper(FirstNode[Any]):
         ] = ()  # of the last plans: epoch, first position, the position after the last, `Plan.said`
         self._held: tuple[int, Plan] | None = None  # an epoch, and its plan or the block in use
         self._follows: State | None = None  # the last returned place, which fits the current plan
-        settings = {"order": f"{type(sampler).__module__}.{type(sampler).__qualname__}", "seed": seed}
+        settings = {"order": f"{type(sampler).__module__}.{type(sampler).__qualname__}", "seed": self.seed}
         super().__init__(Facts(settings, may_run_ahead=plan_ahead))
 
     def details(self) -> dict[str, Any]:
