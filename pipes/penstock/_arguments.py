@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import math
 import operator
 import re
@@ -60,6 +61,18 @@ def seconds(name: str, value: Any, zero: str = "waits forever") -> float | None:
 def checksum(data: Any) -> str:
     """A hash of bytes, or of anything that has them, in 16 digits."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def shortened(said: dict[str, Any], most: int = 400) -> dict[str, Any] | str:
+    """``said``, if its JSON has at most ``most`` characters. Otherwise with checksums for its values, or, if that is too long, one checksum."""
+    for one in (said, {name: _checksum_of(value) for name, value in said.items()}):
+        if len(json.dumps(one)) <= most:
+            return one
+    return _checksum_of(said)
+
+
+def _checksum_of(said: Any) -> str:
+    return f"checksum {checksum(json.dumps(said, sort_keys=True).encode())}"
 
 
 LONGEST_LINE: Final = 200

@@ -124,7 +124,14 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
         pairs = enumerate(zip_longest(saved, now, fillvalue=_NOT_THERE))
         return [one for place, (was, is_) in pairs for one in differences(was, is_, f"{name}[{place}]")]
     meaning = _CHECKSUMS.get(name.rpartition(".")[2])
-    return [f"{name} was {saved!r:.80} and is {now!r:.80}{f' (checksums of {meaning})' if meaning else ''}"]
+    hint = (
+        f" (checksums of {meaning})"
+        if meaning
+        else " (a step holds this; its settings() may say what counts instead)"
+        if name.startswith("held")
+        else ""
+    )
+    return [f"{name} was {saved!r:.80} and is {now!r:.80}{hint}"]
 
 
 _CHECKSUMS: Final = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
-from penstock._arguments import checksum, whole_number
+from penstock._arguments import checksum, shortened, whole_number
 from penstock._random.mix_order import MixOrder
 from penstock._random.order import ContinuingOrder
 from penstock._random.orders import LONGEST, PlainOrder, SequentialOrder, checked_seed
@@ -79,7 +79,7 @@ class InterleavedMixOrder(PlainOrder):
         of_sources = checksum(json.dumps(said, sort_keys=True).encode())
         self._said = {"order": "mixed lanes", "length": self._n, "lanes": self.lanes, "seed": self._seed, "orders": of_sources}
         if held:
-            self._said["held"] = held
+            self._said["held"] = shortened(held)
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
         """See `ContinuingOrder`: ``positions`` count from the beginning of training."""

@@ -7,6 +7,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, final
 
+from penstock._arguments import shortened
 from penstock._fetch.error_policy import mark_of_stream
 from penstock._random.lane_order import Deal, InterleavedOrder
 from penstock._streams.bookmarks import KnownOutputs, default_folder
@@ -122,7 +123,7 @@ class RecordStream:
             self._code = code_hash(self._steps if self._is_numbered else [*self._steps, inspect.unwrap(self._open)])
         said = {"shards": len(self._shards), "steps": step_settings(self._steps), "shuffle": shuffle, "seed": seed}
         if self._steps:
-            said["held"] = step_values(self._steps)
+            said["held"] = shortened(step_values(self._steps))
         return InterleavedOrder(self.lanes, self._length, said if self._settings is None else {**said, "data": self._settings})
 
     def close(self) -> None:
