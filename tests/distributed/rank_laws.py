@@ -350,7 +350,10 @@ def ranks_that_disagree_are_told_so():
 
     check()
     lengths = f"is {N} on {others} and {N - 1} on rank {last}"
-    on_every_rank(lambda: check(shuffle=True, seed=3 if mine else 0), f"{mismatch}seed is 0 on {others} and 3 on rank {last}. Build")
+    on_every_rank(
+        lambda: check(shuffle=True, seed=3 if mine else 0),
+        f"{mismatch}sample_seed is 0 on {others} and 3 on rank {last}; seed is 0 on {others} and 3 on rank {last}. Build",
+    )
     on_every_rank(lambda: check(n=N - mine), mismatch, f"; length {lengths}. Build", f"items in an epoch {lengths}")
     on_every_rank(lambda: check(batch_size=4 + mine), f"{mismatch}batch_size is 4 on {others} and 5 on rank {last}")
     on_every_rank(lambda: check(tail="drop" if mine else "pad"), f"{mismatch}tail is 'pad' on {others} and 'drop' on rank {last}")

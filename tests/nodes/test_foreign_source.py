@@ -271,6 +271,23 @@ def test_one_that_would_be_handed_indices_is_refused(make, ours):
         Loader(make())
 
 
+def test_one_that_holds_its_own_consumer_is_upstream_of_it():
+    """Seen to fail: refused as downstream of the Cycler of the loader that it was read by."""
+    node = Held(tn.IterableWrapper(range(4)))
+    with Loader(node) as first:
+        node.consumer = first.root
+    with Loader(node) as second:
+        assert list(second) == [0, 1, 2, 3]
+
+
+def test_one_whose_source_is_a_property_is_refused():
+    class Behind(Held):
+        source = property(lambda self: self.held[0][0])
+
+    with pytest.raises(GraphError, match=r"Behind is downstream of a Sampler"):
+        Loader(Behind(((Sampler_(SequentialOrder(4)),),)))
+
+
 # A node that was read before.
 
 

@@ -36,7 +36,7 @@ _ORDERS: Final = {
 }
 _OF_EPOCH_SIZE: Final = ("lanes", "mixed lanes")
 """Orders of streams: their length is the user's ``epoch_size``."""
-_KNOWN: Final = {"order", "length", "seed", "split", "batches_of", "dataset_length", "source", "groups"}
+_KNOWN: Final = {"order", "length", "seed", "split", "batches_of", "dataset_length", "source", "groups", "sample_seed", "stream_seed"}
 
 
 def explain_file(path: str, out: TextIO, err: TextIO) -> int:
@@ -101,6 +101,9 @@ def words(state: dict[str, Any]) -> list[tuple[str, str]]:
         needs.append(f"a source of the class {settings['source']}")
     if order is not None:
         needs.append("this order")
+    for of in ("sample", "stream"):
+        if (seed := settings.get(f"{of}_seed", settings.get("seed"))) != settings.get("seed"):
+            needs.append(f"{of}_seed={json.dumps(seed)}")
     if "batches_of" in settings:
         needs.append(f"batches of {settings['batches_of']}")
     if settings.get("split", "items") != "items":

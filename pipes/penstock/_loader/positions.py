@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, final
 
 from penstock._errors import GraphError
 from penstock._fetch.fetch import Fetch
-from penstock._loader.state_dict import SAMPLE_SEED, epoch_in
+from penstock._loader.state_dict import epoch_in
 from penstock._nodes.cycler import Cycler
 from penstock._nodes.index_node import IndexNode, items_in, left_at
-from penstock._nodes.node import place_of
+from penstock._nodes.node import place_of, seeds_of
 
 if TYPE_CHECKING:
     from penstock._nodes.node import Node, State
@@ -65,10 +65,7 @@ class Positions:
         for node in self._nodes:
             if isinstance(fetch := getattr(node, "map_fn", None), Fetch):
                 settings |= fetch.settings()
-        # Only a source that is iterated and the first mapper have positions to seed by.
-        with_seed: dict[bool, Any] = {hasattr(node, "map_fn"): node for node in self._nodes if hasattr(node, "sample_seed")}
-        seeds = list(dict.fromkeys(node.sample_seed for node in with_seed.values()))
-        return settings | ({SAMPLE_SEED: seeds[0] if len(seeds) == 1 else seeds} if seeds else {})
+        return settings | seeds_of(self._root)
 
     def settings_at(self, state: Any) -> dict[str, Any]:
         """Settings that depend on the position in ``state``, which is not checked yet."""

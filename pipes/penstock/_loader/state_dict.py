@@ -26,8 +26,8 @@ FORMAT = 1
 KEY = "penstock"
 """The one key of `Loader.state_dict`."""
 
-SAMPLE_SEED: Final = "sample_seed"
-"""The setting for the seed of the samples' random numbers."""
+SEEDS: Final = ("sample_seed", "stream_seed")
+"""The settings that are seeds of random numbers. They are compared if both graphs have a node that is seeded by them."""
 
 
 @final
@@ -150,7 +150,6 @@ _LATER: Final = {
     SHARD_NAMES: "the names of the shards, in their order",
     SUBSET_INDICES: "the indices of a Subset",
     "orders": "the orders of the sources of a mix",
-    SAMPLE_SEED: "the seed of the samples",
 }
 """Settings that older versions did not save."""
 
@@ -160,8 +159,8 @@ _FORMER: Final = {"lanes": "names", "mixed lanes": "sources"}
 
 def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Each setting that differs, with both values, as far as the version that wrote ``saved`` knew it."""
-    if SAMPLE_SEED not in now:  # nothing in this graph draws
-        saved = {name: value for name, value in saved.items() if name != SAMPLE_SEED}
+    unseeded = {name for name in SEEDS if name not in saved or name not in now}
+    saved, now = ({name: value for name, value in settings.items() if name not in unseeded} for settings in (saved, now))
     return differences(saved, _as_saved_then(now, saved))
 
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._nodes.encoding import decoded, encoded
-from penstock._nodes.index_node import Facts, FirstNode
-from penstock._nodes.node import BaseNode, Node, State, fields
+from penstock._nodes.index_node import Facts, FirstNode, index_of
+from penstock._nodes.node import BaseNode, Node, State, fields, seeds_of
 from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch
 from penstock._nodes.sampler_traits import length
 from penstock._nodes.self_splitting import splits_itself
@@ -147,7 +147,7 @@ class IterableSource(FirstNode[Indices]):
         self.iterable = iterable
         self.split = split
         self.seed_global_rngs = seed_global_rngs
-        self.sample_seed = checked_seed(seed)
+        self._seed = checked_seed(seed)
         self._reader: Reader = NodeReader(iterable) if isinstance(iterable, BaseNode) else IterableReader(iterable)
         self._rng = StreamRng(type(iterable).__name__, seed, seed_global_rngs)
         self._pristine: list[Any] = []  # its state before anything was read, once known
@@ -161,6 +161,10 @@ class IterableSource(FirstNode[Indices]):
         self._epoch = self._position = 0
         self._ended = False
         super().__init__(Facts({"source": type(iterable).__name__}, sharded_by=split))
+
+    def _seeds(self) -> dict[str, Any]:
+        inside = [index_of(one).facts.settings | seeds_of(one) for one in getattr(self._reader, "ours", ())]
+        return {"stream_seed": [self._seed, *inside] if inside else self._seed}
 
     def details(self) -> dict[str, Any]:
         return {"iterable": self.iterable, "split": self.split}

@@ -49,9 +49,12 @@ class Mapper(Node[T]):
     ) -> None:
         super().__init__(source)
         self.map_fn = map_fn
-        self.sample_seed = index_of(self.source).facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
-        self._work = InlineWork(map_fn, self.sample_seed, seed_global_rngs)
+        self._seed = index_of(self.source).facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
+        self._work = InlineWork(map_fn, self._seed, seed_global_rngs)
         self._memory: Recycler | None = None
+
+    def _seeds(self) -> dict[str, Any]:
+        return {"sample_seed": self._seed}
 
     def details(self) -> dict[str, Any]:
         return {"map_fn": self.map_fn}

@@ -130,6 +130,10 @@ class Node(Shown, BaseNode[T], Generic[T]):
             )
         return self._source
 
+    def _seeds(self) -> dict[str, Any]:
+        """The seeds of the random numbers that it provides, by their names in a state."""
+        return {}
+
     def transform(self, item: Any) -> Any:
         """Return the new value of ``item``. Never called for a marker."""
         return item
@@ -280,6 +284,14 @@ def epoch_of(state: State) -> int:
     while "epoch" not in state:
         state = state["source"]
     return cast("int", state["epoch"])
+
+
+def seeds_of(root: Node[Any]) -> dict[str, Any]:
+    """The seeds of the graph that ends with ``root``. Of several mappers, only the first has positions to seed by."""
+    seeds: dict[str, Any] = {}
+    for node in root.chain():
+        seeds |= node._seeds()
+    return seeds
 
 
 def place_of(state: Any) -> tuple[int, Any] | None:

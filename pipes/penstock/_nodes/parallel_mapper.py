@@ -143,7 +143,7 @@ class ParallelMapper(Node[T]):
             )
         seed = facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
         self.map_fn = map_fn
-        self.sample_seed = seed
+        self._seed = seed
         self.in_order = in_order
         self.executor = Executor(map_fn, options, seed, seed_global_rngs, on_error)
         self._prefetch_next_epoch = prefetch_next_epoch and facts.may_run_ahead and self.num_workers > 0
@@ -161,6 +161,9 @@ class ParallelMapper(Node[T]):
     def num_workers(self) -> int:
         """The current number of workers; ``"auto"`` changes it."""
         return self.executor.num_workers
+
+    def _seeds(self) -> dict[str, Any]:
+        return {"sample_seed": self._seed}
 
     def details(self) -> dict[str, Any]:
         method = {"method": self.executor.method} if self.num_workers else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, final
 from weakref import WeakKeyDictionary
 
@@ -166,18 +167,22 @@ class NodeReader:
     exclusive = True
 
     def __init__(self, node: BaseNode[Any]) -> None:
-        for upstream in _inside(node):
-            if isinstance(upstream, Node):
-                _check_downstream(node, upstream)
+        inside = _inside(node)
+        ours = [one for one in inside if isinstance(one, Node)]
+        self.ours = [
+            one for one in ours if getattr([*one.chain()][-1], "iterable", None) not in inside
+        ]  # one that reads this node is downstream
+        for one in self.ours:
+            _check_downstream(node, one)
         self._node: Any = node
         self._at_start = False  # just reset: a node that reads ahead would count a second reset as another pass
         self._begun = True  # the pass that was last reset has yielded an item, so its sampler has its generator
         self.stateful = True
         self.told = False
-        inside = list(wrapped(node))
-        updaters = [one.epoch_updater for one in inside if hasattr(one, "epoch_updater")]
-        users = [one for one in inside if _is_stateful(one) and not type(one).__module__.startswith("torchdata.")]
-        self._generators = _Generators(node)
+        around = list(wrapped(node))
+        updaters = [one.epoch_updater for one in around if hasattr(one, "epoch_updater")]
+        users = [one for one in around if _is_stateful(one) and not type(one).__module__.startswith("torchdata.")]
+        self._generators = _Generators(inside)
         self.plain = not users and all(getattr(updater, "__name__", "") == "_default_epoch_updater" for updater in updaters)
 
     def pristine(self) -> Any:
@@ -236,8 +241,8 @@ class _Generators:
         owners: The samplers.
     """
 
-    def __init__(self, node: BaseNode[Any]) -> None:
-        self.owners = [one for one in _inside(node) if isinstance(getattr(one, "generator", None), torch.Generator)]
+    def __init__(self, inside: list[Any]) -> None:
+        self.owners = [one for one in inside if isinstance(getattr(one, "generator", None), torch.Generator)]
 
     def replace(self, epoch: int) -> None:
         """Give each sampler a new generator for ``epoch``. A pass that was begun keeps its own."""
@@ -257,13 +262,18 @@ def _inside(node: BaseNode[Any]) -> list[Any]:
     waiting: list[Any] = [node]
     while waiting:
         one = waiting.pop()
-        if id(one) not in found:
-            found[id(one)] = one
-            parts = {} if isinstance(one, Node) else getattr(one, "__dict__", {})
-            for value in parts.values():  # of any name, because a node of the user's has its own
-                each = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-                waiting += [part for part in each if isinstance(part, BaseNode | Sampler)]
+        if id(one) in found:
+            continue
+        found[id(one)] = one
+        held = [] if isinstance(one, Node) else [getattr(one, "source", None), *getattr(one, "__dict__", {}).values()]
+        for value in held:  # of any name, because a node of the user's has its own; data may be long
+            each = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+            waiting += [part for part in islice(each, _MOST_NODES) if isinstance(part, (BaseNode, Sampler))]
     return list(found.values())
+
+
+_MOST_NODES = 1000
+"""The most nodes looked for in one list."""
 
 
 _as_passed: WeakKeyDictionary[Any, torch.Tensor] = WeakKeyDictionary()
