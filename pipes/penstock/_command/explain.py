@@ -101,9 +101,8 @@ def words(state: dict[str, Any]) -> list[tuple[str, str]]:
         needs.append(f"a source of the class {settings['source']}")
     if order is not None:
         needs.append("this order")
-    for of in ("sample", "stream"):
-        if (seed := settings.get(f"{of}_seed", settings.get("seed"))) != settings.get("seed"):
-            needs.append(f"{of}_seed={json.dumps(seed)}")
+    seeds = {name: settings[name] for name in ("sample_seed", "stream_seed") if name in settings}
+    needs += [f"{name}={json.dumps(seed)}" for name, seed in seeds.items() if seed != settings.get("seed")]
     if "batches_of" in settings:
         needs.append(f"batches of {settings['batches_of']}")
     if settings.get("split", "items") != "items":
