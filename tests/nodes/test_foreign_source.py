@@ -11,7 +11,7 @@ import torchdata.nodes as tn
 from resumable import Resumable
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, Sampler
 
-from penstock import GraphError, Loader
+from penstock import GraphError, Loader, StateMismatch
 from penstock.nodes import Batcher, Cycler, IterableSource, SamplerWrapper
 from penstock.nodes import Sampler as Sampler_
 from penstock.orders import SequentialOrder
@@ -224,6 +224,26 @@ def test_an_own_generator_may_be_seeded_until_it_is_read():
     again = own_generator()
     again.sampler.generator.manual_seed(7)
     assert seeded == list(tn.Loader(again)) != list(tn.Loader(own_generator()))
+
+
+def test_a_state_is_refused_over_another_generator():
+    """Seen to fail: it loaded, and the rest of the epoch came in another order."""
+
+    def build(seed):
+        return Loader.from_dataset(tn.SamplerWrapper(RandomSampler(range(N), generator=torch.Generator().manual_seed(seed))), 2)
+
+    with build(1) as loader:
+        fresh = loader.state_dict()
+        iterator = iter(loader)
+        next(iterator)
+        states = [fresh, loader.state_dict(), (list(loader), loader.state_dict())[1]]
+    for state in states:
+        with build(2) as other, pytest.raises(StateMismatch, match="stream_seed"):
+            other.load_state_dict(state)
+        with build(1) as same:
+            same.load_state_dict(state)
+            next(iter(same))
+            assert same.state_dict()["penstock"].partition('"state"')[0] == state["penstock"].partition('"state"')[0]
 
 
 @pytest.mark.parametrize("name", ["unbatcher", "weighted"])

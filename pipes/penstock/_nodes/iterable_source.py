@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from penstock._errors import GraphError, StateError, StateMismatch
 from penstock._fetch.indices import Indices
 from penstock._nodes.encoding import decoded, encoded
-from penstock._nodes.index_node import Facts, FirstNode, index_of
-from penstock._nodes.node import BaseNode, Node, State, fields, seeds_of
+from penstock._nodes.index_node import Facts, FirstNode
+from penstock._nodes.node import BaseNode, Node, State, fields
 from penstock._nodes.readers import IterableReader, NodeReader, Reader, counts, moved, tells_its_epoch
 from penstock._nodes.sampler_traits import length
 from penstock._nodes.self_splitting import splits_itself
@@ -163,7 +163,7 @@ class IterableSource(FirstNode[Indices]):
         super().__init__(Facts({"source": type(iterable).__name__}, sharded_by=split))
 
     def _seeds(self) -> dict[str, Any]:
-        inside = [index_of(one).facts.settings | seeds_of(one) for one in getattr(self._reader, "ours", ())]
+        inside = self._reader.seeds()
         return {"stream_seed": [self._seed, *inside] if inside else self._seed}
 
     def details(self) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import IterableDataset, Sampler
 
+from penstock._arguments import checksum
 from penstock._errors import GraphError
 from penstock._nodes.encoding import TAG, decoded, encoded
 from penstock._nodes.index_node import index_of
-from penstock._nodes.node import BaseNode, EndOfEpoch, Node
+from penstock._nodes.node import BaseNode, EndOfEpoch, Node, seeds_of
 from penstock._nodes.self_splitting import wrapped
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class Reader(Protocol):
 
     @property
     def exclusive(self) -> bool: ...
+
+    def seeds(self) -> list[Any]:
+        """What decides which items come, besides its state."""
+        ...
 
     def pristine(self) -> Any:
         """The state before anything was read."""
@@ -97,6 +102,9 @@ class IterableReader:
     @property
     def exclusive(self) -> bool:
         return self.stateful or self._iterator is self._iterable
+
+    def seeds(self) -> list[Any]:
+        return []
 
     def pristine(self) -> Any:
         if not self.stateful:
@@ -185,6 +193,10 @@ class NodeReader:
         self._generators = _Generators(inside)
         self.plain = not users and all(getattr(updater, "__name__", "") == "_default_epoch_updater" for updater in updaters)
 
+    def seeds(self) -> list[Any]:
+        """The settings of our nodes in it, and its samplers' generators."""
+        return [index_of(one).facts.settings | seeds_of(one) for one in self.ours] + self._generators.seeds()
+
     def pristine(self) -> Any:
         self._reset(0, None)
         self._at_start = True
@@ -243,6 +255,10 @@ class _Generators:
 
     def __init__(self, inside: list[Any]) -> None:
         self.owners = [one for one in inside if isinstance(getattr(one, "generator", None), torch.Generator)]
+
+    def seeds(self) -> list[str]:
+        """Checksums of their states before their first pass."""
+        return [checksum(_as_passed.get(one, one.generator.get_state()).numpy()) for one in self.owners]
 
     def replace(self, epoch: int) -> None:
         """Give each sampler a new generator for ``epoch``. A pass that was begun keeps its own."""
