@@ -87,9 +87,9 @@ class InlineWork:
             self._draws = before is None or self._watch.look() != before
         if self._draws:
             _logger.warning(
-                "%s draws from the global random numbers and is loaded in a background thread. To leave your own draws undisturbed, it is loaded only "
-                "while you wait for a batch, not ahead. To load ahead, use workers (num_workers; a ParallelMapper has them, a Mapper does not), or "
-                "draw from penstock.sample().rng.",
+                "%s draws from the global random numbers and is loaded in a background thread, or another thread drew while it ran. To leave your own "
+                "draws undisturbed, it is loaded only while you wait for a batch, not ahead. To load ahead, use workers (num_workers; a ParallelMapper "
+                "has them, a Mapper does not), or draw from penstock.sample().rng, also in the other thread.",
                 self._what,
             )
             del error
