@@ -176,10 +176,9 @@ class NodeReader:
 
     def __init__(self, node: BaseNode[Any]) -> None:
         inside = _inside(node)
-        ours = [one for one in inside if isinstance(one, Node)]
-        self.ours = [
-            one for one in ours if getattr([*one.chain()][-1], "iterable", None) not in inside
-        ]  # one that reads this node is downstream
+        firsts = ((one, [*one.chain()][-1]) for one in inside if isinstance(one, Node))
+        # One that reads this node, or one inside of it, is downstream.
+        self.ours = [one for one, first in firsts if not any(getattr(first, "iterable", None) is other for other in inside)]
         for one in self.ours:
             _check_downstream(node, one)
         self._node: Any = node
