@@ -484,6 +484,18 @@ def test_another_seed_of_the_samples_is_a_mismatch(build):
         assert batches.state_dict() == state
 
 
+@pytest.mark.filterwarnings("ignore:Stream has no state_dict")
+def test_ranks_that_split_themselves_may_have_a_seed_each():
+    """One state serves all of them. Seen to fail: that of rank 0 was refused on rank 1."""
+    build = lambda rank: Loader.from_dataset(Stream(), B, split="own", seed=rank, rank=rank, world_size=2)  # noqa: E731
+    with build(0) as batches:
+        next(iter(batches))
+        state = batches.state_dict()
+    with build(1) as batches:
+        batches.load_state_dict(state)
+        assert flattened(batches) == list(range(B, N))
+
+
 def test_a_mapper_may_be_added_and_removed(caplog):
     """Without a word. Seen to fail: the seed of the stream taken for that of the samples; a line that the state was an older version's."""
     bare = lambda: IterableSource(Countless(), seed=5)  # noqa: E731

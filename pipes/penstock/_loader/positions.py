@@ -65,6 +65,8 @@ class Positions:
         for node in self._nodes:
             if isinstance(fetch := getattr(node, "map_fn", None), Fetch):
                 settings |= fetch.settings()
+        if settings.get("split") == "own":
+            return settings  # each rank has its own stream, and may have its own seed, but one state may serve all of them
         return settings | seeds_of(self._root)
 
     def settings_at(self, state: Any) -> dict[str, Any]:

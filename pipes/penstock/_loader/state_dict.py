@@ -124,14 +124,15 @@ def differences(saved: Any, now: Any, name: str = "") -> list[str]:
         pairs = enumerate(zip_longest(saved, now, fillvalue=_NOT_THERE))
         return [one for place, (was, is_) in pairs for one in differences(was, is_, f"{name}[{place}]")]
     meaning = _CHECKSUMS.get(name.rpartition(".")[2])
-    hint = (
-        f" (checksums of {meaning})"
-        if meaning
-        else " (a step holds this; its settings() may say what counts instead)"
-        if name.startswith("held")
-        else ""
-    )
+    hint = f" (checksums of {meaning})" if meaning else _REMEDIES.get(name.partition(".")[0], "")
     return [f"{name} was {saved!r:.80} and is {now!r:.80}{hint}"]
+
+
+_REMEDIES: Final = {
+    "held": " (a step holds this; its settings() may say what counts instead)",
+    "sample_seed": " (pass the same seed on every rank: samples draw different numbers anyway, by their position)",
+}
+"""What to change, by setting."""
 
 
 _CHECKSUMS: Final = {

@@ -69,8 +69,7 @@ class ParallelMapper(Node[T]):
         seed: Seeds the samples' random numbers; default: the seed of the order.
         seed_global_rngs: Seed the global generators of ``random``, ``numpy.random`` and torch for each sample, in worker processes and
             inline. In threads, and for items that come from another mapper and so have no position, they are never seeded; a warning names the code
-            that draws from them, unless this is False. After four
-            batches that drew nothing, seeding stops; if a later batch draws, it is loaded a second time, seeded. Use ``"always"`` if samples
+            that draws from them, unless this is False. After four batches that drew nothing, seeding stops; if a later batch draws, it is loaded a second time, seeded. Use ``"always"`` if samples
             only inspect a generator (``torch.initial_seed()``) or restore it themselves (``torch.random.fork_rng``), because that cannot be
             detected. Without workers and upstream of a `Prefetcher`, `PinMemory` or `ToDevice`, samples that draw are loaded only while the
             consumer waits for them, so that the two never draw at the same time; the log says so. In that case, a batch that is the first to
@@ -141,11 +140,10 @@ class ParallelMapper(Node[T]):
                 "in_order=False delivers some items before older ones, but this source begins each epoch exactly where the previous one was left. Use "
                 "in_order=True, or shards with counts."
             )
-        seed = facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
+        self._seed = facts.settings.get("seed", 0) if seed is None else checked_seed(seed)
         self.map_fn = map_fn
-        self._seed = seed
         self.in_order = in_order
-        self.executor = Executor(map_fn, options, seed, seed_global_rngs, on_error)
+        self.executor = Executor(map_fn, options, self._seed, seed_global_rngs, on_error)
         self._prefetch_next_epoch = prefetch_next_epoch and facts.may_run_ahead and self.num_workers > 0
         self._tolerance = None if on_error == "raise" else ErrorBudget(max_errors)
         self._at_once = not self.num_workers and self._tolerance is None
