@@ -1,0 +1,214 @@
+"""What the user's objects hold: a bounded walk over attributes, items, closures, arguments, and the globals that their functions name."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+from collections import deque
+from itertools import islice
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+MOST: Final = 10_000
+"""Objects that a walk visits. Plain ones (numbers, text, arrays) do not count."""
+_ITEMS: Final = 10_000
+"""Items of one container that a walk looks at. A container with more of them holds data."""
+_PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice, np.dtype, torch.dtype, torch.device, CodeType)
+_LIBRARIES: Final = tuple(
+    f"{Path(path)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_paths().get(name))
+)
+
+
+class Held(NamedTuple):
+    """An object that another one holds.
+
+    Attributes:
+        path: Where it is, as in ``dataset.transforms[0].rng``.
+        value: The object.
+        again: Returns what is there now; raises if there is nothing.
+    """
+
+    path: str
+    value: Any
+    again: Callable[[], Any]
+
+
+def held(roots: Mapping[str, Any], most: int = MOST) -> tuple[list[Held], bool]:
+    """What ``roots`` are and hold, those near to a root first, each once; and whether the walk was cut.
+
+    Plain values are left out, and so are modules, the classes of libraries, and what only C code can reach. The paths are the same in every process.
+
+    Args:
+        roots: Objects, by the first word of their paths.
+        most: Bound on the objects visited.
+    """
+    found: dict[int, Held] = {}
+    waiting = deque(Held(name, one, functools.partial(_same, one)) for name, one in roots.items())
+    while waiting:
+        one = waiting.popleft()
+        if id(one.value) in found or isinstance(one.value, (*_PLAIN, ModuleType)):
+            continue
+        if len(found) >= most:
+            return list(found.values()), True
+        found[id(one.value)] = one
+        waiting.extend(_inside(one))
+    return list(found.values()), any(_is_long(one.value) for one in found.values())
+
+
+def code_names(code: CodeType) -> set[str]:
+    """The names in ``code`` and in the functions inside it."""
+    return set(code.co_names).union(*(code_names(const) for const in code.co_consts if isinstance(const, CodeType)))
+
+
+def is_users(thing: Any) -> bool:
+    """Whether a function or a class is the user's, and not a library's."""
+    if isinstance(thing, FunctionType):
+        return not is_library_file(thing.__code__.co_filename)
+    module = sys.modules.get(thing.__module__)
+    return module is None or thing.__module__ == "__main__" or not is_library_file(getattr(module, "__file__", None))
+
+
+def is_library_file(file: str | None) -> bool:
+    return (
+        file is None
+        or file.startswith(("<frozen", *_LIBRARIES))
+        or "site-packages" in file
+        or "dist-packages" in file
+        or file.startswith(_OURS)
+    )
+
+
+_OURS: Final = f"{Path(__file__).parents[1]}/"
+
+
+def globals_of(function: FunctionType) -> dict[str, Any]:
+    """The globals that a user's function names; of one of the user's modules that it names, what is in there under one of its names."""
+    names, found = sorted(code_names(function.__code__)), {}
+    for name in names:
+        if name.startswith("__") or name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        if not isinstance(value, ModuleType):
+            found[name] = value
+        elif not is_library_file(getattr(value, "__file__", None)):
+            found |= {f"{name}.{part}": vars(value)[part] for part in names if part in vars(value)}
+    return found
+
+
+def closure_of(function: FunctionType) -> dict[str, Any]:
+    """The variables of other functions that ``function`` uses."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if _is_full(cell)}
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _inside(one: Held) -> Iterator[Held]:
+    path, value = one.path, one.value
+    if isinstance(value, list | tuple | deque):
+        if not isinstance(value, tuple) or hasattr(value, "__dict__") or not _all_plain(value):
+            for place, item in enumerate(islice(value, _ITEMS)) if not _all_plain(value) else ():
+                yield Held(f"{path}[{place}]", item, functools.partial(_item, value, place))
+    elif isinstance(value, dict):
+        for key, item in list(islice(value.items(), _ITEMS)):
+            if not isinstance(item, _PLAIN):
+                yield Held(f"{path}[{key!r:.40}]", item, functools.partial(_item, value, key))
+    elif isinstance(value, functools.partial):
+        parts = {"func": value.func, **{f"args[{place}]": part for place, part in enumerate(value.args)}, **value.keywords}
+        yield from (Held(f"{path}.{name}", part, functools.partial(_same, part)) for name, part in parts.items())
+    elif isinstance(value, MethodType):
+        yield Held(path, value.__self__, functools.partial(_same, value.__self__))
+        yield Held(f"{path}.{value.__name__}", value.__func__, functools.partial(_same, value.__func__))
+    elif isinstance(value, BuiltinFunctionType):
+        yield Held(path, value.__self__, functools.partial(_same, value.__self__))
+    elif isinstance(value, FunctionType):
+        yield from _of_function(path, value)
+    elif isinstance(value, type):
+        if is_users(value):
+            yield from _of_class(path, value)
+    else:
+        yield from _of_object(path, value)
+
+
+def _of_function(path: str, function: FunctionType) -> Iterator[Held]:
+    values = {**vars(function), **closure_of(function), **(function.__kwdefaults__ or {})}
+    values |= {f"default {place}": value for place, value in enumerate(function.__defaults__ or ())}
+    for name, value in values.items():
+        yield Held(f"{path}.{name}", value, functools.partial(_of_closure, function, name, value))
+    if is_users(function):
+        for name, value in globals_of(function).items():
+            yield Held(f"{path}:{name}", value, functools.partial(_of_globals, function, name))
+
+
+def _of_class(path: str, kind: type) -> Iterator[Held]:
+    for base in kind.__mro__:
+        for name, member in list(vars(base).items()) if is_users(base) else ():
+            parts = (member.fget, member.fset) if isinstance(member, property) else (getattr(member, "__func__", member),)
+            for part in parts:
+                if not (name.startswith("__") and not isinstance(part, FunctionType)):
+                    yield Held(
+                        f"{path}.{name}",
+                        part,
+                        functools.partial(_attribute, base, name) if len(parts) == 1 else functools.partial(_same, part),
+                    )
+
+
+def _of_object(path: str, value: Any) -> Iterator[Held]:
+    kind = type(value)
+    slots = (name for base in kind.__mro__ for name in _names_in(vars(base).get("__slots__", ())))
+    for name in (*getattr(value, "__dict__", ()), *slots):
+        try:
+            inside = getattr(value, name) if name not in getattr(value, "__dict__", ()) else value.__dict__[name]
+        except Exception:  # an empty slot
+            continue
+        yield Held(f"{path}.{name}", inside, functools.partial(_attribute, value, name))
+    yield Held(f"{path}.__class__", kind, functools.partial(_same, kind))
+
+
+def _names_in(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _all_plain(values: Any) -> bool:
+    return all(issubclass(kind, _PLAIN) for kind in set(map(type, islice(values, _ITEMS))))
+
+
+def _is_long(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple | deque | dict)
+        and len(value) > _ITEMS
+        and not _all_plain(value.values() if isinstance(value, dict) else value)
+    )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _item(container: Any, place: Any) -> Any:
+    return container[place]
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    return vars(holder)[name] if name in getattr(holder, "__dict__", ()) else getattr(holder, name)
+
+
+def _of_closure(function: FunctionType, name: str, value: Any) -> Any:
+    return closure_of(function).get(name, value)
+
+
+def _of_globals(function: FunctionType, name: str) -> Any:
+    return globals_of(function)[name]
